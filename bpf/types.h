@@ -62,3 +62,117 @@ struct flow_secret {
 	__u64 multiplier[10]; /* FLOW_KEY_WORDS */
 };
 _Static_assert(FLOW_KEY_WORDS == 10, "one multiplier per word of the key");
+
+/* ---- steering (steer.h) -------------------------------------------------- */
+
+/*
+ * Where the packets of a flow are processed: a CPU number, meaning the backlog
+ * of this queue for that CPU, or one of these.
+ */
+enum rps_location {
+	/* In the NAPI poll that received the packet. A property of the queue's NAPI
+	 * instance, not of a CPU: it never runs on two CPUs at once. */
+	RPS_INLINE = 0xfffe,
+	/* INLINE, and frames that may not move there yet are dropped: how flows leave
+	 * a backlog that never drains. Only in an rps_map, never a flow's location. */
+	RPS_INLINE_SHED = 0xfffd,
+	/* The flow has no location yet (the kernel's RPS_NO_CPU). */
+	RPS_NO_CPU = 0xffff,
+};
+
+/*
+ * The CPUs of one queue: the top bits of the hash choose a slot, the slot a
+ * location. An indirection table as network cards have it, so that a single slot
+ * can change without touching the others. Written by user space, two bytes at a
+ * time: a reader sees the old or the new location, and both are safe.
+ */
+#define RPS_MAP_ORDER 10
+#define RPS_MAP_SLOTS (1 << RPS_MAP_ORDER)
+struct rps_map {
+	__u16 location[RPS_MAP_SLOTS];
+};
+
+/* A slot of a queue's dev_flow_table; written only by the queue's NAPI owner. */
+struct rps_dev_flow {
+	/* At a CPU: the backlog's tail right after the flow's last frame.
+	 * INLINE: the poll that received its last frame (poll_stamp()). */
+	__u64 last_qtail;
+	__u16 location;
+	/* The slot is unset unless this is the queue's epoch; zero is no epoch. */
+	__u16 epoch;
+	__u32 pad;
+};
+
+/* ---- backlogs (backlog.h) ------------------------------------------------ */
+
+/*
+ * The backlog of one queue for one CPU: an entry of the queue's cpumap, that is a
+ * ring and a kernel thread bound to the CPU. All counts are frames, 64 bits, and
+ * never go back. The two halves are written by different CPUs: a pair of cache
+ * lines each (the hardware prefetcher loads lines in pairs).
+ */
+struct backlog {
+	/* Written by the queue's NAPI owner. */
+	__u64 tail;	   /* redirected into the ring, lost ones included */
+	__u64 tail_limit;  /* tail must stay below; moved on when taken is read again */
+	__u64 head_asleep; /* delivered, as proven by a sleeping kthread */
+	__u64 nr_dropped;  /* dropped in XDP, ahead of tail: the backlog was full */
+	__u64 nr_shed;	   /* dropped in XDP: the flow had to leave and could not yet */
+	__u64 nr_lost;	   /* counted in tail, but the kernel did not queue them */
+	__u64 nr_decided;  /* dry run: what would have been redirected */
+	__u64 wanted;	   /* a flow wants this CPU and the cpumap has no entry for it */
+	__u64 pad_producer[8];
+
+	/* Written by the kthread, on whatever CPU it runs. */
+	__u64 taken;	  /* taken off the ring */
+	__u64 head;	  /* delivered, as proven by empty GRO lists */
+	__u64 nr_unbuilt; /* taken, but no memory for the skb */
+	__u64 kthread;	  /* struct task_struct *; 0 until it is known to be in its loop */
+	__u64 entry;	  /* struct bpf_cpu_map_entry * */
+	__u64 pad_consumer[11];
+};
+
+/* Identifies the backlog that a kthread serves. */
+struct backlog_id {
+	__u32 index; /* in `backlogs` */
+	__u32 map_id;
+};
+
+/* "A flow of `queue` wants `cpu`, and there is no backlog yet": the ring buffer's record. */
+struct backlog_request {
+	__u32 queue;
+	__u32 cpu;
+};
+
+/* ---- receive queues ------------------------------------------------------ */
+
+/*
+ * One receive queue. Written by its NAPI owner, except for the last group, which
+ * is filled before the program is attached.
+ *
+ * received = inline + sum(no_flow) + sum over backlogs(tail + dropped + shed)
+ */
+struct rx_queue {
+	__u64 nr_received;
+	__u64 nr_inline;
+	__u64 nr_no_flow[NR_FLOW_RESULTS]; /* by enum flow_result; [0] stays 0 */
+	__u64 nr_moves;			   /* flows that changed location */
+	__u64 nr_held;			   /* frames whose flow wanted to move and could not yet */
+	__u64 napi;	  /* struct napi_struct *, learnt after a poll; 0 unknown */
+	__u64 first_poll; /* the poll of the epoch's first frame; 0 none yet */
+	__u32 settled;	  /* what came before the epoch has been delivered */
+	__u32 pad;
+
+	__u32 ifindex;
+	__u32 flow_base; /* first slot of the queue's dev_flow_table */
+	__u32 flow_mask; /* rps_flow_cnt - 1, a power of two minus one */
+	__u32 epoch;
+};
+
+/* What runs on a CPU right now: which queue's poll, and how many polls ended here. */
+struct poll_cpu {
+	__u64 nr_polls; /* polls of any NAPI instance that have ended on this CPU */
+	__u32 queue;	/* 1 + the queue whose program ran since; 0 none */
+	__u32 pad;
+	__u64 pad_line[6];
+};

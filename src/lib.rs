@@ -6,3 +6,7 @@
 pub mod rx {
     include!(concat!(env!("OUT_DIR"), "/rx.skel.rs"));
 }
+
+pub mod datapath;
+pub mod rps_map;
+pub mod tracepoint;

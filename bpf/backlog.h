@@ -1,0 +1,212 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * backlog.h: the backlogs of every queue, what may enter them, and the two proofs
+ * that what entered has been delivered (docs/order.md).
+ */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+
+#include "kernel.h"
+#include "types.h"
+
+/* CPUs the kernel can ever have (/sys/devices/system/cpu/possible): the row length of `backlogs`.
+ */
+const volatile __u32 nr_cpus = 1;
+
+/* Frames a backlog may hold, at most (ring size - 16): docs/backlog.md. */
+const volatile __u64 backlog_limit = 1000;
+
+/* Indexed by queue * nr_cpus + cpu. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct backlog);
+} backlogs SEC(".maps");
+
+/* Indexed by queue: the cpumap whose entries are the rings and kthreads. */
+struct cpumap {
+	__uint(type, BPF_MAP_TYPE_CPUMAP);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__array(values, struct cpumap);
+} cpumaps SEC(".maps");
+
+/* The queue of a cpumap, by map id: how the tracepoints find their way back. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} cpumap_queues SEC(".maps");
+
+/* The backlog of a kthread, by task: filled at its first batch. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, __u64);
+	__type(value, struct backlog_id);
+} backlog_kthreads SEC(".maps");
+
+/* Backlogs that a flow wants and nobody has made yet: user space makes the cpumap entry. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} backlog_requests SEC(".maps");
+
+/* Only for the skeleton: the type of the ring buffer's records. */
+const struct backlog_request backlog_request_type = {};
+
+static __always_inline struct backlog *backlog_of(__u32 queue, __u32 cpu)
+{
+	__u32 index = queue * nr_cpus + cpu;
+
+	return cpu < nr_cpus ? bpf_map_lookup_elem(&backlogs, &index) : NULL;
+}
+
+/*
+ * Whether no frame may enter. `taken` is the kthread's cache line, so it is read
+ * only when the frames seen to have room are used up.
+ */
+static __always_inline bool backlog_full(struct backlog *b)
+{
+	if (likely(b->tail < b->tail_limit))
+		return false;
+	b->tail_limit = *(volatile __u64 *)&b->taken + b->nr_lost + backlog_limit;
+	return b->tail >= b->tail_limit;
+}
+
+/* Asks user space for the cpumap entry, once. */
+static __noinline int backlog_request(__u32 queue, __u32 cpu)
+{
+	struct backlog_request request = {.queue = queue, .cpu = cpu};
+	struct backlog *b = backlog_of(queue, cpu);
+
+	if (!b || b->wanted)
+		return 0;
+	b->wanted = !bpf_ringbuf_output(&backlog_requests, &request, sizeof(request), 0);
+	return 0;
+}
+
+/*
+ * Proof "asleep": every frame has been taken or lost, read first, and then the
+ * kthread has set itself to sleep. It does so only after passing up, GRO lists
+ * included, what it took (kernel/bpf/cpumap.c, cpu_map_kthread_run). The plain
+ * read filters; the atomic one orders (on arm64 plain reads are not ordered).
+ */
+static __always_inline bool backlog_asleep(struct backlog *b)
+{
+	struct task_struct *kthread = (void *)*(volatile __u64 *)&b->kthread;
+	__u64 entered = b->tail - b->nr_lost;
+
+	if (!kthread || *(volatile __u64 *)&b->taken != entered)
+		return false;
+	if (__sync_fetch_and_add(&b->taken, 0) != entered)
+		return false;
+	return BPF_CORE_READ(kthread, __state) == TASK_INTERRUPTIBLE;
+}
+
+/* Frames of the backlog known to be delivered; proves more if that falls short of `enough`. */
+static __always_inline __u64 backlog_head(struct backlog *b, __u64 enough)
+{
+	__u64 head = *(volatile __u64 *)&b->head;
+
+	if (head < b->head_asleep)
+		head = b->head_asleep;
+	if (head < enough && backlog_asleep(b))
+		head = b->head_asleep = b->tail;
+	return head;
+}
+
+static __always_inline bool backlog_gro_empty(struct bpf_cpu_map_entry *entry)
+{
+	if (!bpf_core_field_exists(entry->gro))
+		return true;
+	return !BPF_CORE_READ(entry, gro.bitmask) && !BPF_CORE_READ(entry, gro.rx_count);
+}
+
+/*
+ * First batch of a kthread: finds the backlog it serves from its cpumap entry, not
+ * from the CPU it runs on (an offline CPU's kthread runs elsewhere).
+ */
+static __noinline int backlog_learn(__u32 map_id)
+{
+	struct task_struct *task = (void *)bpf_get_current_task();
+	struct backlog_id id = {.map_id = map_id};
+	struct bpf_cpu_map_entry *entry;
+	struct kthread *kthread;
+	struct backlog *b;
+	__u64 key = (__u64)task;
+	__u32 *queue = bpf_map_lookup_elem(&cpumap_queues, &map_id);
+
+	if (!queue)
+		return 0;
+	kthread = BPF_CORE_READ(task, worker_private);
+	entry = BPF_CORE_READ(kthread, data);
+	if (BPF_CORE_READ(entry, map_id) != (int)map_id)
+		return 0;
+	id.index = *queue * nr_cpus + BPF_CORE_READ(entry, cpu);
+	b = bpf_map_lookup_elem(&backlogs, &id.index);
+	if (!b)
+		return 0;
+	b->entry = (__u64)entry;
+	b->kthread = 0;
+	bpf_map_update_elem(&backlog_kthreads, &key, &id, BPF_ANY);
+	return 0;
+}
+
+/* The backlog that the current kthread serves, or NULL if the cpumap is not ours. */
+static __always_inline struct backlog *backlog_current(__u32 map_id)
+{
+	__u64 task = bpf_get_current_task();
+	struct backlog_id *id = bpf_map_lookup_elem(&backlog_kthreads, &task);
+
+	if (unlikely(!id || id->map_id != map_id)) {
+		backlog_learn(map_id);
+		id = bpf_map_lookup_elem(&backlog_kthreads, &task);
+		if (!id || id->map_id != map_id)
+			return NULL;
+	}
+	return bpf_map_lookup_elem(&backlogs, &id->index);
+}
+
+/*
+ * A batch has been taken off the ring; on the kthread itself, and since 6.12
+ * before the batch is passed up.
+ *
+ * Proof "GRO empty": whatever was taken before this batch has gone up, unless GRO
+ * still holds some of it.
+ *
+ * A fresh kthread sets its state once, before its loop, and delivers with that
+ * state until it first sleeps: it would look asleep. It is trusted for the other
+ * proof only once a batch has shown it running.
+ */
+static __always_inline void backlog_take(struct backlog *b, __u32 n, __u32 unbuilt)
+{
+	struct task_struct *task = (void *)bpf_get_current_task();
+	__u64 before = __sync_fetch_and_add(&b->taken, n);
+
+	b->nr_unbuilt += unbuilt;
+	if (unlikely(!b->kthread) && BPF_CORE_READ(task, __state) == TASK_RUNNING)
+		b->kthread = (__u64)task;
+	if (backlog_gro_empty((void *)b->entry))
+		b->head = before;
+}
+
+static __always_inline void backlog_lose(__u32 map_id, __u32 cpu, __u32 n)
+{
+	__u32 *queue = bpf_map_lookup_elem(&cpumap_queues, &map_id);
+	struct backlog *b = queue ? backlog_of(*queue, cpu) : NULL;
+
+	if (b)
+		b->nr_lost += n;
+}

@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * kernel.h: the few kernel types that the programs read, each with the fields
+ * that are read and no others. CO-RE finds the real offsets at load time.
+ */
+#pragma once
+
+#include <linux/types.h>
+#include <stdbool.h>
+
+#pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
+
+struct task_struct {
+	unsigned int __state;
+	void *worker_private; /* of a kthread: its struct kthread */
+};
+
+struct kthread {
+	void *data; /* of a cpumap kthread: its struct bpf_cpu_map_entry */
+};
+
+struct gro_node { /* since 6.15 */
+	unsigned long bitmask;
+	__u32 rx_count;
+};
+
+struct bpf_cpu_map_entry {
+	__u32 cpu;
+	int map_id;
+	struct gro_node gro; /* since 6.15: before, a cpumap does no GRO */
+};
+
+struct net_device {
+	int ifindex;
+};
+
+struct napi_struct {
+	struct net_device *dev;
+	struct gro_node gro; /* since 6.15 */
+};
+
+struct napi_struct___before_6_15 {
+	unsigned long gro_bitmask;
+};
+
+#pragma clang attribute pop
+
+/* include/linux/sched.h; an ABI of sorts: /proc and tracers print it */
+#define TASK_RUNNING	   0
+#define TASK_INTERRUPTIBLE 1

@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * napi.h: which NAPI instance polls a queue, when its polls end, and whether its
+ * GRO lists hold packets: what a flow that is INLINE needs to leave (steer.h).
+ */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+
+#include "kernel.h"
+#include "types.h"
+
+/* Indexed by the queue's number over all devices. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct rx_queue);
+} rx_queues SEC(".maps");
+
+/* Indexed by CPU; each entry is written on its own CPU only. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct poll_cpu);
+} poll_cpus SEC(".maps");
+
+/*
+ * A poll has ended on this CPU. If a queue's program ran since the last one ended,
+ * this was that queue's NAPI instance.
+ */
+static __always_inline void napi_polled(struct napi_struct *napi)
+{
+	__u32 cpu = bpf_get_smp_processor_id();
+	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
+	struct rx_queue *q;
+	__u32 queue;
+
+	if (!poll)
+		return;
+	poll->nr_polls++;
+	if (!poll->queue)
+		return;
+	queue = poll->queue - 1;
+	poll->queue = 0;
+	q = bpf_map_lookup_elem(&rx_queues, &queue);
+	if (q && q->napi != (__u64)napi && BPF_CORE_READ(napi, dev, ifindex) == (int)q->ifindex)
+		q->napi = (__u64)napi;
+}
+
+/*
+ * Whether the NAPI instance of `q` holds back nothing from its earlier polls. Only
+ * on its owner, in XDP. Its rx_list does not count: every poll ends by passing it
+ * up (net/core/dev.c, __napi_poll and napi_complete_done), GRO's lists may stay.
+ */
+static __always_inline bool napi_gro_empty(const struct rx_queue *q)
+{
+	struct napi_struct *napi = (void *)q->napi;
+	struct napi_struct___before_6_15 *old = (void *)napi;
+
+	if (!napi)
+		return false;
+	if (bpf_core_field_exists(napi->gro))
+		return !BPF_CORE_READ(napi, gro.bitmask);
+	return !BPF_CORE_READ(old, gro_bitmask);
+}

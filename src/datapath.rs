@@ -1,0 +1,536 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The loaded data path: maps, tracepoints, and one XDP program per device.
+//!
+//! The order of things is fixed: load, fill the maps, attach the tracepoints (they count what the
+//! XDP programs redirect), attach the XDP programs. Everything is held by file descriptors alone,
+//! so that the kernel takes it down with the process, however it ends.
+
+use std::cell::RefCell;
+use std::mem::{MaybeUninit, size_of};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, RingBuffer, RingBufferBuilder};
+
+use crate::rps_map::RpsMap;
+use crate::rx::types::{backlog, backlog_request, flow_secret, rps_dev_flow, rps_map, rx_queue};
+use crate::rx::{OpenRxSkel, RxSkel, RxSkelBuilder};
+
+/// A ring gives consumed slots back in batches of 16 (`ptr_ring`): it must be this much larger
+/// than what may be in it, in frames.
+const RING_SLACK: u32 = 16;
+
+/// The largest ring that a cpumap entry may have, in frames (kernel/bpf/cpumap.c).
+const RING_MAX: u32 = 16384;
+
+/// The largest `backlog_limit`, in frames.
+pub const BACKLOG_LIMIT_MAX: u32 = RING_MAX - RING_SLACK;
+
+/// `rps_flow_cnt` unless configured, in slots per queue: the kernel's documentation suggests 32768
+/// for a whole busy host; a queue's share of it.
+pub const RPS_FLOW_CNT: u32 = 4096;
+
+/// Where XDP runs: in the driver, or in the stack behind it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum XdpMode {
+    /// In the driver, before an skb exists.
+    Native,
+    /// In the stack, on the skb.
+    Generic,
+}
+
+/// What the data path is made for. Fixed from load to the end.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Frames a backlog may hold; at most [`BACKLOG_LIMIT_MAX`].
+    pub backlog_limit: u32,
+    /// Slots of each queue's `dev_flow_table`; rounded up to a power of two, as the kernel does.
+    pub rps_flow_cnt: u32,
+    /// Decide and count, move nothing.
+    pub dry_run: bool,
+    /// Bits of `enum flow_tunnel`: whose inner flow is the key.
+    pub tunnels: u32,
+    /// The key of the flow hash.
+    pub secret: flow_secret,
+}
+
+/// A device to steer: what the tables need to know of it.
+#[derive(Clone, Debug)]
+pub struct DeviceConfig {
+    /// In the network namespace of the thread that calls [`Datapath::attach`].
+    pub ifindex: u32,
+    /// Receive queues, `rx_queue_index` 0 to `nr_rx_queues` - 1.
+    pub nr_rx_queues: u32,
+}
+
+/// A backlog that a flow wants and that does not exist yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Over all devices.
+    pub queue: u32,
+    /// The CPU that the flow wants.
+    pub cpu: u32,
+}
+
+struct Device {
+    ifindex: u32,
+    skel: RxSkel<'static>,
+    /// Dropping it detaches the program.
+    link: Option<OwnedFd>,
+}
+
+/// See the module's documentation.
+pub struct Datapath {
+    // Fields are dropped in this order: XDP programs first, so that nothing is redirected that
+    // the tracepoints no longer count.
+    devices: Vec<Device>,
+    tracepoints: Vec<Link>,
+    cpumaps: Vec<MapHandle>,
+    shared: RxSkel<'static>,
+    nr_cpus: u32,
+    ring_size: u32,
+}
+
+fn open() -> Result<OpenRxSkel<'static>> {
+    // The skeleton borrows the object's memory for as long as it lives; there is one per device
+    // and process, so it is given away rather than tied into a self-referential struct.
+    let object = Box::leak(Box::new(MaybeUninit::uninit()));
+    Ok(RxSkelBuilder::default().open(object)?)
+}
+
+/// Draws the flow hash's secret from the kernel's random number generator.
+///
+/// # Errors
+/// When the kernel has no entropy to give.
+pub fn draw_secret() -> Result<flow_secret> {
+    let mut secret = flow_secret::default();
+    let words = std::iter::once(&mut secret.addend).chain(secret.multiplier.iter_mut());
+    for word in words {
+        let mut bytes = [0u8; 8];
+        // SAFETY: writes at most 8 bytes into an 8 byte buffer.
+        let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        if n != 8 {
+            bail!(
+                "the kernel gives no random numbers: {}",
+                std::io::Error::last_os_error()
+            );
+        }
+        *word = u64::from_ne_bytes(bytes);
+    }
+    Ok(secret)
+}
+
+impl Datapath {
+    /// Loads the programs and fills the maps; every queue's map says INLINE. Attaches nothing.
+    ///
+    /// # Errors
+    /// When the kernel refuses a map or a program: the verifier's words are in the log.
+    pub fn load(config: &Config, devices: &[DeviceConfig]) -> Result<Self> {
+        if config.backlog_limit == 0 || config.backlog_limit > BACKLOG_LIMIT_MAX {
+            bail!(
+                "a backlog limit of {} frames is not possible: choose 1 to {BACKLOG_LIMIT_MAX}",
+                config.backlog_limit
+            );
+        }
+        let nr_queues: u32 = devices.iter().map(|d| d.nr_rx_queues).sum();
+        let nr_cpus = u32::try_from(libbpf_rs::num_possible_cpus()?)?;
+        let flow_cnt = config.rps_flow_cnt.max(1).next_power_of_two();
+
+        let mut open_shared = open()?;
+        {
+            let maps = &mut open_shared.maps;
+            maps.rx_queues.set_max_entries(nr_queues)?;
+            maps.rps_maps.set_max_entries(nr_queues)?;
+            maps.dev_flow_tables.set_max_entries(
+                flow_cnt
+                    .checked_mul(nr_queues)
+                    .ok_or_else(|| anyhow!("{nr_queues} × {flow_cnt} flow slots are too many"))?,
+            )?;
+            maps.backlogs.set_max_entries(nr_queues * nr_cpus)?;
+            maps.backlog_kthreads.set_max_entries(nr_queues * nr_cpus)?;
+            maps.cpumaps.set_max_entries(nr_queues)?;
+            maps.cpumap_queues.set_max_entries(nr_queues)?;
+            maps.poll_cpus.set_max_entries(nr_cpus)?;
+        }
+        set_constants(&mut open_shared, config, nr_cpus);
+        open_shared.progs.rxsteer.set_autoload(false);
+        let probed = crate::tracepoint::exists("xdp_redirect_map_err")?;
+        open_shared.progs.on_redirect_map_err.set_autoload(probed);
+        let shared = open_shared
+            .load()
+            .context("the kernel refused the tracepoint programs")?;
+
+        let mut cpumaps = Vec::new();
+        for queue in 0..nr_queues {
+            let cpumap = create_cpumap(nr_cpus)?;
+            let id = cpumap.info()?.info.id;
+            let key = queue.to_ne_bytes();
+            let fd = cpumap.as_fd().as_raw_fd().to_ne_bytes();
+            shared.maps.cpumaps.update(&key, &fd, MapFlags::ANY)?;
+            shared
+                .maps
+                .cpumap_queues
+                .update(&id.to_ne_bytes(), &key, MapFlags::ANY)?;
+            shared
+                .maps
+                .rps_maps
+                .update(&key, &bytes_of(RpsMap::inline().raw()), MapFlags::ANY)?;
+            cpumaps.push(cpumap);
+        }
+
+        let mut queue = 0;
+        let mut loaded = Vec::new();
+        for device in devices {
+            let queue_base = queue;
+            for _ in 0..device.nr_rx_queues {
+                let value = rx_queue {
+                    ifindex: device.ifindex,
+                    flow_base: queue * flow_cnt,
+                    flow_mask: flow_cnt - 1,
+                    epoch: 1,
+                    ..Default::default()
+                };
+                shared.maps.rx_queues.update(
+                    &queue.to_ne_bytes(),
+                    &bytes_of(&value),
+                    MapFlags::ANY,
+                )?;
+                queue += 1;
+            }
+            loaded.push(Device {
+                ifindex: device.ifindex,
+                skel: load_device(&shared, config, nr_cpus, queue_base, device.nr_rx_queues)?,
+                link: None,
+            });
+        }
+
+        let tracepoints = shared
+            .object()
+            .progs_mut()
+            .filter(|prog| prog.autoload())
+            .map(|prog| {
+                prog.attach_trace()
+                    .with_context(|| format!("attaching {}", prog.name().display()))
+            })
+            .collect::<Result<_>>()?;
+
+        Ok(Self {
+            devices: loaded,
+            tracepoints,
+            cpumaps,
+            shared,
+            nr_cpus,
+            ring_size: config.backlog_limit + RING_SLACK,
+        })
+    }
+
+    /// Attaches the XDP program to the device, by its place in what [`Self::load`] was given.
+    ///
+    /// # Errors
+    /// The kernel's, untranslated: `EBUSY` when a program is attached already, `EOPNOTSUPP` when
+    /// the driver has no native XDP.
+    pub fn attach(&mut self, device: usize, mode: XdpMode) -> std::io::Result<()> {
+        let device = &mut self.devices[device];
+        device.link = Some(attach_xdp(
+            device.skel.progs.rxsteer.as_fd(),
+            device.ifindex,
+            mode,
+        )?);
+        Ok(())
+    }
+
+    /// Detaches every XDP program. What is in the backlogs is still delivered.
+    pub fn detach(&mut self) {
+        for device in &mut self.devices {
+            device.link = None;
+        }
+    }
+
+    /// Makes the backlog of `queue` for `cpu`: a ring and a kernel thread. Does nothing if there is
+    /// one: making it anew would leave two threads with frames of one flow.
+    ///
+    /// # Errors
+    /// When the CPU is not possible, or memory is short.
+    pub fn make_backlog(&self, queue: u32, cpu: u32) -> Result<()> {
+        let cpumap = &self.cpumaps[queue as usize];
+        let key = cpu.to_ne_bytes();
+        if cpumap.lookup(&key, MapFlags::ANY)?.is_some() {
+            return Ok(());
+        }
+        cpumap
+            .update(&key, &self.ring_size.to_ne_bytes(), MapFlags::ANY)
+            .with_context(|| format!("no backlog for CPU {cpu}"))
+    }
+
+    /// Changes where the queue's flows want to be. They move under the rule of order.
+    ///
+    /// # Errors
+    /// When the map can't be written.
+    pub fn set_rps_map(&self, queue: u32, map: &RpsMap) -> Result<()> {
+        Ok(self.shared.maps.rps_maps.update(
+            &queue.to_ne_bytes(),
+            &bytes_of(map.raw()),
+            MapFlags::ANY,
+        )?)
+    }
+
+    /// What the queue's map says now.
+    ///
+    /// # Errors
+    /// When the map can't be read.
+    pub fn rps_map(&self, queue: u32) -> Result<RpsMap> {
+        Ok(RpsMap::from_raw(lookup::<rps_map>(
+            &self.shared.maps.rps_maps,
+            queue,
+        )?))
+    }
+
+    /// The queue's counters, as they are at this moment.
+    ///
+    /// # Errors
+    /// When the map can't be read.
+    pub fn rx_queue(&self, queue: u32) -> Result<rx_queue> {
+        lookup(&self.shared.maps.rx_queues, queue)
+    }
+
+    /// The counters of the queue's backlog for `cpu`. All zero if it does not exist.
+    ///
+    /// # Errors
+    /// When the map can't be read.
+    pub fn backlog(&self, queue: u32, cpu: u32) -> Result<backlog> {
+        lookup(&self.shared.maps.backlogs, queue * self.nr_cpus + cpu)
+    }
+
+    /// Queues over all devices.
+    pub fn nr_queues(&self) -> u32 {
+        u32::try_from(self.cpumaps.len()).expect("made from a u32")
+    }
+
+    /// CPUs the kernel can ever have: numbers 0 to this - 1.
+    pub fn nr_cpus(&self) -> u32 {
+        self.nr_cpus
+    }
+
+    /// The XDP program of a device, for `BPF_PROG_TEST_RUN`.
+    pub fn program(&self, device: usize) -> BorrowedFd<'_> {
+        self.devices[device].skel.progs.rxsteer.as_fd()
+    }
+
+    /// Declares that nothing from before is on its way: flows of this queue may go anywhere at
+    /// once. Only true where no packet can have come, as for a program that is never attached.
+    ///
+    /// # Errors
+    /// When the map can't be written.
+    pub fn settle(&self, queue: u32) -> Result<()> {
+        let mut value = self.rx_queue(queue)?;
+        value.settled = 1;
+        Ok(self.shared.maps.rx_queues.update(
+            &queue.to_ne_bytes(),
+            &bytes_of(&value),
+            MapFlags::ANY,
+        )?)
+    }
+
+    /// Brings every flow home to INLINE, so that plain traffic can't overtake what is still
+    /// queued. For half of `patience` flows move when their frames have been delivered; after
+    /// that, frames of flows that can't move yet are dropped (and counted as shed) until they can.
+    ///
+    /// Returns whether everything came home.
+    ///
+    /// # Errors
+    /// When a map can't be read or written.
+    pub fn bring_home(&self, patience: Duration) -> Result<bool> {
+        for (map, wait) in [
+            (RpsMap::inline(), patience / 2),
+            (RpsMap::inline_shed(), patience / 2),
+        ] {
+            for queue in 0..self.nr_queues() {
+                self.set_rps_map(queue, &map)?;
+            }
+            if self.drain(wait)? {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Waits until every backlog is empty and nothing has entered one for five checks, a
+    /// millisecond apart: a program that read the old map is done long before.
+    fn drain(&self, patience: Duration) -> Result<bool> {
+        let deadline = Instant::now() + patience;
+        let mut before = 0;
+        let mut quiet = 0;
+        while Instant::now() < deadline {
+            let (mut entered, mut empty) = (0, true);
+            for queue in 0..self.nr_queues() {
+                for cpu in 0..self.nr_cpus {
+                    let b = self.backlog(queue, cpu)?;
+                    entered += b.tail;
+                    empty &= b.tail == b.taken + b.nr_lost;
+                }
+            }
+            quiet = if empty && entered == before {
+                quiet + 1
+            } else {
+                0
+            };
+            if quiet == 5 {
+                return Ok(true);
+            }
+            before = entered;
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(false)
+    }
+
+    /// The stream of [`Request`]s.
+    ///
+    /// # Errors
+    /// When the ring buffer can't be mapped.
+    pub fn requests(&self) -> Result<Requests> {
+        let pending = Rc::new(RefCell::new(Vec::new()));
+        let sink = Rc::clone(&pending);
+        let mut builder = RingBufferBuilder::new();
+        builder.add(&self.shared.maps.backlog_requests, move |bytes| {
+            if let Some(r) = read::<backlog_request>(bytes) {
+                sink.borrow_mut().push(Request {
+                    queue: r.queue,
+                    cpu: r.cpu,
+                });
+            }
+            0
+        })?;
+        Ok(Requests {
+            ring: builder.build()?,
+            pending,
+        })
+    }
+
+    /// Whether the tracepoints are attached: without them nothing is counted as delivered.
+    pub fn nr_tracepoints(&self) -> usize {
+        self.tracepoints.len()
+    }
+}
+
+/// Backlogs that flows want: readable ([`Self::fd`]) when there are some.
+pub struct Requests {
+    ring: RingBuffer<'static>,
+    pending: Rc<RefCell<Vec<Request>>>,
+}
+
+impl Requests {
+    /// For `poll`: readable when [`Self::take`] has something.
+    pub fn fd(&self) -> RawFd {
+        self.ring.epoll_fd()
+    }
+
+    /// What has come since the last call.
+    ///
+    /// # Errors
+    /// When the ring buffer is damaged.
+    pub fn take(&self) -> Result<Vec<Request>> {
+        self.ring.consume()?;
+        Ok(self.pending.take())
+    }
+}
+
+fn set_constants(open: &mut OpenRxSkel<'_>, config: &Config, nr_cpus: u32) {
+    let rodata = open
+        .maps
+        .rodata_data
+        .as_deref_mut()
+        .expect("the object has constants");
+    rodata.nr_cpus = nr_cpus;
+    rodata.backlog_limit = config.backlog_limit.into();
+    rodata.flow_tunnels = config.tunnels;
+    rodata.flow_secret = config.secret;
+    rodata.dry_run = config.dry_run.into();
+}
+
+fn load_device(
+    shared: &RxSkel<'_>,
+    config: &Config,
+    nr_cpus: u32,
+    queue_base: u32,
+    nr_rx_queues: u32,
+) -> Result<RxSkel<'static>> {
+    let mut open = open()?;
+    set_constants(&mut open, config, nr_cpus);
+    let rodata = open
+        .maps
+        .rodata_data
+        .as_deref_mut()
+        .expect("the object has constants");
+    rodata.queue_base = queue_base;
+    rodata.nr_rx_queues = nr_rx_queues;
+    for mut prog in open.open_object_mut().progs_mut() {
+        let is_xdp = prog.name() == "rxsteer";
+        prog.set_autoload(is_xdp);
+    }
+    for mut map in open.open_object_mut().maps_mut() {
+        // Constants are the device's own; every other map is the shared one.
+        if let Some(same) = shared.object().maps().find(|m| m.name() == map.name())
+            && !map.name().to_string_lossy().contains(".rodata")
+        {
+            map.reuse_fd(same.as_fd())?;
+        }
+    }
+    open.load().context("the kernel refused the XDP program")
+}
+
+fn create_cpumap(nr_cpus: u32) -> Result<MapHandle> {
+    let opts = libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    MapHandle::create(MapType::Cpumap, Some("rps_backlog"), 4, 4, nr_cpus, &opts)
+        .context("the kernel refused a cpumap")
+}
+
+/// Attaches by a link, which the kernel removes with its last file descriptor.
+fn attach_xdp(program: BorrowedFd<'_>, ifindex: u32, mode: XdpMode) -> std::io::Result<OwnedFd> {
+    let opts = libbpf_sys::bpf_link_create_opts {
+        sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
+        flags: match mode {
+            XdpMode::Native => libbpf_sys::XDP_FLAGS_DRV_MODE,
+            XdpMode::Generic => libbpf_sys::XDP_FLAGS_SKB_MODE,
+        },
+        ..Default::default()
+    };
+    let ifindex = i32::try_from(ifindex).map_err(std::io::Error::other)?;
+    // SAFETY: `opts` lives through the call; the kernel checks the rest.
+    let fd = unsafe {
+        libbpf_sys::bpf_link_create(program.as_raw_fd(), ifindex, libbpf_sys::BPF_XDP, &opts)
+    };
+    if fd < 0 {
+        return Err(std::io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: the kernel has just given us this descriptor, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The bytes of a value that has come from, or goes to, a map of that type.
+fn bytes_of<T: Copy>(value: &T) -> Vec<u8> {
+    // SAFETY: `T` is one of the skeleton's plain C structs, whose padding is named in types.h.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }.to_vec()
+}
+
+/// The value in a map's bytes, if there are enough of them.
+fn read<T: Copy>(bytes: &[u8]) -> Option<T> {
+    (bytes.len() >= size_of::<T>())
+        // SAFETY: long enough, and `T` is a plain C struct of integers.
+        .then(|| unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
+}
+
+fn lookup<T: Copy>(map: &impl MapCore, index: u32) -> Result<T> {
+    let bytes = map.lookup(&index.to_ne_bytes(), MapFlags::ANY)?;
+    bytes
+        .as_deref()
+        .and_then(read)
+        .ok_or_else(|| anyhow!("no entry {index} in {}", map.name().display()))
+}
+
+const _: () = assert!(size_of::<backlog>() == 256 && size_of::<rps_dev_flow>() == 16);
