@@ -190,33 +190,25 @@ struct flow_found {
 };
 
 /*
- * Of the difference of two pointers the verifier knows nothing. Offsets made this way
- * have one range, and make one state of the many that lead to a header; without
- * it a million instructions are not enough. The barriers keep the compiler from
- * computing the same from what it knows.
+ * The next size bytes, or NULL where the packet has fewer.
+ *
+ * The new offset is taken as the difference of two pointers, of which the verifier
+ * knows nothing: so the offsets before a header have one range, and all the ways that
+ * lead to it are one state; without that a million instructions are not enough. The
+ * barriers keep the compiler from computing pointer and offset out of each other.
  */
-static __always_inline __u64 flow_distance(const char *from, const char *to)
-{
-	__u64 distance;
-
-	asm("" : "+r"(to));
-	distance = to - from;
-	asm("" : "+r"(distance));
-	return distance;
-}
-
-/* The next size bytes, or NULL where the packet has fewer. */
 static __always_inline const void *flow_take(struct flow_cursor *c, __u64 size)
 {
-	const char *header, *next;
+	const char *header;
 
 	if (c->off > FLOW_REACH || c->off + size > c->end)
 		return NULL;
 	header = (const char *)c->data + c->off;
-	next = header + size;
-	if (next > (const char *)c->data_end)
+	asm("" : "+r"(header));
+	if (header + size > (const char *)c->data_end)
 		return NULL;
-	c->off = flow_distance(c->data, next);
+	c->off = header + size - (const char *)c->data;
+	asm("" : "+r"(c->off));
 	return header;
 }
 
