@@ -2,9 +2,36 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
 
+#include "flow.h"
+
 SEC("xdp.frags")
 int pass(struct xdp_md *ctx)
 {
+	return XDP_PASS;
+}
+
+/* What flow_probe made of the last packet: compared with the native run. */
+struct flow_probe {
+	struct flow_key key;
+	__u32 hash;
+	enum flow_result result;
+};
+
+const volatile struct flow_secret flow_secret;
+const volatile enum flow_tunnel flow_tunnels;
+struct flow_probe flow_probed;
+
+SEC("xdp.frags")
+int flow_probe(struct xdp_md *ctx)
+{
+	const void *data = (const void *)(long)ctx->data;
+	const void *data_end = (const void *)(long)ctx->data_end;
+	struct flow_key key = {};
+
+	flow_probed.result =
+		flow_parse(data, data_end, bpf_xdp_get_buff_len(ctx), flow_tunnels, &key);
+	flow_probed.key = key;
+	flow_probed.hash = flow_hash(&key, &flow_secret);
 	return XDP_PASS;
 }
 
