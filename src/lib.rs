@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Receive steering for Linux as one eBPF system.
 
+pub mod cpumask;
+pub mod netdev;
+pub mod topology;
+
 /// The data path's skeleton, generated from `bpf/rx.bpf.c`, with its types taken from BTF.
 #[allow(clippy::all, clippy::pedantic, missing_docs)]
 pub mod rx {

@@ -1,0 +1,402 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Sets of CPUs, written and read as the kernel writes and reads them.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use thiserror::Error;
+
+/// CPU numbers end below this: the largest `CONFIG_NR_CPUS` of the architectures we run on.
+/// The bound keeps a typing error such as `0-4000000000` from filling memory.
+const MAX_CPUS: u32 = 8192;
+
+/// Hex digits in one group of a kernel bitmap (`%*pb` prints 32 bits at a time).
+const GROUP_DIGITS: usize = 8;
+
+/// An ordered set of CPU numbers.
+///
+/// `FromStr` takes what a person writes, and has to tell two notations apart:
+///
+/// - `0x` in front: a mask.
+/// - a `-` anywhere: a list (`0-3,8`, `0-31:2/4`).
+/// - commas, and every group after the first has exactly 8 hex digits: a mask (`f,ffffffff`).
+/// - other commas: a list (`0,2,5`).
+/// - a single number: a mask, as in the kernel's `rps_cpus`: `1` is CPU 0, `8` is CPU 3.
+///
+/// Files with a known notation go through [`CpuMask::parse_list`] or [`CpuMask::parse_mask`].
+///
+/// `Display` writes the kernel's list form. Serde writes it too, but a lone CPU as `3-3`, so
+/// that reading it back by the rules above gives the same set.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct CpuMask(BTreeSet<u32>);
+
+/// Why a text is not a set of CPUs, and what to write instead.
+#[derive(Debug, Error, PartialEq, Eq)]
+pub enum CpuMaskError {
+    #[error("no CPUs given; write a mask (`f`), a list (`0-3`) or `auto`")]
+    Empty,
+    #[error(
+        "`{0}` is not a hexadecimal mask; write groups of at most 8 hex digits such as `ff` or \
+         `f,ffffffff`, or a list such as `0-3,8`"
+    )]
+    NotMask(String),
+    #[error("`{0}` is not a CPU or a range of CPUs; write a list such as `0-3,8`, or a mask `10f`")]
+    NotList(String),
+    #[error("the range `{0}` runs backwards; write the lower CPU first")]
+    Backwards(String),
+    #[error("`{0}`: in `FIRST-LAST:USED/GROUP`, USED and GROUP are at least 1 and USED <= GROUP")]
+    BadStride(String),
+    #[error("CPU {0} does not exist: CPU numbers end at {last}", last = MAX_CPUS - 1)]
+    TooLarge(u64),
+}
+
+impl CpuMask {
+    /// The set with no CPU in it.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Reads the kernel's list form (`0-3,8`, `0-31:2/4`), as in `/sys/devices/system/cpu/online`.
+    /// An empty text is the empty set: that is how the kernel writes one.
+    pub fn parse_list(text: &str) -> Result<Self, CpuMaskError> {
+        let mut cpus = BTreeSet::new();
+        if !text.trim().is_empty() {
+            for part in text.split(',') {
+                cpus.extend(parse_range(part.trim())?);
+            }
+        }
+        Ok(Self(cpus))
+    }
+
+    /// Reads the kernel's bitmap form (`ff`, `f,ffffffff`), as in `rps_cpus`; `0x` is tolerated.
+    pub fn parse_mask(text: &str) -> Result<Self, CpuMaskError> {
+        let digits = strip_0x(text.trim());
+        let not_mask = || CpuMaskError::NotMask(text.trim().to_string());
+        let groups: Vec<&str> = digits.split(',').collect();
+        // A mask typed without commas may be longer than a group; with commas the kernel's
+        // groups are fixed, or the bits would shift.
+        let lone = groups.len() == 1;
+        let mut cpus = BTreeSet::new();
+        let mut base = 0u32;
+        for (i, group) in groups.iter().enumerate().rev() {
+            let hex = !group.is_empty() && group.bytes().all(|b| b.is_ascii_hexdigit());
+            let sized = lone || group.len() == GROUP_DIGITS || (i == 0 && group.len() < 8);
+            if !hex || !sized {
+                return Err(not_mask());
+            }
+            for digit in group.chars().rev() {
+                let bits = digit.to_digit(16).ok_or_else(not_mask)?;
+                for cpu in (0..4u32)
+                    .filter(|bit| bits & (1 << bit) != 0)
+                    .map(|bit| base + bit)
+                {
+                    cpus.insert(existing(cpu.into())?);
+                }
+                base += 4;
+            }
+        }
+        Ok(Self(cpus))
+    }
+
+    /// The kernel's bitmap form: 32 bits to a group, no leading zeros, `0` for the empty set.
+    pub fn to_mask_string(&self) -> String {
+        let top = self.0.last().map_or(0, |cpu| cpu / 32);
+        let mut words = vec![0u32; top as usize + 1];
+        for cpu in &self.0 {
+            words[(cpu / 32) as usize] |= 1 << (cpu % 32);
+        }
+        let mut text = format!("{:x}", words[top as usize]);
+        for word in words.iter().rev().skip(1) {
+            text.push_str(&format!(",{word:08x}"));
+        }
+        text
+    }
+
+    /// How many CPUs are in the set.
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Whether no CPU is in the set.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether `cpu` is in the set.
+    pub fn contains(&self, cpu: u32) -> bool {
+        self.0.contains(&cpu)
+    }
+
+    /// The lowest CPU of the set.
+    pub fn first(&self) -> Option<u32> {
+        self.0.first().copied()
+    }
+
+    /// The CPUs, in ascending order.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        self.0.iter().copied()
+    }
+
+    /// The CPUs that are in both sets.
+    pub fn intersect(&self, other: &Self) -> Self {
+        Self(&self.0 & &other.0)
+    }
+
+    /// The CPUs of this set that are not in `other`.
+    pub fn without(&self, other: &Self) -> Self {
+        Self(&self.0 - &other.0)
+    }
+}
+
+fn strip_0x(text: &str) -> &str {
+    text.strip_prefix("0x")
+        .or_else(|| text.strip_prefix("0X"))
+        .unwrap_or(text)
+}
+
+/// `cpu`, if a kernel can have that many.
+fn existing(cpu: u64) -> Result<u32, CpuMaskError> {
+    u32::try_from(cpu)
+        .ok()
+        .filter(|cpu| *cpu < MAX_CPUS)
+        .ok_or(CpuMaskError::TooLarge(cpu))
+}
+
+/// One element of a list: `N`, `FIRST-LAST` or `FIRST-LAST:USED/GROUP`, the last being the first
+/// USED CPUs of every GROUP (Documentation/admin-guide/kernel-parameters.rst, "cpu lists").
+fn parse_range(part: &str) -> Result<Vec<u32>, CpuMaskError> {
+    let number = |text: &str| -> Result<u64, CpuMaskError> {
+        // `parse` alone would take a sign.
+        Some(text)
+            .filter(|text| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()))
+            .and_then(|text| text.parse().ok())
+            .ok_or_else(|| CpuMaskError::NotList(part.to_string()))
+    };
+    let (range, stride) = match part.split_once(':') {
+        Some((range, stride)) => (range, Some(stride)),
+        None => (part, None),
+    };
+    let Some((first, last)) = range.split_once('-') else {
+        if stride.is_some() {
+            return Err(CpuMaskError::BadStride(part.to_string()));
+        }
+        return Ok(vec![existing(number(range)?)?]);
+    };
+    let (first, last) = (existing(number(first)?)?, existing(number(last)?)?);
+    if first > last {
+        return Err(CpuMaskError::Backwards(part.to_string()));
+    }
+    let (used, group) = match stride {
+        None => (1, 1),
+        Some(stride) => {
+            let (used, group) = stride
+                .split_once('/')
+                .ok_or_else(|| CpuMaskError::BadStride(part.to_string()))?;
+            (number(used)?, number(group)?)
+        }
+    };
+    if used == 0 || used > group {
+        return Err(CpuMaskError::BadStride(part.to_string()));
+    }
+    Ok((first..=last)
+        .filter(|cpu| u64::from(cpu - first) % group < used)
+        .collect())
+}
+
+impl FromStr for CpuMask {
+    type Err = CpuMaskError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let text = text.trim();
+        if text.is_empty() {
+            return Err(CpuMaskError::Empty);
+        }
+        let prefixed = strip_0x(text).len() != text.len();
+        let list = text.contains('-')
+            || text.split(',').skip(1).any(|group| {
+                group.len() != GROUP_DIGITS || !group.bytes().all(|b| b.is_ascii_hexdigit())
+            });
+        if list && !prefixed {
+            Self::parse_list(text)
+        } else {
+            Self::parse_mask(text)
+        }
+    }
+}
+
+impl fmt::Display for CpuMask {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut cpus = self.iter().peekable();
+        let mut comma = "";
+        while let Some(first) = cpus.next() {
+            let mut last = first;
+            while cpus.next_if_eq(&(last + 1)).is_some() {
+                last += 1;
+            }
+            write!(f, "{comma}{first}")?;
+            if last > first {
+                write!(f, "-{last}")?;
+            }
+            comma = ",";
+        }
+        Ok(())
+    }
+}
+
+impl FromIterator<u32> for CpuMask {
+    fn from_iter<I: IntoIterator<Item = u32>>(cpus: I) -> Self {
+        Self(cpus.into_iter().collect())
+    }
+}
+
+impl Serialize for CpuMask {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match (self.len(), self.first()) {
+            (1, Some(cpu)) => serializer.collect_str(&format_args!("{cpu}-{cpu}")),
+            _ => serializer.collect_str(self),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for CpuMask {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(deserializer)?;
+        if text.is_empty() {
+            return Ok(Self::new());
+        }
+        text.parse().map_err(de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::collection::btree_set;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn cpus(text: &str) -> Vec<u32> {
+        text.parse::<CpuMask>()
+            .unwrap_or_else(|e| panic!("{text}: {e}"))
+            .iter()
+            .collect()
+    }
+
+    fn error(text: &str) -> CpuMaskError {
+        text.parse::<CpuMask>().expect_err(text)
+    }
+
+    #[test]
+    fn a_single_number_is_a_mask() {
+        assert_eq!(cpus("1"), [0]);
+        assert_eq!(cpus("8"), [3]);
+        assert_eq!(cpus("10"), [4]);
+        assert_eq!(cpus("ff"), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(cpus(" 0x3\n"), [0, 1]);
+        assert_eq!(cpus("0"), [0u32; 0]);
+        assert_eq!(cpus("100000000"), [32]);
+    }
+
+    #[test]
+    fn groups_of_eight_digits_are_a_mask() {
+        assert_eq!(cpus("1,00000001"), [0, 32]);
+        assert_eq!(cpus("1,00000000,00000000"), [64]);
+        assert_eq!(cpus("f,ffffffff").len(), 36);
+        assert_eq!(cpus("0x1,00000000"), [32]);
+    }
+
+    #[test]
+    fn dashes_and_other_commas_are_a_list() {
+        assert_eq!(cpus("0-3,8"), [0, 1, 2, 3, 8]);
+        assert_eq!(cpus("3-3"), [3]);
+        assert_eq!(cpus("0,2,10"), [0, 2, 10]);
+        assert_eq!(cpus("8,0-1, 0"), [0, 1, 8]);
+        assert_eq!(cpus("0-7:2/4"), [0, 1, 4, 5]);
+    }
+
+    #[test]
+    fn known_notations_are_not_guessed() {
+        assert_eq!(CpuMask::parse_list("3\n").unwrap().first(), Some(3));
+        assert!(CpuMask::parse_list("\n").unwrap().is_empty());
+        assert_eq!(
+            CpuMask::parse_mask("00000000,00000002").unwrap().first(),
+            Some(1)
+        );
+    }
+
+    #[test]
+    fn errors_name_the_part_and_the_remedy() {
+        assert_eq!(error("  "), CpuMaskError::Empty);
+        assert_eq!(error("3-1"), CpuMaskError::Backwards("3-1".into()));
+        assert_eq!(error("0-4000000000"), CpuMaskError::TooLarge(4_000_000_000));
+        assert_eq!(error("0-x"), CpuMaskError::NotList("0-x".into()));
+        assert_eq!(error("1,,2"), CpuMaskError::NotList("".into()));
+        assert_eq!(error("0,+1"), CpuMaskError::NotList("+1".into()));
+        assert_eq!(error("-1"), CpuMaskError::NotList("-1".into()));
+        assert_eq!(error("all"), CpuMaskError::NotMask("all".into()));
+        assert_eq!(error("0x"), CpuMaskError::NotMask("0x".into()));
+        assert_eq!(
+            error("123456789,00000000"),
+            CpuMaskError::NotMask("123456789,00000000".into())
+        );
+        assert_eq!(error("0-7:0/4"), CpuMaskError::BadStride("0-7:0/4".into()));
+        assert_eq!(error("0-7:5/4"), CpuMaskError::BadStride("0-7:5/4".into()));
+        assert_eq!(error("0-7:2"), CpuMaskError::BadStride("0-7:2".into()));
+        assert!(matches!(
+            error(&format!("1{}", "0".repeat(2048))),
+            CpuMaskError::TooLarge(8192)
+        ));
+        assert!(error("x").to_string().contains("0-3,8"));
+    }
+
+    #[test]
+    fn printed_as_the_kernel_prints() {
+        let mask = |text: &str| CpuMask::parse_list(text).unwrap();
+        assert_eq!(mask("0,1,2,3,8").to_string(), "0-3,8");
+        assert_eq!(mask("0-1").to_mask_string(), "3");
+        assert_eq!(mask("0-35").to_mask_string(), "f,ffffffff");
+        assert_eq!(mask("64").to_mask_string(), "1,00000000,00000000");
+        assert_eq!(CpuMask::new().to_mask_string(), "0");
+        assert_eq!(CpuMask::new().to_string(), "");
+        assert_eq!(serde_json::to_string(&mask("3")).unwrap(), "\"3-3\"");
+    }
+
+    #[test]
+    fn set_operations() {
+        let a = CpuMask::from_iter([0, 1, 2]);
+        let b = CpuMask::from_iter([1, 2, 3]);
+        assert_eq!(a.intersect(&b), CpuMask::from_iter([1, 2]));
+        assert_eq!(a.without(&b), CpuMask::from_iter([0]));
+        assert!(a.contains(2) && !a.contains(3));
+        assert_eq!(a.len(), 3);
+    }
+
+    proptest! {
+        #[test]
+        fn every_form_reads_back(set in btree_set(0..MAX_CPUS, 0..40)) {
+            let mask = CpuMask(set);
+            prop_assert_eq!(&CpuMask::parse_list(&mask.to_string()).unwrap(), &mask);
+            prop_assert_eq!(&CpuMask::parse_mask(&mask.to_mask_string()).unwrap(), &mask);
+            prop_assert_eq!(&mask.to_mask_string().parse::<CpuMask>().unwrap(), &mask);
+            let json = serde_json::to_string(&mask).unwrap();
+            prop_assert_eq!(&serde_json::from_str::<CpuMask>(&json).unwrap(), &mask);
+        }
+
+        #[test]
+        fn a_dense_set_reads_back(set in btree_set(0..72u32, 0..72)) {
+            let mask = CpuMask(set);
+            prop_assert_eq!(&CpuMask::parse_list(&mask.to_string()).unwrap(), &mask);
+            prop_assert_eq!(&mask.to_mask_string().parse::<CpuMask>().unwrap(), &mask);
+        }
+
+        /// What is accepted means the same after being printed; nothing panics.
+        #[test]
+        fn any_text(text in "[0-9a-fx,:/ -]{0,24}") {
+            if let Ok(mask) = text.parse::<CpuMask>() {
+                prop_assert_eq!(&CpuMask::parse_list(&mask.to_string()).unwrap(), &mask);
+            }
+        }
+    }
+}

@@ -1,0 +1,592 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Which CPUs there are, which of them share a cache, and where a queue's interrupt lands.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde::Serialize;
+
+use crate::cpumask::CpuMask;
+use crate::netdev::Napi;
+
+/// The CPUs of a host, read from its `/sys` and `/proc`.
+#[derive(Clone, Debug)]
+pub struct Topology {
+    root: PathBuf,
+}
+
+/// What the `auto` mask was built around.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case", tag = "kind", content = "cpu")]
+pub enum Anchor {
+    /// The CPU that the queue's interrupt, or its NAPI thread, runs on.
+    Interrupt(u32),
+    /// That CPU is not known, or not fixed: the caches around this one stand in for it.
+    Assumed(u32),
+    /// The caches around this CPU are not known: every CPU counts as near.
+    Everywhere(u32),
+}
+
+impl fmt::Display for Anchor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Interrupt(cpu) => {
+                write!(
+                    f,
+                    "CPUs sharing a cache with CPU {cpu}, where the interrupt lands"
+                )
+            }
+            Self::Assumed(cpu) => write!(
+                f,
+                "CPUs sharing a cache with CPU {cpu}; where the interrupt lands is not known"
+            ),
+            Self::Everywhere(cpu) => {
+                write!(
+                    f,
+                    "all CPUs: the kernel does not say what shares a cache with CPU {cpu}"
+                )
+            }
+        }
+    }
+}
+
+/// The mask that `auto` stands for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AutoMask {
+    pub cpus: CpuMask,
+    pub anchor: Anchor,
+}
+
+impl Topology {
+    /// This host.
+    pub fn host() -> Self {
+        Self::at("/")
+    }
+
+    /// The host whose `/sys` and `/proc` are below `root`.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// CPUs that are running.
+    pub fn online(&self) -> Result<CpuMask> {
+        self.cpu_list("online")
+    }
+
+    /// CPUs that could ever run: as many as the kernel made room for.
+    pub fn possible(&self) -> Result<CpuMask> {
+        self.cpu_list("possible")
+    }
+
+    /// CPUs that are plugged in.
+    pub fn present(&self) -> Result<CpuMask> {
+        self.cpu_list("present")
+    }
+
+    /// Online CPUs that are left to the system: neither `isolcpus=` nor `nohz_full=`.
+    pub fn housekeeping(&self) -> Result<CpuMask> {
+        let mut cpus = self.online()?;
+        for file in ["isolated", "nohz_full"] {
+            if let Some(set) = self.optional_cpu_list(file)? {
+                cpus = cpus.without(&set);
+            }
+        }
+        Ok(cpus)
+    }
+
+    /// CPUs, `cpu` included, that share its last-level cache; `None` where the kernel does not
+    /// say (an offline CPU, a guest without cache information).
+    pub fn cache_siblings(&self, cpu: u32) -> Option<CpuMask> {
+        let cache = self.path(&format!("sys/devices/system/cpu/cpu{cpu}/cache"));
+        fs::read_dir(cache)
+            .ok()?
+            .flatten()
+            .filter_map(|index| {
+                let read = |name| read_trimmed(&index.path().join(name));
+                if read("type")? == "Instruction" {
+                    return None;
+                }
+                let level: u32 = read("level")?.parse().ok()?;
+                let cpus = CpuMask::parse_list(&read("shared_cpu_list")?).ok()?;
+                cpus.contains(cpu).then_some((level, cpus))
+            })
+            .max_by_key(|(level, _)| *level)
+            .map(|(_, cpus)| cpus)
+    }
+
+    /// The CPU that receives packets of queue `queue` of `device`; `None` where it isn't known or
+    /// isn't one CPU.
+    ///
+    /// Threaded NAPI polls on its thread, so the thread's affinity decides; otherwise the
+    /// interrupt's effective affinity does. `napis` are the device's ([`crate::netdev::napis`]):
+    /// one for each of its `nr_queues` receive queues, or they don't say which queue is whose.
+    /// Without them (before 6.8) names have to do.
+    pub fn interrupt_cpu(
+        &self,
+        device: &str,
+        queue: u32,
+        nr_queues: u32,
+        napis: &[Napi],
+    ) -> Option<u32> {
+        let napi = match napis.len() == nr_queues as usize {
+            true => napis.get(queue as usize),
+            false => None,
+        };
+        let threaded = self
+            .read(&format!("sys/class/net/{device}/threaded"))
+            .is_some_and(|value| value != "0");
+        let thread = match napi {
+            Some(napi) => napi.pid,
+            None if threaded => self.napi_thread(device, queue, nr_queues),
+            None => None,
+        };
+        if thread.is_some() || threaded {
+            return self.thread_cpu(thread?);
+        }
+        let irq = napi
+            .and_then(|napi| napi.irq)
+            .or_else(|| self.named_interrupt(device, queue))?;
+        self.irq_cpu(irq)
+    }
+
+    /// The mask that `auto` stands for: housekeeping CPUs that share a last-level cache with
+    /// `interrupt_cpu`, or with the lowest housekeeping CPU when that one isn't known.
+    ///
+    /// Fails only where `/sys` can't be read. The set is empty only when no CPU of that cache is a
+    /// housekeeping CPU.
+    pub fn auto_mask(&self, interrupt_cpu: Option<u32>) -> Result<AutoMask> {
+        let housekeeping = self.housekeeping()?;
+        let center = interrupt_cpu.or(housekeeping.first()).unwrap_or(0);
+        let (near, anchor) = match (self.cache_siblings(center), interrupt_cpu) {
+            (Some(near), Some(cpu)) => (near, Anchor::Interrupt(cpu)),
+            (Some(near), None) => (near, Anchor::Assumed(center)),
+            (None, _) => (housekeeping.clone(), Anchor::Everywhere(center)),
+        };
+        Ok(AutoMask {
+            cpus: near.intersect(&housekeeping),
+            anchor,
+        })
+    }
+
+    /// Where interrupt `irq` is delivered: the kernel's choice, not the wish in `smp_affinity`.
+    fn irq_cpu(&self, irq: u32) -> Option<u32> {
+        let list = self.read(&format!("proc/irq/{irq}/effective_affinity_list"))?;
+        CpuMask::parse_list(&list).ok()?.first()
+    }
+
+    /// The interrupt of a receive queue, by the names that drivers give theirs. Only a match that
+    /// is the only one counts.
+    fn named_interrupt(&self, device: &str, queue: u32) -> Option<u32> {
+        let own = self.device_interrupts(device);
+        let parent = fs::canonicalize(self.path(&format!("sys/class/net/{device}/device")))
+            .ok()
+            .and_then(|path| Some(path.file_name()?.to_str()?.to_string()));
+        let table = self.read("proc/interrupts")?;
+        let mut found = table.lines().filter_map(|line| {
+            let (irq, rest) = line.split_once(':')?;
+            let irq: u32 = irq.trim().parse().ok()?;
+            let name = rest.split_whitespace().last()?;
+            let ours = own.contains(&irq)
+                || has_word(name, device)
+                || parent
+                    .as_deref()
+                    .is_some_and(|parent| has_word(name, parent));
+            (ours && rx_queue_of(name, device, parent.as_deref()) == Some(queue)).then_some(irq)
+        });
+        let first = found.next()?;
+        found.next().is_none().then_some(first)
+    }
+
+    /// The interrupts of the hardware below `device`. A virtio device's belong to its parent.
+    fn device_interrupts(&self, device: &str) -> Vec<u32> {
+        ["device/msi_irqs", "device/../msi_irqs"]
+            .iter()
+            .map(|dir| self.path(&format!("sys/class/net/{device}/{dir}")))
+            .find_map(|dir| fs::read_dir(dir).ok())
+            .into_iter()
+            .flatten()
+            .flatten()
+            .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+            .collect()
+    }
+
+    /// The thread `napi/DEVICE-ID` of a queue. NAPI ids ascend with the queues of a device, and
+    /// say nothing when there are more threads than queues: another network namespace then has a
+    /// device of this name.
+    fn napi_thread(&self, device: &str, queue: u32, nr_queues: u32) -> Option<u32> {
+        let prefix = format!("napi/{device}-");
+        let mut threads: Vec<(u32, u32)> = fs::read_dir(self.path("proc"))
+            .ok()?
+            .flatten()
+            .filter_map(|entry| {
+                let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
+                let comm = read_trimmed(&entry.path().join("comm"))?;
+                let id = comm.strip_prefix(&prefix)?.parse().ok()?;
+                Some((id, pid))
+            })
+            .collect();
+        threads.sort_unstable();
+        (threads.len() == nr_queues as usize).then(|| threads.get(queue as usize).map(|t| t.1))?
+    }
+
+    /// The one CPU that a thread may run on; `None` if there are several.
+    fn thread_cpu(&self, pid: u32) -> Option<u32> {
+        let status = self.read(&format!("proc/{pid}/status"))?;
+        let list = status
+            .lines()
+            .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+        let cpus = CpuMask::parse_list(list).ok()?;
+        (cpus.len() == 1).then(|| cpus.first())?
+    }
+
+    fn cpu_list(&self, file: &str) -> Result<CpuMask> {
+        let path = self.path(&format!("sys/devices/system/cpu/{file}"));
+        let text = fs::read_to_string(&path)
+            .with_context(|| format!("{}: is /sys mounted?", path.display()))?;
+        CpuMask::parse_list(&text).with_context(|| path.display().to_string())
+    }
+
+    /// A CPU list that not every kernel has. An unset `nohz_full` is missing, empty or `(null)`,
+    /// depending on the kernel.
+    fn optional_cpu_list(&self, file: &str) -> Result<Option<CpuMask>> {
+        match self.read(&format!("sys/devices/system/cpu/{file}")) {
+            Some(text) if text != "(null)" => self.cpu_list(file).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    fn path(&self, relative: &str) -> PathBuf {
+        self.root.join(relative)
+    }
+
+    fn read(&self, relative: &str) -> Option<String> {
+        read_trimmed(&self.path(relative))
+    }
+}
+
+fn read_trimmed(path: &Path) -> Option<String> {
+    Some(fs::read_to_string(path).ok()?.trim().to_string())
+}
+
+/// Whether `name` contains `word` with nothing alphanumeric before or after it: `eth1` is not in
+/// `eth10-rx-0`.
+fn has_word(name: &str, word: &str) -> bool {
+    name.match_indices(word).any(|(at, _)| {
+        let before = name[..at].chars().next_back();
+        let after = name[at + word.len()..].chars().next();
+        ![before, after]
+            .into_iter()
+            .flatten()
+            .any(char::is_alphanumeric)
+    })
+}
+
+/// The receive queue that an interrupt's name speaks of.
+///
+/// Drivers write `eth0-TxRx-3`, `i40e-eth0-TxRx-3`, `ens5-Tx-Rx-3`, `eth0-rx-3`, `eth0-q3-rx`,
+/// `eth0-3`, `virtio2-input.3`, `mlx5_comp3@pci:0000:01:00.0`.
+fn rx_queue_of(name: &str, device: &str, parent: Option<&str>) -> Option<u32> {
+    let name = name.split('@').next()?;
+    let mut rest = name.replacen(device, "", 1);
+    if let Some(parent) = parent {
+        rest = rest.replacen(parent, "", 1);
+    }
+    let lower = rest.to_ascii_lowercase();
+    let receives = ["rx", "input", "comp"]
+        .iter()
+        .any(|word| lower.contains(word));
+    let plain = lower
+        .strip_prefix('-')
+        .is_some_and(|n| n.bytes().all(|b| b.is_ascii_digit()));
+    if !receives && !plain {
+        return None;
+    }
+    lower
+        .split(|c: char| !c.is_ascii_digit())
+        .rfind(|digits| !digits.is_empty())?
+        .parse()
+        .ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// A host made of files.
+    struct Fixture {
+        dir: TempDir,
+    }
+
+    impl Fixture {
+        fn new(online: &str) -> Self {
+            let fixture = Self {
+                dir: tempfile::tempdir().unwrap(),
+            };
+            fixture
+                .file("sys/devices/system/cpu/online", online)
+                .file("sys/devices/system/cpu/possible", "0-7")
+                .file("sys/devices/system/cpu/present", "0-7")
+                .file("sys/devices/system/cpu/isolated", "")
+        }
+
+        fn file(self, path: &str, text: &str) -> Self {
+            let path = self.dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, format!("{text}\n")).unwrap();
+            self
+        }
+
+        fn link(self, path: &str, target: &str) -> Self {
+            let path = self.dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            symlink(target, path).unwrap();
+            self
+        }
+
+        fn cache(self, cpu: u32, index: u32, level: u32, kind: &str, cpus: &str) -> Self {
+            let dir = format!("sys/devices/system/cpu/cpu{cpu}/cache/index{index}");
+            self.file(&format!("{dir}/level"), &level.to_string())
+                .file(&format!("{dir}/type"), kind)
+                .file(&format!("{dir}/shared_cpu_list"), cpus)
+        }
+
+        /// CPUs 0-3 share one L3, CPUs 4-7 another; the L1s are each CPU's own.
+        fn two_caches(online: &str) -> Self {
+            (0..8).fold(Self::new(online), |fixture, cpu| {
+                let l3 = if cpu < 4 { "0-3" } else { "4-7" };
+                fixture
+                    .cache(cpu, 0, 1, "Data", &cpu.to_string())
+                    .cache(cpu, 1, 1, "Instruction", &cpu.to_string())
+                    .cache(cpu, 3, 3, "Unified", l3)
+            })
+        }
+
+        fn topology(&self) -> Topology {
+            Topology::at(self.dir.path())
+        }
+    }
+
+    fn auto(fixture: &Fixture, interrupt: Option<u32>) -> (String, Anchor) {
+        let auto = fixture.topology().auto_mask(interrupt).unwrap();
+        (auto.cpus.to_string(), auto.anchor)
+    }
+
+    #[test]
+    fn lists_of_cpus() {
+        let fixture = Fixture::new("0-2,4");
+        let topology = fixture.topology();
+        assert_eq!(topology.online().unwrap().to_string(), "0-2,4");
+        assert_eq!(topology.possible().unwrap().to_string(), "0-7");
+        assert_eq!(topology.present().unwrap().to_string(), "0-7");
+        let error = Topology::at("/nonexistent").online().unwrap_err();
+        assert!(
+            format!("{error:#}").contains("is /sys mounted?"),
+            "{error:#}"
+        );
+    }
+
+    #[test]
+    fn auto_stays_within_the_interrupts_cache() {
+        let fixture = Fixture::two_caches("0-7");
+        assert_eq!(
+            auto(&fixture, Some(5)),
+            ("4-7".into(), Anchor::Interrupt(5))
+        );
+        assert_eq!(
+            auto(&fixture, Some(0)),
+            ("0-3".into(), Anchor::Interrupt(0))
+        );
+        assert_eq!(auto(&fixture, None), ("0-3".into(), Anchor::Assumed(0)));
+    }
+
+    #[test]
+    fn auto_leaves_isolated_cpus_alone() {
+        let fixture = Fixture::two_caches("0-7")
+            .file("sys/devices/system/cpu/isolated", "0-1")
+            .file("sys/devices/system/cpu/nohz_full", "6-7");
+        assert_eq!(
+            fixture.topology().housekeeping().unwrap().to_string(),
+            "2-5"
+        );
+        assert_eq!(
+            auto(&fixture, Some(4)),
+            ("4-5".into(), Anchor::Interrupt(4))
+        );
+        assert_eq!(auto(&fixture, None), ("2-3".into(), Anchor::Assumed(2)));
+        // An interrupt on an isolated CPU still says which cache the packets are in.
+        assert_eq!(
+            auto(&fixture, Some(1)),
+            ("2-3".into(), Anchor::Interrupt(1))
+        );
+    }
+
+    #[test]
+    fn an_unset_nohz_full_isolates_nothing() {
+        let fixture = Fixture::new("0-3").file("sys/devices/system/cpu/nohz_full", "  (null)");
+        assert_eq!(
+            fixture.topology().housekeeping().unwrap().to_string(),
+            "0-3"
+        );
+    }
+
+    #[test]
+    fn auto_leaves_offline_cpus_out() {
+        let fixture = Fixture::two_caches("0-4,6");
+        assert_eq!(
+            auto(&fixture, Some(4)),
+            ("4,6".into(), Anchor::Interrupt(4))
+        );
+    }
+
+    #[test]
+    fn without_cache_information_every_cpu_is_near() {
+        let fixture = Fixture::new("0-5").file("sys/devices/system/cpu/isolated", "5");
+        assert_eq!(
+            auto(&fixture, Some(2)),
+            ("0-4".into(), Anchor::Everywhere(2))
+        );
+        assert_eq!(auto(&fixture, None), ("0-4".into(), Anchor::Everywhere(0)));
+    }
+
+    #[test]
+    fn an_instruction_cache_is_no_last_level_cache() {
+        let fixture =
+            Fixture::new("0-3")
+                .cache(0, 0, 1, "Data", "0-1")
+                .cache(0, 1, 2, "Instruction", "0-3");
+        assert_eq!(
+            fixture.topology().cache_siblings(0).unwrap().to_string(),
+            "0-1"
+        );
+    }
+
+    /// A virtio device, with the table of interrupts as a guest of two CPUs shows it.
+    fn virtio() -> Fixture {
+        let pci = "sys/devices/pci0000:00/0000:00:03.0";
+        Fixture::new("0-3")
+            .file(&format!("{pci}/msi_irqs/37"), "msix")
+            .file(&format!("{pci}/msi_irqs/38"), "msix")
+            .file(&format!("{pci}/msi_irqs/39"), "msix")
+            .file(&format!("{pci}/virtio2/net/eth0/threaded"), "0")
+            .link(&format!("{pci}/virtio2/net/eth0/device"), "../..")
+            .link(
+                "sys/class/net/eth0",
+                "../../devices/pci0000:00/0000:00:03.0/virtio2/net/eth0",
+            )
+            .file(
+                "proc/interrupts",
+                "     CPU0 CPU1\n\
+                 24: 1 0 IO-APIC 5-edge ACPI:Ged\n\
+                 34: 9 0 PCI-MSIX-0000:00:05.0 1-edge virtio4-input\n\
+                 37: 0 0 PCI-MSIX-0000:00:03.0 0-edge virtio2-config\n\
+                 38: 0 3978 PCI-MSIX-0000:00:03.0 1-edge virtio2-input.0\n\
+                 39: 2628 0 PCI-MSIX-0000:00:03.0 2-edge virtio2-output.0\n\
+                 40: 2628 0 PCI-MSIX-0000:00:04.0 1-edge virtio3-input.0\n\
+                 LOC: 1 2 Local timer interrupts",
+            )
+            .file("proc/irq/38/effective_affinity_list", "3")
+            .file("proc/irq/39/effective_affinity_list", "0")
+    }
+
+    #[test]
+    fn a_queues_interrupt_by_name() {
+        let topology = virtio().topology_kept();
+        assert_eq!(topology.1.interrupt_cpu("eth0", 0, 1, &[]), Some(3));
+        assert_eq!(topology.1.interrupt_cpu("eth0", 1, 1, &[]), None);
+        assert_eq!(topology.1.interrupt_cpu("eth9", 0, 1, &[]), None);
+    }
+
+    #[test]
+    fn a_queues_interrupt_as_the_kernel_says() {
+        let (_fixture, topology) = virtio().topology_kept();
+        let napi = |irq| Napi {
+            id: 8193,
+            irq,
+            pid: None,
+        };
+        assert_eq!(
+            topology.interrupt_cpu("eth0", 0, 1, &[napi(Some(39))]),
+            Some(0)
+        );
+        assert_eq!(topology.interrupt_cpu("eth0", 0, 1, &[napi(None)]), Some(3));
+    }
+
+    #[test]
+    fn threaded_napi_receives_where_its_thread_may_run() {
+        let thread = |fixture: Fixture, pid: u32, comm: &str, cpus: &str| {
+            fixture.file(&format!("proc/{pid}/comm"), comm).file(
+                &format!("proc/{pid}/status"),
+                &format!("Name: x\nCpus_allowed_list:\t{cpus}"),
+            )
+        };
+        let fixture = Fixture::new("0-3").file("sys/class/net/veth0/threaded", "1");
+        let fixture = thread(fixture, 70, "napi/veth0-8200", "2");
+        let fixture = thread(fixture, 71, "napi/veth0-8199", "1");
+        let fixture = thread(fixture, 72, "napi/veth00-8198", "3");
+        let topology = fixture.topology();
+        // By name: the lower id is the lower queue.
+        assert_eq!(topology.interrupt_cpu("veth0", 0, 2, &[]), Some(1));
+        assert_eq!(topology.interrupt_cpu("veth0", 1, 2, &[]), Some(2));
+        // Two threads for one queue: some are another namespace's.
+        assert_eq!(topology.interrupt_cpu("veth0", 0, 1, &[]), None);
+        // The kernel's word settles it.
+        let napi = Napi {
+            id: 8200,
+            irq: None,
+            pid: Some(70),
+        };
+        assert_eq!(topology.interrupt_cpu("veth0", 0, 1, &[napi]), Some(2));
+        // A thread that may run anywhere is on no CPU in particular.
+        let fixture = thread(fixture, 70, "napi/veth0-8200", "0-3");
+        assert_eq!(fixture.topology().interrupt_cpu("veth0", 1, 2, &[]), None);
+    }
+
+    #[test]
+    fn names_of_interrupts() {
+        let queue = |name| rx_queue_of(name, "eth0", Some("virtio2"));
+        for (name, expected) in [
+            ("eth0-TxRx-3", Some(3)),
+            ("i40e-eth0-TxRx-12", Some(12)),
+            ("eth0-Tx-Rx-3", Some(3)),
+            ("eth0-rx-1", Some(1)),
+            ("eth0-q2-rx", Some(2)),
+            ("eth0-5", Some(5)),
+            ("virtio2-input.4", Some(4)),
+            ("mlx5_comp7@pci:0000:01:00.0", Some(7)),
+            ("eth0-tx-1", None),
+            ("eth0-q2-tx", None),
+            ("virtio2-output.4", None),
+            ("virtio2-config", None),
+            ("mlx5_async0@pci:0000:01:00.0", None),
+            ("eth0", None),
+        ] {
+            assert_eq!(queue(name), expected, "{name}");
+        }
+        assert!(has_word("eth1-rx-0", "eth1"));
+        assert!(!has_word("eth10-rx-0", "eth1"));
+        assert!(!has_word("veth1-rx-0", "eth1"));
+    }
+
+    impl Fixture {
+        fn topology_kept(self) -> (Self, Topology) {
+            let topology = self.topology();
+            (self, topology)
+        }
+    }
+
+    #[test]
+    fn this_host_can_be_read() {
+        let topology = Topology::host();
+        let online = topology.online().unwrap();
+        assert!(!online.is_empty());
+        assert_eq!(online.intersect(&topology.possible().unwrap()), online);
+        let auto = topology.auto_mask(None).unwrap();
+        assert_eq!(auto.cpus.intersect(&online), auto.cpus);
+    }
+}
