@@ -5,6 +5,12 @@
 #include "flow.h"
 
 SEC("xdp.frags")
+int empty(struct xdp_md *ctx)
+{
+	return XDP_PASS;
+}
+
+SEC("xdp.frags")
 int pass(struct xdp_md *ctx)
 {
 	return XDP_PASS;

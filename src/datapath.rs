@@ -45,7 +45,8 @@ pub enum XdpMode {
 /// What the data path is made for. Fixed from load to the end.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Frames a backlog may hold; at most [`BACKLOG_LIMIT_MAX`].
+    /// Frames a backlog may hold. More than [`BACKLOG_LIMIT_MAX`] only where nothing is ever
+    /// redirected in truth: no ring would hold it.
     pub backlog_limit: u32,
     /// Slots of each queue's `dev_flow_table`; rounded up to a power of two, as the kernel does.
     pub rps_flow_cnt: u32,
@@ -129,12 +130,6 @@ impl Datapath {
     /// # Errors
     /// When the kernel refuses a map or a program: the verifier's words are in the log.
     pub fn load(config: &Config, devices: &[DeviceConfig]) -> Result<Self> {
-        if config.backlog_limit == 0 || config.backlog_limit > BACKLOG_LIMIT_MAX {
-            bail!(
-                "a backlog limit of {} frames is not possible: choose 1 to {BACKLOG_LIMIT_MAX}",
-                config.backlog_limit
-            );
-        }
         let nr_queues: u32 = devices.iter().map(|d| d.nr_rx_queues).sum();
         let nr_cpus = u32::try_from(libbpf_rs::num_possible_cpus()?)?;
         let flow_cnt = config.rps_flow_cnt.max(1).next_power_of_two();
@@ -223,7 +218,7 @@ impl Datapath {
             cpumaps,
             shared,
             nr_cpus,
-            ring_size: config.backlog_limit + RING_SLACK,
+            ring_size: config.backlog_limit.min(BACKLOG_LIMIT_MAX) + RING_SLACK,
         })
     }
 

@@ -11,6 +11,20 @@ pub mod rx {
     include!(concat!(env!("OUT_DIR"), "/rx.skel.rs"));
 }
 
+/// The lab's programs, generated from `bpf/lab.bpf.c`.
+#[allow(clippy::all, clippy::pedantic, missing_docs)]
+pub mod lab_skel {
+    include!(concat!(env!("OUT_DIR"), "/lab.skel.rs"));
+}
+
+pub mod accounting;
+pub mod bench;
+pub mod caps;
+pub mod cli;
+pub mod control;
 pub mod datapath;
+pub mod device;
 pub mod rps_map;
+pub mod run;
+pub mod status;
 pub mod tracepoint;

@@ -1,2 +1,95 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-fn main() {}
+//! The `rxsteer` command. Exit status: 0 done, 1 failed, 2 wrong usage.
+
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::SignalFd;
+use rxsteer::bench::{self, Effort};
+use rxsteer::cli::{BenchArgs, Cli, Command, Scenario, StatusArgs};
+use rxsteer::{run, status};
+use tracing_subscriber::EnvFilter;
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let filter = EnvFilter::try_from_env("RXSTEER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .without_time()
+        .with_target(false)
+        .init();
+    match execute(cli.command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            tracing::error!("{e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn execute(command: Command) -> Result<()> {
+    match command {
+        Command::Run(args) => {
+            let signals = stop_signals()?;
+            run::run(&args.into(), signals.as_fd())
+        }
+        Command::Status(args) => print_status(&args),
+        Command::Bench(args) => bench(&args),
+        Command::Set(args) => run::set(&args.device, args.queue, &args.rps_cpus),
+    }
+}
+
+/// SIGINT and SIGTERM as a file descriptor; they no longer end the process by themselves.
+fn stop_signals() -> Result<SignalFd> {
+    let mut stop = SigSet::empty();
+    stop.add(Signal::SIGINT);
+    stop.add(Signal::SIGTERM);
+    stop.thread_block().context("blocking the stop signals")?;
+    SignalFd::new(&stop).context("waiting for signals")
+}
+
+fn print_status(args: &StatusArgs) -> Result<()> {
+    loop {
+        let now = run::status()?;
+        if args.json {
+            println!("{}", serde_json::to_string(&now)?);
+        } else {
+            print!("{}", status::render(&now));
+        }
+        match args.interval {
+            Some(interval) => std::thread::sleep(interval),
+            None => return Ok(()),
+        }
+    }
+}
+
+fn bench(args: &BenchArgs) -> Result<()> {
+    for scenario in &args.scenarios {
+        let bar = indicatif::ProgressBar::new(0);
+        let progress = |what: &str, total: u64| {
+            bar.set_length(total);
+            bar.set_message(what.to_owned());
+            bar.inc(1);
+        };
+        let effort = Effort {
+            rounds: args.rounds,
+            seconds: args.seconds.as_secs_f64(),
+            progress: &progress,
+        };
+        let report = match scenario {
+            Scenario::Decide => bench::decide::decide(&effort),
+        };
+        bar.finish_and_clear();
+        let report = report?;
+        if args.json {
+            println!("{}", serde_json::to_string(&report)?);
+        } else {
+            print!("{}", report.render());
+        }
+    }
+    Ok(())
+}

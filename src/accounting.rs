@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Where every received frame went: the counters of the data path as terms of two sums.
+//!
+//! ```text
+//! received   = inline + redirected + dropped + shed + no_flow
+//! redirected = delivered + lost + queued
+//! ```
+//!
+//! All terms are frames since attach. They are read one after the other while packets go on, so
+//! that the first sum may be off by what arrived in between; at rest both close to the last frame.
+
+use std::ops::AddAssign;
+
+use anyhow::Result;
+use serde::{Deserialize, Serialize};
+
+use crate::datapath::Datapath;
+use crate::rx::types::{backlog, flow_result};
+
+/// One backlog: a queue's frames for one CPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Backlog {
+    /// The CPU that processes them.
+    pub cpu: u32,
+    /// Sent towards the CPU.
+    pub redirected: u64,
+    /// Dropped in XDP because the backlog was full.
+    pub dropped: u64,
+    /// Dropped in XDP because the flow had to leave and could not yet.
+    pub shed: u64,
+    /// Redirected and handed to the network stack on the CPU.
+    pub delivered: u64,
+    /// Redirected, and lost in the kernel.
+    pub lost: u64,
+    /// Redirected, and waiting now.
+    pub queued: u64,
+    /// Dry run: what would have been redirected. Counted as inline, because it was.
+    pub would_redirect: u64,
+}
+
+/// One receive queue.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Queue {
+    /// `rx_queue_index` on its device.
+    pub queue: u32,
+    /// The CPUs of its `rps_map`, as a list.
+    pub rps_cpus: String,
+    /// Frames that the program saw.
+    pub received: u64,
+    /// Processed in the poll that received them.
+    pub inline: u64,
+    /// Sums over the backlogs.
+    #[serde(flatten)]
+    pub sums: Sums,
+    /// No flow: a header ends outside the packet, or lies about it.
+    pub no_flow_truncated: u64,
+    /// No flow: not IP, or more headers than the parser follows.
+    pub no_flow_unknown: u64,
+    /// Times that a flow changed its location.
+    pub moves: u64,
+    /// Frames whose flow wanted to move and had to wait.
+    pub held: u64,
+    /// The backlogs that have ever been used.
+    pub backlogs: Vec<Backlog>,
+}
+
+/// The terms that add up over backlogs; see [`Backlog`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[allow(missing_docs)]
+pub struct Sums {
+    pub redirected: u64,
+    pub dropped: u64,
+    pub shed: u64,
+    pub delivered: u64,
+    pub lost: u64,
+    pub queued: u64,
+    pub would_redirect: u64,
+}
+
+impl AddAssign<&Backlog> for Sums {
+    fn add_assign(&mut self, b: &Backlog) {
+        self.redirected += b.redirected;
+        self.dropped += b.dropped;
+        self.shed += b.shed;
+        self.delivered += b.delivered;
+        self.lost += b.lost;
+        self.queued += b.queued;
+        self.would_redirect += b.would_redirect;
+    }
+}
+
+impl Backlog {
+    fn new(cpu: u32, b: &backlog) -> Self {
+        Self {
+            cpu,
+            redirected: b.tail,
+            dropped: b.nr_dropped,
+            shed: b.nr_shed,
+            delivered: b.taken - b.nr_unbuilt,
+            lost: b.nr_lost + b.nr_unbuilt,
+            // Read at different moments: what was taken may include what entered since.
+            queued: b.tail.saturating_sub(b.taken + b.nr_lost),
+            would_redirect: b.nr_decided,
+        }
+    }
+
+    fn is_used(&self) -> bool {
+        *self
+            != Self {
+                cpu: self.cpu,
+                ..Self::default()
+            }
+    }
+}
+
+impl Queue {
+    /// The terms of a queue of the data path: `index` counts over all devices, `queue` within one.
+    ///
+    /// # Errors
+    /// When the maps can't be read.
+    pub fn read(datapath: &Datapath, index: u32, queue: u32, rps_cpus: String) -> Result<Self> {
+        let mut backlogs = Vec::new();
+        let mut sums = Sums::default();
+        for cpu in 0..datapath.nr_cpus() {
+            let b = Backlog::new(cpu, &datapath.backlog(index, cpu)?);
+            if b.is_used() {
+                sums += &b;
+                backlogs.push(b);
+            }
+        }
+        let q = datapath.rx_queue(index)?;
+        let no_flow = |why: flow_result| q.nr_no_flow[why.0 as usize];
+        Ok(Self {
+            queue,
+            rps_cpus,
+            received: q.nr_received,
+            inline: q.nr_inline,
+            sums,
+            no_flow_truncated: no_flow(flow_result::FLOW_TRUNCATED),
+            no_flow_unknown: no_flow(flow_result::FLOW_UNKNOWN),
+            moves: q.nr_moves,
+            held: q.nr_held,
+            backlogs,
+        })
+    }
+
+    /// What keeps the two sums from closing, in words; nothing when they do.
+    pub fn imbalance(&self) -> Option<String> {
+        let s = &self.sums;
+        let accounted = self.inline
+            + s.redirected
+            + s.dropped
+            + s.shed
+            + self.no_flow_truncated
+            + self.no_flow_unknown;
+        let left = s.delivered + s.lost + s.queued;
+        if self.received != accounted {
+            return Some(format!(
+                "received {} ≠ accounted for {accounted}",
+                self.received
+            ));
+        }
+        (s.redirected != left).then(|| {
+            format!(
+                "redirected {} ≠ delivered + lost + queued {left}",
+                s.redirected
+            )
+        })
+    }
+}
+
+/// One device.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Device {
+    /// Interface name.
+    pub device: String,
+    /// Interface index.
+    pub ifindex: u32,
+    /// `native` or `generic`.
+    pub mode: String,
+    /// Its receive queues, in order.
+    pub queues: Vec<Queue>,
+}
+
+/// Everything that `rxsteer status` shows.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Status {
+    /// Process id of the running rxsteer.
+    pub pid: u32,
+    /// Its version.
+    pub version: String,
+    /// `rps` or `off`.
+    pub policy: String,
+    /// Decides and counts, moves nothing.
+    pub dry_run: bool,
+    /// Frames a backlog may hold.
+    pub backlog_limit: u32,
+    /// Steered devices.
+    pub devices: Vec<Device>,
+}

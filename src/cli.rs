@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The command line.
+
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::datapath::{BACKLOG_LIMIT_MAX, RPS_FLOW_CNT};
+use crate::run::{Mode, Options, Policy, QueueCpus, RpsCpus};
+use crate::rx::types::flow_tunnel;
+
+/// Receive steering for Linux: decides on which CPU each received packet is processed.
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true, max_term_width = 100)]
+pub struct Cli {
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// One per thing that rxsteer does.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Steer the packets that devices receive, until stopped
+    Run(RunArgs),
+    /// Show what a running rxsteer does, and how much of it
+    Status(StatusArgs),
+    /// Change the CPUs of a device that is being steered
+    Set(SetArgs),
+    /// Measure, on this machine and in namespaces of its own
+    Bench(BenchArgs),
+}
+
+/// Options of `rxsteer run`.
+#[derive(Debug, Args)]
+pub struct RunArgs {
+    /// Network devices, for example eth0
+    #[arg(required = true, value_name = "DEVICE")]
+    pub devices: Vec<String>,
+
+    /// How packets find their CPU
+    #[arg(long, value_enum, default_value_t)]
+    pub policy: Policy,
+
+    /// CPUs that may process packets: a mask as in rps_cpus (ff), a list (0-3,8), or auto: those
+    /// that share a last-level cache with the interrupt's CPU
+    #[arg(long, value_name = "CPUS", default_value = "auto")]
+    pub rps_cpus: RpsCpus,
+
+    /// A receive queue with CPUs of its own; may be given several times
+    #[arg(long = "queue", value_name = "[DEVICE:]QUEUE=CPUS")]
+    pub queues: Vec<QueueCpus>,
+
+    /// Where XDP is attached
+    #[arg(long, value_enum, default_value_t)]
+    pub mode: Mode,
+
+    /// Decide and count, but move nothing
+    #[arg(long)]
+    pub dry_run: bool,
+
+    /// Frames that a backlog may hold [default: net.core.netdev_max_backlog]
+    #[arg(long, value_name = "FRAMES",
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(BACKLOG_LIMIT_MAX)))]
+    pub backlog: Option<u32>,
+
+    /// Slots of each queue's flow table, rounded up to a power of two
+    #[arg(long, value_name = "SLOTS", default_value_t = RPS_FLOW_CNT,
+          value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    pub rps_flow_cnt: u32,
+
+    /// Tunnels to look into: their inner flows are steered, not the tunnel
+    #[arg(long, value_enum, value_name = "TUNNEL", value_delimiter = ',')]
+    pub tunnels: Vec<Tunnel>,
+}
+
+/// Tunnels whose inner flow can be the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Tunnel {
+    /// IPIP, 6in4, 4in6, ip6ip6
+    Ipip,
+    /// GRE, with its optional fields
+    Gre,
+    /// VXLAN, on UDP ports 4789 and 8472
+    Vxlan,
+    /// GENEVE, on UDP port 6081
+    Geneve,
+    /// GTP-U, on UDP port 2152
+    GtpU,
+    /// All of them
+    All,
+}
+
+impl Tunnel {
+    /// As the kernel side has it: bits of `enum flow_tunnel`.
+    pub fn bits(self) -> u32 {
+        match self {
+            Self::Ipip => flow_tunnel::FLOW_TUNNEL_IPIP.0,
+            Self::Gre => flow_tunnel::FLOW_TUNNEL_GRE.0,
+            Self::Vxlan => flow_tunnel::FLOW_TUNNEL_VXLAN.0,
+            Self::Geneve => flow_tunnel::FLOW_TUNNEL_GENEVE.0,
+            Self::GtpU => flow_tunnel::FLOW_TUNNEL_GTPU.0,
+            Self::All => [Self::Ipip, Self::Gre, Self::Vxlan, Self::Geneve, Self::GtpU]
+                .into_iter()
+                .fold(0, |bits, tunnel| bits | tunnel.bits()),
+        }
+    }
+}
+
+impl From<RunArgs> for Options {
+    fn from(args: RunArgs) -> Self {
+        Self {
+            devices: args.devices,
+            policy: args.policy,
+            rps_cpus: args.rps_cpus,
+            queues: args.queues,
+            mode: args.mode,
+            dry_run: args.dry_run,
+            backlog: args.backlog,
+            rps_flow_cnt: args.rps_flow_cnt,
+            tunnels: args
+                .tunnels
+                .into_iter()
+                .fold(0, |bits, tunnel| bits | tunnel.bits()),
+        }
+    }
+}
+
+/// Options of `rxsteer status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// Print JSON, one object per line
+    #[arg(long)]
+    pub json: bool,
+
+    /// Print again every so many seconds, until interrupted
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub interval: Option<Duration>,
+}
+
+/// Options of `rxsteer set`.
+#[derive(Debug, Args)]
+pub struct SetArgs {
+    /// The device
+    pub device: String,
+
+    /// The CPUs from now on: mask, list or auto
+    #[arg(long, value_name = "CPUS")]
+    pub rps_cpus: String,
+
+    /// Only this receive queue
+    #[arg(long, value_name = "QUEUE")]
+    pub queue: Option<u32>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| format!("{text:?} is not a number"))?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if duration >= Duration::from_millis(10) => Ok(duration),
+        _ => Err("choose 0.01 seconds or more".to_owned()),
+    }
+}
+
+/// Options of `rxsteer bench`.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// What to measure
+    #[arg(required = true, value_enum, value_name = "SCENARIO")]
+    pub scenarios: Vec<Scenario>,
+
+    /// How often every mode runs, interleaved
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    pub rounds: u32,
+
+    /// Length of one measurement
+    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    pub seconds: Duration,
+
+    /// Print JSON, one object per scenario and line
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// What `rxsteer bench` can measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Scenario {
+    /// Time of one decision, against a program that only passes
+    Decide,
+}

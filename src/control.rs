@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How other commands talk to a running rxsteer: one JSON line each way over a Unix socket.
+//!
+//! The socket's address is abstract, so that nothing is left when the process ends, and belongs to
+//! the network namespace, as the devices do: one rxsteer each.
+
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use serde::{Deserialize, Serialize};
+
+use crate::accounting::Status;
+
+const NAME: &str = "rxsteer";
+
+/// How long either side waits for the other's line.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What can be asked of a running rxsteer.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Request {
+    /// What does it do, and how much of it?
+    Status,
+    /// Steer a device's queue, or all its queues, to other CPUs from now on.
+    Set {
+        /// Interface name.
+        device: String,
+        /// All queues if there is none.
+        queue: Option<u32>,
+        /// As in `--rps-cpus`.
+        rps_cpus: String,
+    },
+}
+
+/// What comes back.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reply {
+    /// To [`Request::Status`].
+    Status(Status),
+    /// To [`Request::Set`].
+    Done,
+    /// It could not be done, and why.
+    Failed(String),
+}
+
+fn address() -> Result<SocketAddr> {
+    Ok(SocketAddr::from_abstract_name(NAME)?)
+}
+
+/// Takes the socket of this network namespace.
+///
+/// # Errors
+/// When another rxsteer has it.
+pub fn listen() -> Result<UnixListener> {
+    let listener = match UnixListener::bind_addr(&address()?) {
+        Err(e) if e.kind() == ErrorKind::AddrInUse => bail!(
+            "rxsteer is running in this network namespace already{}: stop it first, or name all \
+             devices in one command",
+            ask(&Request::Status).map_or(String::new(), |reply| match reply {
+                Reply::Status(s) => format!(" (process {})", s.pid),
+                _ => String::new(),
+            })
+        ),
+        other => other.context("no control socket")?,
+    };
+    listener.set_nonblocking(true)?;
+    Ok(listener)
+}
+
+/// Asks the rxsteer that runs in this network namespace.
+///
+/// # Errors
+/// When none runs, or it doesn't answer.
+pub fn ask(request: &Request) -> Result<Reply> {
+    let mut stream = UnixStream::connect_addr(&address()?).map_err(|e| match e.kind() {
+        ErrorKind::ConnectionRefused => anyhow!(
+            "no rxsteer is running in this network namespace: start it with `rxsteer run DEVICE`"
+        ),
+        _ => anyhow!(e).context("the control socket"),
+    })?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    serde_json::to_writer(&mut stream, request)?;
+    stream.write_all(b"\n")?;
+    let mut line = String::new();
+    BufReader::new(stream)
+        .read_line(&mut line)
+        .context("rxsteer does not answer")?;
+    serde_json::from_str(&line)
+        .context("the answer is not rxsteer's: is it root's and of this version?")
+}
+
+/// Answers everybody who is waiting. Only root, and who runs this rxsteer, is answered.
+pub fn serve(listener: &UnixListener, mut answer: impl FnMut(Request) -> Reply) {
+    while let Ok((stream, _)) = listener.accept() {
+        if let Err(e) = serve_one(&stream, &mut answer) {
+            tracing::debug!("control: {e:#}");
+        }
+    }
+}
+
+fn serve_one(mut stream: &UnixStream, answer: &mut impl FnMut(Request) -> Reply) -> Result<()> {
+    let uid = getsockopt(&stream, PeerCredentials)?.uid();
+    if uid != 0 && uid != nix::unistd::geteuid().as_raw() {
+        bail!("user {uid} may not ask");
+    }
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line)?;
+    let reply = match serde_json::from_str(&line) {
+        Ok(request) => answer(request),
+        Err(e) => Reply::Failed(format!("not a request of this version: {e}")),
+    };
+    serde_json::to_writer(stream, &reply)?;
+    Ok(stream.write_all(b"\n")?)
+}

@@ -1,0 +1,532 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `rxsteer run`: attaches, steers until it is told to stop, brings every flow home, detaches.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tracing::{info, warn};
+
+use crate::accounting::{self, Status};
+use crate::caps::{self, Need};
+use crate::control::{self, Reply, Request};
+use crate::cpumask::CpuMask;
+use crate::datapath::{
+    BACKLOG_LIMIT_MAX, Config, Datapath, DeviceConfig, RPS_FLOW_CNT, XdpMode, draw_secret,
+};
+use crate::device::Device;
+use crate::netdev;
+use crate::topology::Topology;
+
+/// How long flows may take to come home before the program is detached anyway.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How packets find their CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Policy {
+    /// By the flow's hash, over the CPUs of the queue's mask.
+    #[default]
+    Rps,
+    /// Not at all: every packet stays where it is received.
+    Off,
+}
+
+/// Where XDP is attached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Mode {
+    /// Native, or generic with a warning where the driver has no XDP.
+    #[default]
+    Auto,
+    /// In the driver.
+    Native,
+    /// In the stack: works with every driver that has NAPI, and costs an skb first.
+    Generic,
+}
+
+/// The CPUs of a queue: as given, or to be found.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RpsCpus {
+    /// Those that share a last-level cache with the interrupt's CPU.
+    Auto,
+    /// These.
+    Mask(CpuMask),
+}
+
+impl std::str::FromStr for RpsCpus {
+    type Err = crate::cpumask::CpuMaskError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if text == "auto" {
+            Ok(Self::Auto)
+        } else {
+            text.parse().map(Self::Mask)
+        }
+    }
+}
+
+/// `[DEVICE:]QUEUE=CPUS`.
+#[derive(Clone, Debug)]
+pub struct QueueCpus {
+    /// Needed only when several devices are steered.
+    pub device: Option<String>,
+    /// `rx_queue_index`.
+    pub queue: u32,
+    /// Its CPUs.
+    pub cpus: RpsCpus,
+}
+
+impl std::str::FromStr for QueueCpus {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (place, cpus) = text
+            .split_once('=')
+            .ok_or_else(|| anyhow!("write QUEUE=CPUS, for example 0=0-3 or eth0:0=0-3"))?;
+        let (device, queue) = match place.rsplit_once(':') {
+            Some((device, queue)) => (Some(device.to_owned()), queue),
+            None => (None, place),
+        };
+        let queue = queue
+            .parse()
+            .map_err(|_| anyhow!("{queue:?} is not a queue number: 0, 1, …"))?;
+        Ok(Self {
+            device,
+            queue,
+            cpus: cpus.parse()?,
+        })
+    }
+}
+
+/// What to steer, and how. The defaults are those of the command line.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Interface names, at least one, all different.
+    pub devices: Vec<String>,
+    /// How packets find their CPU.
+    pub policy: Policy,
+    /// The CPUs of every queue that `queues` does not name.
+    pub rps_cpus: RpsCpus,
+    /// Queues with CPUs of their own.
+    pub queues: Vec<QueueCpus>,
+    /// Where XDP is attached.
+    pub mode: Mode,
+    /// Decide and count, move nothing.
+    pub dry_run: bool,
+    /// Frames a backlog may hold; `net.core.netdev_max_backlog` if there is none.
+    pub backlog: Option<u32>,
+    /// Slots of each queue's flow table.
+    pub rps_flow_cnt: u32,
+    /// Bits of `enum flow_tunnel`.
+    pub tunnels: u32,
+}
+
+impl Options {
+    /// The defaults for these devices.
+    pub fn new(devices: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        Self {
+            devices: devices.into_iter().map(Into::into).collect(),
+            policy: Policy::default(),
+            rps_cpus: RpsCpus::Auto,
+            queues: Vec::new(),
+            mode: Mode::default(),
+            dry_run: false,
+            backlog: None,
+            rps_flow_cnt: RPS_FLOW_CNT,
+            tunnels: 0,
+        }
+    }
+}
+
+/// A device while it is steered.
+struct Steered {
+    device: Device,
+    mode: XdpMode,
+    /// Of its queue 0, over all devices.
+    first_queue: u32,
+    /// By queue; empty under [`Policy::Off`].
+    cpus: Vec<CpuMask>,
+}
+
+/// Everything between attach and detach.
+struct Steering {
+    datapath: Datapath,
+    devices: Vec<Steered>,
+    policy: Policy,
+    dry_run: bool,
+    backlog_limit: u32,
+}
+
+/// Steers until `stop` becomes readable.
+///
+/// # Errors
+/// With the reason and the remedy, when the host or a device does not allow it. Nothing is left
+/// attached then.
+pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
+    if let Some(missing) = caps::missing(Need::Steer).first() {
+        bail!("{missing}");
+    }
+    let listener = control::listen()?;
+    let mut steering = Steering::start(options)?;
+    let requests = steering.datapath.requests()?;
+    info!(
+        "steering {}; stop with Ctrl-C or SIGTERM",
+        options.devices.join(", ")
+    );
+
+    loop {
+        // SAFETY: the ring buffer outlives the loop.
+        let ring = unsafe { BorrowedFd::borrow_raw(requests.fd()) };
+        let mut fds = [
+            PollFd::new(stop, PollFlags::POLLIN),
+            PollFd::new(ring, PollFlags::POLLIN),
+            PollFd::new(listener.as_fd(), PollFlags::POLLIN),
+        ];
+        match poll(&mut fds, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(e) => return Err(e).context("waiting"),
+        }
+        let ready = fds.map(|fd| fd.any() == Some(true));
+        for request in requests.take()? {
+            if let Err(e) = steering.datapath.make_backlog(request.queue, request.cpu) {
+                warn!("{e:#}: its flows stay where they are received");
+            }
+        }
+        if ready[2] {
+            control::serve(&listener, |request| steering.answer(request));
+        }
+        if ready[0] {
+            return steering.stop();
+        }
+    }
+}
+
+/// What a running rxsteer would print now.
+///
+/// # Errors
+/// When none runs in this network namespace.
+pub fn status() -> Result<Status> {
+    match control::ask(&Request::Status)? {
+        Reply::Status(status) => Ok(status),
+        Reply::Failed(why) => bail!(why),
+        Reply::Done => bail!("the running rxsteer is of another version"),
+    }
+}
+
+/// Steers a device's queue (all its queues if `None`) to other CPUs from now on.
+///
+/// # Errors
+/// When none runs, or the device, the queue or the CPUs are not possible.
+pub fn set(device: &str, queue: Option<u32>, rps_cpus: &str) -> Result<()> {
+    let request = Request::Set {
+        device: device.to_owned(),
+        queue,
+        rps_cpus: rps_cpus.to_owned(),
+    };
+    match control::ask(&request)? {
+        Reply::Done => Ok(()),
+        Reply::Failed(why) => bail!(why),
+        Reply::Status(_) => bail!("the running rxsteer is of another version"),
+    }
+}
+
+impl Steering {
+    fn start(options: &Options) -> Result<Self> {
+        let backlog_limit = backlog_limit(options.backlog)?;
+        let mut devices = Vec::new();
+        let mut first_queue = 0;
+        for name in &options.devices {
+            let device = Device::open(name)?;
+            if devices
+                .iter()
+                .any(|d: &Steered| d.device.ifindex == device.ifindex)
+            {
+                bail!("{name} is named twice");
+            }
+            let mode = match options.mode {
+                Mode::Generic => XdpMode::Generic,
+                Mode::Auto | Mode::Native => XdpMode::Native,
+            };
+            check(&device, mode)?;
+            let nr_queues = device.nr_rx_queues;
+            let mut steered = Steered {
+                device,
+                mode,
+                first_queue,
+                cpus: Vec::new(),
+            };
+            if options.policy == Policy::Rps {
+                steered.cpus = (0..nr_queues)
+                    .map(|queue| cpus_of(&steered.device, queue, &options.rps_cpus))
+                    .collect::<Result<_>>()?;
+            }
+            first_queue += nr_queues;
+            devices.push(steered);
+        }
+        for wish in &options.queues {
+            let steered = find(&mut devices, wish.device.as_deref())?;
+            let cpus = cpus_of(&steered.device, wish.queue, &wish.cpus)?;
+            if options.policy == Policy::Rps {
+                steered.cpus[wish.queue as usize] = cpus;
+            }
+        }
+
+        let config = Config {
+            backlog_limit,
+            rps_flow_cnt: options.rps_flow_cnt,
+            dry_run: options.dry_run,
+            tunnels: options.tunnels,
+            secret: draw_secret()?,
+        };
+        let queues: Vec<_> = devices
+            .iter()
+            .map(|d| DeviceConfig {
+                ifindex: d.device.ifindex,
+                nr_rx_queues: d.device.nr_rx_queues,
+            })
+            .collect();
+        let datapath = Datapath::load(&config, &queues)?;
+        let mut steering = Self {
+            datapath,
+            devices,
+            policy: options.policy,
+            dry_run: options.dry_run,
+            backlog_limit,
+        };
+        steering.fill()?;
+        for device in 0..steering.devices.len() {
+            steering.attach(device, options.mode)?;
+        }
+        Ok(steering)
+    }
+
+    fn fill(&self) -> Result<()> {
+        for steered in &self.devices {
+            for (queue, cpus) in (0..).zip(&steered.cpus) {
+                self.spread(steered.first_queue + queue, cpus)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn spread(&self, queue: u32, cpus: &CpuMask) -> Result<()> {
+        let cpus: Vec<u32> = cpus.iter().collect();
+        self.datapath
+            .set_rps_map(queue, &self.datapath.rps_map(queue)?.spread_over(&cpus))
+    }
+
+    fn attach(&mut self, index: usize, mode: Mode) -> Result<()> {
+        let steered = &mut self.devices[index];
+        let name = steered.device.name.clone();
+        let attached = self.datapath.attach(index, steered.mode);
+        let unsupported = attached
+            .as_ref()
+            .is_err_and(|e| e.raw_os_error() == Some(libc::EOPNOTSUPP));
+        let attached = if unsupported && mode == Mode::Auto {
+            warn!(
+                "{name}: its driver ({}) has no native XDP; falling back to generic mode, which \
+                 costs an skb before the decision",
+                steered.device.driver.as_deref().unwrap_or("unknown")
+            );
+            check(&steered.device, XdpMode::Generic)?;
+            steered.mode = XdpMode::Generic;
+            self.datapath.attach(index, XdpMode::Generic)
+        } else {
+            attached
+        };
+        attached.map_err(|e| steered.device.explain_attach_error(&e, steered.mode))?;
+        for (queue, cpus) in steered.cpus.iter().enumerate() {
+            info!("{name} queue {queue}: CPUs {cpus}");
+        }
+        Ok(())
+    }
+
+    fn stop(mut self) -> Result<()> {
+        if !self.datapath.bring_home(PATIENCE)? {
+            warn!("some packets were still queued: what follows may overtake them");
+        }
+        self.datapath.detach();
+        for device in self.status()?.devices {
+            for q in device.queues {
+                info!(
+                    "{} queue {}: received {}, inline {}, redirected {}, dropped {}, shed {}, \
+                     lost {}",
+                    device.device,
+                    q.queue,
+                    q.received,
+                    q.inline,
+                    q.sums.redirected,
+                    q.sums.dropped,
+                    q.sums.shed,
+                    q.sums.lost
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, request: Request) -> Reply {
+        let reply = match request {
+            Request::Status => self.status().map(Reply::Status),
+            Request::Set {
+                device,
+                queue,
+                rps_cpus,
+            } => self.set(&device, queue, &rps_cpus).map(|()| Reply::Done),
+        };
+        reply.unwrap_or_else(|e| Reply::Failed(format!("{e:#}")))
+    }
+
+    fn set(&mut self, device: &str, queue: Option<u32>, rps_cpus: &str) -> Result<()> {
+        if self.policy == Policy::Off {
+            bail!("rxsteer runs with --policy off: it steers nothing");
+        }
+        let rps_cpus: RpsCpus = rps_cpus.parse()?;
+        let steered = find(&mut self.devices, Some(device))?;
+        let queues = match queue {
+            Some(queue) => queue..queue + 1,
+            None => 0..steered.device.nr_rx_queues,
+        };
+        // All or nothing: every mask is found before the first is set.
+        let cpus = queues
+            .clone()
+            .map(|queue| cpus_of(&steered.device, queue, &rps_cpus))
+            .collect::<Result<Vec<_>>>()?;
+        let first_queue = steered.first_queue;
+        for (queue, cpus) in queues.clone().zip(&cpus) {
+            steered.cpus[queue as usize] = cpus.clone();
+        }
+        for (queue, cpus) in queues.zip(&cpus) {
+            self.spread(first_queue + queue, cpus)?;
+        }
+        Ok(())
+    }
+
+    fn status(&self) -> Result<Status> {
+        let devices = self.devices.iter().map(|steered| {
+            let queues = (0..steered.device.nr_rx_queues)
+                .map(|queue| {
+                    let cpus = steered
+                        .cpus
+                        .get(queue as usize)
+                        .map_or(String::new(), |c| c.to_string());
+                    accounting::Queue::read(
+                        &self.datapath,
+                        steered.first_queue + queue,
+                        queue,
+                        cpus,
+                    )
+                })
+                .collect::<Result<_>>()?;
+            Ok(accounting::Device {
+                device: steered.device.name.clone(),
+                ifindex: steered.device.ifindex,
+                mode: match steered.mode {
+                    XdpMode::Native => "native".to_owned(),
+                    XdpMode::Generic => "generic".to_owned(),
+                },
+                queues,
+            })
+        });
+        Ok(Status {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            policy: match self.policy {
+                Policy::Rps => "rps".to_owned(),
+                Policy::Off => "off".to_owned(),
+            },
+            dry_run: self.dry_run,
+            backlog_limit: self.backlog_limit,
+            devices: devices.collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// The device with that name, or the only one there is.
+fn find<'a>(devices: &'a mut [Steered], name: Option<&str>) -> Result<&'a mut Steered> {
+    let names: Vec<_> = devices.iter().map(|d| d.device.name.clone()).collect();
+    let names = names.join(", ");
+    match name {
+        Some(name) => devices
+            .iter_mut()
+            .find(|d| d.device.name == name)
+            .ok_or_else(|| anyhow!("{name} is not steered; steered: {names}")),
+        None if devices.len() == 1 => Ok(&mut devices[0]),
+        None => bail!("say which device the queue belongs to, DEVICE:QUEUE=CPUS; one of {names}"),
+    }
+}
+
+/// The CPUs for one queue: online ones only.
+fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<CpuMask> {
+    if queue >= device.nr_rx_queues {
+        bail!(
+            "{} has no receive queue {queue}: its queues are 0 to {}",
+            device.name,
+            device.nr_rx_queues - 1
+        );
+    }
+    let topology = Topology::host();
+    let mask = match wish {
+        RpsCpus::Auto => {
+            let napis = netdev::napis(device.ifindex)?.unwrap_or_default();
+            let interrupt_cpu =
+                topology.interrupt_cpu(&device.name, queue, device.nr_rx_queues, &napis);
+            let auto = topology.auto_mask(interrupt_cpu)?;
+            info!("{} queue {queue}: {}", device.name, auto.anchor);
+            return Ok(auto.cpus);
+        }
+        RpsCpus::Mask(mask) => mask,
+    };
+    let online = topology.online()?;
+    let usable = mask.intersect(&online);
+    if usable.is_empty() {
+        bail!("no CPU of {mask} is online: choose from {online}");
+    }
+    let offline = mask.without(&online);
+    if !offline.is_empty() {
+        warn!(
+            "CPUs {offline} are not online: {} queue {queue} does without them",
+            device.name
+        );
+    }
+    Ok(usable)
+}
+
+/// Refuses a device that can't be steered well; warns of what it merely should know.
+fn check(device: &Device, mode: XdpMode) -> Result<()> {
+    let (fatal, advice): (Vec<_>, Vec<_>) =
+        device.objections(mode).into_iter().partition(|o| o.fatal);
+    for objection in advice {
+        warn!(
+            "{}: {}; {}",
+            device.name, objection.reason, objection.remedy
+        );
+    }
+    if fatal.is_empty() {
+        return Ok(());
+    }
+    let why: Vec<_> = fatal
+        .iter()
+        .map(|o| format!("{}: {}; {}", device.name, o.reason, o.remedy))
+        .collect();
+    bail!(why.join("\n"))
+}
+
+/// `--backlog`, or `net.core.netdev_max_backlog`.
+fn backlog_limit(configured: Option<u32>) -> Result<u32> {
+    if let Some(limit) = configured {
+        return Ok(limit);
+    }
+    // Only the initial network namespace shows it; 1000 is the kernel's own default.
+    let limit = std::fs::read_to_string("/proc/sys/net/core/netdev_max_backlog")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(1000);
+    if limit > BACKLOG_LIMIT_MAX {
+        warn!(
+            "net.core.netdev_max_backlog is {limit}; a backlog holds {BACKLOG_LIMIT_MAX} at most"
+        );
+    }
+    Ok(limit.clamp(1, BACKLOG_LIMIT_MAX))
+}
