@@ -65,7 +65,7 @@ static __always_inline __be32 flow_ports(__be16 source, __be16 dest)
  * local address: the parser's for packets, and the one for the socket they reach.
  */
 static __always_inline void flow_key_ports(struct flow_key *key, const __be32 saddr[4],
-					   __be32 ports, __u8 proto)
+					   __be32 ports, __u32 proto)
 {
 	*key = (struct flow_key){
 		.saddr = {saddr[0], saddr[1], saddr[2], saddr[3]},
@@ -75,7 +75,7 @@ static __always_inline void flow_key_ports(struct flow_key *key, const __be32 sa
 }
 
 static __always_inline void flow_key_ports4(struct flow_key *key, __be32 saddr, __be32 ports,
-					    __u8 proto)
+					    __u32 proto)
 {
 	*key = (struct flow_key){
 		.saddr = {0, 0, FLOW_V4_MAPPED, saddr},
@@ -86,9 +86,6 @@ static __always_inline void flow_key_ports4(struct flow_key *key, __be32 saddr, 
 
 /* ---- hash --------------------------------------------------------------- */
 
-/* Any word of a key, the one with the protocol included. */
-typedef __u32 __attribute__((may_alias)) flow_word;
-
 /*
  * Strongly universal multilinear hashing of 32-bit words (Lemire and Kaser,
  * "Strongly universal string hashing is fast", 2014), then MurmurHash3's 32-bit
@@ -98,7 +95,7 @@ typedef __u32 __attribute__((may_alias)) flow_word;
 static __always_inline __u32 flow_hash(const struct flow_key *key,
 				       const volatile struct flow_secret *secret)
 {
-	const flow_word *word = (const flow_word *)key;
+	const __u32 *word = (const __u32 *)key;
 	__u64 sum = secret->addend;
 	__u32 hash;
 
@@ -119,6 +116,13 @@ static __always_inline __u32 flow_hash(const struct flow_key *key,
 /* Not in the kernel's headers for user space, or not in all. */
 #define FLOW_ETH_P_QINQ2 0x9100 /* 802.1ad before it had a number */
 #define FLOW_ETH_P_TEB	 0x6558 /* an Ethernet frame */
+
+/* struct ethhdr is packed, and read by bytes for it. */
+struct flow_ethernet {
+	__be16 dest[3];
+	__be16 source[3];
+	__be16 type;
+};
 
 struct flow_vlan {
 	__be16 tci;
@@ -291,11 +295,11 @@ static __always_inline int flow_is_vlan(__u16 type)
 static __always_inline enum flow_result flow_link(struct flow_cursor *c, __u16 *type)
 {
 	if (*type == FLOW_ETH_P_TEB) {
-		const struct ethhdr *eth = flow_take(c, sizeof(*eth));
+		const struct flow_ethernet *eth = flow_take(c, sizeof(*eth));
 
 		if (!eth)
 			return FLOW_TRUNCATED;
-		*type = flow_swap16(eth->h_proto);
+		*type = flow_swap16(eth->type);
 	}
 	for (int i = 0; i < FLOW_VLANS && flow_is_vlan(*type); i++) {
 		const struct flow_vlan *vlan = flow_take(c, sizeof(*vlan));
@@ -589,59 +593,54 @@ flow_follow(const void *data, const void *data_end, __u32 len, __u32 tunnels, st
 /* ---- the short road ----------------------------------------------------- */
 
 /* Goes by the port alone: flow_follow() looks whether it really is one. */
-static __always_inline int flow_may_be_tunnel(__u8 proto, __be16 dest, __u32 tunnels)
+static __always_inline int flow_may_be_tunnel(__be32 ports, __u32 tunnels)
 {
-	if (proto != IPPROTO_UDP)
-		return 0;
-	return (tunnels & FLOW_TUNNEL_VXLAN &&
-		(dest == flow_swap16(4789) || dest == flow_swap16(8472))) ||
-	       (tunnels & FLOW_TUNNEL_GENEVE && dest == flow_swap16(6081)) ||
-	       (tunnels & FLOW_TUNNEL_GTPU && dest == flow_swap16(2152));
+	__u16 dest = flow_swap32(ports);
+
+	return (tunnels & FLOW_TUNNEL_VXLAN && (dest == 4789 || dest == 8472)) ||
+	       (tunnels & FLOW_TUNNEL_GENEVE && dest == 6081) ||
+	       (tunnels & FLOW_TUNNEL_GTPU && dest == 2152);
+}
+
+/* Of an IP packet that carries size bytes and begins with these ports, nothing else is asked. */
+static __always_inline int flow_is_plain(__u8 proto, __u32 size, __be32 ports, __u32 tunnels)
+{
+	if (proto == IPPROTO_TCP)
+		return size >= sizeof(struct tcphdr);
+	return proto == IPPROTO_UDP && size >= sizeof(struct udphdr) &&
+	       !flow_may_be_tunnel(ports, tunnels);
 }
 
 /*
- * data to data_end is the packet's linear part, len its length with all fragments
- * of the buffer, tunnels the FLOW_TUNNEL_* whose inner flow is wanted. The key is
- * written if and only if the result is FLOW_KEYED.
+ * data to data_end is the packet's linear part; len, at least as much, its length with
+ * all fragments of the buffer; tunnels the FLOW_TUNNEL_* whose inner flow is wanted.
+ * The key is written if and only if the result is FLOW_KEYED.
  */
 static __always_inline enum flow_result flow_parse(const void *data, const void *data_end,
 						   __u32 len, __u32 tunnels, struct flow_key *key)
 {
-	const struct ethhdr *eth = data;
+	const struct flow_ethernet *eth = data;
+	const struct iphdr *v4 = (const void *)(eth + 1);
+	const struct ipv6hdr *v6 = (const void *)(eth + 1);
+	const __be32 *ports4 = (const void *)(v4 + 1), *ports6 = (const void *)(v6 + 1);
+	__u32 payload, network_len = len - sizeof(*eth);
 
-	if ((const char *)data + sizeof(*eth) + sizeof(struct iphdr) + sizeof(struct udphdr) >
-	    (const char *)data_end)
+	if ((const void *)(ports4 + 1) > data_end)
 		return flow_follow(data, data_end, len, tunnels, key);
 
-	if (eth->h_proto == flow_swap16(ETH_P_IP)) {
-		const struct iphdr *ip = (const void *)(eth + 1);
-		const struct udphdr *ports = (const void *)(ip + 1); /* TCP's are there too */
-		__u32 size = flow_swap16(ip->tot_len);
-
-		if (*(const __u8 *)ip == 0x45 && !(ip->frag_off & flow_swap16(0x3fff)) &&
-		    (ip->protocol == IPPROTO_TCP || ip->protocol == IPPROTO_UDP) &&
-		    size >= sizeof(*ip) + flow_ports_header(ip->protocol) &&
-		    size + sizeof(*eth) <= len &&
-		    !flow_may_be_tunnel(ip->protocol, ports->dest, tunnels)) {
-			flow_key_ports4(key, ip->saddr, flow_ports(ports->source, ports->dest),
-					ip->protocol);
+	if (eth->type == flow_swap16(ETH_P_IP)) {
+		payload = flow_swap16(v4->tot_len) - (__u32)sizeof(*v4);
+		if (*(const __u8 *)v4 == 0x45 && !(v4->frag_off & flow_swap16(0x3fff)) &&
+		    (__s32)payload >= 0 && payload + (__u32)sizeof(*v4) <= network_len &&
+		    flow_is_plain(v4->protocol, payload, *ports4, tunnels)) {
+			flow_key_ports4(key, v4->saddr, *ports4, v4->protocol);
 			return FLOW_KEYED;
 		}
-	} else if (eth->h_proto == flow_swap16(ETH_P_IPV6)) {
-		const struct ipv6hdr *ip = (const void *)(eth + 1);
-		const struct udphdr *ports = (const void *)(ip + 1);
-		__u32 size;
-
-		if ((const void *)(ports + 1) > data_end)
-			return flow_follow(data, data_end, len, tunnels, key);
-		size = flow_swap16(ip->payload_len);
-		if (*(const __u8 *)ip >> 4 == 6 &&
-		    (ip->nexthdr == IPPROTO_TCP || ip->nexthdr == IPPROTO_UDP) &&
-		    size >= flow_ports_header(ip->nexthdr) &&
-		    size + sizeof(*eth) + sizeof(*ip) <= len &&
-		    !flow_may_be_tunnel(ip->nexthdr, ports->dest, tunnels)) {
-			flow_key_ports(key, ip->saddr.in6_u.u6_addr32,
-				       flow_ports(ports->source, ports->dest), ip->nexthdr);
+	} else if (eth->type == flow_swap16(ETH_P_IPV6) && (const void *)(ports6 + 1) <= data_end) {
+		payload = flow_swap16(v6->payload_len);
+		if (*(const __u8 *)v6 >> 4 == 6 && payload + (__u32)sizeof(*v6) <= network_len &&
+		    flow_is_plain(v6->nexthdr, payload, *ports6, tunnels)) {
+			flow_key_ports(key, v6->saddr.in6_u.u6_addr32, *ports6, v6->nexthdr);
 			return FLOW_KEYED;
 		}
 	}

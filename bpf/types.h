@@ -20,7 +20,8 @@
 /* ---- flow keys (flow.h) ------------------------------------------------- */
 
 /*
- * What makes two packets one flow. Addresses are in network order; an IPv4
+ * What makes two packets one flow; without padding, as keys are hashed and compared
+ * as words. Addresses are in network order; an IPv4
  * address is written as its v4-mapped IPv6 address, so that a v4-mapped socket
  * and the packets it receives have one key.
  *
@@ -31,8 +32,7 @@ struct flow_key {
 	__be32 saddr[4];
 	__be32 daddr[4];
 	__be32 ports; /* source port, destination port; or the SPI; or 0 */
-	__u8 proto;   /* IPPROTO_*; IPPROTO_FRAGMENT for every IPv6 fragment */
-	__u8 pad[3];  /* zero: keys are compared as bytes */
+	__u32 proto;  /* IPPROTO_*; IPPROTO_FRAGMENT for every IPv6 fragment */
 };
 
 /* Why a packet has, or has no, key. Counted per queue: nr_no_flow[]. */
