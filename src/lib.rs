@@ -2,6 +2,7 @@
 //! Receive steering for Linux as one eBPF system.
 
 pub mod cpumask;
+pub mod device;
 pub mod netdev;
 pub mod topology;
 
