@@ -1,7 +1,452 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What this host lacks for the job at hand, and how to get it.
+
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::path::Path;
+use std::thread;
+
+use anyhow::{Context, Result, anyhow};
+use libbpf_rs::MapType;
+use libbpf_rs::btf::{Btf, BtfType};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use rtnetlink::LinkVeth;
+use serde::Serialize;
+
+/// The job at hand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
+    /// Steer the packets of a device.
     Steer,
+    /// Steer in network namespaces of our own: demo, bench, end-to-end tests.
     Lab,
 }
-pub fn missing(_n: Need) -> Vec<String> {
-    vec![]
+
+/// Something that the host lacks. Each prints as one line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Missing {
+    pub what: String,
+    pub how_to_get: String,
+}
+
+impl fmt::Display for Missing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: {}", self.what, self.how_to_get)
+    }
+}
+
+/// The oldest kernel that the data path was read against and tested on.
+const OLDEST_KERNEL: (u32, u32) = (6, 1);
+
+/// Capabilities by their number in linux/capability.h: attaching XDP, tracing programs, maps and
+/// programs at all, finding the maps of a running rxsteer by their ids (bpf_get_fd_by_id).
+const CAPABILITIES: [(u32, &str); 4] = [
+    (12, "CAP_NET_ADMIN"),
+    (38, "CAP_PERFMON"),
+    (39, "CAP_BPF"),
+    (21, "CAP_SYS_ADMIN"),
+];
+
+/// Without these the accounting can't close: what a backlog took, what its ring refused, and what
+/// never reached a backlog.
+const TRACEPOINTS: [&str; 3] = [
+    "xdp_cpumap_kthread",
+    "xdp_cpumap_enqueue",
+    "xdp_redirect_err",
+];
+
+const VMLINUX_BTF: &str = "/sys/kernel/btf/vmlinux";
+
+/// What this host lacks for `need`; empty when it lacks nothing.
+///
+/// Leaves nothing behind: what it tries, it tries in a map, a program and namespaces that are
+/// gone when it returns.
+pub fn missing(need: Need) -> Vec<Missing> {
+    Host::look(need).missing()
+}
+
+/// Those of the kernel's tracepoints `names` that a `tp_btf` program can't attach to.
+///
+/// Fails if the kernel shows no BTF.
+pub fn missing_tracepoints<'a>(names: &[&'a str]) -> Result<Vec<&'a str>> {
+    let btf = Btf::from_vmlinux().with_context(|| format!("cannot read {VMLINUX_BTF}"))?;
+    Ok(names
+        .iter()
+        .copied()
+        .filter(|name| {
+            btf.type_by_name::<BtfType>(&format!("btf_trace_{name}"))
+                .is_none()
+        })
+        .collect())
+}
+
+/// What was seen of a host.
+struct Host {
+    root: bool,
+    capabilities: u64,
+    release: String,
+    lockdown: String,
+    /// Of [`TRACEPOINTS`]; `None` if the kernel shows no BTF.
+    missing_tracepoints: Option<Vec<&'static str>>,
+    /// Only tried with the capabilities to.
+    probed: Option<Probed>,
+}
+
+struct Probed {
+    bpf: io::Result<()>,
+    cpumap: bool,
+    frags: io::Result<()>,
+    /// `None` where the lab is not needed.
+    namespaces: Option<Result<()>>,
+}
+
+impl Host {
+    fn look(need: Need) -> Self {
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let mut host = Self {
+            root: nix::unistd::geteuid().is_root(),
+            capabilities: effective_capabilities(&read("/proc/thread-self/status")),
+            release: read("/proc/sys/kernel/osrelease"),
+            lockdown: read("/sys/kernel/security/lockdown"),
+            // libbpf is not quiet about a missing file.
+            missing_tracepoints: Path::new(VMLINUX_BTF)
+                .exists()
+                .then(|| missing_tracepoints(&TRACEPOINTS).ok())
+                .flatten(),
+            probed: None,
+        };
+        if host.lacking_capabilities().is_empty() {
+            host.probed = Some(Probed {
+                bpf: try_map(),
+                cpumap: MapType::Cpumap.is_supported().unwrap_or(false),
+                frags: try_frags(),
+                namespaces: (need == Need::Lab).then(try_namespaces),
+            });
+        }
+        host
+    }
+
+    fn lacking_capabilities(&self) -> Vec<&'static str> {
+        CAPABILITIES
+            .iter()
+            .filter(|(bit, _)| self.capabilities & (1 << bit) == 0)
+            .map(|(_, name)| *name)
+            .collect()
+    }
+
+    fn missing(&self) -> Vec<Missing> {
+        let mut missing = Vec::new();
+        let mut lacks = |what: String, how_to_get: &str| {
+            missing.push(Missing {
+                what,
+                how_to_get: how_to_get.to_string(),
+            });
+        };
+
+        let release = self.release.trim();
+        if kernel_version(release).is_some_and(|version| version < OLDEST_KERNEL) {
+            let (major, minor) = OLDEST_KERNEL;
+            lacks(
+                format!("Linux {major}.{minor} or later (this is {release})"),
+                "boot a newer kernel",
+            );
+        }
+        match self.missing_tracepoints.as_deref() {
+            None => lacks(
+                format!("the kernel's type information, {VMLINUX_BTF}"),
+                "boot a kernel with CONFIG_DEBUG_INFO_BTF=y, and mount /sys",
+            ),
+            Some([]) => {}
+            Some(names) => lacks(
+                format!("the tracepoints {}", names.join(", ")),
+                "boot a kernel with CONFIG_BPF_EVENTS=y and CONFIG_TRACEPOINTS=y",
+            ),
+        }
+        if self.lockdown.contains("[confidentiality]") {
+            lacks(
+                "BPF programs that read the kernel, forbidden by lockdown".to_string(),
+                "boot without `lockdown=confidentiality`",
+            );
+        }
+        let capabilities = self.lacking_capabilities();
+        if !capabilities.is_empty() {
+            lacks(
+                format!("the capabilities {}", capabilities.join(", ")),
+                match self.root {
+                    false => "run it as root, for instance with sudo",
+                    true => "this root is confined: start the container with `--privileged`",
+                },
+            );
+        }
+
+        let Some(probed) = &self.probed else {
+            return missing;
+        };
+        if let Err(e) = &probed.bpf {
+            lacks(
+                format!("the bpf system call ({e})"),
+                match e.raw_os_error() {
+                    Some(libc::ENOSYS) => "boot a kernel with CONFIG_BPF_SYSCALL=y",
+                    _ => {
+                        "run it outside of the container, or start the container with \
+                         `--privileged` and without a user namespace"
+                    }
+                },
+            );
+            // Everything below needs it.
+            return missing;
+        }
+        if !probed.cpumap {
+            lacks(
+                "maps of type cpumap".to_string(),
+                "boot a kernel with CONFIG_BPF_SYSCALL=y, CONFIG_NET=y and CONFIG_SMP=y",
+            );
+        }
+        if let Err(e) = &probed.frags {
+            lacks(
+                format!("XDP programs for frames in several buffers ({e})"),
+                "boot a kernel of 6.1 or later that allows XDP",
+            );
+        }
+        if let Some(Err(e)) = &probed.namespaces {
+            lacks(
+                format!("namespaces of its own with veth devices ({e:#})"),
+                "run it outside of the container, on a kernel with CONFIG_NET_NS=y and CONFIG_VETH",
+            );
+        }
+        missing
+    }
+}
+
+/// The effective capabilities in a `/proc/PID/status`, one bit each.
+fn effective_capabilities(status: &str) -> u64 {
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
+        .unwrap_or(0)
+}
+
+/// Major and minor of a release such as `6.1.0-37-amd64`.
+fn kernel_version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit());
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+/// Takes a descriptor or a negative error number, as libbpf returns them.
+fn opened(fd: i32) -> io::Result<()> {
+    if fd < 0 {
+        return Err(io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: libbpf has just opened it for us.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    Ok(())
+}
+
+/// Makes the smallest of maps.
+fn try_map() -> io::Result<()> {
+    // SAFETY: the name is a C string, and no options are given.
+    opened(unsafe {
+        libbpf_sys::bpf_map_create(
+            libbpf_sys::BPF_MAP_TYPE_ARRAY,
+            c"rxsteer_probe".as_ptr(),
+            4,
+            4,
+            1,
+            std::ptr::null(),
+        )
+    })
+}
+
+/// Loads the smallest of XDP programs that take frames in several buffers.
+fn try_frags() -> io::Result<()> {
+    let instruction = |code: u32, imm: u32| libbpf_sys::bpf_insn {
+        code: code as u8,
+        imm: imm as i32,
+        ..Default::default()
+    };
+    // r0 = XDP_PASS; exit
+    let program = [
+        instruction(
+            libbpf_sys::BPF_ALU64 | libbpf_sys::BPF_MOV | libbpf_sys::BPF_K,
+            libbpf_sys::XDP_PASS,
+        ),
+        instruction(libbpf_sys::BPF_JMP | libbpf_sys::BPF_EXIT, 0),
+    ];
+    let options = libbpf_sys::bpf_prog_load_opts {
+        sz: size_of::<libbpf_sys::bpf_prog_load_opts>() as libbpf_sys::size_t,
+        prog_flags: libbpf_sys::BPF_F_XDP_HAS_FRAGS,
+        ..Default::default()
+    };
+    // SAFETY: program and options outlive the call and carry their sizes; the names are C strings.
+    opened(unsafe {
+        libbpf_sys::bpf_prog_load(
+            libbpf_sys::BPF_PROG_TYPE_XDP,
+            c"rxsteer_probe".as_ptr(),
+            c"GPL".as_ptr(),
+            program.as_ptr(),
+            program.len() as libbpf_sys::size_t,
+            (&raw const options).cast_mut(),
+        )
+    })
+}
+
+/// Does what the lab does, on a thread of its own: the namespaces end with the thread.
+fn try_namespaces() -> Result<()> {
+    thread::spawn(|| {
+        unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).context("unshare")?;
+        let none = None::<&str>;
+        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
+            .context("mount private")?;
+        mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none)
+            .context("mount sysfs")?;
+        tokio::runtime::Builder::new_current_thread()
+            .enable_io()
+            .build()?
+            .block_on(async {
+                let (connection, handle, _) = rtnetlink::new_connection()?;
+                tokio::spawn(connection);
+                let veth = LinkVeth::new("probe0", "probe1").build();
+                handle
+                    .link()
+                    .add(veth)
+                    .execute()
+                    .await
+                    .context("add a veth")
+            })
+    })
+    .join()
+    .unwrap_or_else(|_| Err(anyhow!("the probe failed")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A host that lacks nothing.
+    fn able() -> Host {
+        Host {
+            root: true,
+            capabilities: u64::MAX,
+            release: "6.1.0-37-amd64\n".into(),
+            missing_tracepoints: Some(Vec::new()),
+            lockdown: "[none] integrity confidentiality\n".into(),
+            probed: Some(Probed {
+                bpf: Ok(()),
+                cpumap: true,
+                frags: Ok(()),
+                namespaces: Some(Ok(())),
+            }),
+        }
+    }
+
+    fn probed(change: impl FnOnce(&mut Probed)) -> Host {
+        let mut host = able();
+        change(host.probed.as_mut().unwrap());
+        host
+    }
+
+    /// The one thing missing, as one line.
+    fn only(host: &Host) -> String {
+        let missing = host.missing();
+        assert_eq!(missing.len(), 1, "{missing:?}");
+        let line = missing[0].to_string();
+        assert!(!line.contains('\n'), "{line}");
+        line
+    }
+
+    fn denied() -> io::Error {
+        io::Error::from_raw_os_error(libc::EPERM)
+    }
+
+    #[test]
+    fn an_able_host_lacks_nothing() {
+        assert_eq!(able().missing(), []);
+    }
+
+    #[test]
+    fn each_lack_is_one_line_with_a_remedy() {
+        let without_bpf = !(1u64 << 39);
+        let user = Host {
+            root: false,
+            capabilities: 0,
+            probed: None,
+            ..able()
+        };
+        let line = only(&user);
+        assert!(line.contains("CAP_BPF") && line.contains("sudo"), "{line}");
+        let confined = Host {
+            capabilities: without_bpf,
+            probed: None,
+            ..able()
+        };
+        let line = only(&confined);
+        assert!(
+            line.contains("CAP_BPF") && !line.contains("CAP_NET_ADMIN"),
+            "{line}"
+        );
+        assert!(line.contains("--privileged"), "{line}");
+
+        let old = Host {
+            release: "5.15.0-91-generic".into(),
+            ..able()
+        };
+        assert!(only(&old).contains("5.15.0-91-generic"));
+        let untyped = Host {
+            missing_tracepoints: None,
+            ..able()
+        };
+        assert!(only(&untyped).contains("CONFIG_DEBUG_INFO_BTF"));
+        let untraced = Host {
+            missing_tracepoints: Some(vec!["xdp_x"]),
+            ..able()
+        };
+        assert!(only(&untraced).contains("xdp_x"));
+        let locked = Host {
+            lockdown: "none integrity [confidentiality]".into(),
+            ..able()
+        };
+        assert!(only(&locked).contains("lockdown"));
+
+        assert!(only(&probed(|p| p.cpumap = false)).contains("cpumap"));
+        assert!(only(&probed(|p| p.frags = Err(denied()))).contains("XDP"));
+        let line = only(&probed(|p| p.namespaces = Some(Err(anyhow!("unshare")))));
+        assert!(line.contains("unshare"), "{line}");
+    }
+
+    #[test]
+    fn without_the_system_call_the_rest_is_not_blamed() {
+        let host = probed(|p| {
+            p.bpf = Err(denied());
+            p.cpumap = false;
+            p.frags = Err(denied());
+        });
+        assert!(only(&host).contains("--privileged"));
+        let host = probed(|p| p.bpf = Err(io::Error::from_raw_os_error(libc::ENOSYS)));
+        assert!(only(&host).contains("CONFIG_BPF_SYSCALL"));
+    }
+
+    #[test]
+    fn versions_and_capabilities_are_read() {
+        assert_eq!(kernel_version("6.18.44-x-y"), Some((6, 18)));
+        assert_eq!(kernel_version("6.1"), Some((6, 1)));
+        assert_eq!(kernel_version("unknown"), None);
+        let status = "Name:\tx\nCapPrm:\t0000000000000000\nCapEff:\t000001ffffffffff\n";
+        assert_eq!(effective_capabilities(status), 0x1ff_ffff_ffff);
+        assert_eq!(effective_capabilities(""), 0);
+    }
+
+    /// Whatever this host is, looking at it ends well, and the lab never needs less.
+    #[test]
+    fn this_host_can_be_looked_at() {
+        let steer = missing(Need::Steer);
+        let lab = missing(Need::Lab);
+        assert!(
+            steer.iter().all(|missing| lab.contains(missing)),
+            "{steer:?} {lab:?}"
+        );
+    }
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Receive steering for Linux as one eBPF system.
 
+pub mod caps;
 pub mod cpumask;
+pub mod device;
 pub mod netdev;
 pub mod topology;
 

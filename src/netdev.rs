@@ -72,6 +72,11 @@ pub fn napis(ifindex: u32) -> Result<Option<Vec<Napi>>> {
     Ok(Some(napis))
 }
 
+/// Whether the kernel has the family (6.3 and later).
+pub fn is_known() -> Result<bool> {
+    Ok(family_id("netdev")?.is_some())
+}
+
 /// The number of a generic netlink family; `None` if the kernel has no such family.
 fn family_id(name: &str) -> Result<Option<u16>> {
     let mut request = Vec::new();
