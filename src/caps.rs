@@ -51,11 +51,12 @@ const CAPABILITIES: [(u32, &str); 4] = [
 ];
 
 /// Without these the accounting can't close: what a backlog took, what its ring refused, and what
-/// never reached a backlog.
-const TRACEPOINTS: [&str; 3] = [
+/// never reached a backlog; and no flow could leave INLINE without the end of a poll.
+const TRACEPOINTS: [&str; 4] = [
     "xdp_cpumap_kthread",
     "xdp_cpumap_enqueue",
     "xdp_redirect_err",
+    "napi_poll",
 ];
 
 const VMLINUX_BTF: &str = "/sys/kernel/btf/vmlinux";

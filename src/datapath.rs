@@ -15,6 +15,8 @@ use anyhow::{Context, Result, anyhow, bail};
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, RingBuffer, RingBufferBuilder};
 
+use crate::caps;
+use crate::device::XdpMode;
 use crate::rps_map::RpsMap;
 use crate::rx::types::{backlog, backlog_request, flow_secret, rps_dev_flow, rps_map, rx_queue};
 use crate::rx::{OpenRxSkel, RxSkel, RxSkelBuilder};
@@ -32,15 +34,6 @@ pub const BACKLOG_LIMIT_MAX: u32 = RING_MAX - RING_SLACK;
 /// `rps_flow_cnt` unless configured, in slots per queue: the kernel's documentation suggests 32768
 /// for a whole busy host; a queue's share of it.
 pub const RPS_FLOW_CNT: u32 = 4096;
-
-/// Where XDP runs: in the driver, or in the stack behind it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum XdpMode {
-    /// In the driver, before an skb exists.
-    Native,
-    /// In the stack, on the skb.
-    Generic,
-}
 
 /// What the data path is made for. Fixed from load to the end.
 #[derive(Clone, Debug)]
@@ -152,8 +145,11 @@ impl Datapath {
         }
         set_constants(&mut open_shared, config, nr_cpus);
         open_shared.progs.rxsteer.set_autoload(false);
-        let probed = crate::tracepoint::exists("xdp_redirect_map_err")?;
-        open_shared.progs.on_redirect_map_err.set_autoload(probed);
+        let gone = caps::missing_tracepoints(&["xdp_redirect_map_err"])?;
+        open_shared
+            .progs
+            .on_redirect_map_err
+            .set_autoload(gone.is_empty());
         let shared = open_shared
             .load()
             .context("the kernel refused the tracepoint programs")?;
@@ -442,7 +438,7 @@ fn set_constants(open: &mut OpenRxSkel<'_>, config: &Config, nr_cpus: u32) {
     rodata.backlog_limit = config.backlog_limit.into();
     rodata.flow_tunnels = config.tunnels;
     rodata.flow_secret = config.secret;
-    rodata.dry_run = config.dry_run.into();
+    rodata.dry_run = config.dry_run;
 }
 
 fn load_device(

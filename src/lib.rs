@@ -1,10 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Receive steering for Linux as one eBPF system.
 
+pub mod accounting;
+pub mod bench;
 pub mod caps;
+pub mod cli;
+pub mod control;
 pub mod cpumask;
+pub mod datapath;
 pub mod device;
 pub mod netdev;
+pub mod rps_map;
+pub mod run;
+pub mod status;
 pub mod topology;
 
 /// The data path's skeleton, generated from `bpf/rx.bpf.c`, with its types taken from BTF.
@@ -18,15 +26,3 @@ pub mod rx {
 pub mod lab_skel {
     include!(concat!(env!("OUT_DIR"), "/lab.skel.rs"));
 }
-
-pub mod accounting;
-pub mod bench;
-pub mod caps;
-pub mod cli;
-pub mod control;
-pub mod datapath;
-pub mod device;
-pub mod rps_map;
-pub mod run;
-pub mod status;
-pub mod tracepoint;

@@ -14,10 +14,9 @@ use crate::caps::{self, Need};
 use crate::control::{self, Reply, Request};
 use crate::cpumask::CpuMask;
 use crate::datapath::{
-    BACKLOG_LIMIT_MAX, Config, Datapath, DeviceConfig, RPS_FLOW_CNT, XdpMode, draw_secret,
+    BACKLOG_LIMIT_MAX, Config, Datapath, DeviceConfig, RPS_FLOW_CNT, draw_secret,
 };
-use crate::device::Device;
-use crate::netdev;
+use crate::device::{Device, XdpMode};
 use crate::topology::Topology;
 
 /// How long flows may take to come home before the program is detached anyway.
@@ -249,7 +248,7 @@ impl Steering {
                 Mode::Auto | Mode::Native => XdpMode::Native,
             };
             check(&device, mode)?;
-            let nr_queues = device.nr_rx_queues;
+            let nr_queues = device.rx_queues;
             let mut steered = Steered {
                 device,
                 mode,
@@ -283,7 +282,7 @@ impl Steering {
             .iter()
             .map(|d| DeviceConfig {
                 ifindex: d.device.ifindex,
-                nr_rx_queues: d.device.nr_rx_queues,
+                nr_rx_queues: d.device.rx_queues,
             })
             .collect();
         let datapath = Datapath::load(&config, &queues)?;
@@ -327,7 +326,7 @@ impl Steering {
             warn!(
                 "{name}: its driver ({}) has no native XDP; falling back to generic mode, which \
                  costs an skb before the decision",
-                steered.device.driver.as_deref().unwrap_or("unknown")
+                steered.device.driver
             );
             check(&steered.device, XdpMode::Generic)?;
             steered.mode = XdpMode::Generic;
@@ -335,7 +334,13 @@ impl Steering {
         } else {
             attached
         };
-        attached.map_err(|e| steered.device.explain_attach_error(&e, steered.mode))?;
+        attached.map_err(|e| {
+            let errno = e.raw_os_error().unwrap_or(libc::EIO);
+            anyhow!(
+                "{}",
+                steered.device.attach_objection(steered.mode, errno, None)
+            )
+        })?;
         for (queue, cpus) in steered.cpus.iter().enumerate() {
             info!("{name} queue {queue}: CPUs {cpus}");
         }
@@ -386,7 +391,7 @@ impl Steering {
         let steered = find(&mut self.devices, Some(device))?;
         let queues = match queue {
             Some(queue) => queue..queue + 1,
-            None => 0..steered.device.nr_rx_queues,
+            None => 0..steered.device.rx_queues,
         };
         // All or nothing: every mask is found before the first is set.
         let cpus = queues
@@ -405,7 +410,7 @@ impl Steering {
 
     fn status(&self) -> Result<Status> {
         let devices = self.devices.iter().map(|steered| {
-            let queues = (0..steered.device.nr_rx_queues)
+            let queues = (0..steered.device.rx_queues)
                 .map(|queue| {
                     let cpus = steered
                         .cpus
@@ -422,10 +427,7 @@ impl Steering {
             Ok(accounting::Device {
                 device: steered.device.name.clone(),
                 ifindex: steered.device.ifindex,
-                mode: match steered.mode {
-                    XdpMode::Native => "native".to_owned(),
-                    XdpMode::Generic => "generic".to_owned(),
-                },
+                mode: steered.mode.to_string(),
                 queues,
             })
         });
@@ -459,19 +461,17 @@ fn find<'a>(devices: &'a mut [Steered], name: Option<&str>) -> Result<&'a mut St
 
 /// The CPUs for one queue: online ones only.
 fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<CpuMask> {
-    if queue >= device.nr_rx_queues {
+    if queue >= device.rx_queues {
         bail!(
             "{} has no receive queue {queue}: its queues are 0 to {}",
             device.name,
-            device.nr_rx_queues - 1
+            device.rx_queues - 1
         );
     }
     let topology = Topology::host();
     let mask = match wish {
         RpsCpus::Auto => {
-            let napis = netdev::napis(device.ifindex)?.unwrap_or_default();
-            let interrupt_cpu =
-                topology.interrupt_cpu(&device.name, queue, device.nr_rx_queues, &napis);
+            let interrupt_cpu = device.interrupt_cpu(&topology, queue);
             let auto = topology.auto_mask(interrupt_cpu)?;
             info!("{} queue {queue}: {}", device.name, auto.anchor);
             return Ok(auto.cpus);
@@ -498,18 +498,12 @@ fn check(device: &Device, mode: XdpMode) -> Result<()> {
     let (fatal, advice): (Vec<_>, Vec<_>) =
         device.objections(mode).into_iter().partition(|o| o.fatal);
     for objection in advice {
-        warn!(
-            "{}: {}; {}",
-            device.name, objection.reason, objection.remedy
-        );
+        warn!("{objection}");
     }
     if fatal.is_empty() {
         return Ok(());
     }
-    let why: Vec<_> = fatal
-        .iter()
-        .map(|o| format!("{}: {}; {}", device.name, o.reason, o.remedy))
-        .collect();
+    let why: Vec<_> = fatal.iter().map(ToString::to_string).collect();
     bail!(why.join("\n"))
 }
 

@@ -71,7 +71,7 @@ impl Rounds {
     pub fn report(&self, scenario: &str, rounds: u32) -> Report {
         let cases = self.cases.iter().map(|(case, modes)| Case {
             case: case.clone(),
-            modes: map(modes, |values| Spread::of(values)),
+            modes: map(modes, Spread::of),
             ratios: ratios(modes),
         });
         Report {
