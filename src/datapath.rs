@@ -7,7 +7,7 @@
 
 use std::cell::RefCell;
 use std::mem::{MaybeUninit, size_of};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,7 @@ use crate::device::XdpMode;
 use crate::rps_map::RpsMap;
 use crate::rx::types::{backlog, backlog_request, flow_secret, rps_dev_flow, rps_map, rx_queue};
 use crate::rx::{OpenRxSkel, RxSkel, RxSkelBuilder};
+use crate::xdp;
 
 /// A ring gives consumed slots back in batches of 16 (`ptr_ring`): it must be this much larger
 /// than what may be in it, in frames.
@@ -225,11 +226,8 @@ impl Datapath {
     /// the driver has no native XDP.
     pub fn attach(&mut self, device: usize, mode: XdpMode) -> std::io::Result<()> {
         let device = &mut self.devices[device];
-        device.link = Some(attach_xdp(
-            device.skel.progs.rxsteer.as_fd(),
-            device.ifindex,
-            mode,
-        )?);
+        let program = device.skel.progs.rxsteer.as_fd();
+        device.link = Some(xdp::attach(program, device.ifindex, mode)?);
         Ok(())
     }
 
@@ -479,28 +477,6 @@ fn create_cpumap(nr_cpus: u32) -> Result<MapHandle> {
     };
     MapHandle::create(MapType::Cpumap, Some("rps_backlog"), 4, 4, nr_cpus, &opts)
         .context("the kernel refused a cpumap")
-}
-
-/// Attaches by a link, which the kernel removes with its last file descriptor.
-fn attach_xdp(program: BorrowedFd<'_>, ifindex: u32, mode: XdpMode) -> std::io::Result<OwnedFd> {
-    let opts = libbpf_sys::bpf_link_create_opts {
-        sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
-        flags: match mode {
-            XdpMode::Native => libbpf_sys::XDP_FLAGS_DRV_MODE,
-            XdpMode::Generic => libbpf_sys::XDP_FLAGS_SKB_MODE,
-        },
-        ..Default::default()
-    };
-    let ifindex = i32::try_from(ifindex).map_err(std::io::Error::other)?;
-    // SAFETY: `opts` lives through the call; the kernel checks the rest.
-    let fd = unsafe {
-        libbpf_sys::bpf_link_create(program.as_raw_fd(), ifindex, libbpf_sys::BPF_XDP, &opts)
-    };
-    if fd < 0 {
-        return Err(std::io::Error::from_raw_os_error(-fd));
-    }
-    // SAFETY: the kernel has just given us this descriptor, and nobody else has it.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 /// The bytes of a value that has come from, or goes to, a map of that type.

@@ -9,11 +9,13 @@ pub mod control;
 pub mod cpumask;
 pub mod datapath;
 pub mod device;
+pub mod lab;
 pub mod netdev;
 pub mod rps_map;
 pub mod run;
 pub mod status;
 pub mod topology;
+pub mod xdp;
 
 /// The data path's skeleton, generated from `bpf/rx.bpf.c`, with its types taken from BTF.
 #[allow(clippy::all, clippy::pedantic, missing_docs)]

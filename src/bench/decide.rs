@@ -32,7 +32,9 @@ struct Packet {
 /// When the programs can't be loaded or run.
 pub fn decide(effort: &Effort<'_>) -> Result<Report> {
     let mut object = std::mem::MaybeUninit::uninit();
-    let lab = LabSkelBuilder::default().open(&mut object)?.load()?;
+    let mut lab = LabSkelBuilder::default().open(&mut object)?;
+    lab.progs.empty.set_autoload(true);
+    let lab = lab.load()?;
     let empty = std::os::fd::AsFd::as_fd(&lab.progs.empty);
     let packets = packets()?;
     let total = u64::from(effort.rounds) * packets.len() as u64;

@@ -2,6 +2,8 @@
 //! `rxsteer bench`: measured comparisons, modes interleaved, medians and per-round ratios.
 
 pub mod decide;
+pub mod flood;
+pub mod mode;
 pub mod report;
 
 pub use report::{Report, Rounds};

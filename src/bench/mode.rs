@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The ways to steer that are compared, each switched on for as long as its value lives.
+
+use std::fmt;
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use crate::accounting::Status;
+use crate::cpumask::CpuMask;
+use crate::device::XdpMode;
+use crate::lab::link::End;
+use crate::lab::xdp::Xdp;
+use crate::run::{self, Mode as Xdps, Options, RpsCpus};
+
+/// Frames that the naive cpumap's rings hold.
+const CPUMAP_RING: u32 = 2048;
+
+/// How long a mode may take to come into effect.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A way to steer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mode {
+    /// Every packet is processed where it is received.
+    None,
+    /// `rps_cpus`.
+    KernelRps,
+    /// A hash over a cpumap and nothing else.
+    Cpumap,
+    /// This program.
+    Rxsteer,
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::None => "none",
+            Self::KernelRps => "kernel-rps",
+            Self::Cpumap => "cpumap",
+            Self::Rxsteer => "rxsteer",
+        })
+    }
+}
+
+/// A mode in effect on a device of the lab. All modes have an XDP program on the device: a veth
+/// receives differently without one.
+pub struct Active<'a> {
+    end: &'a End,
+    how: How,
+}
+
+enum How {
+    Program(Xdp),
+    Kernel(Xdp),
+    Steering {
+        stop: OwnedFd,
+        thread: Option<JoinHandle<Option<Result<()>>>>,
+    },
+}
+
+impl<'a> Active<'a> {
+    /// Switches `mode` on, every queue over `cpus`; returns when it is in effect.
+    ///
+    /// # Errors
+    /// When it can't be, with the reason.
+    pub fn start(end: &'a End, mode: Mode, cpus: &CpuMask) -> Result<Self> {
+        let how = match mode {
+            Mode::None => How::Program(Xdp::pass(end, XdpMode::Native)?),
+            Mode::Cpumap => How::Program(Xdp::cpumap(
+                end,
+                &cpus.iter().collect::<Vec<_>>(),
+                CPUMAP_RING,
+            )?),
+            Mode::KernelRps => {
+                let program = Xdp::pass(end, XdpMode::Native)?;
+                write_rps_cpus(end, &cpus.to_mask_string())?;
+                How::Kernel(program)
+            }
+            Mode::Rxsteer => {
+                let mut options = Options::new([end.name.as_str()]);
+                options.rps_cpus = RpsCpus::Mask(cpus.clone());
+                options.mode = Xdps::Native;
+                steer(end, options)?
+            }
+        };
+        Ok(Self { end, how })
+    }
+
+    /// rxsteer with options of its own.
+    ///
+    /// # Errors
+    /// When it can't steer, with the reason.
+    pub fn steer(end: &'a End, options: Options) -> Result<Self> {
+        Ok(Self {
+            end,
+            how: steer(end, options)?,
+        })
+    }
+
+    /// Where the frames went, if this mode keeps account of it.
+    ///
+    /// # Errors
+    /// When rxsteer has ended.
+    pub fn status(&self) -> Result<Option<Status>> {
+        match self.how {
+            How::Steering { .. } => self.end.netns.run(run::status).map(Some),
+            _ => Ok(None),
+        }
+    }
+
+    /// Switches it off, and says so if it had failed meanwhile.
+    ///
+    /// # Errors
+    /// When rxsteer ended with one, or too early.
+    pub fn stop(mut self) -> Result<()> {
+        self.end_now()
+    }
+
+    fn end_now(&mut self) -> Result<()> {
+        match &mut self.how {
+            How::Program(_) => Ok(()),
+            How::Kernel(_) => write_rps_cpus(self.end, "0"),
+            How::Steering { stop, thread } => {
+                let Some(thread) = thread.take() else {
+                    return Ok(());
+                };
+                nix::unistd::write(&*stop, &[0])?;
+                join(thread)
+            }
+        }
+    }
+}
+
+impl Drop for Active<'_> {
+    fn drop(&mut self) {
+        if let Err(e) = self.end_now() {
+            tracing::warn!("{e:#}");
+        }
+    }
+}
+
+fn join(thread: JoinHandle<Option<Result<()>>>) -> Result<()> {
+    match thread.join() {
+        Ok(result) => result.context("could not enter the namespace")?,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+fn write_rps_cpus(end: &End, mask: &str) -> Result<()> {
+    end.netns.run(|| {
+        for queue in 0..end.queues {
+            let path = format!("/sys/class/net/{}/queues/rx-{queue}/rps_cpus", end.name);
+            fs::write(&path, mask).with_context(|| format!("writing {mask} to {path}"))?;
+        }
+        Ok(())
+    })
+}
+
+/// Runs rxsteer on a thread in the device's namespace, as a process would.
+fn steer(end: &End, options: Options) -> Result<How> {
+    let (wait, stop) = nix::unistd::pipe()?;
+    let thread = end
+        .netns
+        .spawn(None, "rxsteer", move || run::run(&options, wait.as_fd()))?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if end.netns.run(run::status).is_ok() {
+            return Ok(How::Steering {
+                stop,
+                thread: Some(thread),
+            });
+        }
+        if thread.is_finished() {
+            return Err(join(thread)
+                .err()
+                .unwrap_or_else(|| anyhow!("rxsteer ended by itself")));
+        }
+        if Instant::now() > deadline {
+            bail!("rxsteer is not ready after {PATIENCE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Attaching XDP programs, ours and the lab's.
+
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use crate::device::XdpMode;
+
+/// Attaches `program` to the device for as long as the returned link is open. A link, because the
+/// kernel removes it with its last file descriptor, and lets nobody replace it before.
+///
+/// # Errors
+/// The kernel's: `EBUSY` when a program is attached already, `EOPNOTSUPP` when the driver has no
+/// native XDP.
+pub fn attach(program: BorrowedFd<'_>, ifindex: u32, mode: XdpMode) -> std::io::Result<OwnedFd> {
+    let opts = libbpf_sys::bpf_link_create_opts {
+        sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
+        flags: match mode {
+            XdpMode::Native => libbpf_sys::XDP_FLAGS_DRV_MODE,
+            XdpMode::Generic => libbpf_sys::XDP_FLAGS_SKB_MODE,
+        },
+        ..Default::default()
+    };
+    let ifindex = i32::try_from(ifindex).map_err(std::io::Error::other)?;
+    // SAFETY: `opts` lives through the call; the kernel checks the rest.
+    let fd = unsafe {
+        libbpf_sys::bpf_link_create(program.as_raw_fd(), ifindex, libbpf_sys::BPF_XDP, &opts)
+    };
+    if fd < 0 {
+        return Err(std::io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: the kernel has just given us this descriptor, and nobody else has it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
