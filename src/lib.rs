@@ -1,6 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Receive steering for Linux as one eBPF system.
 
+/// The lab's programs, generated from `bpf/lab.bpf.c`.
+#[allow(clippy::all, clippy::pedantic, missing_docs)]
+pub mod lab_skel {
+    include!(concat!(env!("OUT_DIR"), "/lab.skel.rs"));
+}
+pub mod native;
 /// The data path's skeleton, generated from `bpf/rx.bpf.c`, with its types taken from BTF.
 #[allow(clippy::all, clippy::pedantic, missing_docs)]
 pub mod rx {
