@@ -333,6 +333,21 @@ static __always_inline enum flow_result flow_ipv4(struct flow_cursor *c, struct 
 	return FLOW_KEYED;
 }
 
+/* Of the usual form: next header, length in words of eight bytes without the first, content. */
+static __always_inline int flow_is_options(__u8 proto)
+{
+	switch (proto) {
+	case IPPROTO_HOPOPTS:
+	case IPPROTO_ROUTING:
+	case IPPROTO_DSTOPTS:
+	case IPPROTO_MH:
+	case 139: /* HIP */
+	case 140: /* shim6 */
+		return 1;
+	}
+	return 0;
+}
+
 static __always_inline enum flow_result flow_ipv6(struct flow_cursor *c, struct flow_found *found)
 {
 	const struct ipv6hdr *ip = flow_take(c, sizeof(*ip));
@@ -342,33 +357,27 @@ static __always_inline enum flow_result flow_ipv6(struct flow_cursor *c, struct 
 	found->proto = ip->nexthdr;
 	found->fragment = 0; /* its protocol says it */
 
-	for (int i = 0; i <= FLOW_EXTENSIONS; i++) {
-		const struct flow_ipv6_fragment *fragment;
-		const struct ipv6_opt_hdr *extension;
+	for (int i = 0; i < FLOW_EXTENSIONS; i++) {
+		if (flow_is_options(found->proto)) {
+			const struct ipv6_opt_hdr *options = flow_take(c, 8);
 
-		switch (found->proto) {
-		case IPPROTO_HOPOPTS:
-		case IPPROTO_ROUTING:
-		case IPPROTO_DSTOPTS:
-		case IPPROTO_MH:
-		case 139: /* HIP */
-		case 140: /* shim6 */
-			if (!(extension = flow_take(c, 8)) || flow_skip(c, extension->hdrlen * 8))
+			if (!options || flow_skip(c, 8 * options->hdrlen))
 				return FLOW_TRUNCATED;
-			found->proto = extension->nexthdr;
-			break;
-		case IPPROTO_FRAGMENT:
-			if (!(fragment = flow_take(c, sizeof(*fragment))))
+			found->proto = options->nexthdr;
+		} else if (found->proto == IPPROTO_FRAGMENT) {
+			const struct flow_ipv6_fragment *fragment = flow_take(c, sizeof(*fragment));
+
+			if (!fragment)
 				return FLOW_TRUNCATED;
 			if (fragment->offset & flow_swap16(0xfff9)) /* offset, or more to come */
 				return FLOW_KEYED;
 			found->proto = fragment->next; /* atomic: RFC 6946 */
-			break;
-		default:
+		} else {
 			return FLOW_KEYED;
 		}
 	}
-	return FLOW_UNKNOWN;
+	return flow_is_options(found->proto) || found->proto == IPPROTO_FRAGMENT ? FLOW_UNKNOWN
+										 : FLOW_KEYED;
 }
 
 static __always_inline enum flow_result flow_network(struct flow_cursor *c,
