@@ -333,6 +333,21 @@ static __always_inline enum flow_result flow_ipv4(struct flow_cursor *c, struct 
 	return FLOW_KEYED;
 }
 
+/* Of the usual form: next header, length in words of eight bytes without the first, content. */
+static __always_inline int flow_is_options(__u8 proto)
+{
+	switch (proto) {
+	case IPPROTO_HOPOPTS:
+	case IPPROTO_ROUTING:
+	case IPPROTO_DSTOPTS:
+	case IPPROTO_MH:
+	case 139: /* HIP */
+	case 140: /* shim6 */
+		return 1;
+	}
+	return 0;
+}
+
 static __always_inline enum flow_result flow_ipv6(struct flow_cursor *c, struct flow_found *found)
 {
 	const struct ipv6hdr *ip = flow_take(c, sizeof(*ip));
@@ -342,33 +357,27 @@ static __always_inline enum flow_result flow_ipv6(struct flow_cursor *c, struct 
 	found->proto = ip->nexthdr;
 	found->fragment = 0; /* its protocol says it */
 
-	for (int i = 0; i <= FLOW_EXTENSIONS; i++) {
-		const struct flow_ipv6_fragment *fragment;
-		const struct ipv6_opt_hdr *extension;
+	for (int i = 0; i < FLOW_EXTENSIONS; i++) {
+		if (flow_is_options(found->proto)) {
+			const struct ipv6_opt_hdr *options = flow_take(c, 8);
 
-		switch (found->proto) {
-		case IPPROTO_HOPOPTS:
-		case IPPROTO_ROUTING:
-		case IPPROTO_DSTOPTS:
-		case IPPROTO_MH:
-		case 139: /* HIP */
-		case 140: /* shim6 */
-			if (!(extension = flow_take(c, 8)) || flow_skip(c, extension->hdrlen * 8))
+			if (!options || flow_skip(c, 8 * options->hdrlen))
 				return FLOW_TRUNCATED;
-			found->proto = extension->nexthdr;
-			break;
-		case IPPROTO_FRAGMENT:
-			if (!(fragment = flow_take(c, sizeof(*fragment))))
+			found->proto = options->nexthdr;
+		} else if (found->proto == IPPROTO_FRAGMENT) {
+			const struct flow_ipv6_fragment *fragment = flow_take(c, sizeof(*fragment));
+
+			if (!fragment)
 				return FLOW_TRUNCATED;
 			if (fragment->offset & flow_swap16(0xfff9)) /* offset, or more to come */
 				return FLOW_KEYED;
 			found->proto = fragment->next; /* atomic: RFC 6946 */
-			break;
-		default:
+		} else {
 			return FLOW_KEYED;
 		}
 	}
-	return FLOW_UNKNOWN;
+	return flow_is_options(found->proto) || found->proto == IPPROTO_FRAGMENT ? FLOW_UNKNOWN
+										 : FLOW_KEYED;
 }
 
 static __always_inline enum flow_result flow_network(struct flow_cursor *c,
@@ -612,37 +621,47 @@ static __always_inline int flow_is_plain(__u8 proto, __u32 size, __be32 ports, _
 }
 
 /*
- * data to data_end is the packet's linear part; len, at least as much, its length with
- * all fragments of the buffer; tunnels the FLOW_TUNNEL_* whose inner flow is wanted.
- * The key is written if and only if the result is FLOW_KEYED.
+ * Whether the packet, all of it in its linear part, is plain TCP or UDP; the key is
+ * written if it is. Asks for no length: that of a packet with fragments costs a call
+ * into the kernel, as long as all of this.
  */
-static __always_inline enum flow_result flow_parse(const void *data, const void *data_end,
-						   __u32 len, __u32 tunnels, struct flow_key *key)
+static __always_inline int flow_plain(const void *data, const void *data_end, __u32 tunnels,
+				      struct flow_key *key)
 {
 	const struct flow_ethernet *eth = data;
 	const struct iphdr *v4 = (const void *)(eth + 1);
 	const struct ipv6hdr *v6 = (const void *)(eth + 1);
-	const __be32 *ports4 = (const void *)(v4 + 1), *ports6 = (const void *)(v6 + 1);
-	__u32 payload, network_len = len - sizeof(*eth);
+	const __be32 *ports;
+	__u32 size;
 
-	if ((const void *)(ports4 + 1) > data_end)
-		return flow_follow(data, data_end, len, tunnels, key);
-
+	ports = (const void *)(v4 + 1);
+	if ((const void *)(ports + 1) > data_end)
+		return 0;
 	if (eth->type == flow_swap16(ETH_P_IP)) {
-		payload = flow_swap16(v4->tot_len) - (__u32)sizeof(*v4);
-		if (*(const __u8 *)v4 == 0x45 && !(v4->frag_off & flow_swap16(0x3fff)) &&
-		    (__s32)payload >= 0 && payload + (__u32)sizeof(*v4) <= network_len &&
-		    flow_is_plain(v4->protocol, payload, *ports4, tunnels)) {
-			flow_key_ports4(key, v4->saddr, *ports4, v4->protocol);
-			return FLOW_KEYED;
-		}
-	} else if (eth->type == flow_swap16(ETH_P_IPV6) && (const void *)(ports6 + 1) <= data_end) {
-		payload = flow_swap16(v6->payload_len);
-		if (*(const __u8 *)v6 >> 4 == 6 && payload + (__u32)sizeof(*v6) <= network_len &&
-		    flow_is_plain(v6->nexthdr, payload, *ports6, tunnels)) {
-			flow_key_ports(key, v6->saddr.in6_u.u6_addr32, *ports6, v6->nexthdr);
-			return FLOW_KEYED;
-		}
+		size = flow_swap16(v4->tot_len);
+		if (*(const __u8 *)v4 != 0x45 || v4->frag_off & flow_swap16(0x3fff) ||
+		    (const char *)v4 + size > (const char *)data_end || size < sizeof(*v4) ||
+		    !flow_is_plain(v4->protocol, size - sizeof(*v4), *ports, tunnels))
+			return 0;
+		flow_key_ports4(key, v4->saddr, *ports, v4->protocol);
+		return 1;
 	}
+	ports = (const void *)(v6 + 1);
+	if (eth->type != flow_swap16(ETH_P_IPV6) || (const void *)(ports + 1) > data_end)
+		return 0;
+	size = flow_swap16(v6->payload_len);
+	if (*(const __u8 *)v6 >> 4 != 6 || (const char *)(v6 + 1) + size > (const char *)data_end ||
+	    !flow_is_plain(v6->nexthdr, size, *ports, tunnels))
+		return 0;
+	flow_key_ports(key, v6->saddr.in6_u.u6_addr32, *ports, v6->nexthdr);
+	return 1;
+}
+
+/* Both roads, for who has the packet's length at hand. */
+static __always_inline enum flow_result flow_parse(const void *data, const void *data_end,
+						   __u32 len, __u32 tunnels, struct flow_key *key)
+{
+	if (flow_plain(data, data_end, tunnels, key))
+		return FLOW_KEYED;
 	return flow_follow(data, data_end, len, tunnels, key);
 }

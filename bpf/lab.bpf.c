@@ -279,9 +279,11 @@ int flow_probe(struct xdp_md *ctx)
 	const void *data = (const void *)(long)ctx->data;
 	const void *data_end = (const void *)(long)ctx->data_end;
 	struct flow_key key = {};
+	enum flow_result result = FLOW_KEYED;
 
-	flow_probed.result =
-		flow_parse(data, data_end, bpf_xdp_get_buff_len(ctx), flow_tunnels, &key);
+	if (!flow_plain(data, data_end, flow_tunnels, &key))
+		result = flow_follow(data, data_end, bpf_xdp_get_buff_len(ctx), flow_tunnels, &key);
+	flow_probed.result = result;
 	flow_probed.key = key;
 	flow_probed.hash = flow_hash(&key, &flow_secret);
 	return XDP_PASS;

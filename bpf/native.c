@@ -5,9 +5,24 @@
  */
 #include "flow.h"
 
-enum flow_result native_flow_parse(const void *data, __u32 len, __u32 tunnels, struct flow_key *key)
+/* ---- flow.h ------------------------------------------------------------- */
+
+enum flow_result native_flow_parse(const void *data, __u32 linear, __u32 len, __u32 tunnels,
+				   struct flow_key *key)
 {
-	return flow_parse(data, (const char *)data + len, len, tunnels, key);
+	return flow_parse(data, (const char *)data + linear, len, tunnels, key);
+}
+
+void native_flow_key_ports(struct flow_key *key, const __be32 saddr[4], __be16 source, __be16 dest,
+			   __u32 proto)
+{
+	flow_key_ports(key, saddr, flow_ports(source, dest), proto);
+}
+
+void native_flow_key_ports4(struct flow_key *key, __be32 saddr, __be16 source, __be16 dest,
+			    __u32 proto)
+{
+	flow_key_ports4(key, saddr, flow_ports(source, dest), proto);
 }
 
 __u32 native_flow_hash(const struct flow_key *key, const struct flow_secret *secret)

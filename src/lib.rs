@@ -10,6 +10,7 @@ pub mod cpumask;
 pub mod datapath;
 pub mod device;
 pub mod lab;
+pub mod native;
 pub mod netdev;
 pub mod rps_map;
 pub mod run;

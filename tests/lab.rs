@@ -12,6 +12,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use rxsteer::device::XdpMode;
 use rxsteer::lab;
 use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::link::{Link, LinkConfig};
@@ -19,7 +20,7 @@ use rxsteer::lab::netns::Netns;
 use rxsteer::lab::nic::Nic;
 use rxsteer::lab::sink::{Sink, SinkConfig};
 use rxsteer::lab::wire::{Wire, WireConfig, WireReport};
-use rxsteer::lab::xdp::{Mode, Xdp};
+use rxsteer::lab::xdp::Xdp;
 
 /// Not a multiple of any batch or burst.
 const COUNT: u64 = 5_003;
@@ -93,7 +94,7 @@ fn every_datagram_arrives(ipv6: bool, checksum: bool) -> Result<()> {
         false => UdpFlows::to(&link.dut, 1000),
     };
     flows.checksum = checksum;
-    let pass = Xdp::pass(&link.dut, Mode::Native)?;
+    let pass = Xdp::pass(&link.dut, XdpMode::Native)?;
     let nic = Nic::new(&link.dut, &[0])?;
     let local = SocketAddr::new(flows.daddr, flows.dport);
     let sink = Sink::start(&link.dut.netns, &roomy(local, 2))?;
@@ -171,7 +172,7 @@ fn tagged_and_raw_frames_reach_xdp() -> Result<()> {
         return Ok(());
     };
     let link = link(LinkConfig::default())?;
-    let pass = Xdp::pass(&link.dut, Mode::Native)?;
+    let pass = Xdp::pass(&link.dut, XdpMode::Native)?;
     let local = SocketAddr::new(link.dut.ipv4.into(), 9);
     let sink = Sink::start(&link.dut.netns, &roomy(local, 1))?;
     let tags = [(0x88a8, 100), (0x8100, 200), (0x8100, 300)];
@@ -212,7 +213,7 @@ fn a_wire_per_queue() -> Result<()> {
         queues: 2,
         ..Default::default()
     })?;
-    let pass = Xdp::pass(&link.dut, Mode::Native)?;
+    let pass = Xdp::pass(&link.dut, XdpMode::Native)?;
     let _nic = Nic::new(&link.dut, &[1, 0])?;
     let flows = UdpFlows::to(&link.dut, 100);
     let local = SocketAddr::new(flows.daddr, flows.dport);
@@ -238,7 +239,7 @@ fn what_the_ring_cannot_take_is_counted() -> Result<()> {
         return Ok(());
     };
     let link = link(LinkConfig::default())?;
-    let drop = Xdp::drop(&link.dut, Mode::Native)?;
+    let drop = Xdp::drop(&link.dut, XdpMode::Native)?;
     let _nic = Nic::new(&link.dut, &[0])?;
     let config = WireConfig {
         rate: None,
@@ -302,8 +303,8 @@ fn nonsense_is_refused() -> Result<()> {
     };
     assert!(refused(long).contains("no frames of 4138 bytes"));
     assert!(Nic::new(&link.dut, &[0, 0]).is_err());
-    let _pass = Xdp::pass(&link.dut, Mode::Native)?;
-    assert!(Xdp::drop(&link.dut, Mode::Native).is_err());
+    let _pass = Xdp::pass(&link.dut, XdpMode::Native)?;
+    assert!(Xdp::drop(&link.dut, XdpMode::Native).is_err());
     Ok(())
 }
 
@@ -353,7 +354,7 @@ fn nothing_is_left_when_dropped() -> Result<()> {
         return Ok(());
     };
     let link = link(LinkConfig::default())?;
-    let pass = Xdp::pass(&link.dut, Mode::Native)?;
+    let pass = Xdp::pass(&link.dut, XdpMode::Native)?;
     let nic = Nic::new(&link.dut, &[0])?;
     send(&link, 0, &exactly(1000, UdpFlows::to(&link.dut, 10)))?;
     let (device, inode) = (link.dut.name.clone(), link.dut.netns.inode()?);
@@ -369,7 +370,7 @@ fn nothing_is_left_when_dropped() -> Result<()> {
 #[ignore = "started by nothing_is_left_when_killed"]
 fn victim() -> Result<()> {
     let link = link(LinkConfig::default())?;
-    let _pass = Xdp::pass(&link.dut, Mode::Native)?;
+    let _pass = Xdp::pass(&link.dut, XdpMode::Native)?;
     let _nic = Nic::new(&link.dut, &[0])?;
     let config = WireConfig {
         count: None,

@@ -54,8 +54,12 @@ pub struct Active<'a> {
 }
 
 enum How {
-    Program(Xdp),
-    Kernel(Xdp),
+    Program {
+        _held: Xdp,
+    },
+    Kernel {
+        _held: Xdp,
+    },
     Steering {
         stop: OwnedFd,
         thread: Option<JoinHandle<Option<Result<()>>>>,
@@ -69,16 +73,16 @@ impl<'a> Active<'a> {
     /// When it can't be, with the reason.
     pub fn start(end: &'a End, mode: Mode, cpus: &CpuMask) -> Result<Self> {
         let how = match mode {
-            Mode::None => How::Program(Xdp::pass(end, XdpMode::Native)?),
-            Mode::Cpumap => How::Program(Xdp::cpumap(
-                end,
-                &cpus.iter().collect::<Vec<_>>(),
-                CPUMAP_RING,
-            )?),
+            Mode::None => How::Program {
+                _held: Xdp::pass(end, XdpMode::Native)?,
+            },
+            Mode::Cpumap => How::Program {
+                _held: Xdp::cpumap(end, &cpus.iter().collect::<Vec<_>>(), CPUMAP_RING)?,
+            },
             Mode::KernelRps => {
                 let program = Xdp::pass(end, XdpMode::Native)?;
                 write_rps_cpus(end, &cpus.to_mask_string())?;
-                How::Kernel(program)
+                How::Kernel { _held: program }
             }
             Mode::Rxsteer => {
                 let mut options = Options::new([end.name.as_str()]);
@@ -122,8 +126,8 @@ impl<'a> Active<'a> {
 
     fn end_now(&mut self) -> Result<()> {
         match &mut self.how {
-            How::Program(_) => Ok(()),
-            How::Kernel(_) => write_rps_cpus(self.end, "0"),
+            How::Program { .. } => Ok(()),
+            How::Kernel { .. } => write_rps_cpus(self.end, "0"),
             How::Steering { stop, thread } => {
                 let Some(thread) = thread.take() else {
                     return Ok(());

@@ -16,7 +16,9 @@ const SIOCETHTOOL: libc::Ioctl = 0x8946;
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
 const ETHTOOL_GSTATS: u32 = 0x1d;
 const ETHTOOL_GSSET_INFO: u32 = 0x37;
+const ETHTOOL_SFEATURES: u32 = 0x3b;
 const ETH_SS_STATS: u32 = 1;
+const ETH_SS_FEATURES: u32 = 4;
 const ETH_GSTRING_LEN: usize = 32;
 
 /// An offload, by the ethtool command that sets it.
@@ -53,7 +55,7 @@ impl Ethtool {
             counters: Vec::new(),
         };
         ethtool.counters = ethtool
-            .counter_names()
+            .strings(ETH_SS_STATS)
             .with_context(|| format!("{name} names no counters"))?;
         Ok(ethtool)
     }
@@ -62,6 +64,24 @@ impl Ethtool {
     pub fn set(&self, offload: Offload, on: bool) -> Result<()> {
         self.call(&mut [offload as u32, u32::from(on)])
             .with_context(|| format!("{}: {offload:?} cannot be switched", self.name))
+    }
+
+    /// Switches features off, by the names that `ethtool -k` shows for its long list
+    /// (`rx-vlan-hw-parse`); those that the kernel does not know are off already.
+    pub fn features_off(&self, names: &[&str]) -> Result<()> {
+        let known = self.strings(ETH_SS_FEATURES)?;
+        // struct ethtool_sfeatures: cmd, size, { u32 valid, u32 requested }[size]
+        let blocks = known.len().div_ceil(32);
+        let mut request = vec![0; 2 + 2 * blocks];
+        request[0] = ETHTOOL_SFEATURES;
+        request[1] = blocks as u32;
+        for (bit, name) in known.iter().enumerate() {
+            if names.contains(&name.as_str()) {
+                request[2 + 2 * (bit / 32)] |= 1 << (bit % 32);
+            }
+        }
+        self.call(&mut request)
+            .with_context(|| format!("{}: {names:?} cannot be switched off", self.name))
     }
 
     /// The driver's counters by name, as `ethtool -S` shows them.
@@ -85,10 +105,11 @@ impl Ethtool {
             .collect())
     }
 
-    fn counter_names(&self) -> Result<Vec<String>> {
+    /// A set of names that the kernel numbers.
+    fn strings(&self, set: u32) -> Result<Vec<String>> {
         // struct ethtool_sset_info: cmd, reserved, u64 sset_mask, u32 data[]
         let mut info = [ETHTOOL_GSSET_INFO, 0, 0, 0, 0];
-        let mask = (1u64 << ETH_SS_STATS).to_ne_bytes();
+        let mask = (1u64 << set).to_ne_bytes();
         info[2] = u32::from_ne_bytes([mask[0], mask[1], mask[2], mask[3]]);
         info[3] = u32::from_ne_bytes([mask[4], mask[5], mask[6], mask[7]]);
         self.call(&mut info)?;
@@ -96,7 +117,7 @@ impl Ethtool {
 
         // struct ethtool_gstrings: cmd, string_set, len, u8 data[]
         let mut strings = vec![0u32; 3 + count * ETH_GSTRING_LEN / 4];
-        strings[..3].copy_from_slice(&[ETHTOOL_GSTRINGS, ETH_SS_STATS, count as u32]);
+        strings[..3].copy_from_slice(&[ETHTOOL_GSTRINGS, set, count as u32]);
         self.call(&mut strings)?;
         let bytes: Vec<u8> = strings[3..].iter().flat_map(|w| w.to_ne_bytes()).collect();
         Ok(bytes

@@ -203,6 +203,14 @@ impl Link {
             dut: dut.configure(config, &tester)?,
         };
         link.dut.ethtool.set(Offload::Gro, config.gro)?;
+        // As on a wire: tags inside the frame, checksums filled in.
+        link.tester
+            .ethtool
+            .features_off(&["tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"])?;
+        link.tester.ethtool.set(Offload::TxChecksum, false)?;
+        link.dut
+            .ethtool
+            .features_off(&["rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"])?;
         Ok(link)
     }
 }

@@ -228,7 +228,11 @@ impl Sender {
 fn park(skel: &LabSkel) -> Result<(Netns, OwnedFd)> {
     let netns = Netns::new("wire")?;
     let link = Link::new(&netns, &netns, &LinkConfig::default())?;
-    let attached = xdp::attach(&link.dut, skel.progs.wire.as_fd(), crate::device::XdpMode::Native)?;
+    let attached = xdp::attach(
+        &link.dut,
+        skel.progs.wire.as_fd(),
+        crate::device::XdpMode::Native,
+    )?;
     Ok((netns, attached))
 }
 

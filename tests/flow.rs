@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The parser on the packets of `tests/fixtures/`: natively and in the kernel, whole and cut.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ptr;
+
+use common::fixture::{self, Fixture, words};
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{MapCore, ProgramInput};
+use rxsteer::lab_skel::LabSkelBuilder;
+use rxsteer::lab_skel::types::{flow_probe, flow_result};
+use rxsteer::native;
+use rxsteer::rx::types::{flow_key, flow_secret};
+
+/// A result that can be compared and printed: the key's words, or the `FLOW_*`.
+type Outcome = Result<[u32; 10], u32>;
+
+fn outcome(result: &Result<flow_key, flow_result>) -> Outcome {
+    match result {
+        Ok(key) => Ok(words(key)),
+        Err(why) => Err(why.0),
+    }
+}
+
+fn parse(linear: &[u8], len: usize, tunnels: u32) -> Outcome {
+    outcome(&native::flow_parse(linear, len as u32, tunnels))
+}
+
+const TRUNCATED: Outcome = Err(flow_result::FLOW_TRUNCATED.0);
+const SECRET: flow_secret = flow_secret {
+    addend: 0x0123_4567_89ab_cdef,
+    multiplier: [
+        0x9e37_79b9_7f4a_7c15,
+        0xbf58_476d_1ce4_e5b9,
+        0x94d0_49bb_1331_11eb,
+        0xd6e8_feb8_6659_fd93,
+        0xa076_1d64_78bd_642f,
+        0xe703_7ed1_a0b4_28db,
+        0x8ebc_6af0_9c88_c6e3,
+        0x5899_65cc_7537_4cc3,
+        0x1d8e_4e27_c47d_124f,
+        0xeb44_acca_b455_d165,
+    ],
+};
+
+#[test]
+fn every_fixture_gets_its_key() {
+    let fixtures = fixture::all();
+    assert!(
+        fixtures.len() >= 80,
+        "only {} fixtures found",
+        fixtures.len()
+    );
+    for fixture in &fixtures {
+        assert_eq!(
+            parse(&fixture.packet, fixture.packet.len(), fixture.tunnels),
+            outcome(&fixture.expected),
+            "{}",
+            fixture.description
+        );
+    }
+}
+
+/// A cut never makes another flow of a packet, and never one of a packet that has none: whether
+/// the frame ends there, or only its linear part.
+#[test]
+fn a_cut_packet_keeps_its_key_or_loses_it() {
+    for fixture in fixture::all() {
+        let whole = outcome(&fixture.expected);
+        for cut in 0..fixture.packet.len() {
+            for len in [cut, fixture.packet.len()] {
+                let got = parse(&fixture.packet[..cut], len, fixture.tunnels);
+                assert!(
+                    got == whole || got == TRUNCATED,
+                    "{}, {cut} of {len} bytes: {got:x?}, whole {whole:x?}",
+                    fixture.description
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_kernel_agrees_on_every_fixture_cut_anywhere() {
+    if !nix::unistd::geteuid().is_root() {
+        return common::not_run(
+            "flow fixtures in the kernel",
+            "loading BPF programs needs root",
+        );
+    }
+    let mut by_tunnels: BTreeMap<u32, Vec<Fixture>> = BTreeMap::new();
+    for fixture in fixture::all() {
+        by_tunnels.entry(fixture.tunnels).or_default().push(fixture);
+    }
+    for (tunnels, fixtures) in by_tunnels {
+        in_the_kernel(tunnels, &fixtures);
+    }
+}
+
+/// Runs `flow_probe` over the fixtures' packets, from the 14 bytes that the kernel asks for up to
+/// the whole, and compares key, hash and result with the native run.
+fn in_the_kernel(tunnels: u32, fixtures: &[Fixture]) {
+    let mut object = MaybeUninit::uninit();
+    let mut open = LabSkelBuilder::default().open(&mut object).unwrap();
+    for mut program in open.open_object_mut().progs_mut() {
+        program.set_autoload(program.name() == "flow_probe");
+    }
+    let rodata = open.maps.rodata_data.as_deref_mut().unwrap();
+    rodata.flow_tunnels.0 = tunnels;
+    rodata.flow_secret.addend = SECRET.addend;
+    rodata.flow_secret.multiplier = SECRET.multiplier;
+    let skel = open
+        .load()
+        .unwrap_or_else(|error| panic!("tunnels {tunnels:#x}: {error}"));
+    let probed: *const flow_probe = &skel.maps.bss_data.as_deref().unwrap().flow_probed;
+
+    for fixture in fixtures {
+        for len in 14..=fixture.packet.len() {
+            let packet = &fixture.packet[..len];
+            let input = ProgramInput {
+                data_in: Some(packet),
+                ..Default::default()
+            };
+            skel.progs.flow_probe.test_run(input).unwrap();
+            // SAFETY: the map's memory lives as long as the skeleton; the kernel wrote it.
+            let probed = unsafe { ptr::read_volatile(probed) };
+            let key = flow_key {
+                saddr: probed.key.saddr,
+                daddr: probed.key.daddr,
+                ports: probed.key.ports,
+                proto: probed.key.proto,
+            };
+            let result = match probed.result {
+                flow_result::FLOW_KEYED => Ok(key),
+                other => Err(other),
+            };
+            let at = format!("{}, {len} bytes", fixture.description);
+            assert_eq!(outcome(&result), parse(packet, len, tunnels), "{at}");
+            assert_eq!(probed.hash, native::flow_hash(&key, &SECRET), "{at}");
+        }
+        assert_eq!(
+            parse(&fixture.packet, fixture.packet.len(), tunnels),
+            outcome(&fixture.expected),
+            "{}",
+            fixture.description
+        );
+    }
+}
+
+/// What arrives at a socket and what the socket knows of its peer make one key, hence one hash:
+/// the v4-mapped address of a dual-stack socket included.
+#[test]
+fn a_socket_has_the_key_of_its_packets() {
+    let v4: Ipv4Addr = "192.0.2.1".parse().unwrap();
+    let v6: Ipv6Addr = "2001:db8::1".parse().unwrap();
+    let packet = |source: IpAddr, tcp: bool| {
+        let payload = [0u8; 20];
+        let mut bytes = Vec::new();
+        let step = etherparse::PacketBuilder::ethernet2([2; 6], [4; 6]);
+        let step = match source {
+            IpAddr::V4(source) => step.ipv4(source.octets(), [198, 51, 100, 2], 64),
+            IpAddr::V6(source) => step.ipv6(source.octets(), [0xfd; 16], 64),
+        };
+        match tcp {
+            true => step
+                .tcp(40_000, 443, 1, 512)
+                .write(&mut bytes, &payload)
+                .unwrap(),
+            false => step.udp(40_000, 443).write(&mut bytes, &payload).unwrap(),
+        }
+        native::flow_parse(&bytes, bytes.len() as u32, 0).unwrap()
+    };
+    for (tcp, proto) in [(true, 6), (false, 17)] {
+        for (source, peer) in [
+            (IpAddr::V4(v4), IpAddr::V4(v4)),
+            (IpAddr::V4(v4), IpAddr::V6(v4.to_ipv6_mapped())),
+            (IpAddr::V6(v6), IpAddr::V6(v6)),
+        ] {
+            let arrived = packet(source, tcp);
+            let held = native::flow_key_ports(SocketAddr::new(peer, 40_000), 443, proto);
+            assert_eq!(words(&arrived), words(&held), "{peer} {proto}");
+            assert_eq!(
+                native::flow_hash(&arrived, &SECRET),
+                native::flow_hash(&held, &SECRET),
+                "{peer} {proto}"
+            );
+        }
+    }
+    // what must not be one flow
+    let key = |peer: &str, port, proto| {
+        words(&native::flow_key_ports(peer.parse().unwrap(), port, proto))
+    };
+    let one = key("192.0.2.1:40000", 443, 6);
+    for other in [
+        key("192.0.2.1:40000", 443, 17),
+        key("192.0.2.1:40000", 444, 6),
+        key("192.0.2.1:443", 40_000, 6),
+        key("192.0.2.2:40000", 443, 6),
+        key("[2001:db8::1]:40000", 443, 6),
+    ] {
+        assert_ne!(one, other);
+    }
+}
