@@ -17,6 +17,7 @@ clang-format --dry-run -Werror bpf/*.h bpf/*.c fuzz/*.c
 shellcheck scripts/*.sh .ci/run
 
 # Every file says its licence. Those that can't hold a comment, and the licences, are left out.
+files=$(builder git ls-files --cached --others --exclude-standard)
 unlicensed=0
 while IFS= read -r file; do
     [ -f "$file" ] || continue # deleted, not yet committed
@@ -29,5 +30,5 @@ while IFS= read -r file; do
         echo "$file: its first lines lack \"SPDX-License-Identifier: $licence\"" >&2
         unlicensed=1
     fi
-done < <(git ls-files --cached --others --exclude-standard)
+done <<<"$files"
 exit $unlicensed

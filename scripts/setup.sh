@@ -69,6 +69,7 @@ probe() {
         ;;
     lint)
         need clang-format "checks the layout of the C files" have clang-format
+        need git "lists the files whose licence is checked" have git
         need shellcheck "checks the scripts" have shellcheck
         ;;
     *)
