@@ -1,0 +1,23 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+PREFIX ?= /usr/local
+SCENARIO ?= decide flood
+
+.PHONY: help demo test lint bench install
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+
+demo: ## before and after, on real packets, in under a minute (ARGS=--json)
+	@scripts/run.sh demo $(ARGS)
+
+test: ## every test, native and end to end (ARGS=FILTER); the latter need root
+	@scripts/test.sh $(ARGS)
+
+lint: ## layout, warnings, licences
+	@scripts/lint.sh
+
+bench: ## the measured comparison (SCENARIO=flood, ARGS=--json)
+	@scripts/run.sh bench $(SCENARIO) $(ARGS)
+
+install: ## puts rxsteer into PREFIX/bin (PREFIX=/usr/local)
+	@scripts/install.sh "$(DESTDIR)$(PREFIX)"

@@ -1,0 +1,34 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# lint.sh: layout, warnings and licences. Changes nothing.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+scripts/setup.sh build lint
+# shellcheck source=scripts/cargo.sh
+. scripts/cargo.sh
+
+builder cargo fmt --check
+builder cargo clippy --all-targets -- -D warnings
+
+shopt -s nullglob
+clang-format --dry-run -Werror bpf/*.h bpf/*.c fuzz/*.c
+shellcheck scripts/*.sh .ci/run
+
+# Every file says its licence. Those that can't hold a comment, and the licences, are left out.
+files=$(builder git ls-files --cached --others --exclude-standard)
+unlicensed=0
+while IFS= read -r file; do
+    [ -f "$file" ] || continue # deleted, not yet committed
+    case $file in
+    Cargo.lock | LICENSE* | *.json) continue ;;
+    bpf/*) licence='(GPL-2.0-only OR BSD-2-Clause)' ;;
+    *) licence='MIT OR Apache-2.0' ;;
+    esac
+    if ! head -n 3 "$file" | grep -qF "SPDX-License-Identifier: $licence"; then
+        echo "$file: its first lines lack \"SPDX-License-Identifier: $licence\"" >&2
+        unlicensed=1
+    fi
+done <<<"$files"
+exit $unlicensed

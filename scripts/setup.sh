@@ -1,0 +1,127 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# setup.sh JOB...: sees to it that this machine has what the jobs need (build, test, lint).
+#
+# Silent when nothing is missing. On Debian and Ubuntu what is missing is named, with the reason,
+# and installed; elsewhere it is named, and the build stops only if it can't do without.
+set -euo pipefail
+
+clang=${CLANG:-clang}
+missing=()  # lines "PACKAGE<tab>REASON"
+fatal=false # something the job can't do without is among them
+
+have() { command -v "$1" >/dev/null 2>&1; }
+have_header() { echo "#include <$1>" | cc -E - >/dev/null 2>&1; }
+
+# Debian has the sanitizers' and fuzzers' runtime in a package for each version of clang.
+have_fuzzer() {
+    local out status=0
+    out=$(mktemp)
+    echo 'int LLVMFuzzerTestOneInput(const char *p, unsigned long n) { return !p && n; }' |
+        "$clang" -fsanitize=fuzzer,address -x c -o "$out" - >/dev/null 2>&1 || status=1
+    rm -f "$out"
+    return $status
+}
+fuzzer_package() {
+    local major name
+    major=$("$clang" -dumpversion 2>/dev/null | cut -d. -f1)
+    for name in "libclang-rt-$major-dev" "libclang-common-$major-dev"; do
+        if ! have apt-cache || [ -n "$(apt-cache show "$name" 2>/dev/null)" ]; then
+            break
+        fi
+    done
+    echo "$name"
+}
+
+# need PACKAGE REASON PROBE...: PACKAGE is missing unless PROBE succeeds.
+need() {
+    local package=$1 reason=$2
+    shift 2
+    if ! "$@"; then
+        missing+=("$package"$'\t'"$reason")
+        fatal=true
+    fi
+}
+# want: likewise, for what the job can do without.
+want() {
+    local before=$fatal
+    need "$@"
+    fatal=$before
+}
+
+have_build_tools() { have cc && have make; }
+
+probe() {
+    missing=()
+    fatal=false
+    case $1 in
+    build)
+        need build-essential "a C compiler and make, for libbpf, which becomes part of rxsteer" \
+            have_build_tools
+        need clang "compiles the BPF programs" have "$clang"
+        need pkg-config "finds the libraries below" have pkg-config
+        need libelf-dev "libbpf reads object files with it" have_header libelf.h
+        need zlib1g-dev "libbpf reads object files with it" have_header zlib.h
+        ;;
+    test)
+        want "$(fuzzer_package)" "runs the fuzz targets of the packet parser" have_fuzzer
+        ;;
+    lint)
+        need clang-format "checks the layout of the C files" have clang-format
+        need git "lists the files whose licence is checked" have git
+        need shellcheck "checks the scripts" have shellcheck
+        ;;
+    *)
+        echo "usage: setup.sh build|test|lint ..." >&2
+        exit 2
+        ;;
+    esac
+}
+
+show_missing() {
+    local line
+    for line in "${missing[@]}"; do
+        printf '  %-20s %s\n' "${line%%$'\t'*}" "${line#*$'\t'}" >&2
+    done
+}
+
+as_root=()
+if [ "$(id -u)" != 0 ]; then
+    as_root=(sudo)
+fi
+
+install_missing() {
+    local packages=("${missing[@]%%$'\t'*}")
+    local install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive
+        apt-get install --yes --no-install-recommends "${packages[@]}")
+    if [ "${#as_root[@]}" != 0 ] && ! have sudo; then
+        echo "To install them, run as root: apt-get install ${packages[*]}" >&2
+        return 1
+    fi
+    echo "Installing them with: ${as_root[*]:+${as_root[*]} }apt-get install ${packages[*]}" >&2
+    # A fresh machine has no package lists, an old one stale ones.
+    "${install[@]}" </dev/null >&2 || {
+        "${as_root[@]}" apt-get update </dev/null >&2
+        "${install[@]}" </dev/null >&2
+    }
+}
+
+for job in "$@"; do
+    probe "$job"
+    [ "${#missing[@]}" = 0 ] && continue
+    echo "To $job, this machine lacks these packages:" >&2
+    show_missing
+    if have apt-get; then
+        install_missing || true
+        probe "$job"
+        [ "${#missing[@]}" = 0 ] && continue
+        echo "Still missing:" >&2
+        show_missing
+    else
+        echo "(These are Debian's names; install what your distribution calls them.)" >&2
+    fi
+    if $fatal; then
+        exit 1
+    fi
+done

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# test.sh [FILTER...]: runs every test and counts what ran.
+#
+# A test that can't run here appends `NOT RUN: <test>: <reason>` to the file $RXSTEER_NOT_RUN and
+# returns. To cargo it has passed; here it has not.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+scripts/setup.sh build test
+# shellcheck source=scripts/cargo.sh
+. scripts/cargo.sh
+
+dir=$(mktemp -d)
+trap 'rm -rf "$dir"' EXIT
+export RXSTEER_NOT_RUN=$dir/not-run
+touch "$RXSTEER_NOT_RUN" "$dir/log"
+# Whoever the tests run as has to be able to write it.
+chmod 755 "$dir"
+chmod 666 "$RXSTEER_NOT_RUN"
+
+status=0
+builder cargo test --no-run || status=$?
+if [ $status = 0 ]; then
+    # One at a time: end-to-end tests share the host's CPUs, and measure them.
+    cargo test --no-fail-fast -- --test-threads=1 "$@" | tee "$dir/log" || status=$?
+fi
+
+awk -v status=$status '
+    FILENAME ~ /not-run$/ {
+        # Reported twice, for two reasons, is still one test.
+        split($0, part, ": ")
+        if (!seen[$0]++) lines[++nr_lines] = $0
+        if (!tests[part[2]]++) nr_not_run++
+        next
+    }
+    # test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; ...
+    /^test result: / { passed += $4; failed += $6; ignored += $8 }
+    END {
+        print ""
+        for (i = 1; i <= nr_lines; i++) print lines[i]
+        if (status && !failed)
+            print "cargo test ended with status " status " before it had counted a failure."
+        printf "%d passed, %d failed, %d not run\n",
+            passed - nr_not_run, failed, nr_not_run + ignored
+    }
+' "$RXSTEER_NOT_RUN" "$dir/log"
+exit $status
