@@ -188,4 +188,6 @@ pub struct BenchArgs {
 pub enum Scenario {
     /// Time of one decision, against a program that only passes
     Decide,
+    /// More UDP packets than the host can use, and the receiving CPU's cost per packet
+    Flood,
 }

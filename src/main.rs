@@ -15,7 +15,13 @@ use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = EnvFilter::try_from_env("RXSTEER_LOG").unwrap_or_else(|_| EnvFilter::new("info"));
+    // A run tells its story; a bench has its own.
+    let level = if matches!(cli.command, Command::Run(_)) {
+        "info"
+    } else {
+        "warn"
+    };
+    let filter = EnvFilter::try_from_env("RXSTEER_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
@@ -82,6 +88,7 @@ fn bench(args: &BenchArgs) -> Result<()> {
         };
         let report = match scenario {
             Scenario::Decide => bench::decide::decide(&effort),
+            Scenario::Flood => bench::flood::flood(&effort),
         };
         bar.finish_and_clear();
         let report = report?;

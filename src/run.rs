@@ -498,7 +498,7 @@ fn check(device: &Device, mode: XdpMode) -> Result<()> {
     let (fatal, advice): (Vec<_>, Vec<_>) =
         device.objections(mode).into_iter().partition(|o| o.fatal);
     for objection in advice {
-        warn!("{objection}");
+        info!("{objection}");
     }
     if fatal.is_empty() {
         return Ok(());
