@@ -27,6 +27,8 @@ pub enum Command {
     Status(StatusArgs),
     /// Change the CPUs of a device that is being steered
     Set(SetArgs),
+    /// See it: the same flood without steering, with kernel RPS and with rxsteer
+    Demo(DemoArgs),
     /// Measure, on this machine and in namespaces of its own
     Bench(BenchArgs),
 }
@@ -161,6 +163,14 @@ fn seconds(text: &str) -> Result<Duration, String> {
         Ok(duration) if duration >= Duration::from_millis(10) => Ok(duration),
         _ => Err("choose 0.01 seconds or more".to_owned()),
     }
+}
+
+/// Options of `rxsteer demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options of `rxsteer bench`.
