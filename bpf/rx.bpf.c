@@ -194,30 +194,67 @@ static __always_inline int rx_steer(struct rx *rx)
 	return rx_redirect(rx, flow, location);
 }
 
-SEC("xdp.frags")
-int rxsteer(struct xdp_md *ctx)
+/* Steers by the flow that the packet's headers name. */
+static __always_inline int rx_parse(struct rx *rx, struct xdp_md *ctx)
 {
-	struct rx rx = {
-		.queue = queue_base + ctx->rx_queue_index,
-		.cpu = bpf_get_smp_processor_id(),
-	};
-	struct flow_key key = {};
-	enum flow_result result;
+	void *data = (void *)(long)ctx->data;
+	void *data_end = (void *)(long)ctx->data_end;
+	enum flow_result result = FLOW_KEYED;
+	struct flow_key key;
 
-	if (unlikely(ctx->rx_queue_index >= nr_rx_queues))
-		return XDP_PASS;
-	rx.q = bpf_map_lookup_elem(&rx_queues, &rx.queue);
-	if (!rx.q)
-		return XDP_PASS;
-	rx.q->nr_received++;
-
-	result = flow_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end,
-			    bpf_xdp_get_buff_len(ctx), flow_tunnels, &key);
+	/* flow_parse(), but the frame's length costs a call: only off the short road. */
+	if (!flow_plain(data, data_end, flow_tunnels, &key))
+		result = flow_follow(data, data_end, bpf_xdp_get_buff_len(ctx), flow_tunnels, &key);
 	if (unlikely(result != FLOW_KEYED)) {
-		rx.q->nr_no_flow[result < NR_FLOW_RESULTS ? result : FLOW_UNKNOWN]++;
+		rx->q->nr_no_flow[result < NR_FLOW_RESULTS ? result : FLOW_UNKNOWN]++;
 		return XDP_PASS;
 	}
-	rx.hash = flow_hash(&key, (const struct flow_secret *)&flow_secret);
+	rx->hash = flow_hash(&key, (const struct flow_secret *)&flow_secret);
+	return rx_steer(rx);
+}
+
+/* Counts the packet in; false if its queue is not ours. */
+static __always_inline bool rx_begin(struct rx *rx, const struct xdp_md *ctx)
+{
+	rx->queue = queue_base + ctx->rx_queue_index;
+	rx->cpu = bpf_get_smp_processor_id();
+	if (unlikely(ctx->rx_queue_index >= nr_rx_queues))
+		return false;
+	rx->q = bpf_map_lookup_elem(&rx_queues, &rx->queue);
+	if (!rx->q)
+		return false;
+	rx->q->nr_received++;
+	return true;
+}
+
+SEC("?xdp.frags")
+int rxsteer(struct xdp_md *ctx)
+{
+	struct rx rx = {};
+
+	return rx_begin(&rx, ctx) ? rx_parse(&rx, ctx) : XDP_PASS;
+}
+
+/*
+ * The same, with the hash that the device computed where it has one. A program that
+ * asks for it is bound to its device, and only kernels since 6.3 load it.
+ *
+ * A device with several queues has used the hash's low bits to choose the queue, so
+ * it is mixed again, with the secret: equal bits would leave slots unused.
+ */
+SEC("?xdp.frags")
+int rxsteer_rx_hash(struct xdp_md *ctx)
+{
+	enum xdp_rss_hash_type type = 0;
+	struct flow_key key = {};
+	struct rx rx = {};
+
+	if (!rx_begin(&rx, ctx))
+		return XDP_PASS;
+	if (bpf_xdp_metadata_rx_hash(ctx, &key.ports, &type) || !(type & XDP_RSS_L4))
+		return rx_parse(&rx, ctx);
+	rx.q->nr_rx_hash++;
+	rx.hash = flow_hash(&key, &flow_secret);
 	return rx_steer(&rx);
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::datapath::{BACKLOG_LIMIT_MAX, RPS_FLOW_CNT};
-use crate::run::{Mode, Options, Policy, QueueCpus, RpsCpus};
+use crate::run::{Hash, Mode, Options, Policy, QueueCpus, RpsCpus};
 use crate::rx::types::flow_tunnel;
 
 /// Receive steering for Linux: decides on which CPU each received packet is processed.
@@ -74,6 +74,10 @@ pub struct RunArgs {
     /// Tunnels to look into: their inner flows are steered, not the tunnel
     #[arg(long, value_enum, value_name = "TUNNEL", value_delimiter = ',')]
     pub tunnels: Vec<Tunnel>,
+
+    /// What names a flow
+    #[arg(long, value_enum, default_value_t)]
+    pub hash: Hash,
 }
 
 /// Tunnels whose inner flow can be the key.
@@ -120,6 +124,7 @@ impl From<RunArgs> for Options {
             dry_run: args.dry_run,
             backlog: args.backlog,
             rps_flow_cnt: args.rps_flow_cnt,
+            hash: args.hash,
             tunnels: args
                 .tunnels
                 .into_iter()

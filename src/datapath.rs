@@ -48,6 +48,8 @@ pub struct Config {
     pub dry_run: bool,
     /// Bits of `enum flow_tunnel`: whose inner flow is the key.
     pub tunnels: u32,
+    /// Steer by the hash that the device computed, where it has one.
+    pub rx_hash: bool,
     /// The key of the flow hash.
     pub secret: flow_secret,
 }
@@ -72,9 +74,19 @@ pub struct Request {
 
 struct Device {
     ifindex: u32,
+    rx_hash: bool,
     skel: RxSkel<'static>,
     /// Dropping it detaches the program.
     link: Option<OwnedFd>,
+}
+
+impl Device {
+    fn program(&self) -> BorrowedFd<'_> {
+        match self.rx_hash {
+            true => self.skel.progs.rxsteer_rx_hash.as_fd(),
+            false => self.skel.progs.rxsteer.as_fd(),
+        }
+    }
 }
 
 /// See the module's documentation.
@@ -145,7 +157,6 @@ impl Datapath {
             maps.poll_cpus.set_max_entries(nr_cpus)?;
         }
         set_constants(&mut open_shared, config, nr_cpus);
-        open_shared.progs.rxsteer.set_autoload(false);
         let gone = caps::missing_tracepoints(&["xdp_redirect_map_err"])?;
         open_shared
             .progs
@@ -194,7 +205,8 @@ impl Datapath {
             }
             loaded.push(Device {
                 ifindex: device.ifindex,
-                skel: load_device(&shared, config, nr_cpus, queue_base, device.nr_rx_queues)?,
+                rx_hash: config.rx_hash,
+                skel: load_device(&shared, config, nr_cpus, queue_base, device)?,
                 link: None,
             });
         }
@@ -226,8 +238,7 @@ impl Datapath {
     /// the driver has no native XDP.
     pub fn attach(&mut self, device: usize, mode: XdpMode) -> std::io::Result<()> {
         let device = &mut self.devices[device];
-        let program = device.skel.progs.rxsteer.as_fd();
-        device.link = Some(xdp::attach(program, device.ifindex, mode)?);
+        device.link = Some(xdp::attach(device.program(), device.ifindex, mode)?);
         Ok(())
     }
 
@@ -305,7 +316,7 @@ impl Datapath {
 
     /// The XDP program of a device, for `BPF_PROG_TEST_RUN`.
     pub fn program(&self, device: usize) -> BorrowedFd<'_> {
-        self.devices[device].skel.progs.rxsteer.as_fd()
+        self.devices[device].program()
     }
 
     /// Declares that nothing from before is on its way: flows of this queue may go anywhere at
@@ -444,7 +455,7 @@ fn load_device(
     config: &Config,
     nr_cpus: u32,
     queue_base: u32,
-    nr_rx_queues: u32,
+    device: &DeviceConfig,
 ) -> Result<RxSkel<'static>> {
     let mut open = open()?;
     set_constants(&mut open, config, nr_cpus);
@@ -454,10 +465,19 @@ fn load_device(
         .as_deref_mut()
         .expect("the object has constants");
     rodata.queue_base = queue_base;
-    rodata.nr_rx_queues = nr_rx_queues;
+    rodata.nr_rx_queues = device.nr_rx_queues;
+    let chosen = if config.rx_hash {
+        "rxsteer_rx_hash"
+    } else {
+        "rxsteer"
+    };
     for mut prog in open.open_object_mut().progs_mut() {
-        let is_xdp = prog.name() == "rxsteer";
-        prog.set_autoload(is_xdp);
+        let chosen = prog.name() == chosen;
+        prog.set_autoload(chosen);
+        if chosen && config.rx_hash {
+            prog.set_ifindex(device.ifindex);
+            prog.set_flags(libbpf_sys::BPF_F_XDP_DEV_BOUND_ONLY);
+        }
     }
     for mut map in open.open_object_mut().maps_mut() {
         // Constants are the device's own; every other map is the shared one.

@@ -44,6 +44,17 @@ pub enum Mode {
     Generic,
 }
 
+/// What names a flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Hash {
+    /// The packet's headers.
+    #[default]
+    Packet,
+    /// The hash that the device computed, where its driver gives one to XDP (since 6.3); the
+    /// packet's headers otherwise.
+    Device,
+}
+
 /// The CPUs of a queue: as given, or to be found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RpsCpus {
@@ -119,6 +130,8 @@ pub struct Options {
     pub rps_flow_cnt: u32,
     /// Bits of `enum flow_tunnel`.
     pub tunnels: u32,
+    /// What names a flow.
+    pub hash: Hash,
 }
 
 impl Options {
@@ -134,6 +147,7 @@ impl Options {
             backlog: None,
             rps_flow_cnt: RPS_FLOW_CNT,
             tunnels: 0,
+            hash: Hash::default(),
         }
     }
 }
@@ -276,6 +290,7 @@ impl Steering {
             rps_flow_cnt: options.rps_flow_cnt,
             dry_run: options.dry_run,
             tunnels: options.tunnels,
+            rx_hash: options.hash == Hash::Device,
             secret: draw_secret()?,
         };
         let queues: Vec<_> = devices
@@ -474,6 +489,13 @@ fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<CpuMask> {
             let interrupt_cpu = device.interrupt_cpu(&topology, queue);
             let auto = topology.auto_mask(interrupt_cpu)?;
             info!("{} queue {queue}: {}", device.name, auto.anchor);
+            if auto.cpus.is_empty() {
+                bail!(
+                    "auto finds no CPU for {} queue {queue}: all that are near are isolated; name \
+                     them with --rps-cpus",
+                    device.name
+                );
+            }
             return Ok(auto.cpus);
         }
         RpsCpus::Mask(mask) => mask,
