@@ -1,11 +1,255 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * lab.bpf.c: the lab's own programs: who sends (wire) and what others do (pass, cpumap).
+ *
+ * None is loaded unless asked for by name ("?" in SEC): each user wants one of them.
+ */
 #include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/udp.h>
+#include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
 
-SEC("xdp.frags")
+#include "types.h"
+
+/* ---- counters of every program that receives ------------------------------ */
+
+#define NR_LAB_QUEUES 64
+
+/* Frames seen per rx queue. One NAPI owns a queue, so a plain add on its own line is exact. */
+struct lab_queue {
+	__u64 nr_received;
+} __attribute__((aligned(64)));
+
+struct lab_queue lab_queues[NR_LAB_QUEUES];
+
+static __always_inline void lab_count(const struct xdp_md *ctx)
+{
+	__u32 queue = ctx->rx_queue_index;
+
+	if (queue < NR_LAB_QUEUES)
+		lab_queues[queue].nr_received++;
+}
+
+/* ---- pass: the device as it is, with the cost of an XDP program ----------- */
+
+SEC("?xdp.frags")
 int pass(struct xdp_md *ctx)
 {
+	lab_count(ctx);
 	return XDP_PASS;
+}
+
+/* ---- drop: where frames end when only the wire is of interest ------------- */
+
+SEC("?xdp.frags")
+int drop(struct xdp_md *ctx)
+{
+	lab_count(ctx);
+	return XDP_DROP;
+}
+
+/* ---- cpumap: the usual XDP load balancer, for comparison ------------------ */
+
+#define NR_LAB_CPUS 256
+
+struct {
+	__uint(type, BPF_MAP_TYPE_CPUMAP);
+	__uint(max_entries, NR_LAB_CPUS);
+	__type(key, __u32);
+	__type(value, struct bpf_cpumap_val);
+} lab_cpumap SEC(".maps");
+
+const volatile __u32 lab_nr_cpus = 1;
+const volatile __u32 lab_cpus[NR_LAB_CPUS];
+
+struct lab_vlan {
+	__be16 tci;
+	__be16 proto;
+};
+
+/* Mixes 64 bits into 32: the finalizer of MurmurHash3. */
+static __always_inline __u32 lab_mix(__u64 x)
+{
+	x ^= x >> 33;
+	x *= 0xff51afd7ed558ccdULL;
+	x ^= x >> 33;
+	x *= 0xc4ceb9fe1a85ec53ULL;
+	return x >> 32;
+}
+
+/* The sum of the 4-tuple, so that both directions meet; 0 for what has no ports. */
+static __always_inline __u64 lab_tuple(const struct xdp_md *ctx)
+{
+	const char *data = (const char *)(long)ctx->data;
+	const char *data_end = (const char *)(long)ctx->data_end;
+	const struct ethhdr *eth = (const void *)data;
+	const __be16 *ports;
+	__u64 addresses;
+	__be16 proto;
+
+	if ((const char *)(eth + 1) > data_end)
+		return 0;
+	proto = eth->h_proto;
+	data = (const char *)(eth + 1);
+	if (proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD)) {
+		const struct lab_vlan *tag = (const void *)data;
+
+		if ((const char *)(tag + 1) > data_end)
+			return 0;
+		proto = tag->proto;
+		data = (const char *)(tag + 1);
+	}
+	if (proto == bpf_htons(ETH_P_IP)) {
+		const struct iphdr *ip = (const void *)data;
+
+		if ((const char *)(ip + 1) > data_end || ip->ihl != 5)
+			return 0;
+		if (ip->protocol != IPPROTO_UDP && ip->protocol != IPPROTO_TCP)
+			return 0;
+		addresses = (__u64)ip->saddr + ip->daddr;
+		data = (const char *)(ip + 1);
+	} else if (proto == bpf_htons(ETH_P_IPV6)) {
+		const struct ipv6hdr *ip = (const void *)data;
+
+		if ((const char *)(ip + 1) > data_end)
+			return 0;
+		if (ip->nexthdr != IPPROTO_UDP && ip->nexthdr != IPPROTO_TCP)
+			return 0;
+		addresses = 0;
+		for (int i = 0; i < 4; i++)
+			addresses +=
+				(__u64)ip->saddr.in6_u.u6_addr32[i] + ip->daddr.in6_u.u6_addr32[i];
+		data = (const char *)(ip + 1);
+	} else {
+		return 0;
+	}
+	ports = (const void *)data;
+	if ((const char *)(ports + 2) > data_end)
+		return 0;
+	return addresses + ((__u64)((__u32)ports[0] + ports[1]) << 40);
+}
+
+SEC("?xdp.frags")
+int cpumap(struct xdp_md *ctx)
+{
+	__u32 slot = ((__u64)lab_mix(lab_tuple(ctx)) * lab_nr_cpus) >> 32;
+
+	lab_count(ctx);
+	if (slot >= NR_LAB_CPUS)
+		return XDP_ABORTED;
+	return bpf_redirect_map(&lab_cpumap, lab_cpus[slot], XDP_PASS);
+}
+
+/* ---- wire: the generator, run by BPF_PROG_TEST_RUN with live frames ------- */
+
+#define WIRE_TEMPLATE_LEN 256
+
+/* The first bytes of each UDP payload. */
+struct wire_stamp {
+	__be64 seq;  /* of the wire, from 0 */
+	__be32 flow; /* seq % nr_flows */
+	__be32 wire;
+};
+
+/*
+ * Where the template varies from frame to frame. Offsets are in bytes from the
+ * start of the frame; the offset 0 means that there is no such field. Masks are
+ * powers of two less one.
+ */
+struct wire_layout {
+	__u32 template_len; /* bytes of the template, all headers included */
+	__u32 ipv4;	    /* IPv4 header, whose checksum is to be filled in */
+	__u32 saddr;	    /* the low 32 bits of the source address */
+	__u32 udp;	    /* UDP header, the stamp follows it */
+	__u32 udp_checksum; /* 0: leave the checksum zero */
+	__u32 nr_flows;
+	__u32 saddr_mask;	 /* flow & mask is added to the source address */
+	__u32 saddr_shift;	 /* flow >> shift is added to the source port */
+	__u32 dport_mask;	 /* flow & mask is added to the destination port */
+	struct wire_stamp first; /* stamp of the first frame */
+};
+
+const volatile struct wire_layout wire_layout = {.nr_flows = 1};
+/* Checksum fields hold the folded sum of all constant words of their coverage, not inverted. */
+const volatile __u8 wire_template[WIRE_TEMPLATE_LEN];
+
+/* Frames sent, and how many may be: test_run rounds its count up to whole batches. */
+__u64 wire_nr_sent;
+__u64 wire_limit;
+__u32 wire_flow;
+
+static __always_inline __u16 wire_checksum(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~sum;
+}
+
+/*
+ * Pages are recycled: a frame still holds what its last user left in it, so
+ * every header is written anew.
+ */
+SEC("?xdp")
+int wire(struct xdp_md *ctx)
+{
+	__u32 flow = wire_flow, saddr_offset, len = wire_layout.template_len;
+	__u64 seq = wire_nr_sent, sum;
+	struct wire_stamp *stamp;
+	struct udphdr *udp;
+	char *data, *data_end;
+	__be32 *saddr;
+
+	if (seq >= wire_limit)
+		return XDP_DROP;
+	if (!len || len > WIRE_TEMPLATE_LEN)
+		return XDP_ABORTED;
+	if (bpf_xdp_store_bytes(ctx, 0, (void *)wire_template, len))
+		return XDP_ABORTED;
+	if (!wire_layout.udp)
+		goto out;
+
+	data = (char *)(long)ctx->data;
+	data_end = (char *)(long)ctx->data_end;
+	saddr_offset = wire_layout.saddr;
+	saddr = (__be32 *)(data + saddr_offset);
+	udp = (struct udphdr *)(data + wire_layout.udp);
+	stamp = (struct wire_stamp *)(udp + 1);
+	if ((char *)(saddr + 1) > data_end || (char *)(stamp + 1) > data_end)
+		return XDP_ABORTED;
+
+	*saddr = bpf_htonl(bpf_ntohl(*saddr) + (flow & wire_layout.saddr_mask));
+	udp->source = bpf_htons(bpf_ntohs(udp->source) + (flow >> wire_layout.saddr_shift));
+	udp->dest = bpf_htons(bpf_ntohs(udp->dest) + (flow & wire_layout.dport_mask));
+	stamp->seq = bpf_cpu_to_be64(seq);
+	stamp->flow = bpf_htonl(flow);
+	stamp->wire = wire_layout.first.wire;
+
+	if (wire_layout.ipv4) {
+		struct iphdr *ip = (struct iphdr *)(data + wire_layout.ipv4);
+
+		if ((char *)(ip + 1) > data_end)
+			return XDP_ABORTED;
+		ip->check = wire_checksum((__u64)ip->check + *saddr);
+	}
+	if (wire_layout.udp_checksum) {
+		sum = (__u64)udp->check + *saddr + udp->source + udp->dest;
+		sum += (stamp->seq & 0xffffffff) + (stamp->seq >> 32);
+		sum += (__u64)stamp->flow + stamp->wire;
+		udp->check = wire_checksum(sum);
+		if (!udp->check)
+			udp->check = 0xffff; /* RFC 768: zero would mean none */
+	}
+
+out:
+	wire_flow = flow + 1 < wire_layout.nr_flows ? flow + 1 : 0;
+	wire_nr_sent = seq + 1;
+	return XDP_TX;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -6,3 +6,11 @@
 pub mod rx {
     include!(concat!(env!("OUT_DIR"), "/rx.skel.rs"));
 }
+
+/// The lab's skeleton, generated from `bpf/lab.bpf.c`.
+#[allow(clippy::all, clippy::pedantic, missing_docs)]
+pub mod lab_skel {
+    include!(concat!(env!("OUT_DIR"), "/lab.skel.rs"));
+}
+
+pub mod lab;

@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A veth pair between two namespaces, silent until somebody sends.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context, Result, ensure};
+use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
+use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
+
+use super::ethtool::{Ethtool, Offload};
+use super::netns::Netns;
+use super::rtnl;
+
+/// How a [`Link`] is made.
+#[derive(Clone, Debug)]
+pub struct LinkConfig {
+    /// Tells apart the links that meet in one namespace: 0…31 choose subnet and MACs.
+    pub id: u8,
+    /// Receive and transmit queues of each end. A frame sent on CPU c arrives in queue
+    /// c modulo this (veth_select_rxq() in drivers/net/veth.c).
+    pub queues: u32,
+    /// MTU of both ends, bytes.
+    pub mtu: u32,
+    /// Gives the ends IPv6 addresses too. Without, IPv6 is off on both.
+    pub ipv6: bool,
+    /// GRO at the device under test. On, its NAPI exists from the start and survives XDP programs
+    /// that come and go, as a real NIC's does. Off, it has one only under an XDP program.
+    pub gro: bool,
+}
+
+impl Default for LinkConfig {
+    fn default() -> Self {
+        Self {
+            id: 0,
+            queues: 1,
+            mtu: 1500,
+            ipv6: false,
+            gro: true,
+        }
+    }
+}
+
+/// One end of a [`Link`].
+pub struct End {
+    /// Where it is.
+    pub netns: Netns,
+    /// The device's name: unlike any other on the host, so that its NAPI threads can be found.
+    pub name: String,
+    /// The device's index in its namespace.
+    pub ifindex: u32,
+    /// Its Ethernet address.
+    pub mac: [u8; 6],
+    /// Its address in 198.18.0.0/15, the range for benchmarks (RFC 2544, RFC 6815).
+    pub ipv4: Ipv4Addr,
+    /// Its address in 2001:2::/48, the range for benchmarks (RFC 5180), if IPv6 is on.
+    pub ipv6: Ipv6Addr,
+    /// Receive queues.
+    pub queues: u32,
+    /// The link's number, see [`LinkConfig::id`].
+    pub id: u8,
+    /// Its counters and offloads.
+    pub ethtool: Ethtool,
+}
+
+/// A veth pair. It lives as long as its two namespaces; addresses and neighbours are permanent,
+/// ARP and neighbour discovery are off: the first packet on it is the first that somebody sends.
+pub struct Link {
+    /// Where the traffic comes from.
+    pub tester: End,
+    /// The device under test.
+    pub dut: End,
+}
+
+/// Prefix lengths of a link's subnets.
+const PREFIX_V4: u8 = 20;
+const PREFIX_V6: u8 = 64;
+
+/// The address numbered `host` in the IPv4 subnet of link `id`.
+pub(super) fn ipv4(id: u8, host: u32) -> Ipv4Addr {
+    let base = u32::from(Ipv4Addr::new(198, 18, 0, 0));
+    Ipv4Addr::from(base + (u32::from(id) << (32 - PREFIX_V4)) + host)
+}
+
+/// The address numbered `host` in the IPv6 subnet of link `id`.
+pub(super) fn ipv6(id: u8, host: u32) -> Ipv6Addr {
+    let [high, low] = [(host >> 16) as u16, host as u16];
+    Ipv6Addr::new(0x2001, 2, 0, u16::from(id), 0, 0, high, low)
+}
+
+/// What is known of an end before its device exists.
+struct Plan<'a> {
+    netns: &'a Netns,
+    name: String,
+    mac: [u8; 6],
+    host: u32,
+}
+
+impl Plan<'_> {
+    /// Adds to a builder's message what the builder has no words for.
+    fn message(&self, mut message: LinkMessage, config: &LinkConfig) -> LinkMessage {
+        message.attributes.extend([
+            LinkAttribute::Address(self.mac.to_vec()),
+            LinkAttribute::Mtu(config.mtu),
+            LinkAttribute::NumTxQueues(config.queues),
+            LinkAttribute::NumRxQueues(config.queues),
+        ]);
+        message
+    }
+
+    /// Addresses the device, brings it up and tells it who `peer` is.
+    fn configure(&self, config: &LinkConfig, peer: &Plan) -> Result<End> {
+        let (ifindex, ethtool) = self.netns.run(|| {
+            let ethtool = Ethtool::open(&self.name)?;
+            if config.ipv6 {
+                let path = format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", self.name);
+                fs::write(&path, "0").with_context(|| format!("no IPv6 here: {path}"))?;
+            }
+            let ifindex = nix::net::if_::if_nametoindex(self.name.as_str())?;
+            rtnl::run(async |handle| self.address(&handle, ifindex, config, peer).await)??;
+            Ok((ifindex, ethtool))
+        })?;
+        Ok(End {
+            netns: self.netns.clone(),
+            name: self.name.clone(),
+            ifindex,
+            mac: self.mac,
+            ipv4: ipv4(config.id, self.host),
+            ipv6: ipv6(config.id, self.host),
+            queues: config.queues,
+            id: config.id,
+            ethtool,
+        })
+    }
+
+    async fn address(
+        &self,
+        handle: &rtnetlink::Handle,
+        ifindex: u32,
+        config: &LinkConfig,
+        peer: &Plan<'_>,
+    ) -> Result<()> {
+        // No ARP: that also keeps IPv6 from joining solicited-node groups, and so from MLD reports.
+        let up = LinkUnspec::new_with_index(ifindex)
+            .arp(false)
+            .multicast(false)
+            .up();
+        handle.link().set(up.build()).execute().await?;
+        let id = config.id;
+        let mut pairs: Vec<(IpAddr, u8, IpAddr)> = vec![(
+            ipv4(id, self.host).into(),
+            PREFIX_V4,
+            ipv4(id, peer.host).into(),
+        )];
+        if config.ipv6 {
+            let (own, other) = (ipv6(id, self.host), ipv6(id, peer.host));
+            pairs.push((own.into(), PREFIX_V6, other.into()));
+        }
+        for (own, prefix, other) in pairs {
+            let address = handle.address().add(ifindex, own, prefix);
+            address.execute().await?;
+            let neighbour = handle.neighbours().add(ifindex, other);
+            neighbour.link_layer_address(&peer.mac).execute().await?;
+        }
+        Ok(())
+    }
+}
+
+impl Link {
+    /// Joins two namespaces, or one with itself.
+    ///
+    /// # Errors
+    /// The kernel has no veth, or two links in one namespace have the same id.
+    pub fn new(tester: &Netns, dut: &Netns, config: &LinkConfig) -> Result<Self> {
+        ensure!(config.id < 32, "a link's id is 0…31, not {}", config.id);
+        ensure!(config.queues > 0, "a link needs a queue");
+        // NAPI threads are found by device name on the whole host, so the name holds our pid.
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed) & 0xfff;
+        let unique = format!("{:x}-{serial:x}", std::process::id());
+        let plan = |prefix: &str, netns, host| Plan {
+            netns,
+            name: format!("{prefix}{unique}"),
+            mac: [2, b'r', b'x', 0, config.id, host as u8],
+            host,
+        };
+        let (dut, tester) = (plan("nic", dut, 1), plan("tst", tester, 2));
+
+        tester.netns.run(|| {
+            let peer = LinkMessageBuilder::<LinkUnspec>::new()
+                .name(&dut.name)
+                .setns_by_fd(dut.netns.fd().as_raw_fd());
+            let peer = InfoData::Veth(InfoVeth::Peer(dut.message(peer.build(), config)));
+            let pair = LinkVeth::new(&tester.name, &dut.name).set_info_data(peer);
+            let pair = tester.message(pair.build(), config);
+            rtnl::run(async |handle| handle.link().add(pair).execute().await)?
+                .context("cannot make a veth pair: is CONFIG_VETH there?")
+        })?;
+        let link = Self {
+            tester: tester.configure(config, &dut)?,
+            dut: dut.configure(config, &tester)?,
+        };
+        link.dut.ethtool.set(Offload::Gro, config.gro)?;
+        Ok(link)
+    }
+}

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The lab: real packets on one machine, in namespaces that vanish with the process.
+//!
+//! A [`link::Link`] joins a tester and a device under test (RFC 2544's words); a [`wire::Wire`]
+//! sends frames from inside the kernel; a [`nic::Nic`] makes the other end behave as a NIC whose
+//! queues have CPUs; a [`sink::Sink`] is the application.
+
+use anyhow::Result;
+use nix::time::{ClockId, clock_gettime};
+
+pub mod ethtool;
+pub mod frame;
+pub mod link;
+pub mod netns;
+pub mod nic;
+mod rtnl;
+pub mod sink;
+pub mod softnet;
+pub mod wire;
+pub mod xdp;
+
+/// Whether this machine allows a lab: namespaces, veth, BPF. The error says what is missing.
+pub fn can_run() -> Result<()> {
+    let netns = netns::Netns::new("probe")?;
+    let link = link::Link::new(&netns, &netns, &link::LinkConfig::default())?;
+    xdp::Xdp::pass(&link.dut, xdp::Mode::Native)?;
+    Ok(())
+}
+
+/// CPU time of the calling thread, ns.
+fn thread_cpu_ns() -> Result<u64> {
+    let time = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
+    Ok(time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A veth end as a NIC: each receive queue is polled by a thread bound to its CPU.
+//!
+//! Without it a veth is polled in softirq, on the CPU of whoever sends.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use nix::unistd::Pid;
+
+use super::link::End;
+use super::netns;
+
+/// Threaded NAPI on one end, queue i on CPU `cpus[i]`.
+pub struct Nic {
+    device: String,
+    cpus: Vec<u32>,
+    /// The NAPI threads in the order of their queues.
+    threads: Vec<Pid>,
+}
+
+impl Nic {
+    /// Switches threaded NAPI on and binds the threads.
+    ///
+    /// # Errors
+    /// The end has no NAPI (neither GRO nor an XDP program), or not one per CPU named.
+    pub fn new(end: &End, cpus: &[u32]) -> Result<Self> {
+        ensure!(
+            cpus.len() == end.queues as usize,
+            "{} has {} queues, not {}",
+            end.name,
+            end.queues,
+            cpus.len()
+        );
+        let path = format!("/sys/class/net/{}/threaded", end.name);
+        end.netns
+            .run(|| fs::write(&path, "1").context("threaded NAPI cannot be switched on"))?;
+        let mut nic = Self {
+            device: end.name.clone(),
+            cpus: cpus.to_vec(),
+            threads: Vec::new(),
+        };
+        nic.bind()?;
+        Ok(nic)
+    }
+
+    /// Finds and binds the threads again: without GRO a veth makes new ones when an XDP program
+    /// comes.
+    pub fn bind(&mut self) -> Result<()> {
+        self.threads = napi_threads(&self.device)?;
+        ensure!(
+            self.threads.len() == self.cpus.len(),
+            "{} has {} NAPI threads, not {}: has it GRO or an XDP program?",
+            self.device,
+            self.threads.len(),
+            self.cpus.len()
+        );
+        for (&thread, &cpu) in self.threads.iter().zip(&self.cpus) {
+            netns::bind(thread, cpu)?;
+        }
+        Ok(())
+    }
+
+    /// CPU time that a queue's thread has used, ns.
+    pub fn cpu_ns(&self, queue: usize) -> Result<u64> {
+        let thread = *self.threads.get(queue).context("no such queue")?;
+        let path = format!("/proc/{thread}/schedstat");
+        let text = fs::read_to_string(&path).context("the NAPI thread is gone: bind again")?;
+        let run_ns = text.split_whitespace().next();
+        run_ns
+            .and_then(|run_ns| run_ns.parse().ok())
+            .with_context(|| format!("{path} is not what it was"))
+    }
+}
+
+/// The NAPI threads of a device, `napi/DEVICE-ID`. NAPI ids count up as queues are made.
+fn napi_threads(device: &str) -> Result<Vec<Pid>> {
+    let mut threads = Vec::new();
+    for entry in fs::read_dir("/proc")? {
+        let Ok(entry) = entry else { continue };
+        let Some(pid) = entry.file_name().to_str().and_then(|pid| pid.parse().ok()) else {
+            continue;
+        };
+        // A process may end before it is read. A kernel thread's name is not cut at 15 here.
+        let comm = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        let id = comm
+            .trim_end()
+            .strip_prefix("napi/")
+            .and_then(|name| name.strip_prefix(device))
+            .and_then(|id| id.strip_prefix('-'));
+        if let Some(id) = id.and_then(|id| id.parse::<u32>().ok()) {
+            threads.push((id, Pid::from_raw(pid)));
+        }
+    }
+    threads.sort();
+    Ok(threads.into_iter().map(|(_, thread)| thread).collect())
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the kernel counts itself: softnet_stat, CPU times, UDP counters.
+
+use std::collections::BTreeMap;
+use std::fs;
+
+use anyhow::{Context, Result};
+
+use super::netns::Netns;
+
+/// One CPU's line of /proc/net/softnet_stat; of the host, whatever namespace it is read in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Softnet {
+    /// The CPU.
+    pub cpu: u32,
+    /// Packets that net_rx took, from NAPI and from its backlog.
+    pub processed: u64,
+    /// Packets dropped at a full backlog (netdev_max_backlog).
+    pub dropped: u64,
+    /// Times net_rx_action() ran out of budget or time.
+    pub time_squeeze: u64,
+    /// Inter-processor interrupts of RPS that this CPU took.
+    pub received_rps: u64,
+    /// Packets that the flow limit dropped.
+    pub flow_limit: u64,
+}
+
+/// Reads softnet_stat, a line per online CPU. The counters have 32 bits and wrap.
+pub fn softnet() -> Result<Vec<Softnet>> {
+    parse_softnet(&fs::read_to_string("/proc/net/softnet_stat")?)
+}
+
+/// The columns are softnet_seq_show()'s, in net/core/net-procfs.c.
+fn parse_softnet(text: &str) -> Result<Vec<Softnet>> {
+    let line = |line: &str| {
+        let columns: Vec<u64> = line
+            .split_whitespace()
+            .map(|column| u64::from_str_radix(column, 16))
+            .collect::<Result<_, _>>()?;
+        let column = |i: usize| columns.get(i).copied().context("a column is missing");
+        Ok(Softnet {
+            cpu: column(12)? as u32,
+            processed: column(0)?,
+            dropped: column(1)?,
+            time_squeeze: column(2)?,
+            received_rps: column(9)?,
+            flow_limit: column(10)?,
+        })
+    };
+    text.lines()
+        .map(line)
+        .collect::<Result<_>>()
+        .context("/proc/net/softnet_stat is not as it is since Linux 5.10")
+}
+
+/// One CPU's times since boot, ns, in steps of a clock tick (10 ms).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct CpuTimes {
+    /// The CPU.
+    pub cpu: u32,
+    /// Everything but idle and waiting for I/O.
+    pub busy_ns: u64,
+    /// Of it: in softirq.
+    pub softirq_ns: u64,
+    /// Idle, and waiting for I/O.
+    pub idle_ns: u64,
+}
+
+/// Reads /proc/stat, a line per online CPU.
+pub fn cpu_times() -> Result<Vec<CpuTimes>> {
+    // SAFETY: no memory is involved.
+    let hz = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as u64;
+    parse_cpu_times(&fs::read_to_string("/proc/stat")?, 1_000_000_000 / hz)
+}
+
+/// user nice system idle iowait irq softirq steal (proc(5)); guest times are within user's.
+fn parse_cpu_times(text: &str, tick_ns: u64) -> Result<Vec<CpuTimes>> {
+    let mut times = Vec::new();
+    for line in text.lines() {
+        let mut words = line.split_whitespace();
+        let name = words.next().and_then(|name| name.strip_prefix("cpu"));
+        let Some(Ok(cpu)) = name.map(str::parse) else {
+            continue;
+        };
+        let ticks: Vec<u64> = words.map(str::parse).collect::<Result<_, _>>()?;
+        let ticks = ticks.get(..8).context("/proc/stat lacks columns")?;
+        let idle = ticks[3] + ticks[4];
+        times.push(CpuTimes {
+            cpu,
+            busy_ns: (ticks.iter().sum::<u64>() - idle) * tick_ns,
+            softirq_ns: ticks[6] * tick_ns,
+            idle_ns: idle * tick_ns,
+        });
+    }
+    Ok(times)
+}
+
+/// UDP counters of a namespace by name (`InDatagrams`, `RcvbufErrors`, `InCsumErrors`, `NoPorts`…),
+/// those of IPv6 with their prefix (`Udp6InDatagrams`).
+pub fn udp(netns: &Netns) -> Result<BTreeMap<String, u64>> {
+    netns.run(|| {
+        let v4 = fs::read_to_string("/proc/thread-self/net/snmp")?;
+        // Absent where IPv6 is.
+        let v6 = fs::read_to_string("/proc/thread-self/net/snmp6").unwrap_or_default();
+        parse_udp(&v4, &v6)
+    })
+}
+
+fn parse_udp(v4: &str, v6: &str) -> Result<BTreeMap<String, u64>> {
+    let mut rows = v4.lines().filter_map(|line| line.strip_prefix("Udp: "));
+    let (names, values) = (rows.next(), rows.next());
+    let (names, values) = names.zip(values).context("no UDP counters in snmp")?;
+    let pairs = names.split_whitespace().zip(values.split_whitespace());
+    let v6 = v6.lines().filter(|line| line.starts_with("Udp6"));
+    pairs
+        .chain(v6.filter_map(|line| line.split_once(char::is_whitespace)))
+        .map(|(name, value)| Ok((name.to_string(), value.trim().parse()?)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn softnet_columns_are_where_the_kernel_puts_them() {
+        let text = "0000000a 0000000b 0000000c 00000000 00000000 00000000 00000000 00000000 \
+                    00000000 0000000d 0000000e 00000000 00000003 00000000 00000000\n";
+        let expected = Softnet {
+            cpu: 3,
+            processed: 10,
+            dropped: 11,
+            time_squeeze: 12,
+            received_rps: 13,
+            flow_limit: 14,
+        };
+        assert_eq!(parse_softnet(text).unwrap(), [expected]);
+        assert!(parse_softnet("0000000a 0000000b\n").is_err());
+    }
+
+    #[test]
+    fn cpu_times_leave_out_the_total() {
+        let text = "cpu  9 9 9 9 9 9 9 9 9 9\ncpu1 1 2 3 4 5 6 7 8 9 9\nintr 1\n";
+        let expected = CpuTimes {
+            cpu: 1,
+            busy_ns: 27 * 10,
+            softirq_ns: 7 * 10,
+            idle_ns: 9 * 10,
+        };
+        assert_eq!(parse_cpu_times(text, 10).unwrap(), [expected]);
+    }
+
+    #[test]
+    fn udp_counters_of_both_families() {
+        let v4 = "Udp: InDatagrams NoPorts\nUdp: 5 6\nUdpLite: InDatagrams\nUdpLite: 7\n";
+        let counters = parse_udp(v4, "Ip6InReceives 1\nUdp6NoPorts      \t8\n").unwrap();
+        let expected = [("InDatagrams", 5), ("NoPorts", 6), ("Udp6NoPorts", 8)];
+        assert_eq!(counters, expected.map(|(k, v)| (k.to_string(), v)).into());
+    }
+}
