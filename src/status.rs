@@ -27,6 +27,13 @@ pub fn render(status: &Status) -> String {
             let _ = writeln!(out, "{}", backlogs(device, status.dry_run));
         }
         for q in &device.queues {
+            if q.rx_hash > 0 {
+                let _ = writeln!(
+                    out,
+                    "queue {}: {} frames steered by the device's hash",
+                    q.queue, q.rx_hash
+                );
+            }
             if let Some(why) = q.imbalance() {
                 let _ = writeln!(out, "queue {}: {why} (packets are on their way)", q.queue);
             }
