@@ -623,7 +623,8 @@ static __always_inline int flow_is_plain(__u8 proto, __u32 size, __be32 ports, _
 /*
  * Whether the packet, all of it in its linear part, is plain TCP or UDP; the key is
  * written if it is. Asks for no length: that of a packet with fragments costs a call
- * into the kernel, as long as all of this.
+ * into the kernel, as long as all of this. Lengths are compared as numbers, not as
+ * pointers: to the verifier of 6.1 a swapped word may be anything.
  */
 static __always_inline int flow_plain(const void *data, const void *data_end, __u32 tunnels,
 				      struct flow_key *key)
@@ -631,8 +632,9 @@ static __always_inline int flow_plain(const void *data, const void *data_end, __
 	const struct flow_ethernet *eth = data;
 	const struct iphdr *v4 = (const void *)(eth + 1);
 	const struct ipv6hdr *v6 = (const void *)(eth + 1);
+	__u64 linear = (const char *)data_end - (const char *)data;
 	const __be32 *ports;
-	__u32 size;
+	__u64 size;
 
 	ports = (const void *)(v4 + 1);
 	if ((const void *)(ports + 1) > data_end)
@@ -640,7 +642,7 @@ static __always_inline int flow_plain(const void *data, const void *data_end, __
 	if (eth->type == flow_swap16(ETH_P_IP)) {
 		size = flow_swap16(v4->tot_len);
 		if (*(const __u8 *)v4 != 0x45 || v4->frag_off & flow_swap16(0x3fff) ||
-		    (const char *)v4 + size > (const char *)data_end || size < sizeof(*v4) ||
+		    sizeof(*eth) + size > linear || size < sizeof(*v4) ||
 		    !flow_is_plain(v4->protocol, size - sizeof(*v4), *ports, tunnels))
 			return 0;
 		flow_key_ports4(key, v4->saddr, *ports, v4->protocol);
@@ -650,7 +652,7 @@ static __always_inline int flow_plain(const void *data, const void *data_end, __
 	if (eth->type != flow_swap16(ETH_P_IPV6) || (const void *)(ports + 1) > data_end)
 		return 0;
 	size = flow_swap16(v6->payload_len);
-	if (*(const __u8 *)v6 >> 4 != 6 || (const char *)(v6 + 1) + size > (const char *)data_end ||
+	if (*(const __u8 *)v6 >> 4 != 6 || sizeof(*eth) + sizeof(*v6) + size > linear ||
 	    !flow_is_plain(v6->nexthdr, size, *ports, tunnels))
 		return 0;
 	flow_key_ports(key, v6->saddr.in6_u.u6_addr32, *ports, v6->nexthdr);
