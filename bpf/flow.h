@@ -628,7 +628,9 @@ static __always_inline int flow_is_plain(__u8 proto, __u32 size)
 
 /*
  * Whether the frame, room bytes that are all in the linear part, is TCP or UDP with
- * nothing special about it; the key and the payload are written if it is.
+ * nothing special about it; the key and the payload are written if it is. Lengths
+ * are compared as numbers: to the verifier of 6.1 a swapped word may be anything, and
+ * it adds no such word to a pointer.
  */
 static __always_inline int flow_plain_frame(const void *frame, const void *data_end, __u64 room,
 					    struct flow_key *key, struct flow_payload *payload)
@@ -673,24 +675,26 @@ static __always_inline int flow_plain(const void *data, const void *data_end, __
 {
 	const struct flow_vxlan *vxlan;
 	struct flow_payload payload;
+	struct flow_key plain;
 	__u16 dest;
 
-	if (!flow_plain_frame(data, data_end, (const char *)data_end - (const char *)data, key,
+	if (!flow_plain_frame(data, data_end, (const char *)data_end - (const char *)data, &plain,
 			      &payload))
 		return 0;
-	if (!flow_may_be_tunnel(key, tunnels))
-		return 1;
-
-	dest = flow_swap32(key->ports);
-	vxlan = (const void *)((const struct udphdr *)payload.ports + 1);
-	if (!(tunnels & FLOW_TUNNEL_VXLAN) || (dest != 4789 && dest != 8472) ||
-	    payload.size < sizeof(struct udphdr) + sizeof(*vxlan) ||
-	    (const void *)(vxlan + 1) > data_end || (vxlan->flags & 0x0c) != 0x08)
-		return 0;
-	return flow_plain_frame(vxlan + 1, data_end,
-				payload.size - sizeof(struct udphdr) - sizeof(*vxlan), key,
-				&payload) &&
-	       !flow_may_be_tunnel(key, tunnels);
+	if (flow_may_be_tunnel(&plain, tunnels)) {
+		dest = flow_swap32(plain.ports);
+		vxlan = (const void *)((const struct udphdr *)payload.ports + 1);
+		if (!(tunnels & FLOW_TUNNEL_VXLAN) || (dest != 4789 && dest != 8472) ||
+		    payload.size < sizeof(struct udphdr) + sizeof(*vxlan) ||
+		    (const void *)(vxlan + 1) > data_end || (vxlan->flags & 0x0c) != 0x08)
+			return 0;
+		payload.size -= sizeof(struct udphdr) + sizeof(*vxlan);
+		if (!flow_plain_frame(vxlan + 1, data_end, payload.size, &plain, &payload) ||
+		    flow_may_be_tunnel(&plain, tunnels))
+			return 0;
+	}
+	*key = plain;
+	return 1;
 }
 
 /* Both roads, for who has the packet's length at hand. */
