@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use crate::accounting::{self, Status};
 use crate::caps::{self, Need};
 use crate::control::{self, Reply, Request};
-use crate::cpumask::CpuMask;
+use crate::cpumask::{CpuMask, CpuMaskError};
 use crate::datapath::{
     BACKLOG_LIMIT_MAX, Config, Datapath, DeviceConfig, RPS_FLOW_CNT, draw_secret,
 };
@@ -54,14 +54,17 @@ pub enum RpsCpus {
 }
 
 impl std::str::FromStr for RpsCpus {
-    type Err = crate::cpumask::CpuMaskError;
+    type Err = CpuMaskError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text == "auto" {
-            Ok(Self::Auto)
-        } else {
-            text.parse().map(Self::Mask)
+            return Ok(Self::Auto);
         }
+        let mask: CpuMask = text.parse()?;
+        if mask.is_empty() {
+            return Err(CpuMaskError::Empty);
+        }
+        Ok(Self::Mask(mask))
     }
 }
 
@@ -245,6 +248,7 @@ impl Steering {
             }
             let mode = match options.mode {
                 Mode::Generic => XdpMode::Generic,
+                Mode::Auto if device.native_xdp == Some(false) => fall_back(&device),
                 Mode::Auto | Mode::Native => XdpMode::Native,
             };
             check(&device, mode)?;
@@ -323,13 +327,8 @@ impl Steering {
             .as_ref()
             .is_err_and(|e| e.raw_os_error() == Some(libc::EOPNOTSUPP));
         let attached = if unsupported && mode == Mode::Auto {
-            warn!(
-                "{name}: its driver ({}) has no native XDP; falling back to generic mode, which \
-                 costs an skb before the decision",
-                steered.device.driver
-            );
-            check(&steered.device, XdpMode::Generic)?;
-            steered.mode = XdpMode::Generic;
+            steered.mode = fall_back(&steered.device);
+            check(&steered.device, steered.mode)?;
             self.datapath.attach(index, XdpMode::Generic)
         } else {
             attached
@@ -491,6 +490,16 @@ fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<CpuMask> {
         );
     }
     Ok(usable)
+}
+
+/// Generic mode, for want of native, and not in silence.
+fn fall_back(device: &Device) -> XdpMode {
+    warn!(
+        "{}: its driver ({}) has no native XDP; falling back to generic mode, which costs an skb \
+         before the decision",
+        device.name, device.driver
+    );
+    XdpMode::Generic
 }
 
 /// Refuses a device that can't be steered well; warns of what it merely should know.
