@@ -194,7 +194,8 @@ static __always_inline int rx_steer(struct rx *rx)
 	return rx_redirect(rx, flow, location);
 }
 
-SEC("xdp.frags")
+/* User space adds BPF_F_XDP_HAS_FRAGS for native mode. */
+SEC("xdp")
 int rxsteer(struct xdp_md *ctx)
 {
 	struct rx rx = {

@@ -59,6 +59,8 @@ pub struct DeviceConfig {
     pub ifindex: u32,
     /// Receive queues, `rx_queue_index` 0 to `nr_rx_queues` - 1.
     pub nr_rx_queues: u32,
+    /// Where [`Datapath::attach`] is going to attach.
+    pub mode: XdpMode,
 }
 
 /// A backlog that a flow wants and that does not exist yet.
@@ -194,7 +196,7 @@ impl Datapath {
             }
             loaded.push(Device {
                 ifindex: device.ifindex,
-                skel: load_device(&shared, config, nr_cpus, queue_base, device.nr_rx_queues)?,
+                skel: load_device(&shared, config, nr_cpus, queue_base, device)?,
                 link: None,
             });
         }
@@ -444,7 +446,7 @@ fn load_device(
     config: &Config,
     nr_cpus: u32,
     queue_base: u32,
-    nr_rx_queues: u32,
+    device: &DeviceConfig,
 ) -> Result<RxSkel<'static>> {
     let mut open = open()?;
     set_constants(&mut open, config, nr_cpus);
@@ -454,7 +456,17 @@ fn load_device(
         .as_deref_mut()
         .expect("the object has constants");
     rodata.queue_base = queue_base;
-    rodata.nr_rx_queues = nr_rx_queues;
+    rodata.nr_rx_queues = device.nr_rx_queues;
+    open.progs.rxsteer.set_flags(match device.mode {
+        // Drivers refuse a jumbo MTU without it.
+        XdpMode::Native => libbpf_sys::BPF_F_XDP_HAS_FRAGS,
+        // Since 6.9 the kernel copies an skb with too little headroom for XDP, and all skbs of
+        // several pieces, for programs that declare frags. The copy lacks its mac_len
+        // (skb_pp_cow_data() in net/core/skbuff.c), by which cpu_map_generic_redirect() finds the
+        // network header: every redirected copy would be dropped as corrupt. For other programs
+        // the skb is made fit in place, whatever its length.
+        XdpMode::Generic => 0,
+    });
     for mut prog in open.open_object_mut().progs_mut() {
         let is_xdp = prog.name() == "rxsteer";
         prog.set_autoload(is_xdp);

@@ -287,6 +287,7 @@ impl Steering {
             .map(|d| DeviceConfig {
                 ifindex: d.device.ifindex,
                 nr_rx_queues: d.device.rx_queues,
+                mode: d.mode,
             })
             .collect();
         let datapath = Datapath::load(&config, &queues)?;
@@ -327,6 +328,8 @@ impl Steering {
             .as_ref()
             .is_err_and(|e| e.raw_os_error() == Some(libc::EOPNOTSUPP));
         let attached = if unsupported && mode == Mode::Auto {
+            // Only kernels before 6.3, which don't tell beforehand, come here: they run a program
+            // that was loaded for native mode in generic mode as well.
             steered.mode = fall_back(&steered.device);
             check(&steered.device, steered.mode)?;
             self.datapath.attach(index, XdpMode::Generic)
