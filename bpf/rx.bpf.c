@@ -227,7 +227,8 @@ static __always_inline bool rx_begin(struct rx *rx, const struct xdp_md *ctx)
 	return true;
 }
 
-SEC("?xdp.frags")
+/* User space adds BPF_F_XDP_HAS_FRAGS for native mode. */
+SEC("?xdp")
 int rxsteer(struct xdp_md *ctx)
 {
 	struct rx rx = {};
@@ -242,7 +243,7 @@ int rxsteer(struct xdp_md *ctx)
  * A device with several queues has used the hash's low bits to choose the queue, so
  * it is mixed again, with the secret: equal bits would leave slots unused.
  */
-SEC("?xdp.frags")
+SEC("?xdp")
 int rxsteer_rx_hash(struct xdp_md *ctx)
 {
 	enum xdp_rss_hash_type type = 0;

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::cpumask::CpuMaskError;
 use crate::datapath::{BACKLOG_LIMIT_MAX, RPS_FLOW_CNT};
 use crate::run::{Hash, Mode, Options, Policy, QueueCpus, RpsCpus};
 use crate::rx::types::flow_tunnel;
@@ -152,12 +153,17 @@ pub struct SetArgs {
     pub device: String,
 
     /// The CPUs from now on: mask, list or auto
-    #[arg(long, value_name = "CPUS")]
+    #[arg(long, value_name = "CPUS", value_parser = rps_cpus)]
     pub rps_cpus: String,
 
     /// Only this receive queue
     #[arg(long, value_name = "QUEUE")]
     pub queue: Option<u32>,
+}
+
+/// Checked here, understood by the running rxsteer, which knows the interrupt's CPU.
+fn rps_cpus(text: &str) -> Result<String, CpuMaskError> {
+    text.parse::<RpsCpus>().map(|_| text.to_owned())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

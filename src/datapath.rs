@@ -61,6 +61,8 @@ pub struct DeviceConfig {
     pub ifindex: u32,
     /// Receive queues, `rx_queue_index` 0 to `nr_rx_queues` - 1.
     pub nr_rx_queues: u32,
+    /// Where [`Datapath::attach`] is going to attach.
+    pub mode: XdpMode,
 }
 
 /// A backlog that a flow wants and that does not exist yet.
@@ -466,17 +468,28 @@ fn load_device(
         .expect("the object has constants");
     rodata.queue_base = queue_base;
     rodata.nr_rx_queues = device.nr_rx_queues;
-    let chosen = if config.rx_hash {
-        "rxsteer_rx_hash"
-    } else {
-        "rxsteer"
+    // Drivers refuse a jumbo MTU without frags. For generic mode the kernel, since 6.9, copies an
+    // skb with too little headroom for XDP, and all skbs of several pieces, for programs that
+    // declare them; the copy lacks its mac_len (skb_pp_cow_data() in net/core/skbuff.c), by which
+    // cpu_map_generic_redirect() finds the network header: every redirected copy would be dropped
+    // as corrupt. For other programs the skb is made fit in place, whatever its length.
+    let mut flags = match device.mode {
+        XdpMode::Native => libbpf_sys::BPF_F_XDP_HAS_FRAGS,
+        XdpMode::Generic => 0,
     };
+    let mut chosen = "rxsteer";
+    if config.rx_hash {
+        chosen = "rxsteer_rx_hash";
+        flags |= libbpf_sys::BPF_F_XDP_DEV_BOUND_ONLY;
+    }
     for mut prog in open.open_object_mut().progs_mut() {
         let chosen = prog.name() == chosen;
         prog.set_autoload(chosen);
+        if chosen {
+            prog.set_flags(flags);
+        }
         if chosen && config.rx_hash {
             prog.set_ifindex(device.ifindex);
-            prog.set_flags(libbpf_sys::BPF_F_XDP_DEV_BOUND_ONLY);
         }
     }
     for mut map in open.open_object_mut().maps_mut() {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The `rxsteer` command. Exit status: 0 done, 1 failed, 2 wrong usage.
 
+use std::io::IsTerminal;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 
@@ -27,6 +28,8 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        // Colours are for a terminal, not for a journal or a file.
+        .with_ansi(std::io::stderr().is_terminal())
         .without_time()
         .with_target(false)
         .init();

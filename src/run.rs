@@ -12,7 +12,7 @@ use tracing::{info, warn};
 use crate::accounting::{self, Status};
 use crate::caps::{self, Need};
 use crate::control::{self, Reply, Request};
-use crate::cpumask::CpuMask;
+use crate::cpumask::{CpuMask, CpuMaskError};
 use crate::datapath::{
     BACKLOG_LIMIT_MAX, Config, Datapath, DeviceConfig, RPS_FLOW_CNT, draw_secret,
 };
@@ -65,14 +65,17 @@ pub enum RpsCpus {
 }
 
 impl std::str::FromStr for RpsCpus {
-    type Err = crate::cpumask::CpuMaskError;
+    type Err = CpuMaskError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         if text == "auto" {
-            Ok(Self::Auto)
-        } else {
-            text.parse().map(Self::Mask)
+            return Ok(Self::Auto);
         }
+        let mask: CpuMask = text.parse()?;
+        if mask.is_empty() {
+            return Err(CpuMaskError::Empty);
+        }
+        Ok(Self::Mask(mask))
     }
 }
 
@@ -259,6 +262,7 @@ impl Steering {
             }
             let mode = match options.mode {
                 Mode::Generic => XdpMode::Generic,
+                Mode::Auto if device.native_xdp == Some(false) => fall_back(&device),
                 Mode::Auto | Mode::Native => XdpMode::Native,
             };
             check(&device, mode)?;
@@ -298,6 +302,7 @@ impl Steering {
             .map(|d| DeviceConfig {
                 ifindex: d.device.ifindex,
                 nr_rx_queues: d.device.rx_queues,
+                mode: d.mode,
             })
             .collect();
         let datapath = Datapath::load(&config, &queues)?;
@@ -338,13 +343,10 @@ impl Steering {
             .as_ref()
             .is_err_and(|e| e.raw_os_error() == Some(libc::EOPNOTSUPP));
         let attached = if unsupported && mode == Mode::Auto {
-            warn!(
-                "{name}: its driver ({}) has no native XDP; falling back to generic mode, which \
-                 costs an skb before the decision",
-                steered.device.driver
-            );
-            check(&steered.device, XdpMode::Generic)?;
-            steered.mode = XdpMode::Generic;
+            // Only kernels before 6.3, which don't tell beforehand, come here: they run a program
+            // that was loaded for native mode in generic mode as well.
+            steered.mode = fall_back(&steered.device);
+            check(&steered.device, steered.mode)?;
             self.datapath.attach(index, XdpMode::Generic)
         } else {
             attached
@@ -513,6 +515,16 @@ fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<CpuMask> {
         );
     }
     Ok(usable)
+}
+
+/// Generic mode, for want of native, and not in silence.
+fn fall_back(device: &Device) -> XdpMode {
+    warn!(
+        "{}: its driver ({}) has no native XDP; falling back to generic mode, which costs an skb \
+         before the decision",
+        device.name, device.driver
+    );
+    XdpMode::Generic
 }
 
 /// Refuses a device that can't be steered well; warns of what it merely should know.

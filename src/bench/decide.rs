@@ -14,6 +14,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use super::{Effort, Report, Rounds};
 use crate::cli::Tunnel;
 use crate::datapath::{Config, Datapath, DeviceConfig, RPS_FLOW_CNT, draw_secret};
+use crate::device::XdpMode;
 use crate::lab_skel::LabSkelBuilder;
 use crate::rps_map::RpsMap;
 
@@ -71,6 +72,7 @@ fn subject(tunnels: u32) -> Result<Datapath> {
         &[DeviceConfig {
             ifindex: 1,
             nr_rx_queues: 1,
+            mode: XdpMode::Native,
         }],
     )?;
     // The measuring thread runs on CPU 0, so that CPU 1 is another; on a host with a single CPU

@@ -66,9 +66,9 @@ impl Ethtool {
             .with_context(|| format!("{}: {offload:?} cannot be switched", self.name))
     }
 
-    /// Switches features off, by the names that `ethtool -k` shows for its long list
-    /// (`rx-vlan-hw-parse`); those that the kernel does not know are off already.
-    pub fn features_off(&self, names: &[&str]) -> Result<()> {
+    /// Switches features by the names that `ethtool -k` shows for its long list
+    /// (`rx-vlan-hw-parse`); those that the kernel does not know stay off.
+    pub fn set_features(&self, names: &[&str], on: bool) -> Result<()> {
         let known = self.strings(ETH_SS_FEATURES)?;
         // struct ethtool_sfeatures: cmd, size, { u32 valid, u32 requested }[size]
         let blocks = known.len().div_ceil(32);
@@ -77,11 +77,13 @@ impl Ethtool {
         request[1] = blocks as u32;
         for (bit, name) in known.iter().enumerate() {
             if names.contains(&name.as_str()) {
-                request[2 + 2 * (bit / 32)] |= 1 << (bit % 32);
+                let block = 2 + 2 * (bit / 32);
+                request[block] |= 1 << (bit % 32);
+                request[block + 1] |= u32::from(on) << (bit % 32);
             }
         }
         self.call(&mut request)
-            .with_context(|| format!("{}: {names:?} cannot be switched off", self.name))
+            .with_context(|| format!("{}: {names:?} cannot be switched", self.name))
     }
 
     /// The driver's counters by name, as `ethtool -S` shows them.

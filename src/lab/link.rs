@@ -206,11 +206,11 @@ impl Link {
         // As on a wire: tags inside the frame, checksums filled in.
         link.tester
             .ethtool
-            .features_off(&["tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"])?;
+            .set_features(&["tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"], false)?;
         link.tester.ethtool.set(Offload::TxChecksum, false)?;
         link.dut
             .ethtool
-            .features_off(&["rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"])?;
+            .set_features(&["rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"], false)?;
         Ok(link)
     }
 }

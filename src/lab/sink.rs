@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The application: threads that receive datagrams and count them.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -35,6 +36,12 @@ pub struct SinkConfig {
     pub threads: Vec<Option<u32>>,
     /// A socket per thread (SO_REUSEPORT), or one for all.
     pub reuseport: bool,
+    /// Socket i gets what the stack processed on CPU i, so that the threads' counts show where
+    /// packets went; needs `reuseport`. A CPU beyond the last socket has none of its own.
+    pub by_cpu: bool,
+    /// Looks at the wire's stamp in every datagram for those that were overtaken. Only within a
+    /// socket is there an order.
+    pub check_order: bool,
     /// SO_RCVBUF of each socket, bytes before the kernel doubles them. A datagram from a
     /// wire costs more than a page (about 4.4 kB) of the doubled ones, however small it is.
     pub rcvbuf: usize,
@@ -48,6 +55,8 @@ impl SinkConfig {
             peer: None,
             threads: vec![None],
             reuseport: true,
+            by_cpu: false,
+            check_order: false,
             rcvbuf: 4 << 20,
         }
     }
@@ -60,6 +69,8 @@ pub struct SinkReport {
     pub received: Vec<u64>,
     /// Datagrams that the kernel dropped at the sockets: full buffers, wrong checksums.
     pub dropped: u64,
+    /// Datagrams received after a later one, or the same, of their flow and wire; 0 unless checked.
+    pub reordered: u64,
     /// CPU time of each thread, ns.
     pub cpu_ns: Vec<u64>,
 }
@@ -67,13 +78,45 @@ pub struct SinkReport {
 /// Threads that receive, until stopped.
 pub struct Sink {
     sockets: Vec<Arc<OwnedFd>>,
-    threads: Vec<JoinHandle<Option<Result<u64>>>>,
+    threads: Vec<JoinHandle<Option<Result<Done>>>>,
     shared: Arc<Shared>,
 }
 
 struct Shared {
     stop: AtomicBool,
     received: Vec<Line>,
+}
+
+/// What a thread leaves behind.
+struct Done {
+    cpu_ns: u64,
+    reordered: u64,
+}
+
+/// What comes next in each flow, at the earliest.
+#[derive(Default)]
+struct Order {
+    next: HashMap<[u8; 8], u64>,
+    reordered: u64,
+}
+
+impl Order {
+    /// A payload begins with a `wire_stamp`: the sequence number, then what names flow and wire.
+    fn see(&mut self, payload: &[u8]) {
+        let Some((seq, rest)) = payload.split_first_chunk() else {
+            return;
+        };
+        let Some(flow) = rest.first_chunk() else {
+            return;
+        };
+        let seq = u64::from_be_bytes(*seq);
+        let next = self.next.entry(*flow).or_default();
+        if seq < *next {
+            self.reordered += 1;
+        } else {
+            *next = seq + 1;
+        }
+    }
 }
 
 /// A counter on a cache line of its own.
@@ -96,6 +139,14 @@ impl Sink {
                 .collect::<Result<Vec<_>>>()
                 .with_context(|| format!("cannot receive on {}", config.local))
         })?;
+        if config.by_cpu {
+            ensure!(
+                config.reuseport,
+                "a socket per CPU needs a socket per thread"
+            );
+            choose_by_cpu(&sockets[0])?;
+        }
+        let check_order = config.check_order;
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
             received: config.threads.iter().map(|_| Line::default()).collect(),
@@ -109,7 +160,7 @@ impl Sink {
             let socket = sink.sockets[i % count].clone();
             let shared = sink.shared.clone();
             let thread = netns.spawn(cpu, &format!("sink/{i}"), move || {
-                receive(&socket, &shared.received[i].0, &shared.stop)
+                receive(&socket, &shared.received[i].0, &shared.stop, check_order)
             })?;
             sink.threads.push(thread);
         }
@@ -131,9 +182,14 @@ impl Sink {
     pub fn stop(mut self) -> Result<SinkReport> {
         self.shared.stop.store(true, Ordering::Relaxed);
         let mut cpu_ns = Vec::new();
+        let mut reordered = 0;
         for thread in self.threads.drain(..) {
             match thread.join() {
-                Ok(ns) => cpu_ns.push(ns.context("a sink's thread did not start")??),
+                Ok(done) => {
+                    let done = done.context("a sink's thread did not start")??;
+                    cpu_ns.push(done.cpu_ns);
+                    reordered += done.reordered;
+                }
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         }
@@ -141,6 +197,7 @@ impl Sink {
         Ok(SinkReport {
             received: lines.map(|line| line.0.load(Ordering::Relaxed)).collect(),
             dropped: self.dropped()?,
+            reordered,
             cpu_ns,
         })
     }
@@ -171,8 +228,46 @@ fn open(config: &SinkConfig) -> Result<OwnedFd> {
     Ok(socket.into())
 }
 
-/// Receives until told to stop and nothing is left. Returns the CPU time used, ns.
-fn receive(socket: &OwnedFd, received: &AtomicU64, stop: &AtomicBool) -> Result<u64> {
+/// Makes the number of the CPU that a packet is processed on the number of its socket, in the order
+/// in which the sockets of this one's SO_REUSEPORT group were bound.
+fn choose_by_cpu(socket: &OwnedFd) -> Result<()> {
+    let instruction = |code, k| libc::sock_filter {
+        code: code as u16,
+        jt: 0,
+        jf: 0,
+        k,
+    };
+    let cpu = (libc::SKF_AD_OFF + libc::SKF_AD_CPU) as u32;
+    let mut code = [
+        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, cpu),
+        instruction(libc::BPF_RET | libc::BPF_A, 0),
+    ];
+    let program = libc::sock_fprog {
+        len: code.len() as u16,
+        filter: code.as_mut_ptr(),
+    };
+    // SAFETY: the kernel copies the program during the call.
+    let ret = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_REUSEPORT_CBPF,
+            (&raw const program).cast(),
+            size_of_val(&program) as libc::socklen_t,
+        )
+    };
+    nix::errno::Errno::result(ret).context("sockets cannot be chosen by CPU")?;
+    Ok(())
+}
+
+/// Receives until told to stop and nothing is left.
+fn receive(
+    socket: &OwnedFd,
+    received: &AtomicU64,
+    stop: &AtomicBool,
+    check_order: bool,
+) -> Result<Done> {
+    let mut order = Order::default();
     let mut data = vec![0u8; BATCH * DATAGRAM];
     let mut vectors: Vec<libc::iovec> = data
         .chunks_exact_mut(DATAGRAM)
@@ -209,12 +304,28 @@ fn receive(socket: &OwnedFd, received: &AtomicU64, stop: &AtomicBool) -> Result<
             )
         };
         if count > 0 {
+            if check_order {
+                for message in &messages[..count as usize] {
+                    // SAFETY: the header points to one vector, that to a whole buffer of `data`, of
+                    // which the kernel has written this much.
+                    let payload = unsafe {
+                        let buffer = (*message.msg_hdr.msg_iov).iov_base;
+                        std::slice::from_raw_parts(buffer.cast(), message.msg_len as usize)
+                    };
+                    order.see(payload);
+                }
+            }
             received.fetch_add(count as u64, Ordering::Relaxed);
             continue;
         }
         let error = io::Error::last_os_error();
         match error.kind() {
-            io::ErrorKind::WouldBlock if last => return thread_cpu_ns(),
+            io::ErrorKind::WouldBlock if last => {
+                return Ok(Done {
+                    cpu_ns: thread_cpu_ns()?,
+                    reordered: order.reordered,
+                });
+            }
             io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {}
             _ => return Err(error).context("recvmmsg() failed"),
         }

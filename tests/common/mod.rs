@@ -19,6 +19,8 @@ pub fn not_run(test: &str, reason: &str) {
     }
 }
 
+pub mod bed;
+
 /// The packets of `tests/fixtures/`.
 pub mod fixture {
     use std::fs;

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Wrong usage: status 2, and a message that says what to write. None of it needs root.
+
+use std::process::{Command, Output};
+
+/// In a namespace of no rxsteer's, or as nobody, all the same: nothing is done.
+fn rxsteer(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_rxsteer"))
+        .args(args)
+        .output()
+        .expect("the program under test can be run")
+}
+
+/// Ends with status 2, prints nothing but an error, and that says each of `what`.
+fn wrong(args: &[&str], what: &[&str]) {
+    let output = rxsteer(args);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+    assert!(output.stdout.is_empty(), "{args:?}: {output:?}");
+    for what in what {
+        assert!(stderr.contains(what), "{args:?}: not {what:?} in {stderr}");
+    }
+    assert!(!stderr.contains('\u{1b}'), "{args:?}: colours in a pipe");
+}
+
+#[test]
+fn commands() {
+    wrong(&[], &["Usage", "run", "status", "set", "bench"]);
+    wrong(&["steer"], &["unrecognized subcommand", "steer"]);
+    wrong(&["run", "lo", "--polcy=rps"], &["--polcy", "--policy"]);
+    for command in ["run", "status", "set", "bench"] {
+        wrong(&[command, "--no-such-option"], &["--no-such-option"]);
+        let help = rxsteer(&[command, "--help"]);
+        assert_eq!(help.status.code(), Some(0), "{command}");
+    }
+}
+
+/// Wherever CPUs are written.
+const CPUS: [(&str, &str); 10] = [
+    ("", "no CPUs given; write a mask"),
+    (" ", "no CPUs given; write a mask"),
+    ("0", "no CPUs given; write a mask"),
+    ("0x0", "no CPUs given; write a mask"),
+    ("cpu0", "is not a hexadecimal mask; write groups"),
+    ("AUTO", "is not a hexadecimal mask; write groups"),
+    ("0-", "is not a CPU or a range of CPUs; write a list"),
+    ("3-1", "write the lower CPU first"),
+    ("0-7:3/2", "USED <= GROUP"),
+    ("0-8192", "CPU 8192 does not exist"),
+];
+
+#[test]
+fn cpus() {
+    for (cpus, why) in CPUS {
+        let option = format!("--rps-cpus={cpus}");
+        wrong(&["run", "lo", &option], &["--rps-cpus", why]);
+        wrong(
+            &["run", "lo", &format!("--queue=0={cpus}")],
+            &["--queue", why],
+        );
+        wrong(&["set", "lo", &option], &["--rps-cpus", why]);
+    }
+}
+
+#[test]
+fn run() {
+    wrong(&["run"], &["<DEVICE>"]);
+    wrong(&["run", "lo", "--policy=rfs2"], &["rps, off"]);
+    wrong(&["run", "lo", "--policy"], &["rps, off"]);
+    wrong(&["run", "lo", "--mode=xdp"], &["auto, native, generic"]);
+    for (queue, why) in [
+        ("", "write QUEUE=CPUS, for example"),
+        ("0", "write QUEUE=CPUS, for example"),
+        ("=1", "is not a queue number"),
+        ("x=1", "is not a queue number"),
+        ("-1=1", "is not a queue number"),
+        ("4294967296=1", "is not a queue number"),
+        ("eth0:=1", "is not a queue number"),
+    ] {
+        wrong(
+            &["run", "lo", &format!("--queue={queue}")],
+            &["--queue", why],
+        );
+    }
+    // A ring holds 16384 frames, 16 of them given back late.
+    for backlog in ["0", "16369", "-1", "1k", ""] {
+        let option = format!("--backlog={backlog}");
+        wrong(&["run", "lo", &option], &["--backlog", backlog]);
+    }
+    wrong(&["run", "lo", "--backlog=0"], &["1..=16368"]);
+    for slots in ["0", "16777217", "-1", "many"] {
+        let option = format!("--rps-flow-cnt={slots}");
+        wrong(&["run", "lo", &option], &["--rps-flow-cnt", slots]);
+    }
+    wrong(&["run", "lo", "--rps-flow-cnt=0"], &["1..=16777216"]);
+    for tunnels in ["ipsec", "gre,", "gre;vxlan"] {
+        let option = format!("--tunnels={tunnels}");
+        let all = "ipip, gre, vxlan, geneve, gtp-u, all";
+        wrong(&["run", "lo", &option], &["--tunnels", all]);
+    }
+    wrong(&["run", "lo", "--dry-run=yes"], &["--dry-run"]);
+}
+
+#[test]
+fn set() {
+    wrong(&["set"], &["<DEVICE>", "--rps-cpus"]);
+    wrong(&["set", "lo"], &["--rps-cpus"]);
+    wrong(&["set", "--rps-cpus=1"], &["<DEVICE>"]);
+    for queue in ["x", "-1", "4294967296", ""] {
+        let option = format!("--queue={queue}");
+        wrong(&["set", "lo", "--rps-cpus=1", &option], &["--queue", queue]);
+    }
+}
+
+/// Times in seconds: those of `status --interval` and `bench --seconds`.
+const SECONDS: [(&str, &str); 6] = [
+    ("0", "choose 0.01 seconds or more"),
+    ("-1", "choose 0.01 seconds or more"),
+    ("inf", "choose 0.01 seconds or more"),
+    ("NaN", "choose 0.01 seconds or more"),
+    ("1s", "is not a number"),
+    ("", "is not a number"),
+];
+
+#[test]
+fn status() {
+    wrong(&["status", "eth0"], &["eth0"]);
+    for (seconds, why) in SECONDS {
+        wrong(&["status", &format!("--interval={seconds}")], &[why]);
+    }
+}
+
+#[test]
+fn bench() {
+    wrong(&["bench"], &["<SCENARIO>"]);
+    wrong(&["bench", "floods"], &["decide, flood"]);
+    for (seconds, why) in SECONDS {
+        wrong(
+            &["bench", "decide", &format!("--seconds={seconds}")],
+            &[why],
+        );
+    }
+    for rounds in ["0", "-1", "x"] {
+        let option = format!("--rounds={rounds}");
+        wrong(&["bench", "decide", &option], &["--rounds", rounds]);
+    }
+}
+
+/// The control: what is refused above is refused for what was said, not for all that is written.
+#[test]
+fn what_is_right_gets_further() {
+    for cpus in ["1", "0x3", "0-1", "0,1", "f,ffffffff", "0-7:1/2", "auto"] {
+        let option = format!("--rps-cpus={cpus}");
+        let args = ["run", "no-such-device", "--backlog=16368", "--policy=off"];
+        let output = rxsteer(&[&args[..], &[&option, "--rps-flow-cnt=1"]].concat());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        // For want of the device, or of the right to steer.
+        assert_eq!(output.status.code(), Some(1), "{option}: {stderr}");
+        assert!(output.stdout.is_empty(), "{output:?}");
+        assert!(!stderr.contains('\u{1b}'), "colours in a pipe: {stderr}");
+    }
+}
