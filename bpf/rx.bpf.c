@@ -8,6 +8,7 @@
  * say which queues are its own and what it parses.
  */
 #include <linux/bpf.h>
+#include <linux/errno.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
@@ -93,8 +94,6 @@ static __always_inline bool rx_delivered(struct rx *rx, const struct rps_dev_flo
 {
 	struct backlog *b;
 
-	if (location == RPS_NO_CPU)
-		return rx_settled(rx);
 	if (location == RPS_INLINE)
 		return inline_delivered(flow->last_qtail, rx_stamp(rx), napi_gro_empty(rx->q));
 	b = backlog_of(rx->queue, location);
@@ -173,14 +172,13 @@ static __always_inline int rx_steer(struct rx *rx)
 		wanted = RPS_INLINE;
 
 	location = flow_location(flow, rx->q->epoch);
-	if (unlikely(location != wanted)) {
-		if (rx_delivered(rx, flow, location)) {
+	if (unlikely(location == RPS_NO_CPU)) {
+		location = rx_settled(rx) ? wanted : RPS_INLINE;
+	} else if (unlikely(location != wanted)) {
+		if (rx_delivered(rx, flow, location))
 			location = wanted;
-		} else {
+		else
 			rx->q->nr_held++;
-			if (location == RPS_NO_CPU)
-				location = RPS_INLINE;
-		}
 	}
 	if (location == RPS_INLINE)
 		return rx_inline(rx, flow);
@@ -279,20 +277,27 @@ int BPF_PROG(on_cpumap_enqueue, int map_id, unsigned int processed, unsigned int
 	return 0;
 }
 
+/* A full ring is on_cpumap_enqueue()'s: in generic mode the kernel reports it here too. */
+static __always_inline void redirect_failed(int err, __u32 map_id, __u32 index)
+{
+	if (err != -ENOSPC)
+		backlog_lose(map_id, index, 1);
+}
+
 SEC("tp_btf/xdp_redirect_err")
 int BPF_PROG(on_redirect_err, void *dev, void *prog, void *target, int err, int map_type,
 	     __u32 map_id, __u32 index)
 {
-	backlog_lose(map_id, index, 1);
+	redirect_failed(err, map_id, index);
 	return 0;
 }
 
-/* Before 6.x some kernels report failed map redirects here instead. */
+/* Kernels that still have it report failed map redirects here. */
 SEC("?tp_btf/xdp_redirect_map_err")
 int BPF_PROG(on_redirect_map_err, void *dev, void *prog, void *target, int err, int map_type,
 	     __u32 map_id, __u32 index)
 {
-	backlog_lose(map_id, index, 1);
+	redirect_failed(err, map_id, index);
 	return 0;
 }
 
@@ -301,6 +306,18 @@ int BPF_PROG(on_napi_poll, struct napi_struct *napi)
 {
 	napi_polled(napi);
 	return 0;
+}
+
+/* ---- asked by user space ------------------------------------------------- */
+
+/* Whether all that entered the backlog with this index has been delivered. */
+SEC("syscall")
+int backlog_drained(__u32 *index)
+{
+	__u32 key = *index;
+	struct backlog *b = bpf_map_lookup_elem(&backlogs, &key);
+
+	return b && backlog_head(b, b->tail) >= b->tail;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -46,7 +46,8 @@ pub struct RunArgs {
     pub policy: Policy,
 
     /// CPUs that may process packets: a mask as in rps_cpus (ff), a list (0-3,8), or auto: those
-    /// that share a last-level cache with the interrupt's CPU
+    /// that share a last-level cache with the interrupt's CPU. A single number is a mask: 8 is CPU
+    /// 3, which as a list is 3-3
     #[arg(long, value_name = "CPUS", default_value = "auto")]
     pub rps_cpus: RpsCpus,
 

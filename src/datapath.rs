@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{
+    Link, MapCore, MapFlags, MapHandle, MapType, ProgramInput, RingBuffer, RingBufferBuilder,
+};
 
 use crate::caps;
 use crate::device::XdpMode;
@@ -96,7 +98,7 @@ pub struct Datapath {
     // Fields are dropped in this order: XDP programs first, so that nothing is redirected that
     // the tracepoints no longer count.
     devices: Vec<Device>,
-    tracepoints: Vec<Link>,
+    _tracepoints: Vec<Link>,
     cpumaps: Vec<MapHandle>,
     shared: RxSkel<'static>,
     nr_cpus: u32,
@@ -216,7 +218,7 @@ impl Datapath {
         let tracepoints = shared
             .object()
             .progs_mut()
-            .filter(|prog| prog.autoload())
+            .filter(|prog| prog.autoload() && prog.name() != "backlog_drained")
             .map(|prog| {
                 prog.attach_trace()
                     .with_context(|| format!("attaching {}", prog.name().display()))
@@ -225,7 +227,7 @@ impl Datapath {
 
         Ok(Self {
             devices: loaded,
-            tracepoints,
+            _tracepoints: tracepoints,
             cpumaps,
             shared,
             nr_cpus,
@@ -359,22 +361,21 @@ impl Datapath {
         Ok(false)
     }
 
-    /// Waits until every backlog is empty and nothing has entered one for five checks, a
-    /// millisecond apart: a program that read the old map is done long before.
+    /// Waits until all that entered a backlog has been delivered, and nothing has entered one for
+    /// five checks, a millisecond apart: a program that read the old map is done long before.
     fn drain(&self, patience: Duration) -> Result<bool> {
         let deadline = Instant::now() + patience;
         let mut before = 0;
         let mut quiet = 0;
         while Instant::now() < deadline {
-            let (mut entered, mut empty) = (0, true);
+            let (mut entered, mut drained) = (0, true);
             for queue in 0..self.nr_queues() {
                 for cpu in 0..self.nr_cpus {
-                    let b = self.backlog(queue, cpu)?;
-                    entered += b.tail;
-                    empty &= b.tail == b.taken + b.nr_lost;
+                    entered += self.backlog(queue, cpu)?.tail;
+                    drained &= self.drained(queue * self.nr_cpus + cpu)?;
                 }
             }
-            quiet = if empty && entered == before {
+            quiet = if drained && entered == before {
                 quiet + 1
             } else {
                 0
@@ -386,6 +387,22 @@ impl Datapath {
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(false)
+    }
+
+    /// Whether all that entered the backlog with this index has been delivered.
+    fn drained(&self, index: u32) -> Result<bool> {
+        let mut context = index.to_ne_bytes();
+        let input = ProgramInput {
+            context_in: Some(&mut context),
+            ..Default::default()
+        };
+        Ok(self
+            .shared
+            .progs
+            .backlog_drained
+            .test_run(input)?
+            .return_value
+            == 1)
     }
 
     /// The stream of [`Request`]s.
@@ -409,11 +426,6 @@ impl Datapath {
             ring: builder.build()?,
             pending,
         })
-    }
-
-    /// Whether the tracepoints are attached: without them nothing is counted as delivered.
-    pub fn nr_tracepoints(&self) -> usize {
-        self.tracepoints.len()
     }
 }
 

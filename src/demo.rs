@@ -106,9 +106,9 @@ impl Demo {
         let mut out = String::new();
         let _ = writeln!(
             out,
-            "One receive queue, polled on CPU {}; {} UDP flows, as fast as they can be made; an \
-             application elsewhere.\nBoth ways to steer use CPUs {}. Packets per second, medians \
-             of {TURNS} turns:\n",
+            "One receive queue, polled on CPU {}; {} UDP flows, as fast as they can be made;\n\
+             an application on another CPU. CPUs to steer to: {}.\n\
+             Packets per second, medians of {TURNS} turns:\n",
             self.interrupt_cpu, self.flows, self.rps_cpus
         );
         let cpus: Vec<u32> = self
@@ -136,9 +136,12 @@ impl Demo {
         }
         let _ = writeln!(
             out,
-            "{table}\n\naccepted: taken from the wire. delivered: read by the application. dropped: \
-             accepted, and lost on\nthe way to it. CPU n: its share of the packets that the network \
-             stack processed."
+            "{}\n\n\
+             accepted:  taken from the wire\n\
+             delivered: read by the application\n\
+             dropped:   accepted, and lost on the way to the application\n\
+             CPU n:     its share of the packets that the network stack processed",
+            table.trim_fmt()
         );
         out
     }

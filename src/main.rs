@@ -36,7 +36,9 @@ fn main() -> ExitCode {
     match execute(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            tracing::error!("{e:#}");
+            for line in format!("{e:#}").lines() {
+                tracing::error!("{line}");
+            }
             ExitCode::FAILURE
         }
     }
@@ -51,7 +53,12 @@ fn execute(command: Command) -> Result<()> {
         Command::Status(args) => print_status(&args),
         Command::Demo(args) => demo(&args),
         Command::Bench(args) => bench(&args),
-        Command::Set(args) => run::set(&args.device, args.queue, &args.rps_cpus),
+        Command::Set(args) => {
+            for line in run::set(&args.device, args.queue, &args.rps_cpus)? {
+                println!("{line}");
+            }
+            Ok(())
+        }
     }
 }
 

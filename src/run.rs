@@ -187,7 +187,12 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
     let mut steering = Steering::start(options)?;
     let requests = steering.datapath.requests()?;
     info!(
-        "steering {}; stop with Ctrl-C or SIGTERM",
+        "{} {}; stop with Ctrl-C or SIGTERM",
+        match (options.policy, options.dry_run) {
+            (Policy::Rps, false) => "steering",
+            (Policy::Rps, true) => "watching (dry run)",
+            (Policy::Off, _) => "watching (policy off)",
+        },
         options.devices.join(", ")
     );
 
@@ -226,22 +231,23 @@ pub fn status() -> Result<Status> {
     match control::ask(&Request::Status)? {
         Reply::Status(status) => Ok(status),
         Reply::Failed(why) => bail!(why),
-        Reply::Done => bail!("the running rxsteer is of another version"),
+        Reply::Done(_) => bail!("the running rxsteer is of another version"),
     }
 }
 
-/// Steers a device's queue (all its queues if `None`) to other CPUs from now on.
+/// Steers a device's queue (all its queues if `None`) to other CPUs from now on. Returns what
+/// holds now, a line a queue.
 ///
 /// # Errors
 /// When none runs, or the device, the queue or the CPUs are not possible.
-pub fn set(device: &str, queue: Option<u32>, rps_cpus: &str) -> Result<()> {
+pub fn set(device: &str, queue: Option<u32>, rps_cpus: &str) -> Result<Vec<String>> {
     let request = Request::Set {
         device: device.to_owned(),
         queue,
         rps_cpus: rps_cpus.to_owned(),
     };
     match control::ask(&request)? {
-        Reply::Done => Ok(()),
+        Reply::Done(lines) => Ok(lines),
         Reply::Failed(why) => bail!(why),
         Reply::Status(_) => bail!("the running rxsteer is of another version"),
     }
@@ -372,8 +378,8 @@ impl Steering {
         for device in self.status()?.devices {
             for q in device.queues {
                 info!(
-                    "{} queue {}: received {}, inline {}, redirected {}, dropped {}, shed {}, \
-                     lost {}",
+                    "{} queue {}: received {} = inline {} + redirected {} + dropped {} + shed {} + \
+                     no flow {}; of the redirected, delivered {}, lost {}",
                     device.device,
                     q.queue,
                     q.received,
@@ -381,6 +387,8 @@ impl Steering {
                     q.sums.redirected,
                     q.sums.dropped,
                     q.sums.shed,
+                    q.no_flow_truncated + q.no_flow_unknown,
+                    q.sums.delivered,
                     q.sums.lost
                 );
             }
@@ -395,12 +403,12 @@ impl Steering {
                 device,
                 queue,
                 rps_cpus,
-            } => self.set(&device, queue, &rps_cpus).map(|()| Reply::Done),
+            } => self.set(&device, queue, &rps_cpus).map(Reply::Done),
         };
         reply.unwrap_or_else(|e| Reply::Failed(format!("{e:#}")))
     }
 
-    fn set(&mut self, device: &str, queue: Option<u32>, rps_cpus: &str) -> Result<()> {
+    fn set(&mut self, device: &str, queue: Option<u32>, rps_cpus: &str) -> Result<Vec<String>> {
         if self.policy == Policy::Off {
             bail!("rxsteer runs with --policy off: it steers nothing");
         }
@@ -416,13 +424,20 @@ impl Steering {
             .map(|queue| cpus_of(&steered.device, queue, &rps_cpus))
             .collect::<Result<Vec<_>>>()?;
         let first_queue = steered.first_queue;
+        let mut lines = Vec::new();
         for (queue, cpus) in queues.clone().zip(&cpus) {
-            steered.cpus[queue as usize] = cpus.clone();
+            let before = std::mem::replace(&mut steered.cpus[queue as usize], cpus.clone());
+            lines.push(format!(
+                "{device} queue {queue}: CPUs {cpus} (before: {before})"
+            ));
         }
         for (queue, cpus) in queues.zip(&cpus) {
             self.spread(first_queue + queue, cpus)?;
         }
-        Ok(())
+        for line in &lines {
+            info!("{line}");
+        }
+        Ok(lines)
     }
 
     fn status(&self) -> Result<Status> {
@@ -531,14 +546,14 @@ fn fall_back(device: &Device) -> XdpMode {
 fn check(device: &Device, mode: XdpMode) -> Result<()> {
     let (fatal, advice): (Vec<_>, Vec<_>) =
         device.objections(mode).into_iter().partition(|o| o.fatal);
+    if !fatal.is_empty() {
+        let why: Vec<_> = fatal.iter().map(ToString::to_string).collect();
+        bail!(why.join("\n"));
+    }
     for objection in advice {
         info!("{objection}");
     }
-    if fatal.is_empty() {
-        return Ok(());
-    }
-    let why: Vec<_> = fatal.iter().map(ToString::to_string).collect();
-    bail!(why.join("\n"))
+    Ok(())
 }
 
 /// `--backlog`, or `net.core.netdev_max_backlog`.
