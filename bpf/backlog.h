@@ -103,10 +103,10 @@ static __noinline int backlog_request(__u32 queue, __u32 cpu)
  * included, what it took (kernel/bpf/cpumap.c, cpu_map_kthread_run). The plain
  * read filters; the atomic one orders (on arm64 plain reads are not ordered).
  */
-static __always_inline bool backlog_asleep(struct backlog *b)
+static __always_inline bool backlog_asleep(struct backlog *b, __u64 tail)
 {
 	struct task_struct *kthread = (void *)*(volatile __u64 *)&b->kthread;
-	__u64 entered = b->tail - b->nr_lost;
+	__u64 entered = tail - *(volatile __u64 *)&b->nr_lost;
 
 	if (!kthread || *(volatile __u64 *)&b->taken != entered)
 		return false;
@@ -115,15 +115,20 @@ static __always_inline bool backlog_asleep(struct backlog *b)
 	return BPF_CORE_READ(kthread, __state) == TASK_INTERRUPTIBLE;
 }
 
-/* Frames of the backlog known to be delivered; proves more if that falls short of `enough`. */
+/*
+ * Frames of the backlog known to be delivered; proves more if that falls short of
+ * `enough`. It counts what was taken: after losses it trails the tail's count, which
+ * has them, until the kthread sleeps.
+ */
 static __always_inline __u64 backlog_head(struct backlog *b, __u64 enough)
 {
 	__u64 head = *(volatile __u64 *)&b->head;
+	__u64 tail = *(volatile __u64 *)&b->tail;
 
 	if (head < b->head_asleep)
 		head = b->head_asleep;
-	if (head < enough && backlog_asleep(b))
-		head = b->head_asleep = b->tail;
+	if (head < enough && backlog_asleep(b, tail))
+		head = b->head_asleep = tail;
 	return head;
 }
 
@@ -202,6 +207,7 @@ static __always_inline void backlog_take(struct backlog *b, __u32 n, __u32 unbui
 		b->head = before;
 }
 
+/* The kernel has lost n frames that were counted in tail: the ring was full, or worse. */
 static __always_inline void backlog_lose(__u32 map_id, __u32 cpu, __u32 n)
 {
 	__u32 *queue = bpf_map_lookup_elem(&cpumap_queues, &map_id);

@@ -6,8 +6,8 @@
  * VLAN tags, PPPoE, MPLS, IPv4, IPv6 and, when asked for, tunnels; each up to
  * a limit below. The hash is written down in docs/hash.md.
  *
- * Two roads lead to a key. flow_parse() itself knows only the packets that
- * hosts receive by the million, TCP or UDP over IP over Ethernet; whatever is
+ * Two roads lead to a key. flow_plain() knows only the packets that hosts receive
+ * by the million, TCP or UDP over IP over Ethernet, and these in VXLAN; whatever is
  * not exactly that is for flow_follow(), which gives every answer by itself,
  * and the same for those.
  *
@@ -601,59 +601,99 @@ flow_follow(const void *data, const void *data_end, __u32 len, __u32 tunnels, st
 
 /* ---- the short road ----------------------------------------------------- */
 
-/* Goes by the port alone: flow_follow() looks whether it really is one. */
-static __always_inline int flow_may_be_tunnel(__be32 ports, __u32 tunnels)
-{
-	__u16 dest = flow_swap32(ports);
+/* A frame's IP payload: where it begins, with the ports, and its bytes by the IP header's word. */
+struct flow_payload {
+	const __be32 *ports;
+	__u32 size;
+};
 
+/* Goes by the port alone: whether it really is one shows in its header. */
+static __always_inline int flow_may_be_tunnel(const struct flow_key *key, __u32 tunnels)
+{
+	__u16 dest = flow_swap32(key->ports);
+
+	if (key->proto != IPPROTO_UDP)
+		return 0;
 	return (tunnels & FLOW_TUNNEL_VXLAN && (dest == 4789 || dest == 8472)) ||
 	       (tunnels & FLOW_TUNNEL_GENEVE && dest == 6081) ||
 	       (tunnels & FLOW_TUNNEL_GTPU && dest == 2152);
 }
 
-/* Of an IP packet that carries size bytes and begins with these ports, nothing else is asked. */
-static __always_inline int flow_is_plain(__u8 proto, __u32 size, __be32 ports, __u32 tunnels)
+/* Of an IP packet that carries size bytes, nothing else is asked. */
+static __always_inline int flow_is_plain(__u8 proto, __u32 size)
 {
-	if (proto == IPPROTO_TCP)
-		return size >= sizeof(struct tcphdr);
-	return proto == IPPROTO_UDP && size >= sizeof(struct udphdr) &&
-	       !flow_may_be_tunnel(ports, tunnels);
+	return (proto == IPPROTO_TCP && size >= sizeof(struct tcphdr)) ||
+	       (proto == IPPROTO_UDP && size >= sizeof(struct udphdr));
 }
 
 /*
- * Whether the packet, all of it in its linear part, is plain TCP or UDP; the key is
- * written if it is. Asks for no length: that of a packet with fragments costs a call
- * into the kernel, as long as all of this.
+ * Whether the frame, room bytes that are all in the linear part, is TCP or UDP with
+ * nothing special about it; the key and the payload are written if it is. Lengths
+ * are compared as numbers: to the verifier of 6.1 a swapped word may be anything, and
+ * it adds no such word to a pointer.
+ */
+static __always_inline int flow_plain_frame(const void *frame, const void *data_end, __u64 room,
+					    struct flow_key *key, struct flow_payload *payload)
+{
+	const struct flow_ethernet *eth = frame;
+	const struct iphdr *v4 = (const void *)(eth + 1);
+	const struct ipv6hdr *v6 = (const void *)(eth + 1);
+	__u32 size;
+
+	payload->ports = (const void *)(v4 + 1);
+	if ((const void *)(payload->ports + 1) > data_end)
+		return 0;
+	if (eth->type == flow_swap16(ETH_P_IP)) {
+		size = flow_swap16(v4->tot_len);
+		payload->size = size - sizeof(*v4);
+		if (*(const __u8 *)v4 != 0x45 || v4->frag_off & flow_swap16(0x3fff) ||
+		    sizeof(*eth) + size > room || size < sizeof(*v4) ||
+		    !flow_is_plain(v4->protocol, payload->size))
+			return 0;
+		flow_key_ports4(key, v4->saddr, *payload->ports, v4->protocol);
+		return 1;
+	}
+	payload->ports = (const void *)(v6 + 1);
+	if (eth->type != flow_swap16(ETH_P_IPV6) || (const void *)(payload->ports + 1) > data_end)
+		return 0;
+	size = flow_swap16(v6->payload_len);
+	payload->size = size;
+	if (*(const __u8 *)v6 >> 4 != 6 || sizeof(*eth) + sizeof(*v6) + size > room ||
+	    !flow_is_plain(v6->nexthdr, size))
+		return 0;
+	flow_key_ports(key, v6->saddr.in6_u.u6_addr32, *payload->ports, v6->nexthdr);
+	return 1;
+}
+
+/*
+ * Whether the packet, all of it in its linear part, is plain TCP or UDP, or carries
+ * that in VXLAN; the key is written if it is. Asks for no length: that of a packet
+ * with fragments costs a call into the kernel, as long as all of this.
  */
 static __always_inline int flow_plain(const void *data, const void *data_end, __u32 tunnels,
 				      struct flow_key *key)
 {
-	const struct flow_ethernet *eth = data;
-	const struct iphdr *v4 = (const void *)(eth + 1);
-	const struct ipv6hdr *v6 = (const void *)(eth + 1);
-	const __be32 *ports;
-	__u32 size;
+	const struct flow_vxlan *vxlan;
+	struct flow_payload payload;
+	struct flow_key plain;
+	__u16 dest;
 
-	ports = (const void *)(v4 + 1);
-	if ((const void *)(ports + 1) > data_end)
+	if (!flow_plain_frame(data, data_end, (const char *)data_end - (const char *)data, &plain,
+			      &payload))
 		return 0;
-	if (eth->type == flow_swap16(ETH_P_IP)) {
-		size = flow_swap16(v4->tot_len);
-		if (*(const __u8 *)v4 != 0x45 || v4->frag_off & flow_swap16(0x3fff) ||
-		    (const char *)v4 + size > (const char *)data_end || size < sizeof(*v4) ||
-		    !flow_is_plain(v4->protocol, size - sizeof(*v4), *ports, tunnels))
+	if (flow_may_be_tunnel(&plain, tunnels)) {
+		dest = flow_swap32(plain.ports);
+		vxlan = (const void *)((const struct udphdr *)payload.ports + 1);
+		if (!(tunnels & FLOW_TUNNEL_VXLAN) || (dest != 4789 && dest != 8472) ||
+		    payload.size < sizeof(struct udphdr) + sizeof(*vxlan) ||
+		    (const void *)(vxlan + 1) > data_end || (vxlan->flags & 0x0c) != 0x08)
 			return 0;
-		flow_key_ports4(key, v4->saddr, *ports, v4->protocol);
-		return 1;
+		payload.size -= sizeof(struct udphdr) + sizeof(*vxlan);
+		if (!flow_plain_frame(vxlan + 1, data_end, payload.size, &plain, &payload) ||
+		    flow_may_be_tunnel(&plain, tunnels))
+			return 0;
 	}
-	ports = (const void *)(v6 + 1);
-	if (eth->type != flow_swap16(ETH_P_IPV6) || (const void *)(ports + 1) > data_end)
-		return 0;
-	size = flow_swap16(v6->payload_len);
-	if (*(const __u8 *)v6 >> 4 != 6 || (const char *)(v6 + 1) + size > (const char *)data_end ||
-	    !flow_is_plain(v6->nexthdr, size, *ports, tunnels))
-		return 0;
-	flow_key_ports(key, v6->saddr.in6_u.u6_addr32, *ports, v6->nexthdr);
+	*key = plain;
 	return 1;
 }
 

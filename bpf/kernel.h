@@ -48,3 +48,12 @@ struct napi_struct___before_6_15 {
 /* include/linux/sched.h; an ABI of sorts: /proc and tracers print it */
 #define TASK_RUNNING	   0
 #define TASK_INTERRUPTIBLE 1
+
+/* include/net/xdp.h, since 6.3 */
+enum xdp_rss_hash_type {
+	XDP_RSS_L4 = 1 << 3, /* the hash covers the ports too */
+};
+struct xdp_md;
+extern int bpf_xdp_metadata_rx_hash(const struct xdp_md *ctx, __u32 *hash,
+				    enum xdp_rss_hash_type *rss_type)
+	__attribute__((section(".ksyms"), weak));

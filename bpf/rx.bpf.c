@@ -8,6 +8,7 @@
  * say which queues are its own and what it parses.
  */
 #include <linux/bpf.h>
+#include <linux/errno.h>
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
@@ -93,8 +94,6 @@ static __always_inline bool rx_delivered(struct rx *rx, const struct rps_dev_flo
 {
 	struct backlog *b;
 
-	if (location == RPS_NO_CPU)
-		return rx_settled(rx);
 	if (location == RPS_INLINE)
 		return inline_delivered(flow->last_qtail, rx_stamp(rx), napi_gro_empty(rx->q));
 	b = backlog_of(rx->queue, location);
@@ -173,14 +172,13 @@ static __always_inline int rx_steer(struct rx *rx)
 		wanted = RPS_INLINE;
 
 	location = flow_location(flow, rx->q->epoch);
-	if (unlikely(location != wanted)) {
-		if (rx_delivered(rx, flow, location)) {
+	if (unlikely(location == RPS_NO_CPU)) {
+		location = rx_settled(rx) ? wanted : RPS_INLINE;
+	} else if (unlikely(location != wanted)) {
+		if (rx_delivered(rx, flow, location))
 			location = wanted;
-		} else {
+		else
 			rx->q->nr_held++;
-			if (location == RPS_NO_CPU)
-				location = RPS_INLINE;
-		}
 	}
 	if (location == RPS_INLINE)
 		return rx_inline(rx, flow);
@@ -194,31 +192,68 @@ static __always_inline int rx_steer(struct rx *rx)
 	return rx_redirect(rx, flow, location);
 }
 
-/* User space adds BPF_F_XDP_HAS_FRAGS for native mode. */
-SEC("xdp")
-int rxsteer(struct xdp_md *ctx)
+/* Steers by the flow that the packet's headers name. */
+static __always_inline int rx_parse(struct rx *rx, struct xdp_md *ctx)
 {
-	struct rx rx = {
-		.queue = queue_base + ctx->rx_queue_index,
-		.cpu = bpf_get_smp_processor_id(),
-	};
-	struct flow_key key = {};
-	enum flow_result result;
+	void *data = (void *)(long)ctx->data;
+	void *data_end = (void *)(long)ctx->data_end;
+	enum flow_result result = FLOW_KEYED;
+	struct flow_key key;
 
-	if (unlikely(ctx->rx_queue_index >= nr_rx_queues))
-		return XDP_PASS;
-	rx.q = bpf_map_lookup_elem(&rx_queues, &rx.queue);
-	if (!rx.q)
-		return XDP_PASS;
-	rx.q->nr_received++;
-
-	result = flow_parse((void *)(long)ctx->data, (void *)(long)ctx->data_end,
-			    bpf_xdp_get_buff_len(ctx), flow_tunnels, &key);
+	/* flow_parse(), but the frame's length costs a call: only off the short road. */
+	if (!flow_plain(data, data_end, flow_tunnels, &key))
+		result = flow_follow(data, data_end, bpf_xdp_get_buff_len(ctx), flow_tunnels, &key);
 	if (unlikely(result != FLOW_KEYED)) {
-		rx.q->nr_no_flow[result < NR_FLOW_RESULTS ? result : FLOW_UNKNOWN]++;
+		rx->q->nr_no_flow[result < NR_FLOW_RESULTS ? result : FLOW_UNKNOWN]++;
 		return XDP_PASS;
 	}
-	rx.hash = flow_hash(&key, (const struct flow_secret *)&flow_secret);
+	rx->hash = flow_hash(&key, (const struct flow_secret *)&flow_secret);
+	return rx_steer(rx);
+}
+
+/* Counts the packet in; false if its queue is not ours. */
+static __always_inline bool rx_begin(struct rx *rx, const struct xdp_md *ctx)
+{
+	rx->queue = queue_base + ctx->rx_queue_index;
+	rx->cpu = bpf_get_smp_processor_id();
+	if (unlikely(ctx->rx_queue_index >= nr_rx_queues))
+		return false;
+	rx->q = bpf_map_lookup_elem(&rx_queues, &rx->queue);
+	if (!rx->q)
+		return false;
+	rx->q->nr_received++;
+	return true;
+}
+
+/* User space adds BPF_F_XDP_HAS_FRAGS for native mode. */
+SEC("?xdp")
+int rxsteer(struct xdp_md *ctx)
+{
+	struct rx rx = {};
+
+	return rx_begin(&rx, ctx) ? rx_parse(&rx, ctx) : XDP_PASS;
+}
+
+/*
+ * The same, with the hash that the device computed where it has one. A program that
+ * asks for it is bound to its device, and only kernels since 6.3 load it.
+ *
+ * A device with several queues has used the hash's low bits to choose the queue, so
+ * it is mixed again, with the secret: equal bits would leave slots unused.
+ */
+SEC("?xdp")
+int rxsteer_rx_hash(struct xdp_md *ctx)
+{
+	enum xdp_rss_hash_type type = 0;
+	struct flow_key key = {};
+	struct rx rx = {};
+
+	if (!rx_begin(&rx, ctx))
+		return XDP_PASS;
+	if (bpf_xdp_metadata_rx_hash(ctx, &key.ports, &type) || !(type & XDP_RSS_L4))
+		return rx_parse(&rx, ctx);
+	rx.q->nr_rx_hash++;
+	rx.hash = flow_hash(&key, &flow_secret);
 	return rx_steer(&rx);
 }
 
@@ -242,20 +277,27 @@ int BPF_PROG(on_cpumap_enqueue, int map_id, unsigned int processed, unsigned int
 	return 0;
 }
 
+/* A full ring is on_cpumap_enqueue()'s: in generic mode the kernel reports it here too. */
+static __always_inline void redirect_failed(int err, __u32 map_id, __u32 index)
+{
+	if (err != -ENOSPC)
+		backlog_lose(map_id, index, 1);
+}
+
 SEC("tp_btf/xdp_redirect_err")
 int BPF_PROG(on_redirect_err, void *dev, void *prog, void *target, int err, int map_type,
 	     __u32 map_id, __u32 index)
 {
-	backlog_lose(map_id, index, 1);
+	redirect_failed(err, map_id, index);
 	return 0;
 }
 
-/* Before 6.x some kernels report failed map redirects here instead. */
+/* Kernels that still have it report failed map redirects here. */
 SEC("?tp_btf/xdp_redirect_map_err")
 int BPF_PROG(on_redirect_map_err, void *dev, void *prog, void *target, int err, int map_type,
 	     __u32 map_id, __u32 index)
 {
-	backlog_lose(map_id, index, 1);
+	redirect_failed(err, map_id, index);
 	return 0;
 }
 
@@ -264,6 +306,18 @@ int BPF_PROG(on_napi_poll, struct napi_struct *napi)
 {
 	napi_polled(napi);
 	return 0;
+}
+
+/* ---- asked by user space ------------------------------------------------- */
+
+/* Whether all that entered the backlog with this index has been delivered. */
+SEC("syscall")
+int backlog_drained(__u32 *index)
+{
+	__u32 key = *index;
+	struct backlog *b = bpf_map_lookup_elem(&backlogs, &key);
+
+	return b && backlog_head(b, b->tail) >= b->tail;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -156,6 +156,7 @@ struct rx_queue {
 	__u64 nr_received;
 	__u64 nr_inline;
 	__u64 nr_no_flow[NR_FLOW_RESULTS]; /* by enum flow_result; [0] stays 0 */
+	__u64 nr_rx_hash;		   /* frames steered by the device's hash */
 	__u64 nr_moves;			   /* flows that changed location */
 	__u64 nr_held;			   /* frames whose flow wanted to move and could not yet */
 	__u64 napi;	  /* struct napi_struct *, learnt after a poll; 0 unknown */

@@ -56,6 +56,8 @@ pub struct Queue {
     pub no_flow_truncated: u64,
     /// No flow: not IP, or more headers than the parser follows.
     pub no_flow_unknown: u64,
+    /// Frames steered by the hash that the device computed.
+    pub rx_hash: u64,
     /// Times that a flow changed its location.
     pub moves: u64,
     /// Frames whose flow wanted to move and had to wait.
@@ -138,6 +140,7 @@ impl Queue {
             sums,
             no_flow_truncated: no_flow(flow_result::FLOW_TRUNCATED),
             no_flow_unknown: no_flow(flow_result::FLOW_UNKNOWN),
+            rx_hash: q.nr_rx_hash,
             moves: q.nr_moves,
             held: q.nr_held,
             backlogs,

@@ -90,6 +90,8 @@ struct Host {
     capabilities: u64,
     release: String,
     lockdown: String,
+    /// PREEMPT_RT: there a poll can be preempted by another on its CPU (bpf/steer.h, poll_stamp).
+    realtime: bool,
     /// Of [`TRACEPOINTS`]; `None` if the kernel shows no BTF.
     missing_tracepoints: Option<Vec<&'static str>>,
     /// Only tried with the capabilities to.
@@ -112,6 +114,7 @@ impl Host {
             capabilities: effective_capabilities(&read("/proc/thread-self/status")),
             release: read("/proc/sys/kernel/osrelease"),
             lockdown: read("/sys/kernel/security/lockdown"),
+            realtime: read("/sys/kernel/realtime").trim() == "1",
             // libbpf is not quiet about a missing file.
             missing_tracepoints: Path::new(VMLINUX_BTF)
                 .exists()
@@ -153,6 +156,12 @@ impl Host {
             lacks(
                 format!("Linux {major}.{minor} or later (this is {release})"),
                 "boot a newer kernel",
+            );
+        }
+        if self.realtime {
+            lacks(
+                "a kernel without PREEMPT_RT, whose polls may interleave on one CPU".to_string(),
+                "boot a kernel that is not built for real time",
             );
         }
         match self.missing_tracepoints.as_deref() {
@@ -335,6 +344,7 @@ mod tests {
             release: "6.1.0-37-amd64\n".into(),
             missing_tracepoints: Some(Vec::new()),
             lockdown: "[none] integrity confidentiality\n".into(),
+            realtime: false,
             probed: Some(Probed {
                 bpf: Ok(()),
                 cpumap: true,
@@ -411,6 +421,11 @@ mod tests {
             ..able()
         };
         assert!(only(&locked).contains("lockdown"));
+        let realtime = Host {
+            realtime: true,
+            ..able()
+        };
+        assert!(only(&realtime).contains("PREEMPT_RT"));
 
         assert!(only(&probed(|p| p.cpumap = false)).contains("cpumap"));
         assert!(only(&probed(|p| p.frags = Err(denied()))).contains("XDP"));

@@ -7,7 +7,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::cpumask::CpuMaskError;
 use crate::datapath::{BACKLOG_LIMIT_MAX, RPS_FLOW_CNT};
-use crate::run::{Mode, Options, Policy, QueueCpus, RpsCpus};
+use crate::run::{Hash, Mode, Options, Policy, QueueCpus, RpsCpus};
 use crate::rx::types::flow_tunnel;
 
 /// Receive steering for Linux: decides on which CPU each received packet is processed.
@@ -28,6 +28,8 @@ pub enum Command {
     Status(StatusArgs),
     /// Change the CPUs of a device that is being steered
     Set(SetArgs),
+    /// See it: the same flood without steering, with kernel RPS and with rxsteer
+    Demo(DemoArgs),
     /// Measure, on this machine and in namespaces of its own
     Bench(BenchArgs),
 }
@@ -44,7 +46,8 @@ pub struct RunArgs {
     pub policy: Policy,
 
     /// CPUs that may process packets: a mask as in rps_cpus (ff), a list (0-3,8), or auto: those
-    /// that share a last-level cache with the interrupt's CPU
+    /// that share a last-level cache with the interrupt's CPU. A single number is a mask: 8 is CPU
+    /// 3, which as a list is 3-3
     #[arg(long, value_name = "CPUS", default_value = "auto")]
     pub rps_cpus: RpsCpus,
 
@@ -73,6 +76,10 @@ pub struct RunArgs {
     /// Tunnels to look into: their inner flows are steered, not the tunnel
     #[arg(long, value_enum, value_name = "TUNNEL", value_delimiter = ',')]
     pub tunnels: Vec<Tunnel>,
+
+    /// What names a flow
+    #[arg(long, value_enum, default_value_t)]
+    pub hash: Hash,
 }
 
 /// Tunnels whose inner flow can be the key.
@@ -119,6 +126,7 @@ impl From<RunArgs> for Options {
             dry_run: args.dry_run,
             backlog: args.backlog,
             rps_flow_cnt: args.rps_flow_cnt,
+            hash: args.hash,
             tunnels: args
                 .tunnels
                 .into_iter()
@@ -167,6 +175,14 @@ fn seconds(text: &str) -> Result<Duration, String> {
         Ok(duration) if duration >= Duration::from_millis(10) => Ok(duration),
         _ => Err("choose 0.01 seconds or more".to_owned()),
     }
+}
+
+/// Options of `rxsteer demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options of `rxsteer bench`.

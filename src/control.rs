@@ -43,8 +43,8 @@ pub enum Request {
 pub enum Reply {
     /// To [`Request::Status`].
     Status(Status),
-    /// To [`Request::Set`].
-    Done,
+    /// To [`Request::Set`]: what holds from now on, a line a queue.
+    Done(Vec<String>),
     /// It could not be done, and why.
     Failed(String),
 }
@@ -91,8 +91,7 @@ pub fn ask(request: &Request) -> Result<Reply> {
     BufReader::new(stream)
         .read_line(&mut line)
         .context("rxsteer does not answer")?;
-    serde_json::from_str(&line)
-        .context("the answer is not rxsteer's: is it root's and of this version?")
+    serde_json::from_str(&line).context("no answer: ask as root, with the version that is running")
 }
 
 /// Answers everybody who is waiting. Only root, and who runs this rxsteer, is answered.

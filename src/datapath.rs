@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
-use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, MapType, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{
+    Link, MapCore, MapFlags, MapHandle, MapType, ProgramInput, RingBuffer, RingBufferBuilder,
+};
 
 use crate::caps;
 use crate::device::XdpMode;
@@ -48,6 +50,8 @@ pub struct Config {
     pub dry_run: bool,
     /// Bits of `enum flow_tunnel`: whose inner flow is the key.
     pub tunnels: u32,
+    /// Steer by the hash that the device computed, where it has one.
+    pub rx_hash: bool,
     /// The key of the flow hash.
     pub secret: flow_secret,
 }
@@ -74,9 +78,19 @@ pub struct Request {
 
 struct Device {
     ifindex: u32,
+    rx_hash: bool,
     skel: RxSkel<'static>,
     /// Dropping it detaches the program.
     link: Option<OwnedFd>,
+}
+
+impl Device {
+    fn program(&self) -> BorrowedFd<'_> {
+        match self.rx_hash {
+            true => self.skel.progs.rxsteer_rx_hash.as_fd(),
+            false => self.skel.progs.rxsteer.as_fd(),
+        }
+    }
 }
 
 /// See the module's documentation.
@@ -84,7 +98,7 @@ pub struct Datapath {
     // Fields are dropped in this order: XDP programs first, so that nothing is redirected that
     // the tracepoints no longer count.
     devices: Vec<Device>,
-    tracepoints: Vec<Link>,
+    _tracepoints: Vec<Link>,
     cpumaps: Vec<MapHandle>,
     shared: RxSkel<'static>,
     nr_cpus: u32,
@@ -147,7 +161,6 @@ impl Datapath {
             maps.poll_cpus.set_max_entries(nr_cpus)?;
         }
         set_constants(&mut open_shared, config, nr_cpus);
-        open_shared.progs.rxsteer.set_autoload(false);
         let gone = caps::missing_tracepoints(&["xdp_redirect_map_err"])?;
         open_shared
             .progs
@@ -196,6 +209,7 @@ impl Datapath {
             }
             loaded.push(Device {
                 ifindex: device.ifindex,
+                rx_hash: config.rx_hash,
                 skel: load_device(&shared, config, nr_cpus, queue_base, device)?,
                 link: None,
             });
@@ -204,7 +218,7 @@ impl Datapath {
         let tracepoints = shared
             .object()
             .progs_mut()
-            .filter(|prog| prog.autoload())
+            .filter(|prog| prog.autoload() && prog.name() != "backlog_drained")
             .map(|prog| {
                 prog.attach_trace()
                     .with_context(|| format!("attaching {}", prog.name().display()))
@@ -213,7 +227,7 @@ impl Datapath {
 
         Ok(Self {
             devices: loaded,
-            tracepoints,
+            _tracepoints: tracepoints,
             cpumaps,
             shared,
             nr_cpus,
@@ -228,8 +242,7 @@ impl Datapath {
     /// the driver has no native XDP.
     pub fn attach(&mut self, device: usize, mode: XdpMode) -> std::io::Result<()> {
         let device = &mut self.devices[device];
-        let program = device.skel.progs.rxsteer.as_fd();
-        device.link = Some(xdp::attach(program, device.ifindex, mode)?);
+        device.link = Some(xdp::attach(device.program(), device.ifindex, mode)?);
         Ok(())
     }
 
@@ -307,7 +320,7 @@ impl Datapath {
 
     /// The XDP program of a device, for `BPF_PROG_TEST_RUN`.
     pub fn program(&self, device: usize) -> BorrowedFd<'_> {
-        self.devices[device].skel.progs.rxsteer.as_fd()
+        self.devices[device].program()
     }
 
     /// Declares that nothing from before is on its way: flows of this queue may go anywhere at
@@ -348,22 +361,21 @@ impl Datapath {
         Ok(false)
     }
 
-    /// Waits until every backlog is empty and nothing has entered one for five checks, a
-    /// millisecond apart: a program that read the old map is done long before.
+    /// Waits until all that entered a backlog has been delivered, and nothing has entered one for
+    /// five checks, a millisecond apart: a program that read the old map is done long before.
     fn drain(&self, patience: Duration) -> Result<bool> {
         let deadline = Instant::now() + patience;
         let mut before = 0;
         let mut quiet = 0;
         while Instant::now() < deadline {
-            let (mut entered, mut empty) = (0, true);
+            let (mut entered, mut drained) = (0, true);
             for queue in 0..self.nr_queues() {
                 for cpu in 0..self.nr_cpus {
-                    let b = self.backlog(queue, cpu)?;
-                    entered += b.tail;
-                    empty &= b.tail == b.taken + b.nr_lost;
+                    entered += self.backlog(queue, cpu)?.tail;
+                    drained &= self.drained(queue * self.nr_cpus + cpu)?;
                 }
             }
-            quiet = if empty && entered == before {
+            quiet = if drained && entered == before {
                 quiet + 1
             } else {
                 0
@@ -375,6 +387,22 @@ impl Datapath {
             std::thread::sleep(Duration::from_millis(1));
         }
         Ok(false)
+    }
+
+    /// Whether all that entered the backlog with this index has been delivered.
+    fn drained(&self, index: u32) -> Result<bool> {
+        let mut context = index.to_ne_bytes();
+        let input = ProgramInput {
+            context_in: Some(&mut context),
+            ..Default::default()
+        };
+        Ok(self
+            .shared
+            .progs
+            .backlog_drained
+            .test_run(input)?
+            .return_value
+            == 1)
     }
 
     /// The stream of [`Request`]s.
@@ -398,11 +426,6 @@ impl Datapath {
             ring: builder.build()?,
             pending,
         })
-    }
-
-    /// Whether the tracepoints are attached: without them nothing is counted as delivered.
-    pub fn nr_tracepoints(&self) -> usize {
-        self.tracepoints.len()
     }
 }
 
@@ -457,19 +480,29 @@ fn load_device(
         .expect("the object has constants");
     rodata.queue_base = queue_base;
     rodata.nr_rx_queues = device.nr_rx_queues;
-    open.progs.rxsteer.set_flags(match device.mode {
-        // Drivers refuse a jumbo MTU without it.
+    // Drivers refuse a jumbo MTU without frags. For generic mode the kernel, since 6.9, copies an
+    // skb with too little headroom for XDP, and all skbs of several pieces, for programs that
+    // declare them; the copy lacks its mac_len (skb_pp_cow_data() in net/core/skbuff.c), by which
+    // cpu_map_generic_redirect() finds the network header: every redirected copy would be dropped
+    // as corrupt. For other programs the skb is made fit in place, whatever its length.
+    let mut flags = match device.mode {
         XdpMode::Native => libbpf_sys::BPF_F_XDP_HAS_FRAGS,
-        // Since 6.9 the kernel copies an skb with too little headroom for XDP, and all skbs of
-        // several pieces, for programs that declare frags. The copy lacks its mac_len
-        // (skb_pp_cow_data() in net/core/skbuff.c), by which cpu_map_generic_redirect() finds the
-        // network header: every redirected copy would be dropped as corrupt. For other programs
-        // the skb is made fit in place, whatever its length.
         XdpMode::Generic => 0,
-    });
+    };
+    let mut chosen = "rxsteer";
+    if config.rx_hash {
+        chosen = "rxsteer_rx_hash";
+        flags |= libbpf_sys::BPF_F_XDP_DEV_BOUND_ONLY;
+    }
     for mut prog in open.open_object_mut().progs_mut() {
-        let is_xdp = prog.name() == "rxsteer";
-        prog.set_autoload(is_xdp);
+        let chosen = prog.name() == chosen;
+        prog.set_autoload(chosen);
+        if chosen {
+            prog.set_flags(flags);
+        }
+        if chosen && config.rx_hash {
+            prog.set_ifindex(device.ifindex);
+        }
     }
     for mut map in open.open_object_mut().maps_mut() {
         // Constants are the device's own; every other map is the shared one.

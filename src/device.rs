@@ -277,7 +277,7 @@ impl Device {
                 self.name
             ),
             remedy: format!(
-                "turn it off: `echo 0 | tee /sys/class/net/{}/queues/rx-*/rps_{{cpus,flow_cnt}}`",
+                "turn it off: `for f in /sys/class/net/{}/queues/rx-*/rps_*; do echo 0 > $f; done`",
                 self.name
             ),
             fatal: true,

@@ -8,6 +8,7 @@ pub mod cli;
 pub mod control;
 pub mod cpumask;
 pub mod datapath;
+pub mod demo;
 pub mod device;
 pub mod lab;
 pub mod native;

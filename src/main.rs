@@ -5,13 +5,15 @@ use std::io::IsTerminal;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::Parser;
+use indicatif::{ProgressBar, ProgressStyle};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::SignalFd;
 use rxsteer::bench::{self, Effort};
-use rxsteer::cli::{BenchArgs, Cli, Command, Scenario, StatusArgs};
-use rxsteer::{run, status};
+use rxsteer::caps::{self, Need};
+use rxsteer::cli::{BenchArgs, Cli, Command, DemoArgs, Scenario, StatusArgs};
+use rxsteer::{demo, run, status};
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
@@ -34,7 +36,9 @@ fn main() -> ExitCode {
     match execute(cli.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            tracing::error!("{e:#}");
+            for line in format!("{e:#}").lines() {
+                tracing::error!("{line}");
+            }
             ExitCode::FAILURE
         }
     }
@@ -47,8 +51,14 @@ fn execute(command: Command) -> Result<()> {
             run::run(&args.into(), signals.as_fd())
         }
         Command::Status(args) => print_status(&args),
+        Command::Demo(args) => demo(&args),
         Command::Bench(args) => bench(&args),
-        Command::Set(args) => run::set(&args.device, args.queue, &args.rps_cpus),
+        Command::Set(args) => {
+            for line in run::set(&args.device, args.queue, &args.rps_cpus)? {
+                println!("{line}");
+            }
+            Ok(())
+        }
     }
 }
 
@@ -76,18 +86,47 @@ fn print_status(args: &StatusArgs) -> Result<()> {
     }
 }
 
+/// A bar that is told what runs now and how many things will.
+fn progress(bar: &ProgressBar) -> impl Fn(&str, u64) + '_ {
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
+    bar.set_style(style.expect("a template without mistakes"));
+    |what, total| {
+        bar.set_length(total);
+        bar.set_message(what.to_owned());
+        bar.inc(1);
+    }
+}
+
+/// Says in one line what the host lacks for a lab, if it lacks something.
+fn needs_lab() -> Result<()> {
+    match caps::missing(Need::Lab).first() {
+        Some(missing) => bail!("{missing}"),
+        None => Ok(()),
+    }
+}
+
+fn demo(args: &DemoArgs) -> Result<()> {
+    needs_lab()?;
+    let bar = ProgressBar::new(0);
+    let demo = demo::demo(&progress(&bar));
+    bar.finish_and_clear();
+    let demo = demo?;
+    if args.json {
+        println!("{}", serde_json::to_string(&demo)?);
+    } else {
+        print!("{}", demo.render());
+    }
+    Ok(())
+}
+
 fn bench(args: &BenchArgs) -> Result<()> {
+    needs_lab()?;
     for scenario in &args.scenarios {
-        let bar = indicatif::ProgressBar::new(0);
-        let progress = |what: &str, total: u64| {
-            bar.set_length(total);
-            bar.set_message(what.to_owned());
-            bar.inc(1);
-        };
+        let bar = ProgressBar::new(0);
         let effort = Effort {
             rounds: args.rounds,
             seconds: args.seconds.as_secs_f64(),
-            progress: &progress,
+            progress: &progress(&bar),
         };
         let report = match scenario {
             Scenario::Decide => bench::decide::decide(&effort),

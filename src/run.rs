@@ -44,6 +44,17 @@ pub enum Mode {
     Generic,
 }
 
+/// What names a flow.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+pub enum Hash {
+    /// The packet's headers.
+    #[default]
+    Packet,
+    /// The hash that the device computed, where its driver gives one to XDP (since 6.3); the
+    /// packet's headers otherwise.
+    Device,
+}
+
 /// The CPUs of a queue: as given, or to be found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RpsCpus {
@@ -122,6 +133,8 @@ pub struct Options {
     pub rps_flow_cnt: u32,
     /// Bits of `enum flow_tunnel`.
     pub tunnels: u32,
+    /// What names a flow.
+    pub hash: Hash,
 }
 
 impl Options {
@@ -137,6 +150,7 @@ impl Options {
             backlog: None,
             rps_flow_cnt: RPS_FLOW_CNT,
             tunnels: 0,
+            hash: Hash::default(),
         }
     }
 }
@@ -173,7 +187,12 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
     let mut steering = Steering::start(options)?;
     let requests = steering.datapath.requests()?;
     info!(
-        "steering {}; stop with Ctrl-C or SIGTERM",
+        "{} {}; stop with Ctrl-C or SIGTERM",
+        match (options.policy, options.dry_run) {
+            (Policy::Rps, false) => "steering",
+            (Policy::Rps, true) => "watching (dry run)",
+            (Policy::Off, _) => "watching (policy off)",
+        },
         options.devices.join(", ")
     );
 
@@ -212,22 +231,23 @@ pub fn status() -> Result<Status> {
     match control::ask(&Request::Status)? {
         Reply::Status(status) => Ok(status),
         Reply::Failed(why) => bail!(why),
-        Reply::Done => bail!("the running rxsteer is of another version"),
+        Reply::Done(_) => bail!("the running rxsteer is of another version"),
     }
 }
 
-/// Steers a device's queue (all its queues if `None`) to other CPUs from now on.
+/// Steers a device's queue (all its queues if `None`) to other CPUs from now on. Returns what
+/// holds now, a line a queue.
 ///
 /// # Errors
 /// When none runs, or the device, the queue or the CPUs are not possible.
-pub fn set(device: &str, queue: Option<u32>, rps_cpus: &str) -> Result<()> {
+pub fn set(device: &str, queue: Option<u32>, rps_cpus: &str) -> Result<Vec<String>> {
     let request = Request::Set {
         device: device.to_owned(),
         queue,
         rps_cpus: rps_cpus.to_owned(),
     };
     match control::ask(&request)? {
-        Reply::Done => Ok(()),
+        Reply::Done(lines) => Ok(lines),
         Reply::Failed(why) => bail!(why),
         Reply::Status(_) => bail!("the running rxsteer is of another version"),
     }
@@ -280,6 +300,7 @@ impl Steering {
             rps_flow_cnt: options.rps_flow_cnt,
             dry_run: options.dry_run,
             tunnels: options.tunnels,
+            rx_hash: options.hash == Hash::Device,
             secret: draw_secret()?,
         };
         let queues: Vec<_> = devices
@@ -357,8 +378,8 @@ impl Steering {
         for device in self.status()?.devices {
             for q in device.queues {
                 info!(
-                    "{} queue {}: received {}, inline {}, redirected {}, dropped {}, shed {}, \
-                     lost {}",
+                    "{} queue {}: received {} = inline {} + redirected {} + dropped {} + shed {} + \
+                     no flow {}; of the redirected, delivered {}, lost {}",
                     device.device,
                     q.queue,
                     q.received,
@@ -366,6 +387,8 @@ impl Steering {
                     q.sums.redirected,
                     q.sums.dropped,
                     q.sums.shed,
+                    q.no_flow_truncated + q.no_flow_unknown,
+                    q.sums.delivered,
                     q.sums.lost
                 );
             }
@@ -380,12 +403,12 @@ impl Steering {
                 device,
                 queue,
                 rps_cpus,
-            } => self.set(&device, queue, &rps_cpus).map(|()| Reply::Done),
+            } => self.set(&device, queue, &rps_cpus).map(Reply::Done),
         };
         reply.unwrap_or_else(|e| Reply::Failed(format!("{e:#}")))
     }
 
-    fn set(&mut self, device: &str, queue: Option<u32>, rps_cpus: &str) -> Result<()> {
+    fn set(&mut self, device: &str, queue: Option<u32>, rps_cpus: &str) -> Result<Vec<String>> {
         if self.policy == Policy::Off {
             bail!("rxsteer runs with --policy off: it steers nothing");
         }
@@ -401,13 +424,20 @@ impl Steering {
             .map(|queue| cpus_of(&steered.device, queue, &rps_cpus))
             .collect::<Result<Vec<_>>>()?;
         let first_queue = steered.first_queue;
+        let mut lines = Vec::new();
         for (queue, cpus) in queues.clone().zip(&cpus) {
-            steered.cpus[queue as usize] = cpus.clone();
+            let before = std::mem::replace(&mut steered.cpus[queue as usize], cpus.clone());
+            lines.push(format!(
+                "{device} queue {queue}: CPUs {cpus} (before: {before})"
+            ));
         }
         for (queue, cpus) in queues.zip(&cpus) {
             self.spread(first_queue + queue, cpus)?;
         }
-        Ok(())
+        for line in &lines {
+            info!("{line}");
+        }
+        Ok(lines)
     }
 
     fn status(&self) -> Result<Status> {
@@ -476,6 +506,13 @@ fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<CpuMask> {
             let interrupt_cpu = device.interrupt_cpu(&topology, queue);
             let auto = topology.auto_mask(interrupt_cpu)?;
             info!("{} queue {queue}: {}", device.name, auto.anchor);
+            if auto.cpus.is_empty() {
+                bail!(
+                    "auto finds no CPU for {} queue {queue}: all that are near are isolated; name \
+                     them with --rps-cpus",
+                    device.name
+                );
+            }
             return Ok(auto.cpus);
         }
         RpsCpus::Mask(mask) => mask,
@@ -509,14 +546,14 @@ fn fall_back(device: &Device) -> XdpMode {
 fn check(device: &Device, mode: XdpMode) -> Result<()> {
     let (fatal, advice): (Vec<_>, Vec<_>) =
         device.objections(mode).into_iter().partition(|o| o.fatal);
+    if !fatal.is_empty() {
+        let why: Vec<_> = fatal.iter().map(ToString::to_string).collect();
+        bail!(why.join("\n"));
+    }
     for objection in advice {
         info!("{objection}");
     }
-    if fatal.is_empty() {
-        return Ok(());
-    }
-    let why: Vec<_> = fatal.iter().map(ToString::to_string).collect();
-    bail!(why.join("\n"))
+    Ok(())
 }
 
 /// `--backlog`, or `net.core.netdev_max_backlog`.

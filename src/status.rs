@@ -22,11 +22,18 @@ pub fn render(status: &Status) -> String {
     );
     for device in &status.devices {
         let _ = writeln!(out, "\n{} ({} XDP)", device.device, device.mode);
-        let _ = writeln!(out, "{}", queues(device));
+        let _ = writeln!(out, "{}", queues(device).trim_fmt());
         if device.queues.iter().any(|q| !q.backlogs.is_empty()) {
-            let _ = writeln!(out, "{}", backlogs(device, status.dry_run));
+            let _ = writeln!(out, "\n{}", backlogs(device, status.dry_run).trim_fmt());
         }
         for q in &device.queues {
+            if q.rx_hash > 0 {
+                let _ = writeln!(
+                    out,
+                    "queue {}: {} frames steered by the device's hash",
+                    q.queue, q.rx_hash
+                );
+            }
             if let Some(why) = q.imbalance() {
                 let _ = writeln!(out, "queue {}: {why} (packets are on their way)", q.queue);
             }
@@ -83,7 +90,7 @@ fn queues(device: &Device) -> Table {
 fn backlogs(device: &Device, dry_run: bool) -> Table {
     let mut header = vec![
         "queue",
-        "→ CPU",
+        "to CPU",
         "redirected",
         "delivered",
         "lost",

@@ -9,8 +9,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ptr;
 
 use common::fixture::{self, Fixture, words};
+use libbpf_rs::ProgramInput;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use libbpf_rs::{MapCore, ProgramInput};
 use rxsteer::lab_skel::LabSkelBuilder;
 use rxsteer::lab_skel::types::{flow_probe, flow_result};
 use rxsteer::native;
@@ -31,21 +31,13 @@ fn parse(linear: &[u8], len: usize, tunnels: u32) -> Outcome {
 }
 
 const TRUNCATED: Outcome = Err(flow_result::FLOW_TRUNCATED.0);
-const SECRET: flow_secret = flow_secret {
-    addend: 0x0123_4567_89ab_cdef,
-    multiplier: [
-        0x9e37_79b9_7f4a_7c15,
-        0xbf58_476d_1ce4_e5b9,
-        0x94d0_49bb_1331_11eb,
-        0xd6e8_feb8_6659_fd93,
-        0xa076_1d64_78bd_642f,
-        0xe703_7ed1_a0b4_28db,
-        0x8ebc_6af0_9c88_c6e3,
-        0x5899_65cc_7537_4cc3,
-        0x1d8e_4e27_c47d_124f,
-        0xeb44_acca_b455_d165,
-    ],
-};
+/// The secret of `docs/hash.md`'s test vectors.
+fn secret() -> flow_secret {
+    flow_secret {
+        addend: 0x0123_4567_89ab_cdef,
+        multiplier: std::array::from_fn(|i| (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+    }
+}
 
 #[test]
 fn every_fixture_gets_its_key() {
@@ -111,8 +103,8 @@ fn in_the_kernel(tunnels: u32, fixtures: &[Fixture]) {
     }
     let rodata = open.maps.rodata_data.as_deref_mut().unwrap();
     rodata.flow_tunnels.0 = tunnels;
-    rodata.flow_secret.addend = SECRET.addend;
-    rodata.flow_secret.multiplier = SECRET.multiplier;
+    rodata.flow_secret.addend = secret().addend;
+    rodata.flow_secret.multiplier = secret().multiplier;
     let skel = open
         .load()
         .unwrap_or_else(|error| panic!("tunnels {tunnels:#x}: {error}"));
@@ -140,7 +132,7 @@ fn in_the_kernel(tunnels: u32, fixtures: &[Fixture]) {
             };
             let at = format!("{}, {len} bytes", fixture.description);
             assert_eq!(outcome(&result), parse(packet, len, tunnels), "{at}");
-            assert_eq!(probed.hash, native::flow_hash(&key, &SECRET), "{at}");
+            assert_eq!(probed.hash, native::flow_hash(&key, &secret()), "{at}");
         }
         assert_eq!(
             parse(&fixture.packet, fixture.packet.len(), tunnels),
@@ -184,8 +176,8 @@ fn a_socket_has_the_key_of_its_packets() {
             let held = native::flow_key_ports(SocketAddr::new(peer, 40_000), 443, proto);
             assert_eq!(words(&arrived), words(&held), "{peer} {proto}");
             assert_eq!(
-                native::flow_hash(&arrived, &SECRET),
-                native::flow_hash(&held, &SECRET),
+                native::flow_hash(&arrived, &secret()),
+                native::flow_hash(&held, &secret()),
                 "{peer} {proto}"
             );
         }
@@ -203,5 +195,60 @@ fn a_socket_has_the_key_of_its_packets() {
         key("[2001:db8::1]:40000", 443, 6),
     ] {
         assert_ne!(one, other);
+    }
+}
+
+/// The table in `docs/hash.md`, computed apart from it, is what the data path computes.
+#[test]
+fn the_documented_vectors_hold() {
+    let doc = include_str!("../docs/hash.md");
+    let rows: Vec<Vec<&str>> = doc
+        .lines()
+        .filter(|line| line.contains("`0x") && line.starts_with('|'))
+        .map(|line| {
+            line.split('|')
+                .map(|cell| cell.trim().trim_matches('`'))
+                .collect()
+        })
+        .collect();
+    assert!(rows.len() >= 7, "the table in docs/hash.md is gone");
+    for row in rows {
+        let [_, peer, port, proto, hash, _] = row[..] else {
+            panic!("{row:?}")
+        };
+        let key = native::flow_key_ports(
+            peer.parse().unwrap(),
+            port.parse().unwrap(),
+            proto.parse().unwrap(),
+        );
+        let hash = u32::from_str_radix(hash.trim_start_matches("0x"), 16).unwrap();
+        assert_eq!(native::flow_hash(&key, &secret()), hash, "{row:?}");
+    }
+}
+
+/// The formula of `docs/hash.md` once more, over keys with every word in use.
+#[test]
+fn the_hash_is_the_documented_formula() {
+    let documented = |words: [u32; 10]| {
+        let secret = secret();
+        let sum = (words.iter().zip(secret.multiplier)).fold(secret.addend, |sum, (&w, m)| {
+            sum.wrapping_add(m.wrapping_mul(w.into()))
+        });
+        let mut hash = (sum >> 32) as u32;
+        hash = (hash ^ (hash >> 16)).wrapping_mul(0x85eb_ca6b);
+        hash = (hash ^ (hash >> 13)).wrapping_mul(0xc2b2_ae35);
+        hash ^ (hash >> 16)
+    };
+    let keys: Vec<_> = fixture::all()
+        .into_iter()
+        .filter_map(|of| of.expected.ok())
+        .collect();
+    assert!((0..10).all(|i| keys.iter().any(|key| words(key)[i] != 0)));
+    for key in keys {
+        assert_eq!(
+            native::flow_hash(&key, &secret()),
+            documented(words(&key)),
+            "{key:x?}"
+        );
     }
 }

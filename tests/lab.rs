@@ -365,9 +365,10 @@ fn nothing_is_left_when_dropped() -> Result<()> {
     Ok(())
 }
 
-/// Not a test by itself: the process that `nothing_is_left_when_killed` kills.
-#[test]
-#[ignore = "started by nothing_is_left_when_killed"]
+/// Set in the process that is to be killed.
+const VICTIM: &str = "RXSTEER_TEST_VICTIM";
+
+/// What `nothing_is_left_when_killed` kills: the same test, in a process of its own.
 fn victim() -> Result<()> {
     let link = link(LinkConfig::default())?;
     let _pass = Xdp::pass(&link.dut, XdpMode::Native)?;
@@ -386,11 +387,15 @@ fn victim() -> Result<()> {
 
 #[test]
 fn nothing_is_left_when_killed() -> Result<()> {
+    if std::env::var_os(VICTIM).is_some() {
+        return victim();
+    }
     let Some(_guard) = lab("nothing_is_left_when_killed") else {
         return Ok(());
     };
     let mut victim = Command::new(std::env::current_exe()?)
-        .args(["--exact", "victim", "--ignored", "--nocapture"])
+        .args(["--exact", "nothing_is_left_when_killed", "--nocapture"])
+        .env(VICTIM, "1")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

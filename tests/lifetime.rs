@@ -135,9 +135,25 @@ fn account(log: &str) -> Result<Account> {
         .filter(|word| !word.is_empty())
         .map(|word| Ok(word.parse()?))
         .collect::<Result<_>>()?;
-    let [received, inline, redirected, dropped, shed, lost] = numbers[..] else {
-        bail!("six terms, not {line:?}");
+    let [
+        received,
+        inline,
+        redirected,
+        dropped,
+        shed,
+        no_flow,
+        delivered,
+        lost,
+    ] = numbers[..]
+    else {
+        bail!("eight terms, not {line:?}");
     };
+    assert_eq!(
+        received,
+        inline + redirected + dropped + shed + no_flow,
+        "{line:?}"
+    );
+    assert_eq!(redirected, delivered + lost, "{line:?}");
     Ok(Account {
         received,
         inline,

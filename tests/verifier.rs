@@ -57,6 +57,7 @@ fn rx(open: &mut OpenRxSkel<'_>, tunnels: u32, dry_run: bool) -> Result<()> {
     constants.nr_cpus = 64;
     constants.nr_rx_queues = 8;
     constants.queue_base = 8;
+    open.progs.rxsteer.set_autoload(true);
     let gone = caps::missing_tracepoints(&["xdp_redirect_map_err"])?;
     open.progs.on_redirect_map_err.set_autoload(gone.is_empty());
     Ok(())
@@ -83,8 +84,8 @@ fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
             let what = format!("{name}{}", if dry_run { ", dry run" } else { "" });
             let all = verified(skel.object(), &what)?;
             assert!(
-                all.len() >= 5,
-                "XDP and four tracepoints, not {}",
+                all.len() >= 6,
+                "XDP, four tracepoints and a question, not {}",
                 all.len()
             );
             xdp.push(all.into_iter().max().context("not empty")?);

@@ -64,6 +64,7 @@ fn subject(tunnels: u32) -> Result<Datapath> {
         rps_flow_cnt: RPS_FLOW_CNT,
         dry_run: false,
         tunnels,
+        rx_hash: false,
         secret: draw_secret()?,
     };
     let datapath = Datapath::load(

@@ -27,7 +27,7 @@ use crate::lab::wire::{Wire, WireConfig};
 use crate::topology::Topology;
 
 /// The CPU that polls the queue.
-const INTERRUPT_CPU: u32 = 0;
+pub const INTERRUPT_CPU: u32 = 0;
 
 /// Flows of the flood.
 pub const NR_FLOWS: u32 = 4096;

@@ -170,7 +170,7 @@ impl Report {
                 }
                 table.add_row(row);
             }
-            let _ = writeln!(out, "{table}");
+            let _ = writeln!(out, "{}", table.trim_fmt());
         }
         out
     }

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `rxsteer demo`: the main job on real packets, before and after, for a person to see.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use anyhow::Result;
+use serde::Serialize;
+
+use crate::bench::flood::{Bed, INTERRUPT_CPU, NR_FLOWS, Sample};
+use crate::bench::mode::Mode;
+use crate::status::table;
+
+/// Each mode's turns, interleaved: the machine has other things to do too.
+const TURNS: usize = 3;
+
+/// Of one turn.
+const SECONDS: f64 = 2.0;
+
+/// In this order, in every round.
+const MODES: [Mode; 3] = [Mode::None, Mode::KernelRps, Mode::Rxsteer];
+
+/// Packets per second in one mode: the turn with the median of what was delivered.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    /// Its name, as in `rxsteer bench`.
+    pub mode: String,
+    /// Packets per second that the device took.
+    pub accepted_pps: f64,
+    /// Packets per second that the application got.
+    pub delivered_pps: f64,
+    /// Packets per second that got lost between the two.
+    pub dropped_pps: f64,
+    /// Of the packets that the network stack processed, each CPU's share, by CPU number.
+    pub cpu_share: BTreeMap<u32, f64>,
+}
+
+/// What the demo found.
+#[derive(Debug, Serialize)]
+pub struct Demo {
+    /// The CPU whose NAPI polls the only receive queue.
+    pub interrupt_cpu: u32,
+    /// The CPUs that may process packets, in both steering modes.
+    pub rps_cpus: String,
+    /// UDP flows.
+    pub flows: u32,
+    /// One per mode.
+    pub rows: Vec<Row>,
+}
+
+/// Runs it. `progress` is told what runs now, and how many turns there are.
+///
+/// # Errors
+/// When the host does not allow the lab, or a turn did not measure what it claims.
+pub fn demo(progress: &dyn Fn(&str, u64)) -> Result<Demo> {
+    let mut bed = Bed::new()?;
+    let [(_, others), _] = bed.masks();
+    let cpus = others.clone();
+    let mut samples: Vec<Vec<Sample>> = MODES.map(|_| Vec::new()).into();
+    for _ in 0..TURNS {
+        for (mode, samples) in MODES.iter().zip(&mut samples) {
+            progress(&mode.to_string(), (TURNS * MODES.len()) as u64);
+            samples.push(bed.measure(*mode, &cpus, None, SECONDS)?);
+        }
+    }
+    let rows = MODES.iter().zip(samples).map(|(mode, mut samples)| {
+        samples.sort_by_key(|s| s.delivered);
+        Row::new(*mode, &samples[TURNS / 2])
+    });
+    Ok(Demo {
+        interrupt_cpu: INTERRUPT_CPU,
+        rps_cpus: cpus.to_string(),
+        flows: NR_FLOWS,
+        rows: rows.collect(),
+    })
+}
+
+impl Row {
+    fn new(mode: Mode, sample: &Sample) -> Self {
+        let per_second = |n: u64| n as f64 / sample.seconds;
+        let processed: u64 = sample.processed.values().sum();
+        let share = |n: u64| {
+            if processed == 0 {
+                0.0
+            } else {
+                n as f64 / processed as f64
+            }
+        };
+        Self {
+            mode: mode.to_string(),
+            accepted_pps: per_second(sample.accepted),
+            delivered_pps: per_second(sample.delivered),
+            dropped_pps: per_second(sample.accepted.saturating_sub(sample.delivered)),
+            cpu_share: sample
+                .processed
+                .iter()
+                .map(|(&cpu, &n)| (cpu, share(n)))
+                .collect(),
+        }
+    }
+}
+
+impl Demo {
+    /// The table, with what it takes to read it; ends with a newline.
+    pub fn render(&self) -> String {
+        let mut out = String::new();
+        let _ = writeln!(
+            out,
+            "One receive queue, polled on CPU {}; {} UDP flows, as fast as they can be made;\n\
+             an application on another CPU. CPUs to steer to: {}.\n\
+             Packets per second, medians of {TURNS} turns:\n",
+            self.interrupt_cpu, self.flows, self.rps_cpus
+        );
+        let cpus: Vec<u32> = self
+            .rows
+            .iter()
+            .flat_map(|r| r.cpu_share.keys().copied())
+            .collect();
+        let cpus: std::collections::BTreeSet<u32> = cpus.into_iter().collect();
+        let mut header = ["", "accepted", "delivered", "dropped"]
+            .map(String::from)
+            .to_vec();
+        header.extend(cpus.iter().map(|cpu| format!("CPU {cpu}")));
+        let header: Vec<&str> = header.iter().map(String::as_str).collect();
+        let mut table = table(&header);
+        for row in &self.rows {
+            let mut cells = vec![row.mode.clone()];
+            cells.extend(
+                [row.accepted_pps, row.delivered_pps, row.dropped_pps].map(|n| format!("{n:.0}")),
+            );
+            cells.extend(cpus.iter().map(|cpu| {
+                let share = row.cpu_share.get(cpu).copied().unwrap_or_default();
+                format!("{:.0} %", 100.0 * share)
+            }));
+            table.add_row(cells);
+        }
+        let _ = writeln!(
+            out,
+            "{}\n\n\
+             accepted:  taken from the wire\n\
+             delivered: read by the application\n\
+             dropped:   accepted, and lost on the way to the application\n\
+             CPU n:     its share of the packets that the network stack processed",
+            table.trim_fmt()
+        );
+        out
+    }
+}
