@@ -113,11 +113,10 @@ fn rxsteer(netns: &Netns, args: &[&str]) -> Result<Output> {
     Ok(netns.command(RXSTEER)?.args(args).output()?)
 }
 
-/// The account of a queue in the last words of a run.
+/// The account of a queue in the last words of a run; both of its sums close.
 #[derive(Debug)]
 struct Account {
     received: u64,
-    inline: u64,
     redirected: u64,
     dropped: u64,
     shed: u64,
@@ -156,7 +155,6 @@ fn account(log: &str) -> Result<Account> {
     assert_eq!(redirected, delivered + lost, "{line:?}");
     Ok(Account {
         received,
-        inline,
         redirected,
         dropped,
         shed,
@@ -278,11 +276,6 @@ fn a_stop_signal_brings_every_packet_home() -> Result<()> {
         let sent = wire.stop()?;
         assert_eq!(sent.lost, 0);
         let account = account(&ended.log)?;
-        assert_eq!(
-            account.received,
-            account.inline + account.redirected + account.dropped + account.shed,
-            "{ended:?}"
-        );
         assert_eq!(account.lost, 0, "{ended:?}");
         assert!(!ended.log.contains("overtake"), "{ended:?}");
         all_arrive_in_order(sink, sent.sent - account.dropped - account.shed)?;
@@ -306,15 +299,11 @@ fn coming_and_going_a_hundred_times_loses_nothing() -> Result<()> {
         until("packets are redirected", || {
             let queue = &rxsteer.status()?.devices[0].queues[0];
             Ok((queue.sums.redirected > 10).then_some(()))
-        })?;
+        })
+        .with_context(|| format!("{} sent; {:?}", wire.sent(), rxsteer.status()))?;
         let ended = rxsteer.stop(Signal::SIGTERM)?;
         assert_eq!(ended.code, Some(0), "{ended:?}");
         let account = account(&ended.log)?;
-        assert_eq!(
-            account.received,
-            account.inline + account.redirected + account.dropped + account.shed,
-            "{ended:?}"
-        );
         assert_eq!(account.lost, 0, "{ended:?}");
         seen += account.received;
         redirected += account.redirected;
