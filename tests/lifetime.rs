@@ -5,13 +5,14 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::process::{Child, Output, Stdio};
 use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, bail, ensure};
 use common::bed::*;
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rxsteer::accounting::Status;
@@ -112,11 +113,10 @@ fn rxsteer(netns: &Netns, args: &[&str]) -> Result<Output> {
     Ok(netns.command(RXSTEER)?.args(args).output()?)
 }
 
-/// The account of a queue in the last words of a run.
+/// The account of a queue in the last words of a run; both of its sums close.
 #[derive(Debug)]
 struct Account {
     received: u64,
-    inline: u64,
     redirected: u64,
     dropped: u64,
     shed: u64,
@@ -155,7 +155,6 @@ fn account(log: &str) -> Result<Account> {
     assert_eq!(redirected, delivered + lost, "{line:?}");
     Ok(Account {
         received,
-        inline,
         redirected,
         dropped,
         shed,
@@ -196,6 +195,49 @@ fn roomy<'a>(device: &'a str, rest: &[&'a str]) -> Vec<&'a str> {
     args
 }
 
+/// The ids of the cpumaps that a process has open.
+fn cpumaps(pid: u32) -> Result<BTreeSet<u32>> {
+    const BPF_MAP_TYPE_CPUMAP: &str = "map_type:\t16";
+    let mut ids = BTreeSet::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
+        let info = fs::read_to_string(entry?.path())?;
+        if info.lines().any(|line| line == BPF_MAP_TYPE_CPUMAP) {
+            let id = info.lines().find_map(|line| line.strip_prefix("map_id:\t"));
+            ids.insert(id.context("a map has an id")?.parse()?);
+        }
+    }
+    Ok(ids)
+}
+
+/// The kernel threads that serve these cpumaps, by their name: `cpumap/CPU/map:ID`.
+fn kthreads(cpumaps: &BTreeSet<u32>) -> Result<Vec<u32>> {
+    let mut kthreads = Vec::new();
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        let map = name
+            .strip_prefix("cpumap/")
+            .and_then(|name| name.trim_end().split_once("/map:"));
+        if map.is_some_and(|(_, id)| id.parse().is_ok_and(|id| cpumaps.contains(&id))) {
+            let pid = entry.file_name().into_string().expect("a number");
+            kthreads.push(pid.parse()?);
+        }
+    }
+    Ok(kthreads)
+}
+
+/// Those that have ended meanwhile need none.
+fn renice(threads: &[u32], nice: i32) -> Result<()> {
+    for &thread in threads {
+        // SAFETY: no memory is involved.
+        let ret = unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, nice) };
+        match Errno::result(ret) {
+            Ok(_) | Err(Errno::ESRCH) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn a_stop_signal_brings_every_packet_home() -> Result<()> {
     let Some(_guard) = lab("a_stop_signal_brings_every_packet_home") else {
@@ -208,22 +250,32 @@ fn a_stop_signal_brings_every_packet_home() -> Result<()> {
         let sink = sink(&bed, &flows)?;
         let wire = Wire::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 50_000))?;
         let rxsteer = Rxsteer::steering(&dut.netns, &roomy(&dut.name, &["--rps-cpus=1-1"]))?;
+        assert_eq!(attached(&bed)?.context("attached")?.name, "rxsteer");
         until("packets are redirected", || {
             let queue = &rxsteer.status()?.devices[0].queues[0];
-            Ok((queue.sums.redirected > 1_000).then_some(()))
+            Ok((queue.sums.redirected > 0).then_some(()))
         })?;
-        assert_eq!(attached(&bed)?.context("attached")?.name, "rxsteer");
-        let ended = rxsteer.stop(signal)?;
+        // A queue that would be overtaken if the program were detached at once.
+        let kthreads = kthreads(&cpumaps(rxsteer.child.id())?)?;
+        let hog = Hog::new(OTHER_CPU)?;
+        renice(&kthreads, 19)?;
+        until("packets are queued", || {
+            let queue = &rxsteer.status()?.devices[0].queues[0];
+            Ok((queue.sums.queued > 500).then_some(()))
+        })?;
+        rxsteer.signal(signal)?;
+        let sent = wire.sent();
+        until("more packets have come", || {
+            Ok((wire.sent() > sent + 500).then_some(()))
+        })?;
+        renice(&kthreads, 0)?;
+        drop(hog);
+        let ended = rxsteer.ended()?;
         assert_eq!(ended.code, Some(0), "{ended:?}");
         assert_eq!(attached(&bed)?, None);
         let sent = wire.stop()?;
         assert_eq!(sent.lost, 0);
         let account = account(&ended.log)?;
-        assert_eq!(
-            account.received,
-            account.inline + account.redirected + account.dropped + account.shed,
-            "{ended:?}"
-        );
         assert_eq!(account.lost, 0, "{ended:?}");
         assert!(!ended.log.contains("overtake"), "{ended:?}");
         all_arrive_in_order(sink, sent.sent - account.dropped - account.shed)?;
@@ -247,15 +299,11 @@ fn coming_and_going_a_hundred_times_loses_nothing() -> Result<()> {
         until("packets are redirected", || {
             let queue = &rxsteer.status()?.devices[0].queues[0];
             Ok((queue.sums.redirected > 10).then_some(()))
-        })?;
+        })
+        .with_context(|| format!("{} sent; {:?}", wire.sent(), rxsteer.status()))?;
         let ended = rxsteer.stop(Signal::SIGTERM)?;
         assert_eq!(ended.code, Some(0), "{ended:?}");
         let account = account(&ended.log)?;
-        assert_eq!(
-            account.received,
-            account.inline + account.redirected + account.dropped + account.shed,
-            "{ended:?}"
-        );
         assert_eq!(account.lost, 0, "{ended:?}");
         seen += account.received;
         redirected += account.redirected;
@@ -270,37 +318,6 @@ fn coming_and_going_a_hundred_times_loses_nothing() -> Result<()> {
         "{seen} {redirected}"
     );
     all_arrive_in_order(sink, sent.sent - dropped)
-}
-
-/// The ids of the cpumaps that a process has open.
-fn cpumaps(pid: u32) -> Result<BTreeSet<u32>> {
-    const BPF_MAP_TYPE_CPUMAP: &str = "map_type:\t16";
-    let mut ids = BTreeSet::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
-        let info = fs::read_to_string(entry?.path())?;
-        if info.lines().any(|line| line == BPF_MAP_TYPE_CPUMAP) {
-            let id = info.lines().find_map(|line| line.strip_prefix("map_id:\t"));
-            ids.insert(id.context("a map has an id")?.parse()?);
-        }
-    }
-    Ok(ids)
-}
-
-/// How many kthreads serve these cpumaps, by their name: `cpumap/CPU/map:ID`.
-fn kthreads(cpumaps: &BTreeSet<u32>) -> Result<usize> {
-    let names = fs::read_dir("/proc")?
-        .flatten()
-        .filter_map(|entry| fs::read_to_string(entry.path().join("comm")).ok());
-    Ok(names
-        .filter_map(|name| {
-            let (_, id) = name
-                .strip_prefix("cpumap/")?
-                .trim_end()
-                .split_once("/map:")?;
-            id.parse().ok()
-        })
-        .filter(|id| cpumaps.contains(id))
-        .count())
 }
 
 /// More frames than are ever sent in this test fit into the backlog: none is dropped for room.
@@ -322,7 +339,7 @@ fn a_kill_leaves_no_steering_and_loses_nothing() -> Result<()> {
         Ok((queue.sums.redirected > 2_000).then_some(()))
     })?;
     let cpumaps = cpumaps(rxsteer.child.id())?;
-    assert_eq!(kthreads(&cpumaps)?, 1);
+    assert_eq!(kthreads(&cpumaps)?.len(), 1);
     let ended = rxsteer.stop(Signal::SIGKILL)?;
     assert_eq!(ended.code, None, "killed, not stopped: {ended:?}");
     // It was killed under traffic.
@@ -331,7 +348,7 @@ fn a_kill_leaves_no_steering_and_loses_nothing() -> Result<()> {
         Ok(attached(&bed)?.is_none().then_some(()))
     })?;
     until("the kernel threads are gone", || {
-        Ok((kthreads(&cpumaps)? == 0).then_some(()))
+        Ok(kthreads(&cpumaps)?.is_empty().then_some(()))
     })?;
     let report = wire.wait()?;
     assert_eq!((report.sent, report.lost), (count, 0));
@@ -378,6 +395,22 @@ fn status_and_set_reach_the_running_one() -> Result<()> {
     let output = rxsteer(&dut.netns, &["status"])?;
     let text = String::from_utf8(output.stdout)?;
     assert!(text.contains(name) && text.contains("3001"), "{text}");
+
+    // Again and again, until interrupted: a line each.
+    let mut again = dut
+        .netns
+        .command(RXSTEER)?
+        .args(["status", "--json", "--interval=0.01"])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let stdout = BufReader::new(again.stdout.take().context("it was piped")?);
+    let lines: Vec<String> = stdout.lines().take(3).collect::<std::io::Result<_>>()?;
+    again.kill()?;
+    again.wait()?;
+    assert_eq!(lines.len(), 3);
+    for line in lines {
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&line)?, json);
+    }
 
     // In the notation of a mask: bit 1, that is CPU 1.
     let set = |args: &[&str]| rxsteer(&dut.netns, &[&["set"], args].concat());
