@@ -12,6 +12,7 @@
 #include <linux/udp.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
+#include <stdbool.h>
 
 #include "flow.h"
 
@@ -177,8 +178,19 @@ const volatile struct wire_layout wire_layout = {.nr_flows = 1};
 /* Checksum fields hold the folded sum of all constant words of their coverage, not inverted. */
 const volatile __u8 wire_template[WIRE_TEMPLATE_LEN];
 
-/* Frames sent, and how many may be: test_run rounds its count up to whole batches. */
+/*
+ * A paced wire sends wire_burst frames every wire_burst_ns; 0 is as fast as it can.
+ * Pacing is done here and not by the caller: each test_run makes a page pool, and
+ * thousands of them a second keep the kernel busy with getting rid of them.
+ */
+const volatile __u64 wire_burst_ns = 0;
+const volatile __u32 wire_burst = 1;
+__u64 wire_due; /* when the next burst is, ns of bpf_ktime_get_ns() */
+__u32 wire_credit;
+
+/* Frames sent, and how many may be. What may not go yet is dropped, back into its pool. */
 __u64 wire_nr_sent;
+__u64 wire_nr_refused; /* template and frame don't fit each other */
 __u64 wire_limit;
 __u32 wire_flow;
 
@@ -189,6 +201,27 @@ static __always_inline __u16 wire_checksum(__u64 sum)
 	sum = (sum & 0xffff) + (sum >> 16);
 	sum = (sum & 0xffff) + (sum >> 16);
 	return ~sum;
+}
+
+/* Lost time is caught up with up to a millisecond: more would be a flood, not a rate. */
+static __always_inline bool wire_is_due(void)
+{
+	const __u64 millisecond = 1000000;
+	__u64 now;
+
+	if (!wire_burst_ns)
+		return true;
+	if (!wire_credit) {
+		now = bpf_ktime_get_ns();
+		if (now < wire_due)
+			return false;
+		if (now - wire_due > millisecond)
+			wire_due = now - millisecond;
+		wire_due += wire_burst_ns;
+		wire_credit = wire_burst;
+	}
+	wire_credit--;
+	return true;
 }
 
 /*
@@ -205,12 +238,12 @@ int wire(struct xdp_md *ctx)
 	char *data, *data_end;
 	__be32 *saddr;
 
-	if (seq >= wire_limit)
+	if (seq >= wire_limit || !wire_is_due())
 		return XDP_DROP;
 	if (!len || len > WIRE_TEMPLATE_LEN)
-		return XDP_ABORTED;
+		goto refuse;
 	if (bpf_xdp_store_bytes(ctx, 0, (void *)wire_template, len))
-		return XDP_ABORTED;
+		goto refuse;
 	if (!wire_layout.udp)
 		goto out;
 
@@ -221,7 +254,7 @@ int wire(struct xdp_md *ctx)
 	udp = (struct udphdr *)(data + wire_layout.udp);
 	stamp = (struct wire_stamp *)(udp + 1);
 	if ((char *)(saddr + 1) > data_end || (char *)(stamp + 1) > data_end)
-		return XDP_ABORTED;
+		goto refuse;
 
 	*saddr = bpf_htonl(bpf_ntohl(*saddr) + (flow & wire_layout.saddr_mask));
 	udp->source = bpf_htons(bpf_ntohs(udp->source) + (flow >> wire_layout.saddr_shift));
@@ -234,7 +267,7 @@ int wire(struct xdp_md *ctx)
 		struct iphdr *ip = (struct iphdr *)(data + wire_layout.ipv4);
 
 		if ((char *)(ip + 1) > data_end)
-			return XDP_ABORTED;
+			goto refuse;
 		ip->check = wire_checksum((__u64)ip->check + *saddr);
 	}
 	if (wire_layout.udp_checksum) {
@@ -250,6 +283,10 @@ out:
 	wire_flow = flow + 1 < wire_layout.nr_flows ? flow + 1 : 0;
 	wire_nr_sent = seq + 1;
 	return XDP_TX;
+
+refuse:
+	wire_nr_refused++;
+	return XDP_ABORTED;
 }
 
 /* ---- empty: what running any XDP program costs ----------------------------- */

@@ -19,20 +19,17 @@ use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::xdp_md;
 
 /// Frames that test_run hands over before it flushes, and lets others have the CPU: one NAPI poll.
-const BATCH: u64 = 64;
+const BATCH: u32 = 64;
 
-/// The longest burst of a paced or lossless wire: half a veth ring.
-const BURST: u64 = 128;
+/// Runs of the program in one test_run, some tens of milliseconds: each test_run makes a page pool,
+/// and the kernel is slow to get rid of one.
+const REPEAT: i32 = 65536;
 
 /// A veth ring holds 256 frames (VETH_RING_SIZE), and gives consumed slots back in batches of 16
 /// (ptr_ring); with more than this in it, a burst may not fit.
 const RING_ROOM: u64 = 256 - 16;
 
-/// A wire that is not paced asks the kernel for so many frames at once, some milliseconds' worth:
-/// each test_run makes a page pool.
-const LONG_RUN: u64 = 16384;
-
-/// How long a lossless wire waits for a receiver that takes nothing.
+/// How long a wire waits for a receiver that takes nothing, or a kernel without page pools.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What and how a [`Wire`] sends.
@@ -42,7 +39,8 @@ pub struct WireConfig {
     pub frames: Frames,
     /// Frames to send; None: until stopped.
     pub count: Option<u64>,
-    /// Frames per second; None: as fast as the CPU can.
+    /// Frames per second; None: as fast as the CPU can. Either way with the CPU time that nobody
+    /// else wants: a wire must not starve the NAPI on its CPU.
     pub rate: Option<u64>,
     /// Never more in the ring than it holds: it waits for the receiver and loses nothing there.
     /// No other wire or socket may send into the same queue meanwhile.
@@ -91,7 +89,7 @@ impl Wire {
         Ok(Self { thread, shared })
     }
 
-    /// Frames sent so far; up to 16384 late at full speed.
+    /// Frames sent so far; up to 65536 late at full speed.
     pub fn sent(&self) -> u64 {
         self.shared.sent.load(Ordering::Relaxed)
     }
@@ -116,7 +114,7 @@ struct Sender {
     _parked: (Netns, OwnedFd),
     frame: Vec<u8>,
     ifindex: u32,
-    ring: Ring,
+    ring: Arc<Ring>,
     config: WireConfig,
     shared: Arc<Shared>,
 }
@@ -139,6 +137,11 @@ impl Sender {
             layout.first.wire = cpu.to_be();
             constants.wire_template[..written].copy_from_slice(&frame[..written]);
             constants.wire_layout = layout;
+            if let Some(rate) = config.rate {
+                let burst = burst(rate);
+                constants.wire_burst = burst as u32;
+                constants.wire_burst_ns = burst * 1_000_000_000 / rate.max(1);
+            }
             Ok(())
         })?;
         Ok(Self {
@@ -146,34 +149,23 @@ impl Sender {
             skel,
             frame,
             ifindex: link.tester.ifindex,
-            ring: Ring::new(link, cpu)?,
+            ring: Arc::new(Ring::new(link, cpu)?),
             config: config.clone(),
             shared,
         })
     }
 
     fn send(mut self) -> Result<WireReport> {
-        // Sleeps between bursts are shorter than the default slack of 50 us.
-        nix::sys::prctl::set_timerslack(1)?;
+        yield_to_all()?;
         let accepted = self.ring.accepted()?;
         let cpu = thread_cpu_ns()?;
         let start = Instant::now();
         let count = self.config.count.unwrap_or(u64::MAX);
-        let mut schedule = self.config.rate.map(|rate| Schedule::new(rate, start));
-        let mut sent = 0;
-        while sent < count && !self.shared.stop.load(Ordering::Relaxed) {
-            let mut burst = match &mut schedule {
-                Some(schedule) => schedule.wait(),
-                None if self.config.lossless => BURST,
-                None => LONG_RUN,
-            };
-            burst = burst.min(count - sent);
-            if self.config.lossless {
-                self.ring.wait_for_room(burst)?;
-            }
-            sent = self.burst(sent + burst)?;
-            self.shared.sent.store(sent, Ordering::Relaxed);
-        }
+        let sent = if self.config.lossless {
+            self.send_lossless(count)?
+        } else {
+            self.send_until(count, count)?
+        };
         let elapsed_ns = start.elapsed().as_nanos() as u64;
         let cpu_ns = thread_cpu_ns()? - cpu;
         Ok(WireReport {
@@ -184,11 +176,50 @@ impl Sender {
         })
     }
 
-    /// Sends until `limit` frames are sent since the start.
-    fn burst(&mut self, limit: u64) -> Result<u64> {
+    /// Sends with somebody beside it who lets it send what fits into the ring.
+    fn send_lossless(&mut self, count: u64) -> Result<u64> {
         let bss = self.skel.maps.bss_data.as_mut().context("no .bss")?;
-        bss.wire_limit = limit;
-        let before = bss.wire_nr_sent;
+        // SAFETY: the map is mapped as long as the skeleton lives; the program reads the word while
+        // it is written, and either value will do.
+        let limit = unsafe { AtomicU64::from_ptr(&raw mut bss.wire_limit) };
+        let (ring, shared) = (self.ring.clone(), self.shared.clone());
+        let done = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let keeper = scope.spawn(|| {
+                let kept = ring.keep_room(limit, count, &shared, &done);
+                if kept.is_err() {
+                    shared.stop.store(true, Ordering::Relaxed);
+                }
+                kept
+            });
+            let sent = self.send_until(count, 0);
+            done.store(true, Ordering::Relaxed);
+            keeper.join().expect("it does not panic")?;
+            sent
+        })
+    }
+
+    /// Runs the program until it has sent `count` frames, or is to stop; it sends no more than
+    /// `limit` until somebody raises that. Returns how many it has sent.
+    fn send_until(&mut self, count: u64, limit: u64) -> Result<u64> {
+        self.skel
+            .maps
+            .bss_data
+            .as_mut()
+            .context("no .bss")?
+            .wire_limit = limit;
+        let mut sent = 0;
+        while sent < count && !self.shared.stop.load(Ordering::Relaxed) {
+            sent = self.run()?;
+            self.shared.sent.store(sent, Ordering::Relaxed);
+        }
+        Ok(sent)
+    }
+
+    /// Runs the program [`REPEAT`] times; returns how many frames it has sent since the start.
+    fn run(&mut self) -> Result<u64> {
+        let bss = self.skel.maps.bss_data.as_mut().context("no .bss")?;
+        let before = bss.wire_nr_refused;
         let context = xdp_md {
             data_end: self.frame.len() as u32,
             ingress_ifindex: self.ifindex,
@@ -200,20 +231,37 @@ impl Sender {
             data_size_in: self.frame.len() as u32,
             ctx_in: (&raw const context).cast(),
             ctx_size_in: size_of::<xdp_md>() as u32,
-            repeat: (limit - before) as i32,
+            repeat: REPEAT,
             flags: libbpf_sys::BPF_F_TEST_XDP_LIVE_FRAMES,
-            batch_size: (limit - before).min(BATCH) as u32,
+            batch_size: BATCH,
             ..Default::default()
         };
         let program = self.skel.progs.wire.as_fd().as_raw_fd();
-        // SAFETY: the options, and all they point to, outlive the call.
-        let ret = unsafe { libbpf_sys::bpf_prog_test_run_opts(program, &mut options) };
-        // SAFETY: only the program above writes it, and that has returned.
-        let sent = unsafe { (&raw const bss.wire_nr_sent).read_volatile() };
+        let start = Instant::now();
+        let ret = loop {
+            // SAFETY: the options, and all they point to, outlive the call.
+            let ret = unsafe { libbpf_sys::bpf_prog_test_run_opts(program, &mut options) };
+            // Each test_run makes a page pool, of which the kernel can number 65534. One whose
+            // frames are still under way when it returns is looked at again a second later: many
+            // runs use the numbers up (net/core/xdp.c, page_pool.c).
+            if Errno::from_raw(-ret) != Errno::ENOSPC || start.elapsed() > PATIENCE {
+                break ret;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        // SAFETY: only the program above writes them, and that has returned.
+        let (sent, refused) = unsafe {
+            (
+                (&raw const bss.wire_nr_sent).read_volatile(),
+                (&raw const bss.wire_nr_refused).read_volatile(),
+            )
+        };
         match Errno::from_raw(-ret) {
             // A signal for another purpose; the caller comes back for the rest.
             Errno::EINTR => Ok(sent),
-            _ if ret == 0 && sent == before => bail!("no frame could be sent"),
+            _ if ret == 0 && refused > before => {
+                bail!("frames of {} bytes can't be written", self.frame.len())
+            }
             _ if ret == 0 => Ok(sent),
             error => bail!(
                 "the kernel sends no frames of {} bytes: {error}",
@@ -236,35 +284,18 @@ fn park(skel: &LabSkel) -> Result<(Netns, OwnedFd)> {
     Ok((netns, attached))
 }
 
-/// When the next burst of a paced wire is due.
-struct Schedule {
-    rate: u64,
-    /// Frames per burst: 200 us worth, up to 640,000 frames a second. A test_run costs about 50 us
-    /// however little it sends: 0.5 us more per frame than at full speed.
-    burst: u64,
-    due: Instant,
+/// Frames per burst of a paced wire: 200 us worth, up to half a ring.
+fn burst(rate: u64) -> u64 {
+    (rate / 5_000).clamp(1, RING_ROOM / 2)
 }
 
-impl Schedule {
-    fn new(rate: u64, start: Instant) -> Self {
-        Self {
-            rate: rate.max(1),
-            burst: (rate / 5_000).clamp(1, BURST),
-            due: start,
-        }
-    }
-
-    /// Sleeps until the next burst is due; returns its size. Lost time is caught up with up to a
-    /// millisecond: more would be a flood, not a rate.
-    fn wait(&mut self) -> u64 {
-        let now = Instant::now();
-        match self.due.checked_duration_since(now) {
-            Some(early) => std::thread::sleep(early),
-            None => self.due = self.due.max(now - Duration::from_millis(1)),
-        }
-        self.due += Duration::from_nanos(self.burst * 1_000_000_000 / self.rate);
-        self.burst
-    }
+/// Puts the calling thread behind everybody else on its CPU.
+fn yield_to_all() -> Result<()> {
+    let param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: the parameter outlives the call.
+    let ret = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const param) };
+    Errno::result(ret).context("SCHED_IDLE")?;
+    Ok(())
 }
 
 /// The receiving queue of a veth, as its counters show it.
@@ -273,23 +304,18 @@ struct Ring {
     dut: Ethtool,
     accepted: String,
     taken: String,
-    /// Taken less accepted when the wire began and the ring was empty.
-    offset: u64,
 }
 
 impl Ring {
     fn new(link: &Link, cpu: u32) -> Result<Self> {
         let queue = cpu % link.dut.queues;
         let open = |end: &End| end.netns.run(|| Ethtool::open(&end.name));
-        let mut ring = Self {
+        Ok(Self {
             tester: open(&link.tester)?,
             dut: open(&link.dut)?,
             accepted: format!("tx_queue_{queue}_xdp_xmit"),
             taken: format!("rx_queue_{queue}_xdp_packets"),
-            offset: 0,
-        };
-        ring.offset = ring.taken()?.wrapping_sub(ring.accepted()?);
-        Ok(ring)
+        })
     }
 
     /// Frames put into the ring since the device was made.
@@ -306,13 +332,26 @@ impl Ring {
         counter.copied().context("this kernel's veth doesn't count")
     }
 
-    /// Waits until `burst` more frames fit.
-    fn wait_for_room(&self, burst: u64) -> Result<()> {
-        let start = Instant::now();
-        let accepted = self.accepted()?.wrapping_add(self.offset);
-        while accepted.wrapping_sub(self.taken()?) + burst > RING_ROOM {
+    /// Raises `limit`, up to `count`, by what the receiver takes, until `done`: no more than fits
+    /// is ever in the ring. It is empty at first, and nobody else sends.
+    fn keep_room(
+        &self,
+        limit: &AtomicU64,
+        count: u64,
+        shared: &Shared,
+        done: &AtomicBool,
+    ) -> Result<()> {
+        let first = self.taken()?;
+        let (mut before, mut since) = (0, Instant::now());
+        while !shared.stop.load(Ordering::Relaxed) && !done.load(Ordering::Relaxed) {
+            let taken = self.taken()?.wrapping_sub(first);
+            let room = count.min(taken.saturating_add(RING_ROOM));
+            limit.store(room, Ordering::Relaxed);
+            if taken != before || shared.sent.load(Ordering::Relaxed) < room {
+                (before, since) = (taken, Instant::now());
+            }
             ensure!(
-                start.elapsed() < PATIENCE,
+                since.elapsed() < PATIENCE,
                 "the receiver takes no frames: has its device a NAPI, and is that running?"
             );
             std::thread::sleep(Duration::from_micros(20));
