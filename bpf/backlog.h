@@ -102,6 +102,10 @@ static __noinline int backlog_request(__u32 queue, __u32 cpu)
  * kthread has set itself to sleep. It does so only after passing up, GRO lists
  * included, what it took (kernel/bpf/cpumap.c, cpu_map_kthread_run). The plain
  * read filters; the atomic one orders (on arm64 plain reads are not ordered).
+ *
+ * A fresh kthread sets its state once, before its loop, and delivers with that
+ * state until it first sleeps: it looks asleep. So its state alone proves nothing
+ * before a batch has shown it running; off the run queue it delivers nothing.
  */
 static __always_inline bool backlog_asleep(struct backlog *b, __u64 tail)
 {
@@ -112,7 +116,9 @@ static __always_inline bool backlog_asleep(struct backlog *b, __u64 tail)
 		return false;
 	if (__sync_fetch_and_add(&b->taken, 0) != entered)
 		return false;
-	return BPF_CORE_READ(kthread, __state) == TASK_INTERRUPTIBLE;
+	if (BPF_CORE_READ(kthread, __state) != TASK_INTERRUPTIBLE)
+		return false;
+	return *(volatile __u64 *)&b->in_loop || !BPF_CORE_READ(kthread, on_rq);
 }
 
 /*
@@ -164,7 +170,7 @@ static __noinline int backlog_learn(__u32 map_id)
 	if (!b)
 		return 0;
 	b->entry = (__u64)entry;
-	b->kthread = 0;
+	b->kthread = key;
 	bpf_map_update_elem(&backlog_kthreads, &key, &id, BPF_ANY);
 	return 0;
 }
@@ -190,10 +196,6 @@ static __always_inline struct backlog *backlog_current(__u32 map_id)
  *
  * Proof "GRO empty": whatever was taken before this batch has gone up, unless GRO
  * still holds some of it.
- *
- * A fresh kthread sets its state once, before its loop, and delivers with that
- * state until it first sleeps: it would look asleep. It is trusted for the other
- * proof only once a batch has shown it running.
  */
 static __always_inline void backlog_take(struct backlog *b, __u32 n, __u32 unbuilt)
 {
@@ -201,8 +203,8 @@ static __always_inline void backlog_take(struct backlog *b, __u32 n, __u32 unbui
 	__u64 before = __sync_fetch_and_add(&b->taken, n);
 
 	b->nr_unbuilt += unbuilt;
-	if (unlikely(!b->kthread) && BPF_CORE_READ(task, __state) == TASK_RUNNING)
-		b->kthread = (__u64)task;
+	if (unlikely(!b->in_loop))
+		b->in_loop = BPF_CORE_READ(task, __state) == TASK_RUNNING;
 	if (backlog_gro_empty((void *)b->entry))
 		b->head = before;
 }

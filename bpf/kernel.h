@@ -12,6 +12,7 @@
 
 struct task_struct {
 	unsigned int __state;
+	int on_rq;
 	void *worker_private; /* of a kthread: its struct kthread */
 };
 

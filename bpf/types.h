@@ -127,9 +127,10 @@ struct backlog {
 	__u64 taken;	  /* taken off the ring */
 	__u64 head;	  /* delivered, as proven by empty GRO lists */
 	__u64 nr_unbuilt; /* taken, but no memory for the skb */
-	__u64 kthread;	  /* struct task_struct *; 0 until it is known to be in its loop */
+	__u64 kthread;	  /* struct task_struct *; 0 until its first batch */
+	__u64 in_loop;	  /* a batch has shown it running: its state can be trusted */
 	__u64 entry;	  /* struct bpf_cpu_map_entry * */
-	__u64 pad_consumer[11];
+	__u64 pad_consumer[10];
 };
 
 /* Identifies the backlog that a kthread serves. */
