@@ -41,7 +41,7 @@ struct {
 	__type(value, struct rps_map);
 } rps_maps SEC(".maps");
 
-/* Every queue's dev_flow_table, one behind the other: rx_queue.flow_base, flow_mask. */
+/* Every queue's dev_flow_table, one behind the other: rx_queue.flow_base, flow_shift. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -153,7 +153,7 @@ static __always_inline int rx_steer(struct rx *rx)
 {
 	struct rps_dev_flow *flow;
 	struct rps_map *map;
-	__u32 slot = rx->q->flow_base + (rx->hash & rx->q->flow_mask);
+	__u32 slot = rx->q->flow_base + flow_slot(rx->hash, rx->q->flow_shift);
 	__u16 wanted, location;
 	bool shed;
 

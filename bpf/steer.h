@@ -12,15 +12,24 @@
 #include "types.h"
 
 /*
- * Where RPS wants the flow. The top bits of the hash choose, because the low bits
- * choose the slot of the dev_flow_table: the two must not depend on each other.
- * The polling CPU itself is INLINE: no hop to where the packet already is.
+ * Where RPS wants the flow: the top bits of the hash choose. The polling CPU itself is INLINE: no
+ * hop to where the packet already is.
  */
 static __always_inline __u16 rps_wanted(const struct rps_map *map, __u32 hash, __u16 polling_cpu)
 {
 	__u16 wanted = map->location[hash >> (32 - RPS_MAP_ORDER)];
 
 	return wanted == polling_cpu ? RPS_INLINE : wanted;
+}
+
+/*
+ * The slot of the flow in its queue's dev_flow_table: the top bits again, and more
+ * of them, so that flows that share a slot share what RPS wants for them. By other
+ * bits, two flows of one slot could send each other to and fro with every packet.
+ */
+static __always_inline __u32 flow_slot(__u32 hash, __u32 shift)
+{
+	return (__u64)hash >> shift;
 }
 
 /* The flow's location now, or RPS_NO_CPU. */

@@ -166,8 +166,8 @@ struct rx_queue {
 	__u32 pad;
 
 	__u32 ifindex;
-	__u32 flow_base; /* first slot of the queue's dev_flow_table */
-	__u32 flow_mask; /* rps_flow_cnt - 1, a power of two minus one */
+	__u32 flow_base;  /* first slot of the queue's dev_flow_table */
+	__u32 flow_shift; /* 32 - log2(rps_flow_cnt): the slot is hash >> flow_shift */
 	__u32 epoch;
 };
 

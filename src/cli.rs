@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::cpumask::CpuMaskError;
-use crate::datapath::{BACKLOG_LIMIT_MAX, RPS_FLOW_CNT};
+use crate::datapath::{BACKLOG_LIMIT_MAX, BACKLOG_NICE, RPS_FLOW_CNT};
 use crate::run::{Hash, Mode, Options, Policy, QueueCpus, RpsCpus};
 use crate::rx::types::flow_tunnel;
 
@@ -68,6 +68,12 @@ pub struct RunArgs {
           value_parser = clap::value_parser!(u32).range(1..=i64::from(BACKLOG_LIMIT_MAX)))]
     pub backlog: Option<u32>,
 
+    /// Nice value of the threads that process backlogs: the higher, the more of a shared CPU is
+    /// left to applications
+    #[arg(long, value_name = "NICE", default_value_t = BACKLOG_NICE, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(i32).range(-20..=19))]
+    pub backlog_nice: i32,
+
     /// Slots of each queue's flow table, rounded up to a power of two
     #[arg(long, value_name = "SLOTS", default_value_t = RPS_FLOW_CNT,
           value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
@@ -125,6 +131,7 @@ impl From<RunArgs> for Options {
             mode: args.mode,
             dry_run: args.dry_run,
             backlog: args.backlog,
+            backlog_nice: args.backlog_nice,
             rps_flow_cnt: args.rps_flow_cnt,
             hash: args.hash,
             tunnels: args

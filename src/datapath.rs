@@ -8,6 +8,7 @@
 use std::cell::RefCell;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::path::Path;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -17,8 +18,11 @@ use libbpf_rs::{
     Link, MapCore, MapFlags, MapHandle, MapType, ProgramInput, RingBuffer, RingBufferBuilder,
 };
 
+use nix::errno::Errno;
+
 use crate::caps;
 use crate::device::XdpMode;
+use crate::kthread;
 use crate::rps_map::RpsMap;
 use crate::rx::types::{backlog, backlog_request, flow_secret, rps_dev_flow, rps_map, rx_queue};
 use crate::rx::{OpenRxSkel, RxSkel, RxSkelBuilder};
@@ -34,6 +38,11 @@ const RING_MAX: u32 = 16384;
 /// The largest `backlog_limit`, in frames.
 pub const BACKLOG_LIMIT_MAX: u32 = RING_MAX - RING_SLACK;
 
+/// Nice value of the backlogs' threads unless configured. A thread that shares its CPU with the
+/// application must not take half of it for packets that the application then has no time to read
+/// (docs/backlog.md has the measurement); nor must it starve beside a CPU-bound one.
+pub const BACKLOG_NICE: i32 = 5;
+
 /// `rps_flow_cnt` unless configured, in slots per queue: the kernel's documentation suggests 32768
 /// for a whole busy host; a queue's share of it.
 pub const RPS_FLOW_CNT: u32 = 4096;
@@ -44,6 +53,8 @@ pub struct Config {
     /// Frames a backlog may hold. More than [`BACKLOG_LIMIT_MAX`] only where nothing is ever
     /// redirected in truth: no ring would hold it.
     pub backlog_limit: u32,
+    /// Nice value of the backlogs' threads, -20 to 19.
+    pub backlog_nice: i32,
     /// Slots of each queue's `dev_flow_table`; rounded up to a power of two, as the kernel does.
     pub rps_flow_cnt: u32,
     /// Decide and count, move nothing.
@@ -103,6 +114,7 @@ pub struct Datapath {
     shared: RxSkel<'static>,
     nr_cpus: u32,
     ring_size: u32,
+    backlog_nice: i32,
 }
 
 fn open() -> Result<OpenRxSkel<'static>> {
@@ -196,7 +208,7 @@ impl Datapath {
                 let value = rx_queue {
                     ifindex: device.ifindex,
                     flow_base: queue * flow_cnt,
-                    flow_mask: flow_cnt - 1,
+                    flow_shift: 32 - flow_cnt.ilog2(),
                     epoch: 1,
                     ..Default::default()
                 };
@@ -231,6 +243,7 @@ impl Datapath {
             cpumaps,
             shared,
             nr_cpus,
+            backlog_nice: config.backlog_nice,
             ring_size: config.backlog_limit.min(BACKLOG_LIMIT_MAX) + RING_SLACK,
         })
     }
@@ -266,7 +279,22 @@ impl Datapath {
         }
         cpumap
             .update(&key, &self.ring_size.to_ne_bytes(), MapFlags::ANY)
-            .with_context(|| format!("no backlog for CPU {cpu}"))
+            .with_context(|| format!("no backlog for CPU {cpu}"))?;
+        if let Err(e) = self.renice(cpu, cpumap.info()?.info.id) {
+            tracing::warn!("the backlog's thread on CPU {cpu} keeps its nice value: {e:#}");
+        }
+        Ok(())
+    }
+
+    /// Gives the thread of a cpumap entry its nice value.
+    fn renice(&self, cpu: u32, map_id: u32) -> Result<()> {
+        let threads = kthread::numbered(Path::new("/proc"), &format!("cpumap/{cpu}/map:"));
+        let thread = threads.iter().find(|(id, _)| *id == map_id);
+        let (_, pid) = thread.context("it is not in /proc")?;
+        // SAFETY: takes numbers, returns one.
+        let ret = unsafe { libc::setpriority(libc::PRIO_PROCESS, *pid, self.backlog_nice) };
+        Errno::result(ret)?;
+        Ok(())
     }
 
     /// Changes where the queue's flows want to be. They move under the rule of order.

@@ -10,6 +10,7 @@ pub mod cpumask;
 pub mod datapath;
 pub mod demo;
 pub mod device;
+pub mod kthread;
 pub mod lab;
 pub mod native;
 pub mod netdev;

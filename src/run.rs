@@ -14,7 +14,7 @@ use crate::caps::{self, Need};
 use crate::control::{self, Reply, Request};
 use crate::cpumask::{CpuMask, CpuMaskError};
 use crate::datapath::{
-    BACKLOG_LIMIT_MAX, Config, Datapath, DeviceConfig, RPS_FLOW_CNT, draw_secret,
+    BACKLOG_LIMIT_MAX, BACKLOG_NICE, Config, Datapath, DeviceConfig, RPS_FLOW_CNT, draw_secret,
 };
 use crate::device::{Device, XdpMode};
 use crate::topology::Topology;
@@ -129,6 +129,8 @@ pub struct Options {
     pub dry_run: bool,
     /// Frames a backlog may hold; `net.core.netdev_max_backlog` if there is none.
     pub backlog: Option<u32>,
+    /// Nice value of the backlogs' threads.
+    pub backlog_nice: i32,
     /// Slots of each queue's flow table.
     pub rps_flow_cnt: u32,
     /// Bits of `enum flow_tunnel`.
@@ -148,6 +150,7 @@ impl Options {
             mode: Mode::default(),
             dry_run: false,
             backlog: None,
+            backlog_nice: BACKLOG_NICE,
             rps_flow_cnt: RPS_FLOW_CNT,
             tunnels: 0,
             hash: Hash::default(),
@@ -297,6 +300,7 @@ impl Steering {
 
         let config = Config {
             backlog_limit,
+            backlog_nice: options.backlog_nice,
             rps_flow_cnt: options.rps_flow_cnt,
             dry_run: options.dry_run,
             tunnels: options.tunnels,

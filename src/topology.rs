@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use serde::Serialize;
 
 use crate::cpumask::CpuMask;
+use crate::kthread;
 use crate::netdev::Napi;
 
 /// The CPUs of a host, read from its `/sys` and `/proc`.
@@ -216,18 +217,7 @@ impl Topology {
     /// say nothing when there are more threads than queues: another network namespace then has a
     /// device of this name.
     fn napi_thread(&self, device: &str, queue: u32, nr_queues: u32) -> Option<u32> {
-        let prefix = format!("napi/{device}-");
-        let mut threads: Vec<(u32, u32)> = fs::read_dir(self.path("proc"))
-            .ok()?
-            .flatten()
-            .filter_map(|entry| {
-                let pid: u32 = entry.file_name().to_str()?.parse().ok()?;
-                let comm = read_trimmed(&entry.path().join("comm"))?;
-                let id = comm.strip_prefix(&prefix)?.parse().ok()?;
-                Some((id, pid))
-            })
-            .collect();
-        threads.sort_unstable();
+        let threads = kthread::numbered(&self.path("proc"), &format!("napi/{device}-"));
         (threads.len() == nr_queues as usize).then(|| threads.get(queue as usize).map(|t| t.1))?
     }
 

@@ -61,6 +61,7 @@ fn subject(tunnels: u32) -> Result<Datapath> {
     let config = Config {
         // Nothing is ever taken off, so that no limit would do.
         backlog_limit: u32::MAX,
+        backlog_nice: 0,
         rps_flow_cnt: RPS_FLOW_CNT,
         dry_run: false,
         tunnels,

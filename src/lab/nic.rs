@@ -4,12 +4,14 @@
 //! Without it a veth is polled in softirq, on the CPU of whoever sends.
 
 use std::fs;
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use nix::unistd::Pid;
 
 use super::link::End;
 use super::netns;
+use crate::kthread;
 
 /// Threaded NAPI on one end, queue i on CPU `cpus[i]`.
 pub struct Nic {
@@ -47,7 +49,12 @@ impl Nic {
     /// Finds and binds the threads again: without GRO a veth makes new ones when an XDP program
     /// comes.
     pub fn bind(&mut self) -> Result<()> {
-        self.threads = napi_threads(&self.device)?;
+        // NAPI ids count up as queues are made.
+        let threads = kthread::numbered(Path::new("/proc"), &format!("napi/{}-", self.device));
+        self.threads = threads
+            .iter()
+            .map(|(_, pid)| Pid::from_raw(*pid as i32))
+            .collect();
         ensure!(
             self.threads.len() == self.cpus.len(),
             "{} has {} NAPI threads, not {}: has it GRO or an XDP program?",
@@ -71,27 +78,4 @@ impl Nic {
             .and_then(|run_ns| run_ns.parse().ok())
             .with_context(|| format!("{path} is not what it was"))
     }
-}
-
-/// The NAPI threads of a device, `napi/DEVICE-ID`. NAPI ids count up as queues are made.
-fn napi_threads(device: &str) -> Result<Vec<Pid>> {
-    let mut threads = Vec::new();
-    for entry in fs::read_dir("/proc")? {
-        let Ok(entry) = entry else { continue };
-        let Some(pid) = entry.file_name().to_str().and_then(|pid| pid.parse().ok()) else {
-            continue;
-        };
-        // A process may end before it is read. A kernel thread's name is not cut at 15 here.
-        let comm = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        let id = comm
-            .trim_end()
-            .strip_prefix("napi/")
-            .and_then(|name| name.strip_prefix(device))
-            .and_then(|id| id.strip_prefix('-'));
-        if let Some(id) = id.and_then(|id| id.parse::<u32>().ok()) {
-            threads.push((id, Pid::from_raw(pid)));
-        }
-    }
-    threads.sort();
-    Ok(threads.into_iter().map(|(_, thread)| thread).collect())
 }

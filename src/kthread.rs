@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Kernel threads by name: the kernel names them after what they serve, `napi/eth0-8193`,
+//! `cpumap/3/map:17`.
+
+use std::fs;
+use std::path::Path;
+
+/// The threads whose name is `prefix` and a number, as pairs of that number and the process id, by
+/// number. Empty if `proc` can't be read. A kernel thread's name is whole only since 5.17; before,
+/// it is cut at 15 bytes.
+pub fn numbered(proc: &Path, prefix: &str) -> Vec<(u32, u32)> {
+    let Ok(entries) = fs::read_dir(proc) else {
+        return Vec::new();
+    };
+    let mut threads: Vec<(u32, u32)> = entries
+        .flatten()
+        .filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            // A process may end before it is read.
+            let comm = fs::read_to_string(entry.path().join("comm")).ok()?;
+            let number = comm.trim_end().strip_prefix(prefix)?.parse().ok()?;
+            Some((number, pid))
+        })
+        .collect();
+    threads.sort_unstable();
+    threads
+}
