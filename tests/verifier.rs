@@ -12,6 +12,8 @@ use clap::ValueEnum;
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use libbpf_rs::{Object, OpenObject};
 use rxsteer::cli::Tunnel;
+use rxsteer::lab::link::{Link, LinkConfig};
+use rxsteer::lab::netns::Netns;
 use rxsteer::lab_skel::LabSkelBuilder;
 use rxsteer::rx::{OpenRxSkel, RxSkelBuilder};
 use rxsteer::{caps, lab};
@@ -95,6 +97,31 @@ fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
     let (none, all) = (xdp[0], xdp[xdp.len() - 2]);
     assert!(none < all, "no tunnels {none}, all tunnels {all}");
     Ok(())
+}
+
+#[test]
+fn so_does_the_program_bound_to_a_device() -> Result<()> {
+    let test = "so_does_the_program_bound_to_a_device";
+    if let Err(error) = lab::can_run() {
+        common::not_run(test, &format!("{error:#}"));
+        return Ok(());
+    }
+    let netns = Netns::new("bound")?;
+    let link = Link::new(&netns, &netns, &LinkConfig::default())?;
+    netns.run(|| {
+        let mut slot = MaybeUninit::<OpenObject>::uninit();
+        let mut open = RxSkelBuilder::default().open(&mut slot)?;
+        rx(&mut open, Tunnel::All.bits(), false)?;
+        open.progs.rxsteer.set_autoload(false);
+        let bound = &mut open.progs.rxsteer_rx_hash;
+        bound.set_autoload(true);
+        bound.set_ifindex(link.dut.ifindex);
+        bound.set_flags(libbpf_sys::BPF_F_XDP_DEV_BOUND_ONLY);
+        let skel = open.load()?;
+        let all = verified(skel.object(), "bound to a device")?;
+        assert!(all.len() >= 6, "{all:?}");
+        Ok(())
+    })
 }
 
 #[test]
