@@ -17,11 +17,9 @@ use serde::{Deserialize, Serialize};
 use crate::datapath::Datapath;
 use crate::rx::types::{backlog, flow_result};
 
-/// One backlog: a queue's frames for one CPU.
+/// What became of the frames that were meant for other CPUs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Backlog {
-    /// The CPU that processes them.
-    pub cpu: u32,
+pub struct Terms {
     /// Sent towards the CPU.
     pub redirected: u64,
     /// Dropped in XDP because the backlog was full.
@@ -38,6 +36,16 @@ pub struct Backlog {
     pub would_redirect: u64,
 }
 
+/// One backlog: a queue's frames for one CPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Backlog {
+    /// The CPU that processes them.
+    pub cpu: u32,
+    /// Its share of the queue's.
+    #[serde(flatten)]
+    pub terms: Terms,
+}
+
 /// One receive queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Queue {
@@ -51,7 +59,7 @@ pub struct Queue {
     pub inline: u64,
     /// Sums over the backlogs.
     #[serde(flatten)]
-    pub sums: Sums,
+    pub sums: Terms,
     /// No flow: a header ends outside the packet, or lies about it.
     pub no_flow_truncated: u64,
     /// No flow: not IP, or more headers than the parser follows.
@@ -66,21 +74,8 @@ pub struct Queue {
     pub backlogs: Vec<Backlog>,
 }
 
-/// The terms that add up over backlogs; see [`Backlog`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub struct Sums {
-    pub redirected: u64,
-    pub dropped: u64,
-    pub shed: u64,
-    pub delivered: u64,
-    pub lost: u64,
-    pub queued: u64,
-    pub would_redirect: u64,
-}
-
-impl AddAssign<&Backlog> for Sums {
-    fn add_assign(&mut self, b: &Backlog) {
+impl AddAssign<&Self> for Terms {
+    fn add_assign(&mut self, b: &Self) {
         self.redirected += b.redirected;
         self.dropped += b.dropped;
         self.shed += b.shed;
@@ -91,27 +86,18 @@ impl AddAssign<&Backlog> for Sums {
     }
 }
 
-impl Backlog {
-    fn new(cpu: u32, b: &backlog) -> Self {
+impl From<&backlog> for Terms {
+    fn from(b: &backlog) -> Self {
         Self {
-            cpu,
             redirected: b.tail,
             dropped: b.nr_dropped,
             shed: b.nr_shed,
-            delivered: b.taken - b.nr_unbuilt,
+            // Read while they are written: what was taken may include what entered since.
+            delivered: b.taken.saturating_sub(b.nr_unbuilt),
             lost: b.nr_lost + b.nr_unbuilt,
-            // Read at different moments: what was taken may include what entered since.
             queued: b.tail.saturating_sub(b.taken + b.nr_lost),
             would_redirect: b.nr_decided,
         }
-    }
-
-    fn is_used(&self) -> bool {
-        *self
-            != Self {
-                cpu: self.cpu,
-                ..Self::default()
-            }
     }
 }
 
@@ -122,12 +108,12 @@ impl Queue {
     /// When the maps can't be read.
     pub fn read(datapath: &Datapath, index: u32, queue: u32, rps_cpus: String) -> Result<Self> {
         let mut backlogs = Vec::new();
-        let mut sums = Sums::default();
+        let mut sums = Terms::default();
         for cpu in 0..datapath.nr_cpus() {
-            let b = Backlog::new(cpu, &datapath.backlog(index, cpu)?);
-            if b.is_used() {
-                sums += &b;
-                backlogs.push(b);
+            let terms = Terms::from(&datapath.backlog(index, cpu)?);
+            if terms != Terms::default() {
+                sums += &terms;
+                backlogs.push(Backlog { cpu, terms });
             }
         }
         let q = datapath.rx_queue(index)?;

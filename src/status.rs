@@ -110,15 +110,15 @@ fn backlogs(device: &Device, dry_run: bool) -> Table {
         let mut row = vec![
             q.queue.into(),
             b.cpu.into(),
-            b.redirected,
-            b.delivered,
-            b.lost,
-            b.queued,
-            b.dropped,
-            b.shed,
+            b.terms.redirected,
+            b.terms.delivered,
+            b.terms.lost,
+            b.terms.queued,
+            b.terms.dropped,
+            b.terms.shed,
         ];
         if dry_run {
-            row.push(b.would_redirect);
+            row.push(b.terms.would_redirect);
         }
         table.add_row(row);
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use common::bed::*;
-use rxsteer::accounting::{Queue, Sums};
+use rxsteer::accounting::{Queue, Terms};
 use rxsteer::bench::mode::Active;
 use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::link::LinkConfig;
@@ -27,7 +27,7 @@ fn since(now: &Queue, before: &Queue) -> Queue {
     Queue {
         received: now.received - before.received,
         inline: now.inline - before.inline,
-        sums: Sums {
+        sums: Terms {
             redirected: now.sums.redirected - before.sums.redirected,
             dropped: now.sums.dropped - before.sums.dropped,
             shed: now.sums.shed - before.sums.shed,
@@ -94,7 +94,7 @@ fn every_frame_is_accounted_for(mode: Mode) -> Result<()> {
     let steered: u64 = counts.iter().sum();
     let expected = Queue {
         received: steered + arp + truncated,
-        sums: Sums {
+        sums: Terms {
             redirected: steered,
             delivered: steered,
             ..Default::default()
@@ -406,10 +406,10 @@ fn every_queue_has_a_mask_and_an_account_of_its_own() -> Result<()> {
 fn all_redirected(count: u64) -> Queue {
     Queue {
         received: count,
-        sums: Sums {
+        sums: Terms {
             redirected: count,
             delivered: count,
-            ..Sums::default()
+            ..Terms::default()
         },
         ..Queue::default()
     }

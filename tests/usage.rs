@@ -28,7 +28,7 @@ fn commands() {
     wrong(&[], &["Usage", "run", "status", "set", "bench"]);
     wrong(&["steer"], &["unrecognized subcommand", "steer"]);
     wrong(&["run", "lo", "--polcy=rps"], &["--polcy", "--policy"]);
-    for command in ["run", "status", "set", "bench"] {
+    for command in ["run", "status", "set", "demo", "bench"] {
         wrong(&[command, "--no-such-option"], &["--no-such-option"]);
         let help = rxsteer(&[command, "--help"]);
         assert_eq!(help.status.code(), Some(0), "{command}");
@@ -98,6 +98,11 @@ fn run() {
         let all = "ipip, gre, vxlan, geneve, gtp-u, all";
         wrong(&["run", "lo", &option], &["--tunnels", all]);
     }
+    for nice in ["-21", "20", "low"] {
+        let option = format!("--backlog-nice={nice}");
+        wrong(&["run", "lo", &option], &["--backlog-nice", nice]);
+    }
+    wrong(&["run", "lo", "--hash=crc32"], &["packet, device"]);
     wrong(&["run", "lo", "--dry-run=yes"], &["--dry-run"]);
 }
 
