@@ -6,7 +6,7 @@ mod common;
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use common::bed::*;
 use rxsteer::accounting::{Queue, Terms};
 use rxsteer::bench::mode::Active;
@@ -262,6 +262,7 @@ fn a_mask_change_moves_the_flows_in_order() -> Result<()> {
             }
             Ok((now.received > before.received + 1_000).then_some(()))
         })
+        .with_context(|| format!("{:?}", now()))
     };
     only(true)?;
     for _ in 0..20 {

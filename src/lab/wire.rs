@@ -29,6 +29,9 @@ const REPEAT: i32 = 65536;
 /// (ptr_ring); with more than this in it, a burst may not fit.
 const RING_ROOM: u64 = 256 - 16;
 
+/// Of the room in the ring, what is kept to nudge a receiver that stands still, frames.
+const NUDGES: u64 = 16;
+
 /// How long a wire waits for a receiver that takes nothing, or a kernel without page pools.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -39,8 +42,8 @@ pub struct WireConfig {
     pub frames: Frames,
     /// Frames to send; None: until stopped.
     pub count: Option<u64>,
-    /// Frames per second; None: as fast as the CPU can. Either way with the CPU time that nobody
-    /// else wants: a wire must not starve the NAPI on its CPU.
+    /// Frames per second; None: as fast as the CPU can. Either way it gives way to others
+    /// on its CPU: it must not starve the NAPI there.
     pub rate: Option<u64>,
     /// Never more in the ring than it holds: it waits for the receiver and loses nothing there.
     /// No other wire or socket may send into the same queue meanwhile.
@@ -156,7 +159,7 @@ impl Sender {
     }
 
     fn send(mut self) -> Result<WireReport> {
-        yield_to_all()?;
+        give_way(self.config.lossless)?;
         let accepted = self.ring.accepted()?;
         let cpu = thread_cpu_ns()?;
         let start = Instant::now();
@@ -187,7 +190,8 @@ impl Sender {
         std::thread::scope(|scope| {
             let keeper = scope.spawn(|| {
                 let kept = ring.keep_room(limit, count, &shared, &done);
-                if kept.is_err() {
+                if let Err(e) = &kept {
+                    tracing::warn!("{e:#}");
                     shared.stop.store(true, Ordering::Relaxed);
                 }
                 kept
@@ -289,12 +293,18 @@ fn burst(rate: u64) -> u64 {
     (rate / 5_000).clamp(1, RING_ROOM / 2)
 }
 
-/// Puts the calling thread behind everybody else on its CPU.
-fn yield_to_all() -> Result<()> {
+/// Puts the calling thread behind the others on its CPU: behind all of them, or, where its frames
+/// are waited for, with a tenth of a busy CPU. Either way a NAPI thread that wakes goes first.
+fn give_way(awaited: bool) -> Result<()> {
     let param = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the parameter outlives the call.
-    let ret = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const param) };
-    Errno::result(ret).context("SCHED_IDLE")?;
+    // SAFETY: the parameter outlives the call; 0 is the calling thread.
+    let ret = unsafe {
+        match awaited {
+            true => libc::setpriority(libc::PRIO_PROCESS, 0, 10),
+            false => libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const param),
+        }
+    };
+    Errno::result(ret).context("the wire's priority")?;
     Ok(())
 }
 
@@ -342,17 +352,26 @@ impl Ring {
         done: &AtomicBool,
     ) -> Result<()> {
         let first = self.taken()?;
+        let first_accepted = self.accepted()?;
         let (mut before, mut since) = (0, Instant::now());
         while !shared.stop.load(Ordering::Relaxed) && !done.load(Ordering::Relaxed) {
             let taken = self.taken()?.wrapping_sub(first);
-            let room = count.min(taken.saturating_add(RING_ROOM));
+            // A frame that comes while a NAPI is being switched (threaded, XDP) does not schedule
+            // it, and those already in the ring never do: a receiver that stands still gets another
+            // frame now and then, of the few slots that are left.
+            let nudges = (since.elapsed().as_millis() as u64 / 50).min(NUDGES);
+            let room = count.min(taken.saturating_add(RING_ROOM - NUDGES + nudges));
             limit.store(room, Ordering::Relaxed);
-            if taken != before || shared.sent.load(Ordering::Relaxed) < room {
+            let held_back = shared.sent.load(Ordering::Relaxed) >= taken + RING_ROOM - NUDGES;
+            if taken != before || !held_back {
                 (before, since) = (taken, Instant::now());
             }
             ensure!(
                 since.elapsed() < PATIENCE,
-                "the receiver takes no frames: has its device a NAPI, and is that running?"
+                "the receiver takes no frames: of {} sent, {} reached its ring and {taken} its NAPI; \
+                 is that running?",
+                shared.sent.load(Ordering::Relaxed),
+                self.accepted()?.wrapping_sub(first_accepted),
             );
             std::thread::sleep(Duration::from_micros(20));
         }
