@@ -10,7 +10,7 @@ help: ## this list
 demo: ## before and after, on real packets, in under a minute (ARGS=--json)
 	@scripts/run.sh demo $(ARGS)
 
-test: ## every test, native and end to end (ARGS=FILTER); the latter need root
+test: ## every test, native and end to end (ARGS=FILTER); the latter need root: sudo make test
 	@scripts/test.sh $(ARGS)
 
 lint: ## layout, warnings, licences

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
  * native.c: the pure C of the data path, compiled for the host, so that the
- * tests and the simulator run what the kernel runs.
+ * tests run what the kernel runs.
  */
 #include "flow.h"
 

@@ -3,7 +3,7 @@
  * Everything the two sides share: user space gets these types from the
  * object's BTF (the generated skeleton), never from a copy.
  *
- * Plain C: compiled for the kernel, for the native tests and for the simulator.
+ * Plain C: compiled for the kernel and for the native tests.
  */
 #pragma once
 

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 scripts/setup.sh build
 # shellcheck source=scripts/cargo.sh
 . scripts/cargo.sh
-builder cargo build --release --quiet
+builder cargo build --release
 
 rxsteer=${CARGO_TARGET_DIR:-target}/release/rxsteer
 # Without a terminal sudo may be asked only where it asks nothing back. Where root can't be had,

@@ -34,7 +34,7 @@ pub struct Missing {
 
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.what, self.how_to_get)
+        write!(f, "this needs {}: {}", self.what, self.how_to_get)
     }
 }
 

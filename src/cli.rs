@@ -5,8 +5,9 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::backlogs::LIMIT_MAX;
 use crate::cpumask::CpuMaskError;
-use crate::datapath::{BACKLOG_LIMIT_MAX, BACKLOG_NICE, RPS_FLOW_CNT};
+use crate::datapath::{BACKLOG_NICE, RPS_FLOW_CNT};
 use crate::run::{Hash, Mode, Options, Policy, QueueCpus, RpsCpus};
 use crate::rx::types::flow_tunnel;
 
@@ -63,9 +64,10 @@ pub struct RunArgs {
     #[arg(long)]
     pub dry_run: bool,
 
-    /// Frames that a backlog may hold [default: net.core.netdev_max_backlog]
+    /// Frames that a backlog may hold, 1 to 16368 [default: net.core.netdev_max_backlog, or 1000
+    /// where that can't be read]
     #[arg(long, value_name = "FRAMES",
-          value_parser = clap::value_parser!(u32).range(1..=i64::from(BACKLOG_LIMIT_MAX)))]
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(LIMIT_MAX)))]
     pub backlog: Option<u32>,
 
     /// Nice value of the threads that process backlogs: the higher, the more of a shared CPU is
@@ -79,8 +81,8 @@ pub struct RunArgs {
           value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
     pub rps_flow_cnt: u32,
 
-    /// Tunnels to look into: their inner flows are steered, not the tunnel
-    #[arg(long, value_enum, value_name = "TUNNEL", value_delimiter = ',')]
+    /// Tunnels to look into, separated by commas: their inner flows are steered, not the tunnel
+    #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
     pub tunnels: Vec<Tunnel>,
 
     /// What names a flow

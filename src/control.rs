@@ -90,7 +90,7 @@ pub fn ask(request: &Request) -> Result<Reply> {
     let mut line = String::new();
     BufReader::new(stream)
         .read_line(&mut line)
-        .context("rxsteer does not answer")?;
+        .context("the running rxsteer did not answer within 2 seconds: ask again")?;
     serde_json::from_str(&line).context("no answer: ask as root, with the version that is running")
 }
 
@@ -104,17 +104,18 @@ pub fn serve(listener: &UnixListener, mut answer: impl FnMut(Request) -> Reply) 
 }
 
 fn serve_one(mut stream: &UnixStream, answer: &mut impl FnMut(Request) -> Reply) -> Result<()> {
-    let uid = getsockopt(&stream, PeerCredentials)?.uid();
-    if uid != 0 && uid != nix::unistd::geteuid().as_raw() {
-        bail!("user {uid} may not ask");
-    }
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
     let mut line = String::new();
     BufReader::new(stream).read_line(&mut line)?;
-    let reply = match serde_json::from_str(&line) {
-        Ok(request) => answer(request),
-        Err(e) => Reply::Failed(format!("not a request of this version: {e}")),
+    let uid = getsockopt(&stream, PeerCredentials)?.uid();
+    let reply = if uid != 0 && uid != nix::unistd::geteuid().as_raw() {
+        Reply::Failed("only root, and who runs this rxsteer, may ask: use sudo".to_owned())
+    } else {
+        match serde_json::from_str(&line) {
+            Ok(request) => answer(request),
+            Err(e) => Reply::Failed(format!("not a request of this version: {e}")),
+        }
     };
     serde_json::to_writer(stream, &reply)?;
     Ok(stream.write_all(b"\n")?)

@@ -8,35 +8,21 @@
 use std::cell::RefCell;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::path::Path;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
-use libbpf_rs::{
-    Link, MapCore, MapFlags, MapHandle, MapType, ProgramInput, RingBuffer, RingBufferBuilder,
-};
+use libbpf_rs::{Link, MapCore, MapFlags, ProgramInput, RingBuffer, RingBufferBuilder};
 
-use nix::errno::Errno;
-
+use crate::backlogs::{self, Backlogs};
 use crate::caps;
 use crate::device::XdpMode;
-use crate::kthread;
 use crate::rps_map::RpsMap;
 use crate::rx::types::{backlog, backlog_request, flow_secret, rps_dev_flow, rps_map, rx_queue};
 use crate::rx::{OpenRxSkel, RxSkel, RxSkelBuilder};
 use crate::xdp;
-
-/// A ring gives consumed slots back in batches of 16 (`ptr_ring`): it must be this much larger
-/// than what may be in it, in frames.
-const RING_SLACK: u32 = 16;
-
-/// The largest ring that a cpumap entry may have, in frames (kernel/bpf/cpumap.c).
-const RING_MAX: u32 = 16384;
-
-/// The largest `backlog_limit`, in frames.
-pub const BACKLOG_LIMIT_MAX: u32 = RING_MAX - RING_SLACK;
 
 /// Nice value of the backlogs' threads unless configured. A thread that shares its CPU with the
 /// application must not take half of it for packets that the application then has no time to read
@@ -50,7 +36,7 @@ pub const RPS_FLOW_CNT: u32 = 4096;
 /// What the data path is made for. Fixed from load to the end.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Frames a backlog may hold. More than [`BACKLOG_LIMIT_MAX`] only where nothing is ever
+    /// Frames a backlog may hold. More than [`crate::backlogs::LIMIT_MAX`] only where nothing is ever
     /// redirected in truth: no ring would hold it.
     pub backlog_limit: u32,
     /// Nice value of the backlogs' threads, -20 to 19.
@@ -110,11 +96,9 @@ pub struct Datapath {
     // the tracepoints no longer count.
     devices: Vec<Device>,
     _tracepoints: Vec<Link>,
-    cpumaps: Vec<MapHandle>,
+    backlogs: Arc<Backlogs>,
     shared: RxSkel<'static>,
     nr_cpus: u32,
-    ring_size: u32,
-    backlog_nice: i32,
 }
 
 fn open() -> Result<OpenRxSkel<'static>> {
@@ -184,7 +168,7 @@ impl Datapath {
 
         let mut cpumaps = Vec::new();
         for queue in 0..nr_queues {
-            let cpumap = create_cpumap(nr_cpus)?;
+            let cpumap = backlogs::create_cpumap(nr_cpus)?;
             let id = cpumap.info()?.info.id;
             let key = queue.to_ne_bytes();
             let fd = cpumap.as_fd().as_raw_fd().to_ne_bytes();
@@ -240,11 +224,9 @@ impl Datapath {
         Ok(Self {
             devices: loaded,
             _tracepoints: tracepoints,
-            cpumaps,
+            backlogs: Arc::new(Backlogs::new(cpumaps, config)),
             shared,
             nr_cpus,
-            backlog_nice: config.backlog_nice,
-            ring_size: config.backlog_limit.min(BACKLOG_LIMIT_MAX) + RING_SLACK,
         })
     }
 
@@ -266,35 +248,9 @@ impl Datapath {
         }
     }
 
-    /// Makes the backlog of `queue` for `cpu`: a ring and a kernel thread. Does nothing if there is
-    /// one: making it anew would leave two threads with frames of one flow.
-    ///
-    /// # Errors
-    /// When the CPU is not possible, or memory is short.
-    pub fn make_backlog(&self, queue: u32, cpu: u32) -> Result<()> {
-        let cpumap = &self.cpumaps[queue as usize];
-        let key = cpu.to_ne_bytes();
-        if cpumap.lookup(&key, MapFlags::ANY)?.is_some() {
-            return Ok(());
-        }
-        cpumap
-            .update(&key, &self.ring_size.to_ne_bytes(), MapFlags::ANY)
-            .with_context(|| format!("no backlog for CPU {cpu}"))?;
-        if let Err(e) = self.renice(cpu, cpumap.info()?.info.id) {
-            tracing::warn!("the backlog's thread on CPU {cpu} keeps its nice value: {e:#}");
-        }
-        Ok(())
-    }
-
-    /// Gives the thread of a cpumap entry its nice value.
-    fn renice(&self, cpu: u32, map_id: u32) -> Result<()> {
-        let threads = kthread::numbered(Path::new("/proc"), &format!("cpumap/{cpu}/map:"));
-        let thread = threads.iter().find(|(id, _)| *id == map_id);
-        let (_, pid) = thread.context("it is not in /proc")?;
-        // SAFETY: takes numbers, returns one.
-        let ret = unsafe { libc::setpriority(libc::PRIO_PROCESS, *pid, self.backlog_nice) };
-        Errno::result(ret)?;
-        Ok(())
+    /// The cpumaps, for whoever makes their entries.
+    pub fn backlogs(&self) -> Arc<Backlogs> {
+        Arc::clone(&self.backlogs)
     }
 
     /// Changes where the queue's flows want to be. They move under the rule of order.
@@ -338,7 +294,7 @@ impl Datapath {
 
     /// Queues over all devices.
     pub fn nr_queues(&self) -> u32 {
-        u32::try_from(self.cpumaps.len()).expect("made from a u32")
+        u32::try_from(self.backlogs.nr_queues()).expect("made from a u32")
     }
 
     /// CPUs the kernel can ever have: numbers 0 to this - 1.
@@ -541,15 +497,6 @@ fn load_device(
         }
     }
     open.load().context("the kernel refused the XDP program")
-}
-
-fn create_cpumap(nr_cpus: u32) -> Result<MapHandle> {
-    let opts = libbpf_sys::bpf_map_create_opts {
-        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
-        ..Default::default()
-    };
-    MapHandle::create(MapType::Cpumap, Some("rps_backlog"), 4, 4, nr_cpus, &opts)
-        .context("the kernel refused a cpumap")
 }
 
 /// The bytes of a value that has come from, or goes to, a map of that type.

@@ -2,6 +2,7 @@
 //! Receive steering for Linux as one eBPF system.
 
 pub mod accounting;
+pub mod backlogs;
 pub mod bench;
 pub mod caps;
 pub mod cli;

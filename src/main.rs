@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use indicatif::{ProgressBar, ProgressStyle};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
 use nix::sys::signalfd::SignalFd;
 use rxsteer::bench::{self, Effort};
 use rxsteer::caps::{self, Need};
@@ -18,11 +18,11 @@ use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    // A run tells its story; a bench has its own.
+    // A run tells its story; the others have output of their own.
     let level = if matches!(cli.command, Command::Run(_)) {
         "info"
     } else {
-        "warn"
+        "error"
     };
     let filter = EnvFilter::try_from_env("RXSTEER_LOG").unwrap_or_else(|_| EnvFilter::new(level));
     tracing_subscriber::fmt()
@@ -62,16 +62,20 @@ fn execute(command: Command) -> Result<()> {
     }
 }
 
-/// SIGINT and SIGTERM as a file descriptor; they no longer end the process by themselves.
+/// SIGINT, SIGTERM and SIGHUP as a file descriptor; they no longer end the process by themselves.
 fn stop_signals() -> Result<SignalFd> {
     let mut stop = SigSet::empty();
     stop.add(Signal::SIGINT);
     stop.add(Signal::SIGTERM);
+    stop.add(Signal::SIGHUP);
     stop.thread_block().context("blocking the stop signals")?;
     SignalFd::new(&stop).context("waiting for signals")
 }
 
 fn print_status(args: &StatusArgs) -> Result<()> {
+    // Who reads may stop reading: `rxsteer status --interval 1 | head`.
+    // SAFETY: restores the default, which runs no code of ours.
+    unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) }?;
     loop {
         let now = run::status()?;
         if args.json {

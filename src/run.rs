@@ -2,6 +2,7 @@
 //! `rxsteer run`: attaches, steers until it is told to stop, brings every flow home, detaches.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -10,11 +11,12 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tracing::{info, warn};
 
 use crate::accounting::{self, Status};
+use crate::backlogs::{Backlogs, LIMIT_MAX};
 use crate::caps::{self, Need};
 use crate::control::{self, Reply, Request};
 use crate::cpumask::{CpuMask, CpuMaskError};
 use crate::datapath::{
-    BACKLOG_LIMIT_MAX, BACKLOG_NICE, Config, Datapath, DeviceConfig, RPS_FLOW_CNT, draw_secret,
+    BACKLOG_NICE, Config, Datapath, DeviceConfig, RPS_FLOW_CNT, Request as Wanted, draw_secret,
 };
 use crate::device::{Device, XdpMode};
 use crate::topology::Topology;
@@ -189,6 +191,7 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
     let listener = control::listen()?;
     let mut steering = Steering::start(options)?;
     let requests = steering.datapath.requests()?;
+    let maker = make_backlogs(steering.datapath.backlogs());
     info!(
         "{} {}; stop with Ctrl-C or SIGTERM",
         match (options.policy, options.dry_run) {
@@ -213,9 +216,9 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
         }
         let ready = fds.map(|fd| fd.any() == Some(true));
         for request in requests.take()? {
-            if let Err(e) = steering.datapath.make_backlog(request.queue, request.cpu) {
-                warn!("{e:#}: its flows stay where they are received");
-            }
+            maker
+                .send(request)
+                .context("the thread that makes backlogs has ended")?;
         }
         if ready[2] {
             control::serve(&listener, |request| steering.answer(request));
@@ -224,6 +227,21 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
             return steering.stop();
         }
     }
+}
+
+/// Makes the backlogs that are asked for through the channel, on a thread of its own: it may have to
+/// wait for a busy CPU, and whoever asks for the status or says stop must not. It ends with the
+/// channel.
+fn make_backlogs(backlogs: Arc<Backlogs>) -> mpsc::Sender<Wanted> {
+    let (maker, wanted) = mpsc::channel::<Wanted>();
+    std::thread::spawn(move || {
+        for Wanted { queue, cpu } in wanted {
+            if let Err(e) = backlogs.make(queue, cpu) {
+                warn!("{e:#}: its flows stay where they are received");
+            }
+        }
+    });
+    maker
 }
 
 /// What a running rxsteer would print now.
@@ -383,7 +401,7 @@ impl Steering {
             for q in device.queues {
                 info!(
                     "{} queue {}: received {} = inline {} + redirected {} + dropped {} + shed {} + \
-                     no flow {}; of the redirected, delivered {}, lost {}",
+                     no flow {}; of the redirected, delivered {}, lost {}, queued {}",
                     device.device,
                     q.queue,
                     q.received,
@@ -393,7 +411,8 @@ impl Steering {
                     q.sums.shed,
                     q.no_flow_truncated + q.no_flow_unknown,
                     q.sums.delivered,
-                    q.sums.lost
+                    q.sums.lost,
+                    q.sums.queued
                 );
             }
         }
@@ -499,9 +518,12 @@ fn find<'a>(devices: &'a mut [Steered], name: Option<&str>) -> Result<&'a mut St
 fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<CpuMask> {
     if queue >= device.rx_queues {
         bail!(
-            "{} has no receive queue {queue}: its queues are 0 to {}",
+            "{} has no receive queue {queue}: {}",
             device.name,
-            device.rx_queues - 1
+            match device.rx_queues {
+                1 => "its only queue is 0".to_owned(),
+                n => format!("its queues are 0 to {}", n - 1),
+            }
         );
     }
     let topology = Topology::host();
@@ -524,7 +546,10 @@ fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<CpuMask> {
     let online = topology.online()?;
     let usable = mask.intersect(&online);
     if usable.is_empty() {
-        bail!("no CPU of {mask} is online: choose from {online}");
+        bail!(
+            "none of the CPUs {mask} is online: choose from {online} (a single number is a mask: CPU 1 \
+             is 1-1)"
+        );
     }
     let offline = mask.without(&online);
     if !offline.is_empty() {
@@ -555,7 +580,7 @@ fn check(device: &Device, mode: XdpMode) -> Result<()> {
         bail!(why.join("\n"));
     }
     for objection in advice {
-        info!("{objection}");
+        warn!("{objection}");
     }
     Ok(())
 }
@@ -570,10 +595,8 @@ fn backlog_limit(configured: Option<u32>) -> Result<u32> {
         .ok()
         .and_then(|text| text.trim().parse().ok())
         .unwrap_or(1000);
-    if limit > BACKLOG_LIMIT_MAX {
-        warn!(
-            "net.core.netdev_max_backlog is {limit}; a backlog holds {BACKLOG_LIMIT_MAX} at most"
-        );
+    if limit > LIMIT_MAX {
+        warn!("net.core.netdev_max_backlog is {limit}; a backlog holds {LIMIT_MAX} at most");
     }
-    Ok(limit.clamp(1, BACKLOG_LIMIT_MAX))
+    Ok(limit.clamp(1, LIMIT_MAX))
 }

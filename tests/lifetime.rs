@@ -143,16 +143,17 @@ fn account(log: &str) -> Result<Account> {
         no_flow,
         delivered,
         lost,
+        queued,
     ] = numbers[..]
     else {
-        bail!("eight terms, not {line:?}");
+        bail!("nine terms, not {line:?}");
     };
     assert_eq!(
         received,
         inline + redirected + dropped + shed + no_flow,
         "{line:?}"
     );
-    assert_eq!(redirected, delivered + lost, "{line:?}");
+    assert_eq!(redirected, delivered + lost + queued, "{line:?}");
     Ok(Account {
         received,
         redirected,
@@ -200,7 +201,8 @@ fn cpumaps(pid: u32) -> Result<BTreeSet<u32>> {
     const BPF_MAP_TYPE_CPUMAP: &str = "map_type:\t16";
     let mut ids = BTreeSet::new();
     for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
-        let info = fs::read_to_string(entry?.path())?;
+        // A descriptor may be closed before it is read.
+        let info = fs::read_to_string(entry?.path()).unwrap_or_default();
         if info.lines().any(|line| line == BPF_MAP_TYPE_CPUMAP) {
             let id = info.lines().find_map(|line| line.strip_prefix("map_id:\t"));
             ids.insert(id.context("a map has an id")?.parse()?);

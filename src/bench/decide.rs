@@ -78,7 +78,7 @@ fn subject(tunnels: u32) -> Result<Datapath> {
     )?;
     // The measuring thread runs on CPU 0, so that CPU 1 is another; on a host with a single CPU
     // the kernel makes no backlog for it, and that is an error.
-    datapath.make_backlog(0, 1)?;
+    datapath.backlogs().make(0, 1)?;
     datapath.set_rps_map(0, &RpsMap::inline().spread_over(&[1]))?;
     datapath.settle(0)?;
     Ok(datapath)

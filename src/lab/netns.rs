@@ -165,7 +165,7 @@ fn cwd() -> Result<CString> {
 /// Turns the calling thread into the first member of a new namespace, and prepares that.
 fn create() -> Result<(OwnedFd, OwnedFd)> {
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
-        .context("unshare() refused: run as root, in a container with CAP_SYS_ADMIN")?;
+        .context("unshare() refused: run as root; in a container, with CAP_SYS_ADMIN")?;
     remount_sysfs().context("cannot mount a sysfs for a new network namespace")?;
     quiet().context("cannot set sysctls of a new network namespace")?;
     rtnl::run(async |handle| {

@@ -11,9 +11,9 @@ use anyhow::{Result, bail, ensure};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 use rxsteer::accounting::{Queue, Status};
+use rxsteer::backlogs::LIMIT_MAX;
 use rxsteer::bench::mode::Active;
 use rxsteer::cpumask::CpuMask;
-use rxsteer::datapath::BACKLOG_LIMIT_MAX;
 use rxsteer::lab;
 use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::link::{Link, LinkConfig};
@@ -126,7 +126,7 @@ impl Bed {
         Options {
             mode: Mode::Native,
             rps_cpus: RpsCpus::Mask(mask(cpus)),
-            backlog: Some(BACKLOG_LIMIT_MAX),
+            backlog: Some(LIMIT_MAX),
             rps_flow_cnt: 1 << 18,
             ..Options::new([self.link.dut.name.as_str()])
         }
