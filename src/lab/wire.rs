@@ -29,8 +29,8 @@ const REPEAT: i32 = 65536;
 /// (ptr_ring); with more than this in it, a burst may not fit.
 const RING_ROOM: u64 = 256 - 16;
 
-/// Of the room in the ring, what is kept to nudge a receiver that stands still, frames.
-const NUDGES: u64 = 16;
+/// The longest burst of a paced or lossless wire: half a veth ring.
+const BURST: u64 = 128;
 
 /// How long a wire waits for a receiver that takes nothing, or a kernel without page pools.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -42,8 +42,8 @@ pub struct WireConfig {
     pub frames: Frames,
     /// Frames to send; None: until stopped.
     pub count: Option<u64>,
-    /// Frames per second; None: as fast as the CPU can. Either way it gives way to others
-    /// on its CPU: it must not starve the NAPI there.
+    /// Frames per second; None: as fast as the CPU can. Unless it is lossless, with the CPU
+    /// time that nobody else wants: it must not starve the NAPI there.
     pub rate: Option<u64>,
     /// Never more in the ring than it holds: it waits for the receiver and loses nothing there.
     /// No other wire or socket may send into the same queue meanwhile.
@@ -117,7 +117,7 @@ struct Sender {
     _parked: (Netns, OwnedFd),
     frame: Vec<u8>,
     ifindex: u32,
-    ring: Arc<Ring>,
+    ring: Ring,
     config: WireConfig,
     shared: Arc<Shared>,
 }
@@ -140,7 +140,7 @@ impl Sender {
             layout.first.wire = cpu.to_be();
             constants.wire_template[..written].copy_from_slice(&frame[..written]);
             constants.wire_layout = layout;
-            if let Some(rate) = config.rate {
+            if let (Some(rate), false) = (config.rate, config.lossless) {
                 let burst = burst(rate);
                 constants.wire_burst = burst as u32;
                 constants.wire_burst_ns = burst * 1_000_000_000 / rate.max(1);
@@ -152,14 +152,18 @@ impl Sender {
             skel,
             frame,
             ifindex: link.tester.ifindex,
-            ring: Arc::new(Ring::new(link, cpu)?),
+            ring: Ring::new(link, cpu)?,
             config: config.clone(),
             shared,
         })
     }
 
     fn send(mut self) -> Result<WireReport> {
-        give_way(self.config.lossless)?;
+        // Sleeps between bursts are shorter than the default slack of 50 us.
+        nix::sys::prctl::set_timerslack(1)?;
+        if !self.config.lossless {
+            yield_to_all()?;
+        }
         let accepted = self.ring.accepted()?;
         let cpu = thread_cpu_ns()?;
         let start = Instant::now();
@@ -167,7 +171,7 @@ impl Sender {
         let sent = if self.config.lossless {
             self.send_lossless(count)?
         } else {
-            self.send_until(count, count)?
+            self.send_all(count)?
         };
         let elapsed_ns = start.elapsed().as_nanos() as u64;
         let cpu_ns = thread_cpu_ns()? - cpu;
@@ -179,50 +183,40 @@ impl Sender {
         })
     }
 
-    /// Sends with somebody beside it who lets it send what fits into the ring.
+    /// Sends in bursts that fit into the ring, each when there is room for it.
     fn send_lossless(&mut self, count: u64) -> Result<u64> {
-        let bss = self.skel.maps.bss_data.as_mut().context("no .bss")?;
-        // SAFETY: the map is mapped as long as the skeleton lives; the program reads the word while
-        // it is written, and either value will do.
-        let limit = unsafe { AtomicU64::from_ptr(&raw mut bss.wire_limit) };
-        let (ring, shared) = (self.ring.clone(), self.shared.clone());
-        let done = AtomicBool::new(false);
-        std::thread::scope(|scope| {
-            let keeper = scope.spawn(|| {
-                let kept = ring.keep_room(limit, count, &shared, &done);
-                if let Err(e) = &kept {
-                    tracing::warn!("{e:#}");
-                    shared.stop.store(true, Ordering::Relaxed);
-                }
-                kept
-            });
-            let sent = self.send_until(count, 0);
-            done.store(true, Ordering::Relaxed);
-            keeper.join().expect("it does not panic")?;
-            sent
-        })
-    }
-
-    /// Runs the program until it has sent `count` frames, or is to stop; it sends no more than
-    /// `limit` until somebody raises that. Returns how many it has sent.
-    fn send_until(&mut self, count: u64, limit: u64) -> Result<u64> {
-        self.skel
-            .maps
-            .bss_data
-            .as_mut()
-            .context("no .bss")?
-            .wire_limit = limit;
+        let mut schedule = self
+            .config
+            .rate
+            .map(|rate| Schedule::new(rate, Instant::now()));
         let mut sent = 0;
         while sent < count && !self.shared.stop.load(Ordering::Relaxed) {
-            sent = self.run()?;
+            let burst = schedule
+                .as_mut()
+                .map_or(BURST, Schedule::wait)
+                .min(count - sent);
+            self.ring.wait_for_room(burst)?;
+            sent = self.run(sent + burst, burst as i32)?;
             self.shared.sent.store(sent, Ordering::Relaxed);
         }
         Ok(sent)
     }
 
-    /// Runs the program [`REPEAT`] times; returns how many frames it has sent since the start.
-    fn run(&mut self) -> Result<u64> {
+    /// Sends `count` frames, or until it is to stop.
+    fn send_all(&mut self, count: u64) -> Result<u64> {
+        let mut sent = 0;
+        while sent < count && !self.shared.stop.load(Ordering::Relaxed) {
+            sent = self.run(count, REPEAT)?;
+            self.shared.sent.store(sent, Ordering::Relaxed);
+        }
+        Ok(sent)
+    }
+
+    /// Runs the program `repeat` times, or a batch more, until `limit` frames are sent since the
+    /// start; returns how many are.
+    fn run(&mut self, limit: u64, repeat: i32) -> Result<u64> {
         let bss = self.skel.maps.bss_data.as_mut().context("no .bss")?;
+        bss.wire_limit = limit;
         let before = bss.wire_nr_refused;
         let context = xdp_md {
             data_end: self.frame.len() as u32,
@@ -235,9 +229,9 @@ impl Sender {
             data_size_in: self.frame.len() as u32,
             ctx_in: (&raw const context).cast(),
             ctx_size_in: size_of::<xdp_md>() as u32,
-            repeat: REPEAT,
+            repeat,
             flags: libbpf_sys::BPF_F_TEST_XDP_LIVE_FRAMES,
-            batch_size: BATCH,
+            batch_size: BATCH.min(repeat as u32),
             ..Default::default()
         };
         let program = self.skel.progs.wire.as_fd().as_raw_fd();
@@ -288,24 +282,49 @@ fn park(skel: &LabSkel) -> Result<(Netns, OwnedFd)> {
     Ok((netns, attached))
 }
 
-/// Frames per burst of a paced wire: 200 us worth, up to half a ring.
+/// Frames per burst of a paced wire: 200 us worth, up to 640,000 frames a second.
 fn burst(rate: u64) -> u64 {
-    (rate / 5_000).clamp(1, RING_ROOM / 2)
+    (rate / 5_000).clamp(1, BURST)
 }
 
-/// Puts the calling thread behind the others on its CPU: behind all of them, or, where its frames
-/// are waited for, with a tenth of a busy CPU. Either way a NAPI thread that wakes goes first.
-fn give_way(awaited: bool) -> Result<()> {
+/// Puts the calling thread behind everybody else on its CPU.
+fn yield_to_all() -> Result<()> {
     let param = libc::sched_param { sched_priority: 0 };
     // SAFETY: the parameter outlives the call; 0 is the calling thread.
-    let ret = unsafe {
-        match awaited {
-            true => libc::setpriority(libc::PRIO_PROCESS, 0, 10),
-            false => libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const param),
-        }
-    };
-    Errno::result(ret).context("the wire's priority")?;
+    let ret = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const param) };
+    Errno::result(ret).context("SCHED_IDLE")?;
     Ok(())
+}
+
+/// When the next burst of a paced wire is due.
+struct Schedule {
+    rate: u64,
+    /// Frames per burst: 200 us worth, up to 640,000 frames a second. A test_run costs about 50 us
+    /// however little it sends: 0.5 us more per frame than at full speed.
+    burst: u64,
+    due: Instant,
+}
+
+impl Schedule {
+    fn new(rate: u64, start: Instant) -> Self {
+        Self {
+            rate: rate.max(1),
+            burst: burst(rate),
+            due: start,
+        }
+    }
+
+    /// Sleeps until the next burst is due; returns its size. Lost time is caught up with up to a
+    /// millisecond: more would be a flood, not a rate.
+    fn wait(&mut self) -> u64 {
+        let now = Instant::now();
+        match self.due.checked_duration_since(now) {
+            Some(early) => std::thread::sleep(early),
+            None => self.due = self.due.max(now - Duration::from_millis(1)),
+        }
+        self.due += Duration::from_nanos(self.burst * 1_000_000_000 / self.rate);
+        self.burst
+    }
 }
 
 /// The receiving queue of a veth, as its counters show it.
@@ -314,18 +333,23 @@ struct Ring {
     dut: Ethtool,
     accepted: String,
     taken: String,
+    /// Taken less accepted when the wire began and the ring was empty.
+    offset: u64,
 }
 
 impl Ring {
     fn new(link: &Link, cpu: u32) -> Result<Self> {
         let queue = cpu % link.dut.queues;
         let open = |end: &End| end.netns.run(|| Ethtool::open(&end.name));
-        Ok(Self {
+        let mut ring = Self {
             tester: open(&link.tester)?,
             dut: open(&link.dut)?,
             accepted: format!("tx_queue_{queue}_xdp_xmit"),
             taken: format!("rx_queue_{queue}_xdp_packets"),
-        })
+            offset: 0,
+        };
+        ring.offset = ring.taken()?.wrapping_sub(ring.accepted()?);
+        Ok(ring)
     }
 
     /// Frames put into the ring since the device was made.
@@ -342,36 +366,14 @@ impl Ring {
         counter.copied().context("this kernel's veth doesn't count")
     }
 
-    /// Raises `limit`, up to `count`, by what the receiver takes, until `done`: no more than fits
-    /// is ever in the ring. It is empty at first, and nobody else sends.
-    fn keep_room(
-        &self,
-        limit: &AtomicU64,
-        count: u64,
-        shared: &Shared,
-        done: &AtomicBool,
-    ) -> Result<()> {
-        let first = self.taken()?;
-        let first_accepted = self.accepted()?;
-        let (mut before, mut since) = (0, Instant::now());
-        while !shared.stop.load(Ordering::Relaxed) && !done.load(Ordering::Relaxed) {
-            let taken = self.taken()?.wrapping_sub(first);
-            // A frame that comes while a NAPI is being switched (threaded, XDP) does not schedule
-            // it, and those already in the ring never do: a receiver that stands still gets another
-            // frame now and then, of the few slots that are left.
-            let nudges = (since.elapsed().as_millis() as u64 / 50).min(NUDGES);
-            let room = count.min(taken.saturating_add(RING_ROOM - NUDGES + nudges));
-            limit.store(room, Ordering::Relaxed);
-            let held_back = shared.sent.load(Ordering::Relaxed) >= taken + RING_ROOM - NUDGES;
-            if taken != before || !held_back {
-                (before, since) = (taken, Instant::now());
-            }
+    /// Waits until `burst` more frames fit.
+    fn wait_for_room(&self, burst: u64) -> Result<()> {
+        let start = Instant::now();
+        let accepted = self.accepted()?.wrapping_add(self.offset);
+        while accepted.wrapping_sub(self.taken()?) + burst > RING_ROOM {
             ensure!(
-                since.elapsed() < PATIENCE,
-                "the receiver takes no frames: of {} sent, {} reached its ring and {taken} its NAPI; \
-                 is that running?",
-                shared.sent.load(Ordering::Relaxed),
-                self.accepted()?.wrapping_sub(first_accepted),
+                start.elapsed() < PATIENCE,
+                "the receiver takes no frames: has its device a NAPI, and is that running?"
             );
             std::thread::sleep(Duration::from_micros(20));
         }
