@@ -207,7 +207,7 @@ static __always_inline int rx_parse(struct rx *rx, struct xdp_md *ctx)
 		rx->q->nr_no_flow[result < NR_FLOW_RESULTS ? result : FLOW_UNKNOWN]++;
 		return XDP_PASS;
 	}
-	rx->hash = flow_hash(&key, (const struct flow_secret *)&flow_secret);
+	rx->hash = flow_hash(&key, &flow_secret);
 	return rx_steer(rx);
 }
 

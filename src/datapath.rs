@@ -20,7 +20,9 @@ use crate::backlogs::{self, Backlogs};
 use crate::caps;
 use crate::device::XdpMode;
 use crate::rps_map::RpsMap;
-use crate::rx::types::{backlog, backlog_request, flow_secret, rps_dev_flow, rps_map, rx_queue};
+use crate::rx::types::{
+    backlog, backlog_request, flow_secret, rodata, rps_dev_flow, rps_map, rx_queue,
+};
 use crate::rx::{OpenRxSkel, RxSkel, RxSkelBuilder};
 use crate::xdp;
 
@@ -435,7 +437,12 @@ impl Requests {
     }
 }
 
-fn set_constants(open: &mut OpenRxSkel<'_>, config: &Config, nr_cpus: u32) {
+/// Sets the constants that all devices share; returns them for the rest.
+fn set_constants<'a>(
+    open: &'a mut OpenRxSkel<'_>,
+    config: &Config,
+    nr_cpus: u32,
+) -> &'a mut rodata {
     let rodata = open
         .maps
         .rodata_data
@@ -446,6 +453,7 @@ fn set_constants(open: &mut OpenRxSkel<'_>, config: &Config, nr_cpus: u32) {
     rodata.flow_tunnels = config.tunnels;
     rodata.flow_secret = config.secret;
     rodata.dry_run = config.dry_run;
+    rodata
 }
 
 fn load_device(
@@ -456,12 +464,7 @@ fn load_device(
     device: &DeviceConfig,
 ) -> Result<RxSkel<'static>> {
     let mut open = open()?;
-    set_constants(&mut open, config, nr_cpus);
-    let rodata = open
-        .maps
-        .rodata_data
-        .as_deref_mut()
-        .expect("the object has constants");
+    let rodata = set_constants(&mut open, config, nr_cpus);
     rodata.queue_base = queue_base;
     rodata.nr_rx_queues = device.nr_rx_queues;
     // Drivers refuse a jumbo MTU without frags. For generic mode the kernel, since 6.9, copies an
