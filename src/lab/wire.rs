@@ -168,11 +168,7 @@ impl Sender {
         let cpu = thread_cpu_ns()?;
         let start = Instant::now();
         let count = self.config.count.unwrap_or(u64::MAX);
-        let sent = if self.config.lossless {
-            self.send_lossless(count)?
-        } else {
-            self.send_all(count)?
-        };
+        let sent = self.send_frames(count)?;
         let elapsed_ns = start.elapsed().as_nanos() as u64;
         let cpu_ns = thread_cpu_ns()? - cpu;
         Ok(WireReport {
@@ -183,30 +179,21 @@ impl Sender {
         })
     }
 
-    /// Sends in bursts that fit into the ring, each when there is room for it.
-    fn send_lossless(&mut self, count: u64) -> Result<u64> {
-        let mut schedule = self
-            .config
-            .rate
-            .map(|rate| Schedule::new(rate, Instant::now()));
+    /// Sends `count` frames, or until it is to stop; a lossless wire in bursts, each when there is
+    /// room for it in the ring.
+    fn send_frames(&mut self, count: u64) -> Result<u64> {
+        let rate = self.config.rate.filter(|_| self.config.lossless);
+        let mut schedule = rate.map(|rate| Schedule::new(rate, Instant::now()));
         let mut sent = 0;
         while sent < count && !self.shared.stop.load(Ordering::Relaxed) {
-            let burst = schedule
-                .as_mut()
-                .map_or(BURST, Schedule::wait)
-                .min(count - sent);
-            self.ring.wait_for_room(burst)?;
-            sent = self.run(sent + burst, burst as i32)?;
-            self.shared.sent.store(sent, Ordering::Relaxed);
-        }
-        Ok(sent)
-    }
-
-    /// Sends `count` frames, or until it is to stop.
-    fn send_all(&mut self, count: u64) -> Result<u64> {
-        let mut sent = 0;
-        while sent < count && !self.shared.stop.load(Ordering::Relaxed) {
-            sent = self.run(count, REPEAT)?;
+            sent = if self.config.lossless {
+                let burst = schedule.as_mut().map_or(BURST, Schedule::wait);
+                let burst = burst.min(count - sent);
+                self.ring.wait_for_room(burst)?;
+                self.run(sent + burst, burst as i32)?
+            } else {
+                self.run(count, REPEAT)?
+            };
             self.shared.sent.store(sent, Ordering::Relaxed);
         }
         Ok(sent)
