@@ -28,6 +28,12 @@ const volatile struct flow_secret flow_secret = {};
 /* Decide and count, but process every packet as without rxsteer. */
 const volatile bool dry_run = false;
 
+/*
+ * The rule of order switched off, everything else as it is: the control of every test that
+ * counts overtaken packets. No command sets it for a device that is not the lab's.
+ */
+const volatile bool unguarded = false;
+
 /* Only for the skeleton: enums that no map mentions. */
 const enum flow_tunnel flow_tunnel_type = 0;
 const enum rps_location rps_location_type = 0;
@@ -94,6 +100,8 @@ static __always_inline bool rx_delivered(struct rx *rx, const struct rps_dev_flo
 {
 	struct backlog *b;
 
+	if (unguarded)
+		return true;
 	if (location == RPS_INLINE)
 		return inline_delivered(flow->last_qtail, rx_stamp(rx), napi_gro_empty(rx->q));
 	b = backlog_of(rx->queue, location);

@@ -136,6 +136,7 @@ impl From<RunArgs> for Options {
             backlog_nice: args.backlog_nice,
             rps_flow_cnt: args.rps_flow_cnt,
             hash: args.hash,
+            unguarded: false,
             tunnels: args
                 .tunnels
                 .into_iter()

@@ -51,6 +51,8 @@ pub struct Config {
     pub tunnels: u32,
     /// Steer by the hash that the device computed, where it has one.
     pub rx_hash: bool,
+    /// The rule of order switched off: for tests and measurements that need a control.
+    pub unguarded: bool,
     /// The key of the flow hash.
     pub secret: flow_secret,
 }
@@ -453,6 +455,7 @@ fn set_constants<'a>(
     rodata.flow_tunnels = config.tunnels;
     rodata.flow_secret = config.secret;
     rodata.dry_run = config.dry_run;
+    rodata.unguarded = config.unguarded;
     rodata
 }
 

@@ -139,6 +139,8 @@ pub struct Options {
     pub tunnels: u32,
     /// What names a flow.
     pub hash: Hash,
+    /// The rule of order switched off. Only the lab does so: no option of the command line does.
+    pub unguarded: bool,
 }
 
 impl Options {
@@ -156,6 +158,7 @@ impl Options {
             rps_flow_cnt: RPS_FLOW_CNT,
             tunnels: 0,
             hash: Hash::default(),
+            unguarded: false,
         }
     }
 }
@@ -323,6 +326,7 @@ impl Steering {
             dry_run: options.dry_run,
             tunnels: options.tunnels,
             rx_hash: options.hash == Hash::Device,
+            unguarded: options.unguarded,
             secret: draw_secret()?,
         };
         let queues: Vec<_> = devices

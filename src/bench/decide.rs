@@ -66,6 +66,7 @@ fn subject(tunnels: u32) -> Result<Datapath> {
         dry_run: false,
         tunnels,
         rx_hash: false,
+        unguarded: false,
         secret: draw_secret()?,
     };
     let datapath = Datapath::load(
