@@ -54,7 +54,7 @@ fn execute(command: Command) -> Result<()> {
         Command::Demo(args) => demo(&args),
         Command::Bench(args) => bench(&args),
         Command::Set(args) => {
-            for line in run::set(&args.device, args.queue, &args.rps_cpus)? {
+            for line in run::set(args.into())? {
                 println!("{line}");
             }
             Ok(())

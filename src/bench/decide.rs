@@ -13,7 +13,9 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 
 use super::{Effort, Report, Rounds};
 use crate::cli::Tunnel;
-use crate::datapath::{Config, Datapath, DeviceConfig, RPS_FLOW_CNT, draw_secret};
+use crate::datapath::{
+    Config, Datapath, DeviceConfig, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, draw_secret,
+};
 use crate::device::XdpMode;
 use crate::lab_skel::LabSkelBuilder;
 use crate::rps_map::RpsMap;
@@ -62,6 +64,7 @@ fn subject(tunnels: u32) -> Result<Datapath> {
         // Nothing is ever taken off, so that no limit would do.
         backlog_limit: u32::MAX,
         backlog_nice: 0,
+        rps_sock_flow_entries: RPS_SOCK_FLOW_ENTRIES,
         rps_flow_cnt: RPS_FLOW_CNT,
         dry_run: false,
         tunnels,
