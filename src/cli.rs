@@ -262,6 +262,8 @@ pub struct BenchArgs {
 pub enum Scenario {
     /// Time of one decision, against a program that only passes
     Decide,
+    /// What it costs an application that rxsteer notes where it runs
+    Record,
     /// More UDP packets than the host can use, and the receiving CPU's cost per packet
     Flood,
 }
