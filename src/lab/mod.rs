@@ -14,6 +14,7 @@ pub mod link;
 pub mod netns;
 pub mod nic;
 mod rtnl;
+pub mod setting;
 pub mod sink;
 pub mod softnet;
 pub mod wire;
