@@ -264,6 +264,8 @@ pub enum Scenario {
     Decide,
     /// What it costs an application that rxsteer notes where it runs
     Record,
+    /// How long a flow takes to arrive where its application has gone
+    Follow,
     /// More UDP packets than the host can use, and the receiving CPU's cost per packet
     Flood,
 }

@@ -135,6 +135,7 @@ fn bench(args: &BenchArgs) -> Result<()> {
         let report = match scenario {
             Scenario::Decide => bench::decide::decide(&effort),
             Scenario::Record => bench::record::record(&effort),
+            Scenario::Follow => bench::follow::follow(&effort),
             Scenario::Flood => bench::flood::flood(&effort),
         };
         bar.finish_and_clear();

@@ -3,6 +3,7 @@
 
 pub mod decide;
 pub mod flood;
+pub mod follow;
 pub mod mode;
 pub mod record;
 pub mod report;
