@@ -34,6 +34,10 @@ struct sock {
 	__u16 sk_protocol;
 };
 
+struct socket {
+	struct sock *sk;
+};
+
 struct gro_node { /* since 6.15 */
 	unsigned long bitmask;
 	__u32 rx_count;

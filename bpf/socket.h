@@ -107,6 +107,48 @@ int BPF_PROG(on_sock_send, struct sock *sk, int ret, int flags)
 	return 0;
 }
 
+/*
+ * Kernels before 6.3 lack the two. There the calls of IP sockets are entered through a trampoline,
+ * which not every host allows, and before they sleep.
+ */
+SEC("?fentry/inet_recvmsg")
+int BPF_PROG(on_inet_recv, struct socket *sock)
+{
+	sock_used(sock->sk);
+	return 0;
+}
+
+SEC("?fentry/inet6_recvmsg")
+int BPF_PROG(on_inet6_recv, struct socket *sock)
+{
+	sock_used(sock->sk);
+	return 0;
+}
+
+SEC("?fentry/inet_sendmsg")
+int BPF_PROG(on_inet_send, struct socket *sock)
+{
+	sock_used(sock->sk);
+	return 0;
+}
+
+SEC("?fentry/inet6_sendmsg")
+int BPF_PROG(on_inet6_send, struct socket *sock)
+{
+	sock_used(sock->sk);
+	return 0;
+}
+
+SEC("?fentry/inet_release")
+int BPF_PROG(on_inet_release, struct socket *sock)
+{
+	struct flow_key key;
+
+	if (sock->sk && sock_flow_key(sock->sk, &key))
+		sock_flow_reset(&key);
+	return 0;
+}
+
 /* The last reference is gone, and the socket still knows its peer. */
 SEC("cgroup/sock_release")
 int on_sock_release(struct bpf_sock *ctx)

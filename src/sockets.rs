@@ -5,17 +5,26 @@
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
 
-use anyhow::{Context, Result, bail};
-use libbpf_rs::Link;
+use anyhow::{Context, Result};
 use libbpf_rs::skel::{OpenSkel, Skel};
+use libbpf_rs::{Link, ProgramType};
 
 use crate::caps;
 use crate::rx::{OpenRxSkel, RxSkel};
 
-/// Programs and their tracepoints.
+/// Programs on tracepoints, which came with Linux 6.3.
 const TRACEPOINTS: [(&str, &str); 2] = [
     ("on_sock_recv", "sock_recv_length"),
     ("on_sock_send", "sock_send_length"),
+];
+
+/// Programs that stand in for them: at the entry of functions.
+const ENTRIES: [&str; 5] = [
+    "on_inet_recv",
+    "on_inet6_recv",
+    "on_inet_send",
+    "on_inet6_send",
+    "on_inet_release",
 ];
 
 /// Programs that are attached to the root of the cgroup hierarchy.
@@ -30,58 +39,60 @@ pub(crate) struct Sockets {
 impl Sockets {
     /// Whether a program of the object is one of these.
     pub(crate) fn owns(program: &str) -> bool {
-        TRACEPOINTS.iter().any(|(own, _)| *own == program) || CGROUP.contains(&program)
+        TRACEPOINTS.iter().any(|(own, _)| *own == program)
+            || ENTRIES.contains(&program)
+            || CGROUP.contains(&program)
     }
 
     /// Loads and attaches them. Returns what can't be followed on this host, in words, as well.
     ///
     /// # Errors
-    /// When the kernel has none of the tracepoints (they came with 6.3), or refuses a program.
+    /// When the kernel has no hook for connected sockets, or refuses a program.
     pub(crate) fn attach(mut open: OpenRxSkel<'static>) -> Result<(Self, Vec<String>)> {
         let mut unseen = Vec::new();
-        let names: Vec<_> = TRACEPOINTS.iter().map(|(_, tp)| *tp).collect();
-        let missing = caps::missing_tracepoints(&names)?;
-        if !missing.is_empty() {
-            bail!(
-                "this kernel does not tell when an application takes data (tracepoints \
-                 sock_recv_length and sock_send_length, Linux 6.3): flows can't follow it; use \
-                 --policy rps"
-            );
-        }
+        let missing = caps::missing_tracepoints(&TRACEPOINTS.map(|(_, tracepoint)| tracepoint))?;
         let cgroup = cgroup_root();
         if let Err(e) = &cgroup {
             unseen.push(format!("unconnected UDP sockets are not followed: {e:#}"));
         }
         for mut prog in open.open_object_mut().progs_mut() {
             let name = prog.name().to_string_lossy().into_owned();
-            let follow = Self::owns(&name) && (cgroup.is_ok() || !CGROUP.contains(&&*name));
-            prog.set_autoload(follow);
+            prog.set_autoload(if CGROUP.contains(&&*name) {
+                cgroup.is_ok()
+            } else if ENTRIES.contains(&&*name) {
+                !missing.is_empty()
+            } else {
+                Self::owns(&name) && missing.is_empty()
+            });
         }
-        let skel = open
-            .load()
-            .context("the kernel refused the programs that watch sockets")?;
+        let hint = || match missing.is_empty() {
+            true => "the programs that watch sockets were refused",
+            false => {
+                "before Linux 6.3 flows can follow applications only where programs may be \
+                 attached to kernel functions (CONFIG_FUNCTION_TRACER)"
+            }
+        };
+        let skel = open.load().with_context(hint)?;
         let mut links = Vec::new();
         for prog in skel.object().progs_mut().filter(|prog| prog.autoload()) {
             let name = prog.name().to_string_lossy().into_owned();
-            let Some(root) = cgroup.as_ref().ok().filter(|_| CGROUP.contains(&&*name)) else {
-                let link = prog.attach_trace();
-                links.push(link.with_context(|| format!("attaching {name}"))?);
-                continue;
-            };
-            match prog.attach_cgroup(root.as_raw_fd()) {
-                Ok(link) => links.push(link),
-                Err(e) => unseen.push(format!(
-                    "unconnected UDP sockets are not followed: the root cgroup refuses {name}: {e}"
-                )),
+            match (prog.prog_type(), &cgroup) {
+                (ProgramType::Tracing, _) => links.push(prog.attach_trace().with_context(hint)?),
+                (_, Err(_)) => {}
+                (_, Ok(root)) => match prog.attach_cgroup(root.as_raw_fd()) {
+                    Ok(link) => links.push(link),
+                    Err(e) => unseen.push(format!(
+                        "unconnected UDP sockets are not followed: the root cgroup refuses \
+                         {name}: {e}"
+                    )),
+                },
             }
         }
-        Ok((
-            Self {
-                _links: links,
-                _skel: skel,
-            },
-            unseen,
-        ))
+        let sockets = Self {
+            _links: links,
+            _skel: skel,
+        };
+        Ok((sockets, unseen))
     }
 }
 

@@ -21,6 +21,7 @@ use rxsteer::bench::mode::Active;
 use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::link::LinkConfig;
 use rxsteer::lab::netns::Netns;
+use rxsteer::lab::wire::Wire;
 use rxsteer::run::{self, Change, Options, Policy};
 
 /// How an application takes its data.
@@ -349,5 +350,115 @@ fn tables_of_no_size_are_off_and_can_be_changed_under_way() -> Result<()> {
         }
     }
     assert_eq!(status(&active)?.devices[0].queues[0].imbalance(), None);
+    active.stop()
+}
+
+#[test]
+fn a_closed_sockets_flow_follows_nobody() -> Result<()> {
+    let Some(_guard) = lab("a_closed_sockets_flow_follows_nobody") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = one(UdpFlows::to(dut, 1));
+    let local = SocketAddr::new(flows.daddr, flows.dport);
+    let peer = SocketAddr::new(flows.saddr, flows.sport);
+    let send = || bed.send(Frames::Udp(flows.clone()), 20);
+    let active = Active::steer(dut, bed.options(&[POLLING_CPU]))?;
+    // Whoever comes after it is not followed: it never asks who sent.
+    let heir = dut.netns.run(|| soon(reuseport(local)?))?;
+    let mut buffer = [0; 2048];
+    let heir = App::start(&dut.netns, Box::new(move || heir.recv(&mut buffer)))?;
+    heir.move_to(OTHER_CPU)?;
+    for _ in 0..3 {
+        let socket = dut.netns.run(|| {
+            let socket = reuseport(local)?;
+            socket.connect(peer)?;
+            soon(socket)
+        })?;
+        let app = App::start(&dut.netns, Box::new(move || socket.recv(&mut buffer)))?;
+        app.move_to(OTHER_CPU)?;
+        until("the flow follows", || {
+            Ok(all_at(&active, OTHER_CPU, send)?.then_some(()))
+        })?;
+        drop(app);
+        until("the flow is RPS's again", || {
+            Ok(all_at(&active, POLLING_CPU, send)?.then_some(()))
+        })?;
+    }
+    active.stop()
+}
+
+/// One socket, flows that arrive in two queues, and a polling CPU that changes: everything is
+/// processed where the application is, INLINE or not, and in order.
+#[test]
+fn queues_and_polling_cpus_change_nothing() -> Result<()> {
+    let Some(_guard) = lab("queues_and_polling_cpus_change_nothing") else {
+        return Ok(());
+    };
+    let mut bed = Bed::new(&LinkConfig {
+        queues: 2,
+        ..Default::default()
+    })?;
+    let flows = UdpFlows::to(&bed.link.dut, 64);
+    let local = SocketAddr::new(flows.daddr, flows.dport);
+    let netns = bed.link.dut.netns.clone();
+    let socket = netns.run(|| soon(UdpSocket::bind(local)?))?;
+    nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::RcvBufForce, &(64 << 20))?;
+    let reordered = Arc::new(AtomicBool::new(false));
+    let seen = reordered.clone();
+    let mut next = std::collections::HashMap::new();
+    let mut buffer = [0; 2048];
+    // A wire's frames carry its sequence number; a wire is a queue.
+    let take = move || {
+        let (len, peer) = socket.recv_from(&mut buffer)?;
+        let stamp = |at: usize, n: usize| buffer[at..at + n].to_vec();
+        let seq = u64::from_be_bytes(stamp(0, 8).try_into().expect("eight bytes"));
+        let least = next.entry((peer, stamp(12, 4))).or_insert(0);
+        if seq < *least {
+            seen.store(true, Ordering::Relaxed);
+        }
+        *least = seq + 1;
+        Ok(len)
+    };
+    let app = App::start(&netns, Box::new(take))?;
+    let options = bed.options(&[POLLING_CPU]);
+    let Bed { link, nic } = &mut bed;
+    let active = Active::steer(&link.dut, options)?;
+    // The wire on CPU 1 sends into queue 1.
+    let wires = [0, 1].map(|cpu| {
+        let config = common::bed::lossless(Frames::Udp(flows.clone()), None, 10_000);
+        Wire::start(link, cpu, &config)
+    });
+    for (at, polling) in [(1, 0), (0, 0), (0, 1), (1, 1), (1, 0)] {
+        app.move_to(at)?;
+        nic.move_to(0, polling)?;
+        nic.move_to(1, polling)?;
+        for queue in 0..2 {
+            let counts = || {
+                let q = &status(&active)?.devices[0].queues[queue];
+                let to = |cpu| q.backlogs.iter().find(|b| b.cpu == cpu);
+                let to = |cpu| to(cpu).map_or(0, |b| b.terms.redirected);
+                Ok::<_, anyhow::Error>((q.received, [q.inline, to(0), to(1)]))
+            };
+            let place = if at == polling { 0 } else { 1 + at as usize };
+            until(
+                &format!("queue {queue}: app on {at}, polled on {polling}"),
+                || {
+                    let before = counts()?;
+                    let after = until("more packets", || {
+                        let now = counts()?;
+                        Ok((now.0 > before.0 + 500).then_some(now))
+                    })?;
+                    let there = after.1[place] - before.1[place];
+                    Ok((there.abs_diff(after.0 - before.0) < 3).then_some(()))
+                },
+            )?;
+        }
+    }
+    for wire in wires {
+        assert_eq!(wire?.stop()?.lost, 0);
+    }
+    assert!(!reordered.load(Ordering::Relaxed));
     active.stop()
 }
