@@ -428,6 +428,9 @@ impl Steering {
             }
         }
         let follow = self.policy == Policy::Rfs && self.datapath.config().can_follow();
+        if self.policy == Policy::Rfs && !follow {
+            warn!("a table of flows has no entries: steering by RPS alone");
+        }
         match self.datapath.follow(follow) {
             Ok(unseen) => unseen.iter().for_each(|what| warn!("{what}")),
             Err(e) => warn!("{e:#}; steering by RPS alone"),
@@ -655,7 +658,11 @@ impl Steering {
         Ok(Status {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            policy: self.policy.to_string(),
+            policy: match self.policy {
+                Policy::Rfs if !self.datapath.follows(0)? => Policy::Rps,
+                policy => policy,
+            }
+            .to_string(),
             dry_run: self.dry_run,
             backlog_limit: self.backlog_limit,
             devices: devices.collect::<Result<_>>()?,
