@@ -340,6 +340,7 @@ fn a_full_backlog_drops_in_xdp_and_nowhere_else() -> Result<()> {
             count: None,
             rate: None,
             lossless: false,
+            window: None,
         };
         let wire = Wire::start(&bed.link, 0, &flood)?;
         until("the backlog was full a thousand times", || {

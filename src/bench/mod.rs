@@ -4,6 +4,7 @@
 pub mod decide;
 pub mod flood;
 pub mod mode;
+pub mod reorder;
 pub mod report;
 
 pub use report::{Report, Rounds};

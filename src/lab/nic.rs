@@ -68,6 +68,14 @@ impl Nic {
         Ok(())
     }
 
+    /// Polls a queue on another CPU from now on, as when its interrupt is moved.
+    pub fn move_to(&mut self, queue: usize, cpu: u32) -> Result<()> {
+        let thread = *self.threads.get(queue).context("no such queue")?;
+        netns::bind(thread, cpu)?;
+        self.cpus[queue] = cpu;
+        Ok(())
+    }
+
     /// CPU time that a queue's thread has used, ns.
     pub fn cpu_ns(&self, queue: usize) -> Result<u64> {
         let thread = *self.threads.get(queue).context("no such queue")?;

@@ -14,6 +14,7 @@ use super::ethtool::Ethtool;
 use super::frame::Frames;
 use super::link::{End, Link, LinkConfig};
 use super::netns::Netns;
+use super::sink::Counters;
 use super::{thread_cpu_ns, xdp};
 use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::xdp_md;
@@ -32,6 +33,9 @@ const RING_ROOM: u64 = 256 - 16;
 /// The longest burst of a paced or lossless wire: half a veth ring.
 const BURST: u64 = 128;
 
+/// Frames that have been under way for longer, with nobody to receive any, are taken for dropped.
+const DROPPED: Duration = Duration::from_millis(5);
+
 /// How long a wire waits for a receiver that takes nothing, or a kernel without page pools.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -48,6 +52,17 @@ pub struct WireConfig {
     /// Never more in the ring than it holds: it waits for the receiver and loses nothing there.
     /// No other wire or socket may send into the same queue meanwhile.
     pub lossless: bool,
+    /// A lossless wire's way to wait for the application too.
+    pub window: Option<Window>,
+}
+
+/// Frames that may be under way: so many fewer to be dropped anywhere.
+#[derive(Clone, Debug)]
+pub struct Window {
+    /// That is sent and not received.
+    pub frames: u64,
+    /// What this wire's receivers have counted since it began.
+    pub received: Arc<Counters>,
 }
 
 /// What a wire did.
@@ -185,10 +200,14 @@ impl Sender {
         let rate = self.config.rate.filter(|_| self.config.lossless);
         let mut schedule = rate.map(|rate| Schedule::new(rate, Instant::now()));
         let mut sent = 0;
+        let mut gone = 0;
         while sent < count && !self.shared.stop.load(Ordering::Relaxed) {
             sent = if self.config.lossless {
                 let burst = schedule.as_mut().map_or(BURST, Schedule::wait);
                 let burst = burst.min(count - sent);
+                if let Some(window) = &self.config.window {
+                    gone += window.wait(sent - gone, burst);
+                }
                 self.ring.wait_for_room(burst)?;
                 self.run(sent + burst, burst as i32)?
             } else {
@@ -281,6 +300,25 @@ fn yield_to_all() -> Result<()> {
     let ret = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const param) };
     Errno::result(ret).context("SCHED_IDLE")?;
     Ok(())
+}
+
+impl Window {
+    /// Waits until `burst` more frames may be under way. Returns how many of the `sent` ones have
+    /// been given up.
+    fn wait(&self, sent: u64, burst: u64) -> u64 {
+        let mut received = self.received.sum();
+        let mut since = Instant::now();
+        while sent + burst > received + self.frames {
+            std::thread::sleep(Duration::from_micros(20));
+            let now = self.received.sum();
+            if now != received {
+                (received, since) = (now, Instant::now());
+            } else if since.elapsed() > DROPPED {
+                return sent.saturating_sub(received);
+            }
+        }
+        0
+    }
 }
 
 /// When the next burst of a paced wire is due.

@@ -178,6 +178,7 @@ pub fn lossless(frames: Frames, count: Option<u64>, rate: u64) -> WireConfig {
         count,
         rate: Some(rate),
         lossless: true,
+        window: None,
     }
 }
 

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! No packet overtakes another of its flow, whatever moves; without the rule of order they do.
+
+mod common;
+
+use std::time::Duration;
+
+use anyhow::Result;
+use common::bed::lab;
+use rxsteer::bench::reorder::{Case, measure};
+
+/// How long a control may take to show what it must.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Packets read, with everything moving.
+const PACKETS: u64 = 100_000;
+
+/// The case with the rule and, to show that it can be seen, without.
+fn nothing_overtakes(case: Case) -> Result<()> {
+    let Some(_guard) = lab(&case.to_string()) else {
+        return Ok(());
+    };
+    let guarded = measure(case, false, &|now| now.packets >= PACKETS)?;
+    eprintln!("{case}: {guarded:?}");
+    assert_eq!(guarded.overtaken_at_delivery, 0, "{guarded:?}");
+    if case != Case::Vxlan {
+        assert_eq!(guarded.overtaken_at_socket, 0, "{guarded:?}");
+    }
+    let unguarded = measure(case, true, &|now| {
+        now.overtaken > 0 || now.elapsed > PATIENCE
+    })?;
+    eprintln!("{case}: {unguarded:?}");
+    assert!(unguarded.overtaken_at_delivery > 0, "{unguarded:?}");
+    Ok(())
+}
+
+#[test]
+fn udp() -> Result<()> {
+    nothing_overtakes(Case::Udp)
+}
