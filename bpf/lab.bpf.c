@@ -328,6 +328,7 @@ const volatile __u32 witness_stamp = 0;
 
 /* By flow: one more than the highest sequence number seen. */
 __u64 witness_next[NR_WITNESS_FLOWS];
+__u64 witness_nr_seen;
 __u64 witness_nr_reordered;
 
 /*
@@ -347,6 +348,7 @@ int witness(struct __sk_buff *skb)
 	flow = bpf_ntohl(stamp.flow);
 	if (flow >= NR_WITNESS_FLOWS)
 		return TC_ACT_OK;
+	__sync_fetch_and_add(&witness_nr_seen, 1);
 	seq = bpf_be64_to_cpu(stamp.seq);
 	next = &witness_next[flow];
 	if (seq < *next)

@@ -38,3 +38,48 @@ fn nothing_overtakes(case: Case) -> Result<()> {
 fn udp() -> Result<()> {
     nothing_overtakes(Case::Udp)
 }
+
+#[test]
+fn udp_server() -> Result<()> {
+    nothing_overtakes(Case::UdpServer)
+}
+
+#[test]
+fn tcp() -> Result<()> {
+    nothing_overtakes(Case::Tcp)
+}
+
+#[test]
+fn tcp_with_push() -> Result<()> {
+    nothing_overtakes(Case::TcpPush)
+}
+
+#[test]
+fn vxlan() -> Result<()> {
+    nothing_overtakes(Case::Vxlan)
+}
+
+#[test]
+fn a_second_veth() -> Result<()> {
+    nothing_overtakes(Case::SecondVeth)
+}
+
+#[test]
+fn busy_poll() -> Result<()> {
+    nothing_overtakes(Case::BusyPoll)
+}
+
+#[test]
+fn the_interrupt_moves() -> Result<()> {
+    nothing_overtakes(Case::Irq)
+}
+
+#[test]
+fn restarts() -> Result<()> {
+    nothing_overtakes(Case::Restart)
+}
+
+#[test]
+fn a_cpu_goes_offline() -> Result<()> {
+    nothing_overtakes(Case::Hotplug)
+}

@@ -11,6 +11,7 @@ use common::bed::*;
 use rxsteer::accounting::{Queue, Terms};
 use rxsteer::bench::mode::Active;
 use rxsteer::lab::frame::{Frames, UdpFlows};
+use rxsteer::lab::hog::Hog;
 use rxsteer::lab::link::LinkConfig;
 use rxsteer::lab::sink::{Sink, SinkConfig};
 use rxsteer::lab::wire::{Wire, WireConfig};

@@ -5,6 +5,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
@@ -13,6 +14,10 @@ use nix::unistd::Pid;
 
 use super::netns::{Netns, bind};
 use super::sink::{Counters, IDLE, Messages, Order, drops};
+
+/// How long a thread stays, at least: to go costs a good part of it, and where there are more
+/// threads than CPUs much more.
+const STAY: Duration = Duration::from_micros(500);
 
 /// What is read, and how it is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +57,7 @@ pub struct JumpersReport {
 }
 
 impl Jumpers {
-    /// Starts a thread for each list of sockets, which it alone reads. After each round of reads it
+    /// Starts a thread for each list of sockets, which it alone reads. After a round of reads it
     /// goes to the next of `cpus`; those that are offline then are passed over.
     ///
     /// # Errors
@@ -85,7 +90,7 @@ impl Jumpers {
         Ok(jumpers)
     }
 
-    /// What they have read so far, for a [`super::wire::Window`].
+    /// What each has read so far.
     pub fn received(&self) -> Arc<Counters> {
         self.shared.received.clone()
     }
@@ -136,6 +141,7 @@ struct Jumper<'a> {
     messages: Messages,
     order: Order,
     bytes: u64,
+    since: Instant,
 }
 
 impl<'a> Jumper<'a> {
@@ -153,6 +159,7 @@ impl<'a> Jumper<'a> {
             messages: Messages::new(true),
             order: Order::default(),
             bytes: 0,
+            since: Instant::now(),
         }
     }
 
@@ -213,8 +220,12 @@ impl<'a> Jumper<'a> {
         Ok(bytes)
     }
 
-    /// To the next CPU that takes us.
+    /// To the next CPU, if it takes us and it is time.
     fn jump(&mut self) {
+        if self.since.elapsed() < STAY {
+            return;
+        }
+        self.since = Instant::now();
         if let Some(&cpu) = self.cpus.next()
             && bind(Pid::from_raw(0), cpu).is_ok()
         {

@@ -11,6 +11,7 @@ use nix::time::{ClockId, clock_gettime};
 
 pub mod ethtool;
 pub mod frame;
+pub mod hog;
 pub mod hotplug;
 pub mod jumper;
 pub mod link;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Sockets of an application that reads: servers, connected ones, and TCP without a handshake.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use anyhow::{Context, Result};
@@ -20,7 +20,11 @@ use super::sink::IDLE;
 /// # Errors
 /// The address is taken, or not the namespace's.
 pub fn server(netns: &Netns, flows: &UdpFlows, rcvbuf: usize) -> Result<OwnedFd> {
-    netns.run(|| open(SockType::Datagram, local(flows), rcvbuf))
+    netns.run(|| {
+        let fd = open(SockType::Datagram, flows, rcvbuf)?;
+        bind_to(&fd, flows)?;
+        Ok(fd)
+    })
 }
 
 /// One UDP socket per flow, connected to its source.
@@ -29,7 +33,8 @@ pub fn server(netns: &Netns, flows: &UdpFlows, rcvbuf: usize) -> Result<OwnedFd>
 /// As [`server`], and when a source can't be reached.
 pub fn connected(netns: &Netns, flows: &UdpFlows, rcvbuf: usize) -> Result<Vec<OwnedFd>> {
     let open = |flow| -> Result<OwnedFd> {
-        let fd = open(SockType::Datagram, local(flows), rcvbuf)?;
+        let fd = open(SockType::Datagram, flows, rcvbuf)?;
+        bind_to(&fd, flows)?;
         connect(fd.as_raw_fd(), &SockaddrStorage::from(flows.source(flow)))?;
         Ok(fd)
     };
@@ -44,14 +49,15 @@ pub fn connected(netns: &Netns, flows: &UdpFlows, rcvbuf: usize) -> Result<Vec<O
 /// When the kernel is built without CONFIG_CHECKPOINT_RESTORE, or a source can't be reached.
 pub fn established(netns: &Netns, tcp: &TcpFlows, rcvbuf: usize) -> Result<Vec<OwnedFd>> {
     let establish = |flow| -> Result<OwnedFd> {
-        let fd = open(SockType::Stream, local(&tcp.flows), rcvbuf)?;
-        let set = |name, value: &[u32]| setsockopt_tcp(&fd, name, value);
+        let fd = open(SockType::Stream, &tcp.flows, rcvbuf)?;
+        let set = |name, value: &[u32]| setsockopt_words(&fd, libc::IPPROTO_TCP, name, value);
+        // Under repair all may have the same port, and connecting takes no packet.
         set(libc::TCP_REPAIR, &[1]).context("no TCP_REPAIR here")?;
+        bind_to(&fd, &tcp.flows)?;
         for (queue, seq) in [(TCP_RECV_QUEUE, tcp.first_seq), (TCP_SEND_QUEUE, tcp.ack)] {
             set(libc::TCP_REPAIR_QUEUE, &[queue])?;
             set(libc::TCP_QUEUE_SEQ, &[seq])?;
         }
-        // Under repair it connects without a packet.
         let peer = tcp.flows.source(flow);
         connect(fd.as_raw_fd(), &SockaddrStorage::from(peer))?;
         set(libc::TCP_REPAIR_OPTIONS, &[TCPOPT_WINDOW, 14 << 16 | 14])?;
@@ -83,8 +89,8 @@ pub fn established(netns: &Netns, tcp: &TcpFlows, rcvbuf: usize) -> Result<Vec<O
 /// # Errors
 /// Without CAP_NET_ADMIN.
 pub fn busy_poll(socket: &OwnedFd, us: u32) -> Result<()> {
-    setsockopt_u32(socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL, &[us])?;
-    setsockopt_u32(socket, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, &[1])
+    setsockopt_words(socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL, &[us])?;
+    setsockopt_words(socket, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, &[1])
 }
 
 /// asm-generic/socket.h; of all but alpha, mips, parisc and sparc.
@@ -97,33 +103,29 @@ const TCPOPT_WINDOW: u32 = 3;
 /// Without a window probe, -1.
 const TCP_REPAIR_OFF_NO_WP: u32 = u32::MAX;
 
-fn local(flows: &UdpFlows) -> SocketAddr {
-    SocketAddr::new(flows.daddr, flows.dport)
-}
-
-fn open(kind: SockType, local: SocketAddr, rcvbuf: usize) -> Result<OwnedFd> {
-    let family = match local {
-        SocketAddr::V4(_) => AddressFamily::Inet,
-        SocketAddr::V6(_) => AddressFamily::Inet6,
+fn open(kind: SockType, flows: &UdpFlows, rcvbuf: usize) -> Result<OwnedFd> {
+    let family = match flows.daddr {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
     };
     let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
-    // Many sockets on one port.
+    // Many UDP sockets on one port.
     setsockopt(&fd, sockopt::ReuseAddr, &true)?;
     // FORCE: net.core.rmem_max is the host's and stays as it is.
     setsockopt(&fd, sockopt::RcvBufForce, &rcvbuf)?;
     let idle = TimeVal::milliseconds(IDLE.as_millis() as i64);
     setsockopt(&fd, sockopt::ReceiveTimeout, &idle)?;
-    bind(fd.as_raw_fd(), &SockaddrStorage::from(local))
-        .with_context(|| format!("cannot receive on {local}"))?;
     Ok(fd)
 }
 
-fn setsockopt_tcp(fd: &OwnedFd, name: libc::c_int, value: &[u32]) -> Result<()> {
-    setsockopt_u32(fd, libc::IPPROTO_TCP, name, value)
+fn bind_to(fd: &OwnedFd, flows: &UdpFlows) -> Result<()> {
+    let local = SocketAddr::new(flows.daddr, flows.dport);
+    bind(fd.as_raw_fd(), &SockaddrStorage::from(local))
+        .with_context(|| format!("cannot receive on {local}"))
 }
 
 /// An option that is one word, or a structure of words.
-fn setsockopt_u32(fd: &OwnedFd, level: i32, name: libc::c_int, value: &[u32]) -> Result<()> {
+fn setsockopt_words(fd: &OwnedFd, level: i32, name: libc::c_int, value: &[u32]) -> Result<()> {
     // SAFETY: the kernel reads `value` during the call.
     let ret = unsafe {
         libc::setsockopt(

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The in-kernel generator: BPF_PROG_TEST_RUN with live frames.
 
+use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -14,7 +15,6 @@ use super::ethtool::Ethtool;
 use super::frame::Frames;
 use super::link::{End, Link, LinkConfig};
 use super::netns::Netns;
-use super::sink::Counters;
 use super::{thread_cpu_ns, xdp};
 use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::xdp_md;
@@ -34,7 +34,7 @@ const RING_ROOM: u64 = 256 - 16;
 const BURST: u64 = 128;
 
 /// Frames that have been under way for longer, with nobody to receive any, are taken for dropped.
-const DROPPED: Duration = Duration::from_millis(5);
+const DROPPED: Duration = Duration::from_millis(50);
 
 /// How long a wire waits for a receiver that takes nothing, or a kernel without page pools.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -57,12 +57,18 @@ pub struct WireConfig {
 }
 
 /// Frames that may be under way: so many fewer to be dropped anywhere.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Window {
     /// That is sent and not received.
     pub frames: u64,
-    /// What this wire's receivers have counted since it began.
-    pub received: Arc<Counters>,
+    /// Of this wire's frames, those that have been received.
+    pub received: Arc<dyn Fn() -> u64 + Send + Sync>,
+}
+
+impl fmt::Debug for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Window({})", self.frames)
+    }
 }
 
 /// What a wire did.
@@ -306,11 +312,11 @@ impl Window {
     /// Waits until `burst` more frames may be under way. Returns how many of the `sent` ones have
     /// been given up.
     fn wait(&self, sent: u64, burst: u64) -> u64 {
-        let mut received = self.received.sum();
+        let mut received = (self.received)();
         let mut since = Instant::now();
         while sent + burst > received + self.frames {
             std::thread::sleep(Duration::from_micros(20));
-            let now = self.received.sum();
+            let now = (self.received)();
             if now != received {
                 (received, since) = (now, Instant::now());
             } else if since.elapsed() > DROPPED {

@@ -11,6 +11,7 @@ use super::frame::Frames;
 use super::link::End;
 use super::xdp;
 use crate::lab_skel::LabSkel;
+use crate::lab_skel::types::bss;
 
 /// A program at a device's tc ingress. It stays until the device goes.
 pub struct Witness {
@@ -42,12 +43,19 @@ impl Witness {
         Ok(Self { skel })
     }
 
-    /// Frames handed to the stack after a later one of their flow, so far.
+    /// Frames handed to the stack so far; what GRO has made one counts as one.
+    pub fn seen(&self) -> u64 {
+        self.read(|bss| &raw const bss.witness_nr_seen)
+    }
+
+    /// Those that came after a later one of their flow.
     pub fn reordered(&self) -> u64 {
+        self.read(|bss| &raw const bss.witness_nr_reordered)
+    }
+
+    fn read(&self, counter: impl FnOnce(&bss) -> *const u64) -> u64 {
         let bss = self.skel.maps.bss_data.as_ref();
         // SAFETY: the kernel writes this word while we read it; a 64-bit load is whole.
-        bss.map_or(0, |bss| unsafe {
-            (&raw const bss.witness_nr_reordered).read_volatile()
-        })
+        bss.map_or(0, |bss| unsafe { counter(bss).read_volatile() })
     }
 }
