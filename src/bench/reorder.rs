@@ -62,6 +62,9 @@ const NR_FLOWS: u32 = 512;
 /// Packets per second where the application polls: it has to find its socket empty now and then.
 const BUSY_POLL_RATE: u64 = 200_000;
 
+/// So few that at this rate, too, several packets of each are under way.
+const NR_BUSY_POLL_FLOWS: u32 = 32;
+
 /// How long it polls, at most.
 const BUSY_POLL_US: u32 = 500;
 
@@ -183,6 +186,8 @@ pub struct Progress {
     pub packets: u64,
     /// Packets delivered out of order so far.
     pub overtaken: u64,
+    /// Whether the applications have moved, and what the case is about has happened.
+    pub eventful: bool,
 }
 
 impl Sample {
@@ -262,6 +267,10 @@ impl Bed {
                 })?;
                 flows.daddr = IpAddr::V4(onward.dut.ipv4);
                 second = Some(onward);
+                Frames::Udp(flows.clone())
+            }
+            Case::BusyPoll => {
+                flows.nr_flows = NR_BUSY_POLL_FLOWS;
                 Frames::Udp(flows.clone())
             }
             _ => Frames::Udp(flows.clone()),
@@ -478,10 +487,15 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         let next = Instant::now() + STEP;
         active = storm.step(active)?;
         sleep(next.saturating_duration_since(Instant::now()));
+        let events = match case {
+            Case::BusyPoll => tcp_since(&application, &tcp_before)?["BusyPollRxPackets"],
+            _ => storm.events,
+        };
         let progress = Progress {
             elapsed: start.elapsed(),
             packets: packets(),
             overtaken: witness.reordered(),
+            eventful: jumpers.jumps() > 0 && (events > 0 || !case.is_eventful()),
         };
         if enough(&progress) {
             break;

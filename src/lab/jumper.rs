@@ -57,7 +57,7 @@ pub struct JumpersReport {
 }
 
 impl Jumpers {
-    /// Starts a thread for each list of sockets, which it alone reads. After a round of reads it
+    /// Starts a thread for each list of sockets, which it alone reads. After a read it
     /// goes to the next of `cpus`; those that are offline then are passed over.
     ///
     /// # Errors
@@ -93,6 +93,11 @@ impl Jumpers {
     /// What each has read so far.
     pub fn received(&self) -> Arc<Counters> {
         self.shared.received.clone()
+    }
+
+    /// How often a thread has changed its CPU so far.
+    pub fn jumps(&self) -> u64 {
+        self.shared.jumps.sum()
     }
 
     /// What they have seen so far.
@@ -189,15 +194,13 @@ impl<'a> Jumper<'a> {
                 }
                 count
             };
-            if count > 0 {
-                self.jump();
-            } else if last {
+            if last && count == 0 {
                 return Ok(());
             }
         }
     }
 
-    /// Reads once; returns the number of datagrams, or bytes.
+    /// Reads once, and goes; returns the number of datagrams, or bytes.
     fn read(&mut self, socket: &OwnedFd, wait: bool) -> Result<usize> {
         let received = self.shared.received.of(self.index);
         let Reads::Segments(len) = self.reads else {
@@ -212,11 +215,13 @@ impl<'a> Jumper<'a> {
                 all.fetch_add(reordered, Ordering::Relaxed);
             }
             received.fetch_add(count as u64, Ordering::Relaxed);
+            self.jump();
             return Ok(count);
         };
         let bytes = discard(socket)?;
         self.bytes += bytes as u64;
         received.store(self.bytes / len, Ordering::Relaxed);
+        self.jump();
         Ok(bytes)
     }
 
