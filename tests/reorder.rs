@@ -3,11 +3,15 @@
 
 mod common;
 
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Result;
-use common::bed::lab;
+use common::bed::{OTHER_CPU, lab, until};
 use rxsteer::bench::reorder::{Case, Progress, measure};
+use rxsteer::lab::hotplug::Hotplug;
+use rxsteer::topology::Topology;
 
 /// How long a run may take to show what it must.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -84,4 +88,49 @@ fn restarts() -> Result<()> {
 #[test]
 fn a_cpu_goes_offline() -> Result<()> {
     nothing_overtakes(Case::Hotplug)
+}
+
+/// Set in the process that is to be killed.
+const VICTIM: &str = "RXSTEER_TEST_VICTIM";
+
+/// What `a_cpu_comes_back_when_killed` kills: the same test, in a process of its own.
+fn victim(cpu: u32) -> Result<()> {
+    let hotplug = Hotplug::new(cpu)?;
+    hotplug.set(false)?;
+    eprintln!("offline");
+    std::thread::sleep(PATIENCE);
+    Ok(())
+}
+
+#[test]
+fn a_cpu_comes_back_when_killed() -> Result<()> {
+    let test = "a_cpu_comes_back_when_killed";
+    let cpu = OTHER_CPU;
+    if std::env::var_os(VICTIM).is_some() {
+        return victim(cpu);
+    }
+    let Some(_guard) = lab(test) else {
+        return Ok(());
+    };
+    let mut victim = Command::new(std::env::current_exe()?)
+        .args(["--exact", test, "--nocapture"])
+        .env(VICTIM, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut line = String::new();
+    let mut stderr = BufReader::new(victim.stderr.take().expect("piped"));
+    stderr.read_line(&mut line)?;
+    let online = || anyhow::Ok(Topology::host().online()?.contains(cpu));
+    let was_offline = !online()?;
+    victim.kill()?;
+    victim.wait()?;
+    if line.trim() != "offline" {
+        stderr.read_to_string(&mut line)?;
+        common::not_run(test, &line);
+        return Ok(());
+    }
+    assert!(was_offline);
+    until("the CPU is back", || Ok(online()?.then_some(())))
 }
