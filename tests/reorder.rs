@@ -81,6 +81,11 @@ fn the_interrupt_moves() -> Result<()> {
 }
 
 #[test]
+fn softirqs_move() -> Result<()> {
+    nothing_overtakes(Case::Softirq)
+}
+
+#[test]
 fn restarts() -> Result<()> {
     nothing_overtakes(Case::Restart)
 }

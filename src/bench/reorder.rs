@@ -91,8 +91,10 @@ pub enum Case {
     SecondVeth,
     /// The application polls the queue itself.
     BusyPoll,
-    /// The queue is polled on another CPU after each step.
+    /// The thread that polls the queue goes to another CPU at each step.
     Irq,
+    /// The queue is polled in softirq, on another CPU at each step.
+    Softirq,
     /// rxsteer is stopped and started again.
     Restart,
     /// A CPU goes offline and comes back.
@@ -101,7 +103,7 @@ pub enum Case {
 
 impl Case {
     /// All of them, in the order in which they are reported.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Udp,
         Self::UdpServer,
         Self::Tcp,
@@ -110,6 +112,7 @@ impl Case {
         Self::SecondVeth,
         Self::BusyPoll,
         Self::Irq,
+        Self::Softirq,
         Self::Restart,
         Self::Hotplug,
     ];
@@ -122,7 +125,7 @@ impl Case {
     fn is_eventful(self) -> bool {
         matches!(
             self,
-            Self::BusyPoll | Self::Irq | Self::Restart | Self::Hotplug
+            Self::BusyPoll | Self::Irq | Self::Softirq | Self::Restart | Self::Hotplug
         )
     }
 
@@ -143,6 +146,7 @@ impl fmt::Display for Case {
             Self::SecondVeth => "second-veth",
             Self::BusyPoll => "busy-poll",
             Self::Irq => "irq",
+            Self::Softirq => "softirq",
             Self::Restart => "restart",
             Self::Hotplug => "hotplug",
         })
@@ -209,7 +213,8 @@ impl Sample {
 struct Bed {
     link: Link,
     _second: Option<Link>,
-    nic: Nic,
+    /// Without it, the queue is polled where the wire sends.
+    nic: Option<Nic>,
     frames: Frames,
     /// Where the application is, and what it reads, a list a thread.
     application: Netns,
@@ -223,7 +228,8 @@ impl Bed {
         ensure!(online.len() > 1, "a flow can't move on one CPU");
         let (tester, dut) = (Netns::new("tester")?, Netns::new("dut")?);
         let link = Link::new(&tester, &dut, &LinkConfig::default())?;
-        let nic = Nic::new(&link.dut, &[INTERRUPT_CPU])?;
+        let threaded = case != Case::Softirq;
+        let nic = threaded.then(|| Nic::new(&link.dut, &[INTERRUPT_CPU]));
         let mut application = dut.clone();
         let mut second = None;
         let mut flows = UdpFlows {
@@ -289,7 +295,7 @@ impl Bed {
         Ok(Self {
             link,
             _second: second,
-            nic,
+            nic: nic.transpose()?,
             frames,
             application,
             sockets,
@@ -308,7 +314,7 @@ fn halves(mut sockets: Vec<OwnedFd>) -> Vec<Vec<OwnedFd>> {
 struct Storm<'a> {
     case: Case,
     link: &'a Link,
-    nic: &'a mut Nic,
+    nic: Option<Nic>,
     online: &'a CpuMask,
     options: &'a Options,
     hotplug: Option<Hotplug>,
@@ -324,7 +330,7 @@ impl<'a> Storm<'a> {
     fn new(
         case: Case,
         link: &'a Link,
-        nic: &'a mut Nic,
+        nic: Option<Nic>,
         online: &'a CpuMask,
         options: &'a Options,
     ) -> Result<Self> {
@@ -346,7 +352,7 @@ impl<'a> Storm<'a> {
     }
 
     /// The next step; rxsteer may be another afterwards.
-    fn step(&mut self, mut active: Active<'a>) -> Result<Active<'a>> {
+    fn step(&mut self, mut active: Active<'a>, wire: &Wire) -> Result<Active<'a>> {
         let dut = &self.link.dut;
         let online = self.online_now();
         let masks = masks(&online);
@@ -362,10 +368,13 @@ impl<'a> Storm<'a> {
             .run(|| run::set(&dut.name, None, &mask.to_mask_string()))?;
         sleep(HOG);
         drop(hog);
-        if self.case == Case::Irq {
+        if matches!(self.case, Case::Irq | Case::Softirq) {
             let next = self.step as usize % self.online.len();
             let next = self.online.iter().nth(next).context("no CPU is online")?;
-            self.nic.move_to(0, next)?;
+            match &mut self.nic {
+                Some(nic) => nic.move_to(0, next)?,
+                None => wire.move_to(next)?,
+            }
             self.events += 1;
         }
         if !self.step.is_multiple_of(REST) {
@@ -431,7 +440,7 @@ const TCP_DROPS: [&str; 9] = [
 pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) -> Result<Sample> {
     let Bed {
         link,
-        mut nic,
+        nic,
         frames,
         application,
         sockets,
@@ -456,7 +465,6 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
     };
     let witness = Arc::new(Witness::new(&link.dut, &frames)?);
     let mut active = Active::steer(&link.dut, options.clone())?;
-    nic.bind()?;
     let tcp_before = softnet::tcp(&application)?;
     let cpus: Vec<u32> = online.iter().collect();
     let jumpers = Jumpers::start(&application, sockets, reads, &cpus)?;
@@ -477,15 +485,16 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         window: Some(Window {
             frames: WINDOW,
             received: packets.clone(),
+            may_drop: !case.is_tcp(),
         }),
     };
     let wire = Wire::start(&link, INTERRUPT_CPU, &config)?;
 
-    let mut storm = Storm::new(case, &link, &mut nic, &online, &options)?;
+    let mut storm = Storm::new(case, &link, nic, &online, &options)?;
     let start = Instant::now();
     loop {
         let next = Instant::now() + STEP;
-        active = storm.step(active)?;
+        active = storm.step(active, &wire)?;
         sleep(next.saturating_duration_since(Instant::now()));
         let events = match case {
             Case::BusyPoll => tcp_since(&application, &tcp_before)?["BusyPollRxPackets"],
@@ -502,7 +511,8 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         }
     }
     // All CPUs are online again.
-    storm.hotplug = None;
+    drop(storm.hotplug.take());
+    let (events, moves, held) = (storm.events, storm.moves_before, storm.held_before);
     let sent = wire.stop()?;
     let seconds = start.elapsed().as_secs_f64();
     let accepted = sent.sent - sent.lost;
@@ -522,13 +532,13 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         } else {
             read.reordered
         },
-        moves: storm.moves_before + queue.moves,
-        held: storm.held_before + queue.held,
+        moves: moves + queue.moves,
+        held: held + queue.held,
         jumps: read.jumps,
         events: if case == Case::BusyPoll {
             tcp["BusyPollRxPackets"]
         } else {
-            storm.events
+            events
         },
         dropped: accepted.saturating_sub(packets()),
     };

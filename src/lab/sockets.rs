@@ -46,7 +46,7 @@ pub fn connected(netns: &Netns, flows: &UdpFlows, rcvbuf: usize) -> Result<Vec<O
 /// sends a reset at most.
 ///
 /// # Errors
-/// When the kernel is built without CONFIG_CHECKPOINT_RESTORE, or a source can't be reached.
+/// Without CAP_NET_ADMIN, or when a source can't be reached.
 pub fn established(netns: &Netns, tcp: &TcpFlows, rcvbuf: usize) -> Result<Vec<OwnedFd>> {
     let establish = |flow| -> Result<OwnedFd> {
         let fd = open(SockType::Stream, &tcp.flows, rcvbuf)?;

@@ -4,17 +4,18 @@
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::errno::Errno;
+use nix::unistd::Pid;
 
 use super::ethtool::Ethtool;
 use super::frame::Frames;
 use super::link::{End, Link, LinkConfig};
-use super::netns::Netns;
+use super::netns::{self, Netns};
 use super::{thread_cpu_ns, xdp};
 use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::xdp_md;
@@ -33,7 +34,7 @@ const RING_ROOM: u64 = 256 - 16;
 /// The longest burst of a paced or lossless wire: half a veth ring.
 const BURST: u64 = 128;
 
-/// Frames that have been under way for longer, with nobody to receive any, are taken for dropped.
+/// Frames that may be dropped have been if none was received for so long.
 const DROPPED: Duration = Duration::from_millis(50);
 
 /// How long a wire waits for a receiver that takes nothing, or a kernel without page pools.
@@ -63,6 +64,8 @@ pub struct Window {
     pub frames: u64,
     /// Of this wire's frames, those that have been received.
     pub received: Arc<dyn Fn() -> u64 + Send + Sync>,
+    /// Some may be dropped: when none has been received for 50 ms, the others are given up.
+    pub may_drop: bool,
 }
 
 impl fmt::Debug for Window {
@@ -95,6 +98,8 @@ pub struct Wire {
 struct Shared {
     stop: AtomicBool,
     sent: AtomicU64,
+    /// The thread's id, once it has begun.
+    thread: AtomicI32,
 }
 
 impl Wire {
@@ -116,6 +121,18 @@ impl Wire {
     /// Frames sent so far; up to 65536 late at full speed.
     pub fn sent(&self) -> u64 {
         self.shared.sent.load(Ordering::Relaxed)
+    }
+
+    /// Sends on another CPU from now on, on links of one queue: where a device is polled in softirq,
+    /// it is polled there.
+    ///
+    /// # Errors
+    /// The CPU is offline.
+    pub fn move_to(&self, cpu: u32) -> Result<()> {
+        match self.shared.thread.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            thread => netns::bind(Pid::from_raw(thread), cpu),
+        }
     }
 
     /// Stops it.
@@ -180,6 +197,8 @@ impl Sender {
     }
 
     fn send(mut self) -> Result<WireReport> {
+        let thread = nix::unistd::gettid().as_raw();
+        self.shared.thread.store(thread, Ordering::Relaxed);
         // Sleeps between bursts are shorter than the default slack of 50 us.
         nix::sys::prctl::set_timerslack(1)?;
         if !self.config.lossless {
@@ -212,7 +231,7 @@ impl Sender {
                 let burst = schedule.as_mut().map_or(BURST, Schedule::wait);
                 let burst = burst.min(count - sent);
                 if let Some(window) = &self.config.window {
-                    gone += window.wait(sent - gone, burst);
+                    gone += window.wait(sent - gone, burst)?;
                 }
                 self.ring.wait_for_room(burst)?;
                 self.run(sent + burst, burst as i32)?
@@ -311,7 +330,7 @@ fn yield_to_all() -> Result<()> {
 impl Window {
     /// Waits until `burst` more frames may be under way. Returns how many of the `sent` ones have
     /// been given up.
-    fn wait(&self, sent: u64, burst: u64) -> u64 {
+    fn wait(&self, sent: u64, burst: u64) -> Result<u64> {
         let mut received = (self.received)();
         let mut since = Instant::now();
         while sent + burst > received + self.frames {
@@ -319,11 +338,16 @@ impl Window {
             let now = (self.received)();
             if now != received {
                 (received, since) = (now, Instant::now());
-            } else if since.elapsed() > DROPPED {
-                return sent.saturating_sub(received);
+            } else if self.may_drop && since.elapsed() > DROPPED {
+                return Ok(sent.saturating_sub(received));
             }
+            ensure!(
+                since.elapsed() < PATIENCE,
+                "{} frames are under way and nobody receives one",
+                sent - received
+            );
         }
-        0
+        Ok(0)
     }
 }
 
