@@ -497,7 +497,10 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         active = storm.step(active, &wire)?;
         sleep(next.saturating_duration_since(Instant::now()));
         let events = match case {
-            Case::BusyPoll => tcp_since(&application, &tcp_before)?["BusyPollRxPackets"],
+            Case::BusyPoll => {
+                let tcp = tcp_since(&application, &tcp_before)?;
+                tcp.get("BusyPollRxPackets").copied().unwrap_or(0)
+            }
             _ => storm.events,
         };
         let progress = Progress {
@@ -518,9 +521,23 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
     let accepted = sent.sent - sent.lost;
     let queue = at_rest(&active, case, accepted)?;
     let passed = queue.inline + queue.sums.delivered;
-    let read = read_all(jumpers, case, passed)?;
+    let read = read_all(jumpers, |read| {
+        if case.is_tcp() {
+            Some(read.received == sent.sent)
+        } else if case.has_devices_above() {
+            None
+        } else {
+            let seen = packets();
+            let delivered = case == Case::Restart || seen == passed;
+            Some(delivered && read.received + read.dropped == seen)
+        }
+    })?;
     active.stop()?;
     let tcp = tcp_since(&application, &tcp_before)?;
+    let count = |name: &str| {
+        let count = tcp.get(name).copied();
+        count.with_context(|| format!("this kernel does not count {name}"))
+    };
 
     let sample = Sample {
         seconds,
@@ -528,7 +545,7 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         read: read.received,
         overtaken_at_delivery: witness.reordered(),
         overtaken_at_socket: if case.is_tcp() {
-            tcp["TCPOFOQueue"]
+            count("TCPOFOQueue")?
         } else {
             read.reordered
         },
@@ -536,7 +553,7 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         held: held + queue.held,
         jumps: read.jumps,
         events: if case == Case::BusyPoll {
-            tcp["BusyPollRxPackets"]
+            count("BusyPollRxPackets")?
         } else {
             events
         },
@@ -582,19 +599,21 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
     Ok(sample)
 }
 
-/// Stops the application when it has read all that was delivered; where that can't be known, when
-/// nothing more comes.
-fn read_all(jumpers: Jumpers, case: Case, delivered: u64) -> Result<JumpersReport> {
+/// Stops the application when it has read all; where that can't be known (`None`), when nothing more
+/// comes.
+fn read_all(
+    jumpers: Jumpers,
+    all: impl Fn(&JumpersReport) -> Option<bool>,
+) -> Result<JumpersReport> {
     let deadline = Instant::now() + PATIENCE;
-    let mut last = 0;
+    let mut last = None;
     loop {
-        let report = jumpers.report()?;
-        let all = report.received + report.dropped == delivered;
-        let unknown = case.has_devices_above() || case == Case::Restart || case.is_tcp();
-        if all || unknown && report.received == last || Instant::now() > deadline {
+        let now = jumpers.report()?;
+        let done = all(&now).unwrap_or(last == Some(now.received));
+        if done || Instant::now() > deadline {
             return jumpers.stop();
         }
-        last = report.received;
+        last = Some(now.received);
         sleep(Duration::from_millis(100));
     }
 }

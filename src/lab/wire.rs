@@ -90,7 +90,7 @@ pub struct WireReport {
 
 /// A running generator: one thread on one CPU at the tester's end.
 pub struct Wire {
-    thread: JoinHandle<Option<Result<WireReport>>>,
+    thread: Option<JoinHandle<Option<Result<WireReport>>>>,
     shared: Arc<Shared>,
 }
 
@@ -115,7 +115,10 @@ impl Wire {
             .tester
             .netns
             .spawn(Some(cpu), &format!("wire/{cpu}"), move || sender.send())?;
-        Ok(Self { thread, shared })
+        Ok(Self {
+            thread: Some(thread),
+            shared,
+        })
     }
 
     /// Frames sent so far; up to 65536 late at full speed.
@@ -142,11 +145,19 @@ impl Wire {
     }
 
     /// Waits until it has sent its count.
-    pub fn wait(self) -> Result<WireReport> {
-        match self.thread.join() {
+    pub fn wait(mut self) -> Result<WireReport> {
+        let thread = self.thread.take().context("the wire has ended")?;
+        match thread.join() {
             Ok(report) => report.context("the wire did not start")?,
             Err(panic) => std::panic::resume_unwind(panic),
         }
+    }
+}
+
+impl Drop for Wire {
+    /// The thread ends by itself, after what it sends just now.
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
     }
 }
 
