@@ -9,6 +9,8 @@
 #include <linux/in.h>
 #include <linux/ip.h>
 #include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
 #include <linux/udp.h>
 #include <bpf/bpf_endian.h>
 #include <bpf/bpf_helpers.h>
@@ -149,10 +151,10 @@ int cpumap(struct xdp_md *ctx)
 
 #define WIRE_TEMPLATE_LEN 256
 
-/* The first bytes of each UDP payload. */
+/* The first bytes of each payload. */
 struct wire_stamp {
 	__be64 seq;  /* of the wire, from 0 */
-	__be32 flow; /* seq % nr_flows */
+	__be32 flow; /* below nr_flows */
 	__be32 wire;
 };
 
@@ -165,16 +167,22 @@ struct wire_layout {
 	__u32 template_len; /* bytes of the template, all headers included */
 	__u32 ipv4;	    /* IPv4 header, whose checksum is to be filled in */
 	__u32 saddr;	    /* the low 32 bits of the source address */
-	__u32 udp;	    /* UDP header, the stamp follows it */
-	__u32 udp_checksum; /* 0: leave the checksum zero */
+	__u32 ports;	    /* UDP or TCP header; none: every frame is the template */
+	__u32 tcp_seq;	    /* sequence number of a TCP header */
+	__u32 checksum;	    /* of UDP or TCP */
+	__u32 stamp;	    /* behind all headers */
+	__u32 payload_len;  /* bytes by which a TCP flow's sequence number advances */
+	__u32 first_seq;    /* of every TCP flow */
+	__u32 push;	    /* the last segment of a TCP run has PSH */
 	__u32 nr_flows;
+	__u32 run;		 /* frames of one flow in a row */
 	__u32 saddr_mask;	 /* flow & mask is added to the source address */
 	__u32 saddr_shift;	 /* flow >> shift is added to the source port */
 	__u32 dport_mask;	 /* flow & mask is added to the destination port */
 	struct wire_stamp first; /* stamp of the first frame */
 };
 
-const volatile struct wire_layout wire_layout = {.nr_flows = 1};
+const volatile struct wire_layout wire_layout = {.nr_flows = 1, .run = 1};
 /* Checksum fields hold the folded sum of all constant words of their coverage, not inverted. */
 const volatile __u8 wire_template[WIRE_TEMPLATE_LEN];
 
@@ -192,7 +200,11 @@ __u32 wire_credit;
 __u64 wire_nr_sent;
 __u64 wire_nr_refused; /* template and frame don't fit each other */
 __u64 wire_limit;
+
+/* Whose turn it is: a flow, the frames of its run that are sent, and the runs of every flow. */
 __u32 wire_flow;
+__u32 wire_step;
+__u32 wire_turn;
 
 static __always_inline __u16 wire_checksum(__u64 sum)
 {
@@ -231,11 +243,11 @@ static __always_inline bool wire_is_due(void)
 SEC("?xdp")
 int wire(struct xdp_md *ctx)
 {
-	__u32 flow = wire_flow, saddr_offset, len = wire_layout.template_len;
-	__u64 seq = wire_nr_sent, sum;
+	__u32 flow = wire_flow, step = wire_step, len = wire_layout.template_len;
+	__u64 seq = wire_nr_sent, sum = 0;
 	struct wire_stamp *stamp;
-	struct udphdr *udp;
 	char *data, *data_end;
+	__be16 *ports;
 	__be32 *saddr;
 
 	if (seq >= wire_limit || !wire_is_due())
@@ -244,21 +256,20 @@ int wire(struct xdp_md *ctx)
 		goto refuse;
 	if (bpf_xdp_store_bytes(ctx, 0, (void *)wire_template, len))
 		goto refuse;
-	if (!wire_layout.udp)
+	if (!wire_layout.ports)
 		goto out;
 
 	data = (char *)(long)ctx->data;
 	data_end = (char *)(long)ctx->data_end;
-	saddr_offset = wire_layout.saddr;
-	saddr = (__be32 *)(data + saddr_offset);
-	udp = (struct udphdr *)(data + wire_layout.udp);
-	stamp = (struct wire_stamp *)(udp + 1);
-	if ((char *)(saddr + 1) > data_end || (char *)(stamp + 1) > data_end)
+	stamp = (struct wire_stamp *)(data + wire_layout.stamp);
+	if ((char *)(stamp + 1) > data_end)
 		goto refuse;
-
+	/* All headers are before the stamp. */
+	saddr = (__be32 *)(data + wire_layout.saddr);
+	ports = (__be16 *)(data + wire_layout.ports);
 	*saddr = bpf_htonl(bpf_ntohl(*saddr) + (flow & wire_layout.saddr_mask));
-	udp->source = bpf_htons(bpf_ntohs(udp->source) + (flow >> wire_layout.saddr_shift));
-	udp->dest = bpf_htons(bpf_ntohs(udp->dest) + (flow & wire_layout.dport_mask));
+	ports[0] = bpf_htons(bpf_ntohs(ports[0]) + (flow >> wire_layout.saddr_shift));
+	ports[1] = bpf_htons(bpf_ntohs(ports[1]) + (flow & wire_layout.dport_mask));
 	stamp->seq = bpf_cpu_to_be64(seq);
 	stamp->flow = bpf_htonl(flow);
 	stamp->wire = wire_layout.first.wire;
@@ -266,27 +277,85 @@ int wire(struct xdp_md *ctx)
 	if (wire_layout.ipv4) {
 		struct iphdr *ip = (struct iphdr *)(data + wire_layout.ipv4);
 
-		if ((char *)(ip + 1) > data_end)
-			goto refuse;
 		ip->check = wire_checksum((__u64)ip->check + *saddr);
 	}
-	if (wire_layout.udp_checksum) {
-		sum = (__u64)udp->check + *saddr + udp->source + udp->dest;
+	if (wire_layout.tcp_seq) {
+		struct tcphdr *tcp = (struct tcphdr *)ports;
+		__u32 nr_before = wire_turn * wire_layout.run + step;
+
+		tcp->seq = bpf_htonl(wire_layout.first_seq + nr_before * wire_layout.payload_len);
+		sum += tcp->seq;
+		if (wire_layout.push && step + 1 == wire_layout.run) {
+			tcp->psh = 1;
+			sum += bpf_htons(0x0008);
+		}
+	}
+	if (wire_layout.checksum) {
+		__sum16 *check = (__sum16 *)(data + wire_layout.checksum);
+
+		sum += (__u64)*check + *saddr + ports[0] + ports[1];
 		sum += (stamp->seq & 0xffffffff) + (stamp->seq >> 32);
 		sum += (__u64)stamp->flow + stamp->wire;
-		udp->check = wire_checksum(sum);
-		if (!udp->check)
-			udp->check = 0xffff; /* RFC 768: zero would mean none */
+		*check = wire_checksum(sum);
+		if (!*check && !wire_layout.tcp_seq)
+			*check = 0xffff; /* RFC 768: zero would mean none */
 	}
 
 out:
-	wire_flow = flow + 1 < wire_layout.nr_flows ? flow + 1 : 0;
 	wire_nr_sent = seq + 1;
+	wire_step = step + 1;
+	if (wire_step >= wire_layout.run) {
+		wire_step = 0;
+		wire_flow = flow + 1;
+		if (wire_flow >= wire_layout.nr_flows) {
+			wire_flow = 0;
+			wire_turn++;
+		}
+	}
 	return XDP_TX;
 
 refuse:
 	wire_nr_refused++;
 	return XDP_ABORTED;
+}
+
+/* ---- witness: the order in which a device hands frames to the stack -------- */
+
+#define NR_WITNESS_FLOWS 65536
+
+/* Offset of the stamp, as the wire's layout has it. */
+const volatile __u32 witness_stamp = 0;
+
+/* By flow: one more than the highest sequence number seen. */
+__u64 witness_next[NR_WITNESS_FLOWS];
+__u64 witness_nr_seen;
+__u64 witness_nr_reordered;
+
+/*
+ * At a device's tc ingress, on the CPU that delivers, before any protocol. A flow whose
+ * packets are delivered one after the other is seen in order, whatever the CPUs; if
+ * two are delivered at once, that is what is looked for.
+ */
+SEC("?tc")
+int witness(struct __sk_buff *skb)
+{
+	struct wire_stamp stamp;
+	__u64 *next, seq;
+	__u32 flow;
+
+	if (bpf_skb_load_bytes(skb, witness_stamp, &stamp, sizeof(stamp)))
+		return TC_ACT_OK;
+	flow = bpf_ntohl(stamp.flow);
+	if (flow >= NR_WITNESS_FLOWS)
+		return TC_ACT_OK;
+	__sync_fetch_and_add(&witness_nr_seen, 1);
+	seq = bpf_be64_to_cpu(stamp.seq);
+	next = &witness_next[flow];
+	if (seq < *next)
+		__sync_fetch_and_add(&witness_nr_reordered, 1);
+	else
+		*next = seq + 1;
+	return TC_ACT_OK;
 }
 
 /* ---- empty: what running any XDP program costs ----------------------------- */

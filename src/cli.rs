@@ -268,4 +268,7 @@ pub enum Scenario {
     Follow,
     /// More UDP packets than the host can use, and the receiving CPU's cost per packet
     Flood,
+    /// Packets that overtake an earlier one of their flow while masks, applications, interrupts and
+    /// CPUs change, against the same without the rule of order
+    Reorder,
 }

@@ -14,6 +14,7 @@ use rxsteer::bench::{self, Effort};
 use rxsteer::caps::{self, Need};
 use rxsteer::cli::{BenchArgs, Cli, Command, DemoArgs, Scenario, StatusArgs};
 use rxsteer::{demo, run, status};
+use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
 fn main() -> ExitCode {
@@ -132,19 +133,29 @@ fn bench(args: &BenchArgs) -> Result<()> {
             seconds: args.seconds.as_secs_f64(),
             progress: &progress(&bar),
         };
-        let report = match scenario {
-            Scenario::Decide => bench::decide::decide(&effort),
-            Scenario::Record => bench::record::record(&effort),
-            Scenario::Follow => bench::follow::follow(&effort),
-            Scenario::Flood => bench::flood::flood(&effort),
-        };
+        let (json, text) = match scenario {
+            Scenario::Decide => both(bench::decide::decide(&effort), bench::Report::render),
+            Scenario::Record => both(bench::record::record(&effort), bench::Report::render),
+            Scenario::Follow => both(bench::follow::follow(&effort), bench::Report::render),
+            Scenario::Flood => both(bench::flood::flood(&effort), bench::Report::render),
+            Scenario::Reorder => both(bench::reorder::reorder(&effort), |report| report.render()),
+        }
+        .inspect_err(|_| bar.finish_and_clear())?;
         bar.finish_and_clear();
-        let report = report?;
         if args.json {
-            println!("{}", serde_json::to_string(&report)?);
+            println!("{json}");
         } else {
-            print!("{}", report.render());
+            print!("{text}");
         }
     }
     Ok(())
+}
+
+/// A report for programs and for people.
+fn both<R: Serialize>(
+    report: Result<R>,
+    render: impl FnOnce(&R) -> String,
+) -> Result<(String, String)> {
+    let report = report?;
+    Ok((serde_json::to_string(&report)?, render(&report)))
 }

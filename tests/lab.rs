@@ -53,6 +53,7 @@ fn exactly(count: u64, flows: UdpFlows) -> WireConfig {
         count: Some(count),
         rate: Some(200_000),
         lossless: true,
+        window: None,
     }
 }
 
@@ -244,6 +245,7 @@ fn what_the_ring_cannot_take_is_counted() -> Result<()> {
     let config = WireConfig {
         rate: None,
         lossless: false,
+        window: None,
         ..exactly(1_000_003, UdpFlows::to(&link.dut, 1000))
     };
     let report = send(&link, 0, &config)?;

@@ -19,6 +19,7 @@ use rxsteer::accounting::Status;
 use rxsteer::device::{AttachedXdp, Device, XdpMode};
 use rxsteer::lab::ethtool::Offload;
 use rxsteer::lab::frame::{Frames, UdpFlows};
+use rxsteer::lab::hog::Hog;
 use rxsteer::lab::link::LinkConfig;
 use rxsteer::lab::netns::Netns;
 use rxsteer::lab::sink::{Sink, SinkConfig};

@@ -51,6 +51,7 @@ fn account(link: &Link, hash: Hash) -> Result<[Queue; 2]> {
         count: Some(PACKETS),
         rate: None,
         lossless: true,
+        window: None,
     };
     Wire::start(link, 0, &config)?.wait()?;
     let wire = received(2 * PACKETS)?;

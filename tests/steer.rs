@@ -11,6 +11,7 @@ use common::bed::*;
 use rxsteer::accounting::{Queue, Terms};
 use rxsteer::bench::mode::Active;
 use rxsteer::lab::frame::{Frames, UdpFlows};
+use rxsteer::lab::hog::Hog;
 use rxsteer::lab::link::LinkConfig;
 use rxsteer::lab::sink::{Sink, SinkConfig};
 use rxsteer::lab::wire::{Wire, WireConfig};
@@ -343,6 +344,7 @@ fn a_full_backlog_drops_in_xdp_and_nowhere_else() -> Result<()> {
             count: None,
             rate: None,
             lossless: false,
+            window: None,
         };
         let wire = Wire::start(&bed.link, 0, &flood)?;
         until("the backlog was full a thousand times", || {

@@ -141,7 +141,9 @@ fn the_labs_programs_stay_far_from_it_too() -> Result<()> {
     constants.flow_tunnels.0 = Tunnel::All.bits();
     let layout = &mut constants.wire_layout;
     layout.template_len = constants.wire_template.len() as u32;
-    (layout.ipv4, layout.saddr, layout.udp, layout.udp_checksum) = (14, 26, 34, 1);
+    (layout.ipv4, layout.saddr, layout.ports) = (14, 26, 34);
+    (layout.tcp_seq, layout.checksum, layout.stamp) = (38, 50, 54);
+    layout.push = 1;
     let skel = open.load()?;
     let all = verified(skel.object(), "of the lab")?;
     assert!(all.len() > 4, "{all:?}");

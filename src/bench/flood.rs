@@ -117,6 +117,7 @@ impl Bed {
             count: None,
             rate,
             lossless: false,
+            window: None,
         };
 
         let cpu_before = self.nic.cpu_ns(0)?;

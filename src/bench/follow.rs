@@ -81,6 +81,7 @@ fn measure(bed: &mut Bed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
         count: None,
         rate: Some(RATE * u64::from(NR_FLOWS)),
         lossless: false,
+        window: None,
     };
     let stop = Arc::new(AtomicBool::new(false));
     let seen = stop.clone();

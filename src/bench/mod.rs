@@ -6,6 +6,7 @@ pub mod flood;
 pub mod follow;
 pub mod mode;
 pub mod record;
+pub mod reorder;
 pub mod report;
 
 pub use report::{Report, Rounds};

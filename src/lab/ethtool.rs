@@ -54,9 +54,11 @@ impl Ethtool {
             name: name.to_string(),
             counters: Vec::new(),
         };
-        ethtool.counters = ethtool
-            .strings(ETH_SS_STATS)
-            .with_context(|| format!("{name} names no counters"))?;
+        ethtool.counters = match ethtool.strings(ETH_SS_STATS) {
+            // Software devices often count nothing of their own.
+            Err(error) if error.downcast_ref() == Some(&Errno::EOPNOTSUPP) => Vec::new(),
+            names => names.with_context(|| format!("{name} names no counters"))?,
+        };
         Ok(ethtool)
     }
 

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
-use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
+use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan};
 
 use super::ethtool::{Ethtool, Offload};
+use super::frame::VXLAN_PORT;
 use super::netns::Netns;
 use super::rtnl;
 
@@ -165,6 +166,38 @@ impl Plan<'_> {
             neighbour.link_layer_address(&peer.mac).execute().await?;
         }
         Ok(())
+    }
+}
+
+impl End {
+    /// The inner end of a VXLAN tunnel that ends here, on the subnet of a link that there is not.
+    ///
+    /// # Errors
+    /// The kernel has no VXLAN.
+    pub fn vxlan(&self, id: u8, vni: u32) -> Result<Self> {
+        let plan = |prefix: &str, host| Plan {
+            netns: &self.netns,
+            name: format!("{prefix}{}", self.name.trim_start_matches("nic")),
+            mac: [2, b'r', b'x', 0, id, host as u8],
+            host,
+        };
+        let (inner, peer) = (plan("vx", 1), plan("", 2));
+        let mut message = LinkVxlan::new(&inner.name, vni)
+            .port(VXLAN_PORT)
+            .local(self.ipv4)
+            .learning(false)
+            .build();
+        let mac = LinkAttribute::Address(inner.mac.to_vec());
+        message.attributes.push(mac);
+        self.netns.run(|| {
+            rtnl::run(async |handle| handle.link().add(message).execute().await)?
+                .context("cannot make a tunnel: is CONFIG_VXLAN there?")
+        })?;
+        let config = LinkConfig {
+            id,
+            ..Default::default()
+        };
+        inner.configure(&config, &peer)
     }
 }
 

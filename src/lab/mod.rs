@@ -3,21 +3,27 @@
 //!
 //! A [`link::Link`] joins a tester and a device under test (RFC 2544's words); a [`wire::Wire`]
 //! sends frames from inside the kernel; a [`nic::Nic`] makes the other end behave as a NIC whose
-//! queues have CPUs; a [`sink::Sink`] is the application.
+//! queues have CPUs; a [`sink::Sink`] is the application, or [`jumper::Jumpers`] that never stay on a
+//! CPU.
 
 use anyhow::Result;
 use nix::time::{ClockId, clock_gettime};
 
 pub mod ethtool;
 pub mod frame;
+pub mod hog;
+pub mod hotplug;
+pub mod jumper;
 pub mod link;
 pub mod netns;
 pub mod nic;
 mod rtnl;
 pub mod setting;
 pub mod sink;
+pub mod sockets;
 pub mod softnet;
 pub mod wire;
+pub mod witness;
 pub mod xdp;
 
 /// Whether this machine allows a lab: namespaces, veth, BPF. The error says what is missing.

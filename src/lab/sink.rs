@@ -23,7 +23,7 @@ const BATCH: usize = 64;
 /// Bytes received of each: an Ethernet MTU's worth.
 const DATAGRAM: usize = 2048;
 /// How long a thread sleeps in the kernel before it looks whether it should stop.
-const IDLE: Duration = Duration::from_millis(20);
+pub(super) const IDLE: Duration = Duration::from_millis(20);
 
 /// How a [`Sink`] listens.
 #[derive(Clone, Debug)]
@@ -84,7 +84,7 @@ pub struct Sink {
 
 struct Shared {
     stop: AtomicBool,
-    received: Vec<Line>,
+    received: Counters,
 }
 
 /// What a thread leaves behind.
@@ -95,14 +95,14 @@ struct Done {
 
 /// What comes next in each flow, at the earliest.
 #[derive(Default)]
-struct Order {
+pub(super) struct Order {
     next: HashMap<[u8; 8], u64>,
-    reordered: u64,
+    pub(super) reordered: u64,
 }
 
 impl Order {
     /// A payload begins with a `wire_stamp`: the sequence number, then what names flow and wire.
-    fn see(&mut self, payload: &[u8]) {
+    pub(super) fn see(&mut self, payload: &[u8]) {
         let Some((seq, rest)) = payload.split_first_chunk() else {
             return;
         };
@@ -119,10 +119,37 @@ impl Order {
     }
 }
 
-/// A counter on a cache line of its own.
+/// A counter for each of several threads, which others read.
+#[derive(Debug)]
+pub struct Counters(Vec<Line>);
+
+/// On a cache line of its own.
 #[repr(align(64))]
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Line(AtomicU64);
+
+impl Counters {
+    /// For threads 0…`count` - 1.
+    pub(super) fn new(count: usize) -> Self {
+        Self((0..count).map(|_| Line::default()).collect())
+    }
+
+    /// A thread's.
+    pub(super) fn of(&self, thread: usize) -> &AtomicU64 {
+        &self.0[thread].0
+    }
+
+    /// Of all threads, in their order.
+    pub(super) fn each(&self) -> Vec<u64> {
+        let lines = self.0.iter();
+        lines.map(|line| line.0.load(Ordering::Relaxed)).collect()
+    }
+
+    /// Of all threads together.
+    pub fn sum(&self) -> u64 {
+        self.each().iter().sum()
+    }
+}
 
 impl Sink {
     /// Binds the sockets, then starts the threads: what is sent after this returns is received.
@@ -149,7 +176,7 @@ impl Sink {
         let check_order = config.check_order;
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
-            received: config.threads.iter().map(|_| Line::default()).collect(),
+            received: Counters::new(config.threads.len()),
         });
         let mut sink = Self {
             sockets,
@@ -160,7 +187,7 @@ impl Sink {
             let socket = sink.sockets[i % count].clone();
             let shared = sink.shared.clone();
             let thread = netns.spawn(cpu, &format!("sink/{i}"), move || {
-                receive(&socket, &shared.received[i].0, &shared.stop, check_order)
+                receive(&socket, shared.received.of(i), &shared.stop, check_order)
             })?;
             sink.threads.push(thread);
         }
@@ -169,8 +196,7 @@ impl Sink {
 
     /// Datagrams received so far by all threads.
     pub fn received(&self) -> u64 {
-        let lines = self.shared.received.iter();
-        lines.map(|line| line.0.load(Ordering::Relaxed)).sum()
+        self.shared.received.sum()
     }
 
     /// Datagrams dropped at the sockets so far.
@@ -193,9 +219,8 @@ impl Sink {
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         }
-        let lines = self.shared.received.iter();
         Ok(SinkReport {
-            received: lines.map(|line| line.0.load(Ordering::Relaxed)).collect(),
+            received: self.shared.received.each(),
             dropped: self.dropped()?,
             reordered,
             cpu_ns,
@@ -268,72 +293,113 @@ fn receive(
     check_order: bool,
 ) -> Result<Done> {
     let mut order = Order::default();
-    let mut data = vec![0u8; BATCH * DATAGRAM];
-    let mut vectors: Vec<libc::iovec> = data
-        .chunks_exact_mut(DATAGRAM)
-        .map(|buffer| libc::iovec {
-            iov_base: buffer.as_mut_ptr().cast(),
-            iov_len: buffer.len(),
-        })
-        .collect();
-    let mut messages: Vec<libc::mmsghdr> = vectors
-        .iter_mut()
-        .map(|vector| {
-            // SAFETY: a message header of zeros is valid.
-            let mut message: libc::mmsghdr = unsafe { std::mem::zeroed() };
-            message.msg_hdr.msg_iov = vector;
-            message.msg_hdr.msg_iovlen = 1;
-            message
-        })
-        .collect();
+    let mut messages = Messages::new(false);
     loop {
         // Read before the socket is found empty: what came before the order to stop is counted.
         let last = stop.load(Ordering::Relaxed);
-        // SAFETY: the headers point to `vectors`, those to `data`; all outlive the call.
-        let count = unsafe {
-            libc::recvmmsg(
-                socket.as_raw_fd(),
-                messages.as_mut_ptr(),
-                BATCH as u32,
-                if last {
-                    libc::MSG_DONTWAIT
-                } else {
-                    libc::MSG_WAITFORONE
-                },
-                std::ptr::null_mut(),
-            )
-        };
-        if count > 0 {
-            if check_order {
-                for message in &messages[..count as usize] {
-                    // SAFETY: the header points to one vector, that to a whole buffer of `data`, of
-                    // which the kernel has written this much.
-                    let payload = unsafe {
-                        let buffer = (*message.msg_hdr.msg_iov).iov_base;
-                        std::slice::from_raw_parts(buffer.cast(), message.msg_len as usize)
-                    };
-                    order.see(payload);
-                }
-            }
-            received.fetch_add(count as u64, Ordering::Relaxed);
-            continue;
+        let count = messages.receive(socket, !last)?;
+        if check_order {
+            messages.payloads(count).for_each(|data| order.see(data));
         }
-        let error = io::Error::last_os_error();
-        match error.kind() {
-            io::ErrorKind::WouldBlock if last => {
-                return Ok(Done {
-                    cpu_ns: thread_cpu_ns()?,
-                    reordered: order.reordered,
-                });
-            }
-            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => {}
-            _ => return Err(error).context("recvmmsg() failed"),
+        received.fetch_add(count as u64, Ordering::Relaxed);
+        if last && count == 0 {
+            return Ok(Done {
+                cpu_ns: thread_cpu_ns()?,
+                reordered: order.reordered,
+            });
         }
     }
 }
 
+/// Room for the datagrams of one recvmmsg().
+pub(super) struct Messages {
+    headers: Vec<libc::mmsghdr>,
+    data: Vec<u8>,
+    // The headers point to these.
+    _vectors: Vec<libc::iovec>,
+    _peers: Vec<libc::sockaddr_storage>,
+}
+
+impl Messages {
+    /// `peers`: asks for each datagram's source, as servers do.
+    pub(super) fn new(peers: bool) -> Self {
+        let mut data = vec![0u8; BATCH * DATAGRAM];
+        let mut vectors: Vec<libc::iovec> = data
+            .chunks_exact_mut(DATAGRAM)
+            .map(|buffer| libc::iovec {
+                iov_base: buffer.as_mut_ptr().cast(),
+                iov_len: buffer.len(),
+            })
+            .collect();
+        // SAFETY: addresses and message headers of zeros are valid.
+        let mut addresses: Vec<libc::sockaddr_storage> =
+            vec![unsafe { std::mem::zeroed() }; if peers { BATCH } else { 0 }];
+        let mut headers: Vec<libc::mmsghdr> = vectors
+            .iter_mut()
+            .map(|vector| {
+                // SAFETY: as above.
+                let mut header: libc::mmsghdr = unsafe { std::mem::zeroed() };
+                header.msg_hdr.msg_iov = vector;
+                header.msg_hdr.msg_iovlen = 1;
+                header
+            })
+            .collect();
+        for (header, address) in headers.iter_mut().zip(&mut addresses) {
+            header.msg_hdr.msg_name = (&raw mut *address).cast();
+        }
+        Self {
+            headers,
+            data,
+            _vectors: vectors,
+            _peers: addresses,
+        }
+    }
+
+    /// Receives what is there; if nothing is and it may wait, until something is or the socket's
+    /// time is up. Returns the number of datagrams.
+    pub(super) fn receive(&mut self, socket: &OwnedFd, wait: bool) -> Result<usize> {
+        for header in &mut self.headers {
+            if !header.msg_hdr.msg_name.is_null() {
+                // The kernel has written the length of the last one.
+                header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as _;
+            }
+        }
+        let flags = if wait {
+            libc::MSG_WAITFORONE
+        } else {
+            libc::MSG_DONTWAIT
+        };
+        // SAFETY: the headers point to memory of `self`, which outlives the call.
+        let count = unsafe {
+            libc::recvmmsg(
+                socket.as_raw_fd(),
+                self.headers.as_mut_ptr(),
+                BATCH as u32,
+                flags,
+                std::ptr::null_mut(),
+            )
+        };
+        if count >= 0 {
+            return Ok(count as usize);
+        }
+        let error = io::Error::last_os_error();
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(0),
+            _ => Err(error).context("recvmmsg() failed"),
+        }
+    }
+
+    /// The first `count` datagrams that were received last.
+    pub(super) fn payloads(&self, count: usize) -> impl Iterator<Item = &[u8]> {
+        let buffers = self.data.chunks_exact(DATAGRAM);
+        buffers
+            .zip(&self.headers[..count])
+            .map(|(buffer, header)| &buffer[..header.msg_len as usize])
+    }
+}
+
 /// The socket's drop counter (SK_MEMINFO_DROPS in linux/sock_diag.h).
-fn drops(socket: &OwnedFd) -> Result<u64> {
+pub(super) fn drops(socket: &OwnedFd) -> Result<u64> {
     const SK_MEMINFO_DROPS: usize = 8;
     let mut info = [0u32; SK_MEMINFO_DROPS + 1];
     let mut len = size_of_val(&info) as libc::socklen_t;

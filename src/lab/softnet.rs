@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the kernel counts itself: softnet_stat, CPU times, UDP counters.
+//! What the kernel counts itself: softnet_stat, CPU times, UDP and TCP counters.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -107,14 +107,39 @@ pub fn udp(netns: &Netns) -> Result<BTreeMap<String, u64>> {
 }
 
 fn parse_udp(v4: &str, v6: &str) -> Result<BTreeMap<String, u64>> {
-    let mut rows = v4.lines().filter_map(|line| line.strip_prefix("Udp: "));
-    let (names, values) = (rows.next(), rows.next());
-    let (names, values) = names.zip(values).context("no UDP counters in snmp")?;
-    let pairs = names.split_whitespace().zip(values.split_whitespace());
-    let v6 = v6.lines().filter(|line| line.starts_with("Udp6"));
-    pairs
-        .chain(v6.filter_map(|line| line.split_once(char::is_whitespace)))
-        .map(|(name, value)| Ok((name.to_string(), value.trim().parse()?)))
+    let mut counters = parse_group(v4, "Udp")?;
+    for line in v6.lines().filter(|line| line.starts_with("Udp6")) {
+        let (name, value) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
+        counters.insert(name.to_string(), value.trim().parse()?);
+    }
+    Ok(counters)
+}
+
+/// TCP counters of a namespace by name: `InErrs` and its like from snmp, `TCPOFOQueue`,
+/// `BusyPollRxPackets`… from netstat, both families together.
+pub fn tcp(netns: &Netns) -> Result<BTreeMap<String, u64>> {
+    netns.run(|| {
+        let snmp = fs::read_to_string("/proc/thread-self/net/snmp")?;
+        let netstat = fs::read_to_string("/proc/thread-self/net/netstat")?;
+        let mut counters = parse_group(&netstat, "TcpExt")?;
+        counters.extend(parse_group(&snmp, "Tcp")?);
+        Ok(counters)
+    })
+}
+
+/// The line of names, and that of values, which begin with the group's name. A value below zero
+/// (`MaxConn`) counts as zero.
+fn parse_group(text: &str, group: &str) -> Result<BTreeMap<String, u64>> {
+    let prefix = format!("{group}: ");
+    let mut rows = text.lines().filter_map(|line| line.strip_prefix(&prefix));
+    let (names, values) = rows
+        .next()
+        .zip(rows.next())
+        .with_context(|| format!("the kernel shows no {group} counters"))?;
+    names
+        .split_whitespace()
+        .zip(values.split_whitespace())
+        .map(|(name, value)| Ok((name.to_string(), value.parse::<i64>()?.max(0) as u64)))
         .collect()
 }
 
@@ -156,5 +181,16 @@ mod tests {
         let counters = parse_udp(v4, "Ip6InReceives 1\nUdp6NoPorts      \t8\n").unwrap();
         let expected = [("InDatagrams", 5), ("NoPorts", 6), ("Udp6NoPorts", 8)];
         assert_eq!(counters, expected.map(|(k, v)| (k.to_string(), v)).into());
+    }
+
+    #[test]
+    fn a_group_is_not_another_whose_name_begins_as_its() {
+        let text = "TcpExt: A B\nTcpExt: 1 2\nTcp: C MaxConn\nTcp: 3 -1\n";
+        let expected = [("C", 3), ("MaxConn", 0)];
+        assert_eq!(
+            parse_group(text, "Tcp").unwrap(),
+            expected.map(|(k, v)| (k.to_string(), v)).into()
+        );
+        assert!(parse_group(text, "Udp").is_err());
     }
 }

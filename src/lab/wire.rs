@@ -1,19 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The in-kernel generator: BPF_PROG_TEST_RUN with live frames.
 
+use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::errno::Errno;
+use nix::unistd::Pid;
 
 use super::ethtool::Ethtool;
 use super::frame::Frames;
 use super::link::{End, Link, LinkConfig};
-use super::netns::Netns;
+use super::netns::{self, Netns};
 use super::{thread_cpu_ns, xdp};
 use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::xdp_md;
@@ -32,6 +34,9 @@ const RING_ROOM: u64 = 256 - 16;
 /// The longest burst of a paced or lossless wire: half a veth ring.
 const BURST: u64 = 128;
 
+/// Frames that may be dropped have been if none was received for so long.
+const DROPPED: Duration = Duration::from_millis(50);
+
 /// How long a wire waits for a receiver that takes nothing, or a kernel without page pools.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -48,6 +53,25 @@ pub struct WireConfig {
     /// Never more in the ring than it holds: it waits for the receiver and loses nothing there.
     /// No other wire or socket may send into the same queue meanwhile.
     pub lossless: bool,
+    /// A lossless wire's way to wait for the application too.
+    pub window: Option<Window>,
+}
+
+/// Frames that may be under way: so many fewer to be dropped anywhere.
+#[derive(Clone)]
+pub struct Window {
+    /// That is sent and not received.
+    pub frames: u64,
+    /// Of this wire's frames, those that have been received.
+    pub received: Arc<dyn Fn() -> u64 + Send + Sync>,
+    /// Some may be dropped: when none has been received for 50 ms, the others are given up.
+    pub may_drop: bool,
+}
+
+impl fmt::Debug for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Window({})", self.frames)
+    }
 }
 
 /// What a wire did.
@@ -66,7 +90,7 @@ pub struct WireReport {
 
 /// A running generator: one thread on one CPU at the tester's end.
 pub struct Wire {
-    thread: JoinHandle<Option<Result<WireReport>>>,
+    thread: Option<JoinHandle<Option<Result<WireReport>>>>,
     shared: Arc<Shared>,
 }
 
@@ -74,6 +98,8 @@ pub struct Wire {
 struct Shared {
     stop: AtomicBool,
     sent: AtomicU64,
+    /// The thread's id, once it has begun.
+    thread: AtomicI32,
 }
 
 impl Wire {
@@ -89,12 +115,27 @@ impl Wire {
             .tester
             .netns
             .spawn(Some(cpu), &format!("wire/{cpu}"), move || sender.send())?;
-        Ok(Self { thread, shared })
+        Ok(Self {
+            thread: Some(thread),
+            shared,
+        })
     }
 
     /// Frames sent so far; up to 65536 late at full speed.
     pub fn sent(&self) -> u64 {
         self.shared.sent.load(Ordering::Relaxed)
+    }
+
+    /// Sends on another CPU from now on, on links of one queue: where a device is polled in softirq,
+    /// it is polled there.
+    ///
+    /// # Errors
+    /// The CPU is offline.
+    pub fn move_to(&self, cpu: u32) -> Result<()> {
+        match self.shared.thread.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            thread => netns::bind(Pid::from_raw(thread), cpu),
+        }
     }
 
     /// Stops it.
@@ -104,11 +145,19 @@ impl Wire {
     }
 
     /// Waits until it has sent its count.
-    pub fn wait(self) -> Result<WireReport> {
-        match self.thread.join() {
+    pub fn wait(mut self) -> Result<WireReport> {
+        let thread = self.thread.take().context("the wire has ended")?;
+        match thread.join() {
             Ok(report) => report.context("the wire did not start")?,
             Err(panic) => std::panic::resume_unwind(panic),
         }
+    }
+}
+
+impl Drop for Wire {
+    /// The thread ends by itself, after what it sends just now.
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
     }
 }
 
@@ -159,6 +208,8 @@ impl Sender {
     }
 
     fn send(mut self) -> Result<WireReport> {
+        let thread = nix::unistd::gettid().as_raw();
+        self.shared.thread.store(thread, Ordering::Relaxed);
         // Sleeps between bursts are shorter than the default slack of 50 us.
         nix::sys::prctl::set_timerslack(1)?;
         if !self.config.lossless {
@@ -185,10 +236,14 @@ impl Sender {
         let rate = self.config.rate.filter(|_| self.config.lossless);
         let mut schedule = rate.map(|rate| Schedule::new(rate, Instant::now()));
         let mut sent = 0;
+        let mut gone = 0;
         while sent < count && !self.shared.stop.load(Ordering::Relaxed) {
             sent = if self.config.lossless {
                 let burst = schedule.as_mut().map_or(BURST, Schedule::wait);
                 let burst = burst.min(count - sent);
+                if let Some(window) = &self.config.window {
+                    gone += window.wait(sent - gone, burst)?;
+                }
                 self.ring.wait_for_room(burst)?;
                 self.run(sent + burst, burst as i32)?
             } else {
@@ -281,6 +336,30 @@ fn yield_to_all() -> Result<()> {
     let ret = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const param) };
     Errno::result(ret).context("SCHED_IDLE")?;
     Ok(())
+}
+
+impl Window {
+    /// Waits until `burst` more frames may be under way. Returns how many of the `sent` ones have
+    /// been given up.
+    fn wait(&self, sent: u64, burst: u64) -> Result<u64> {
+        let mut received = (self.received)();
+        let mut since = Instant::now();
+        while sent + burst > received + self.frames {
+            std::thread::sleep(Duration::from_micros(20));
+            let now = (self.received)();
+            if now != received {
+                (received, since) = (now, Instant::now());
+            } else if self.may_drop && since.elapsed() > DROPPED {
+                return Ok(sent.saturating_sub(received));
+            }
+            ensure!(
+                since.elapsed() < PATIENCE,
+                "{} frames are under way and nobody receives one",
+                sent - received
+            );
+        }
+        Ok(0)
+    }
 }
 
 /// When the next burst of a paced wire is due.

@@ -2,14 +2,10 @@
 //! Where end-to-end tests happen: a link into a NIC that is polled on one CPU, and the waiting.
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, mpsc};
-use std::thread::JoinHandle;
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail, ensure};
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
+use anyhow::{Result, bail};
 use rxsteer::accounting::{Queue, Status};
 use rxsteer::backlogs::LIMIT_MAX;
 use rxsteer::bench::mode::Active;
@@ -57,48 +53,6 @@ pub fn until<T>(what: &str, mut answer: impl FnMut() -> Result<Option<T>>) -> Re
             bail!("still not after {PATIENCE:?}: {what}");
         }
         std::thread::sleep(Duration::from_millis(2));
-    }
-}
-
-/// A thread that leaves a CPU to others as little as it can.
-pub struct Hog {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Hog {
-    pub fn new(cpu: u32) -> Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let seen = stop.clone();
-        let (ready, is_ready) = mpsc::channel();
-        let thread = std::thread::spawn(move || {
-            let mut cpus = CpuSet::new();
-            let bound = cpus
-                .set(cpu as usize)
-                .and_then(|()| sched_setaffinity(Pid::from_raw(0), &cpus));
-            // SAFETY: no memory is involved. The nice value is the thread's own on Linux.
-            let nice = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
-            ready
-                .send(bound.is_ok() && nice == 0)
-                .expect("it is waited for");
-            while !seen.load(Ordering::Relaxed) {
-                std::hint::spin_loop();
-            }
-        });
-        ensure!(is_ready.recv()?, "CPU {cpu} cannot be kept busy");
-        Ok(Self {
-            stop,
-            thread: Some(thread),
-        })
-    }
-}
-
-impl Drop for Hog {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
     }
 }
 
@@ -179,6 +133,7 @@ pub fn lossless(frames: Frames, count: Option<u64>, rate: u64) -> WireConfig {
         count,
         rate: Some(rate),
         lossless: true,
+        window: None,
     }
 }
 

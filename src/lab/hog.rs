@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Somebody else's work, which comes first.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+
+use anyhow::{Result, ensure};
+use nix::unistd::Pid;
+
+use super::netns::bind;
+
+/// A thread that leaves a CPU to others as little as it can.
+pub struct Hog {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Hog {
+    /// Keeps it busy from now until dropped.
+    ///
+    /// # Errors
+    /// The CPU is offline, or the process may not raise its priority.
+    pub fn new(cpu: u32) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = stop.clone();
+        let (ready, is_ready) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let bound = bind(Pid::from_raw(0), cpu);
+            // SAFETY: no memory is involved. The nice value is the thread's own on Linux.
+            let nice = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, -20) };
+            // The receiver waits below, so this reaches it.
+            let _ = ready.send(bound.is_ok() && nice == 0);
+            while !seen.load(Ordering::Relaxed) {
+                std::hint::spin_loop();
+            }
+        });
+        ensure!(is_ready.recv()?, "CPU {cpu} cannot be kept busy");
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Hog {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

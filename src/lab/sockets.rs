@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Sockets of an application that reads: servers, connected ones, and TCP without a handshake.
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,
+};
+use nix::sys::time::{TimeVal, TimeValLike};
+
+use super::frame::{TcpFlows, UdpFlows};
+use super::netns::Netns;
+use super::sink::IDLE;
+
+/// One unconnected UDP socket for all flows.
+///
+/// # Errors
+/// The address is taken, or not the namespace's.
+pub fn server(netns: &Netns, flows: &UdpFlows, rcvbuf: usize) -> Result<OwnedFd> {
+    netns.run(|| {
+        let fd = open(SockType::Datagram, flows, rcvbuf)?;
+        bind_to(&fd, flows)?;
+        Ok(fd)
+    })
+}
+
+/// One UDP socket per flow, connected to its source.
+///
+/// # Errors
+/// As [`server`], and when a source can't be reached.
+pub fn connected(netns: &Netns, flows: &UdpFlows, rcvbuf: usize) -> Result<Vec<OwnedFd>> {
+    let open = |flow| -> Result<OwnedFd> {
+        let fd = open(SockType::Datagram, flows, rcvbuf)?;
+        bind_to(&fd, flows)?;
+        connect(fd.as_raw_fd(), &SockaddrStorage::from(flows.source(flow)))?;
+        Ok(fd)
+    };
+    netns.run(|| (0..flows.nr_flows).map(open).collect())
+}
+
+/// One established TCP socket per flow, which waits for the flow's first segment, with room for
+/// `rcvbuf` bytes. There is no peer: what they send must find nobody who answers. Closing them
+/// sends a reset at most.
+///
+/// # Errors
+/// Without CAP_NET_ADMIN, or when a source can't be reached.
+pub fn established(netns: &Netns, tcp: &TcpFlows, rcvbuf: usize) -> Result<Vec<OwnedFd>> {
+    let establish = |flow| -> Result<OwnedFd> {
+        let fd = open(SockType::Stream, &tcp.flows, rcvbuf)?;
+        let set = |name, value: &[u32]| setsockopt_words(&fd, libc::IPPROTO_TCP, name, value);
+        // Under repair all may have the same port, and connecting takes no packet.
+        set(libc::TCP_REPAIR, &[1]).context("no TCP_REPAIR here")?;
+        bind_to(&fd, &tcp.flows)?;
+        for (queue, seq) in [(TCP_RECV_QUEUE, tcp.first_seq), (TCP_SEND_QUEUE, tcp.ack)] {
+            set(libc::TCP_REPAIR_QUEUE, &[queue])?;
+            set(libc::TCP_QUEUE_SEQ, &[seq])?;
+        }
+        let peer = tcp.flows.source(flow);
+        connect(fd.as_raw_fd(), &SockaddrStorage::from(peer))?;
+        set(libc::TCP_REPAIR_OPTIONS, &[TCPOPT_WINDOW, 14 << 16 | 14])?;
+        let window = rcvbuf as u32;
+        set(
+            libc::TCP_REPAIR_WINDOW,
+            &[tcp.first_seq, 1 << 20, 1 << 20, window, tcp.first_seq],
+        )?;
+        setsockopt(
+            &fd,
+            sockopt::Linger,
+            &libc::linger {
+                l_onoff: 1,
+                l_linger: 0,
+            },
+        )?;
+        set(libc::TCP_REPAIR, &[TCP_REPAIR_OFF_NO_WP])?;
+        Ok(fd)
+    };
+    netns.run(|| {
+        (0..tcp.flows.nr_flows)
+            .map(|flow| establish(flow).with_context(|| format!("TCP flow {flow}")))
+            .collect()
+    })
+}
+
+/// Lets a read poll the device's queue for `us` microseconds, before the interrupt does.
+///
+/// # Errors
+/// Without CAP_NET_ADMIN.
+pub fn busy_poll(socket: &OwnedFd, us: u32) -> Result<()> {
+    setsockopt_words(socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL, &[us])?;
+    setsockopt_words(socket, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, &[1])
+}
+
+/// asm-generic/socket.h; of all but alpha, mips, parisc and sparc.
+const SO_PREFER_BUSY_POLL: libc::c_int = 69;
+
+// linux/tcp.h, and an enum in net/ipv4/tcp.c.
+const TCP_RECV_QUEUE: u32 = 1;
+const TCP_SEND_QUEUE: u32 = 2;
+const TCPOPT_WINDOW: u32 = 3;
+/// Without a window probe, -1.
+const TCP_REPAIR_OFF_NO_WP: u32 = u32::MAX;
+
+fn open(kind: SockType, flows: &UdpFlows, rcvbuf: usize) -> Result<OwnedFd> {
+    let family = match flows.daddr {
+        IpAddr::V4(_) => AddressFamily::Inet,
+        IpAddr::V6(_) => AddressFamily::Inet6,
+    };
+    let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
+    // Many UDP sockets on one port.
+    setsockopt(&fd, sockopt::ReuseAddr, &true)?;
+    // FORCE: net.core.rmem_max is the host's and stays as it is.
+    setsockopt(&fd, sockopt::RcvBufForce, &rcvbuf)?;
+    let idle = TimeVal::milliseconds(IDLE.as_millis() as i64);
+    setsockopt(&fd, sockopt::ReceiveTimeout, &idle)?;
+    Ok(fd)
+}
+
+fn bind_to(fd: &OwnedFd, flows: &UdpFlows) -> Result<()> {
+    let local = SocketAddr::new(flows.daddr, flows.dport);
+    bind(fd.as_raw_fd(), &SockaddrStorage::from(local))
+        .with_context(|| format!("cannot receive on {local}"))
+}
+
+/// An option that is one word, or a structure of words.
+fn setsockopt_words(fd: &OwnedFd, level: i32, name: libc::c_int, value: &[u32]) -> Result<()> {
+    // SAFETY: the kernel reads `value` during the call.
+    let ret = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            value.as_ptr().cast(),
+            size_of_val(value) as libc::socklen_t,
+        )
+    };
+    Errno::result(ret).with_context(|| format!("socket option {level}/{name}"))?;
+    Ok(())
+}

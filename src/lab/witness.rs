@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Sees the order in which a device hands a wire's frames to the stack, below all that could change
+//! it again.
+
+use std::os::fd::AsFd;
+
+use anyhow::{Context, Result};
+use libbpf_rs::{TC_INGRESS, TcHookBuilder};
+
+use super::frame::Frames;
+use super::link::End;
+use super::xdp;
+use crate::lab_skel::LabSkel;
+use crate::lab_skel::types::bss;
+
+/// A program at a device's tc ingress. It stays until the device goes.
+pub struct Witness {
+    skel: LabSkel<'static>,
+}
+
+impl Witness {
+    /// Watches the frames of one wire from now on; of 65536 flows at most.
+    ///
+    /// # Errors
+    /// The kernel has no clsact or no BPF classifier.
+    pub fn new(end: &End, frames: &Frames) -> Result<Self> {
+        let stamp = frames.stamp()?;
+        let skel = xdp::load(|open| {
+            open.progs.witness.set_autoload(true);
+            let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;
+            constants.witness_stamp = stamp;
+            Ok(())
+        })?;
+        let program = skel.progs.witness.as_fd();
+        end.netns.run(|| {
+            TcHookBuilder::new(program)
+                .ifindex(end.ifindex as i32)
+                .hook(TC_INGRESS)
+                .create()
+                .and_then(|mut hook| hook.attach().map(drop))
+                .with_context(|| format!("no tc program on {}", end.name))
+        })?;
+        Ok(Self { skel })
+    }
+
+    /// Frames handed to the stack so far; what GRO has made one counts as one.
+    pub fn seen(&self) -> u64 {
+        self.read(|bss| &raw const bss.witness_nr_seen)
+    }
+
+    /// Those that came after a later one of their flow.
+    pub fn reordered(&self) -> u64 {
+        self.read(|bss| &raw const bss.witness_nr_reordered)
+    }
+
+    fn read(&self, counter: impl FnOnce(&bss) -> *const u64) -> u64 {
+        let bss = self.skel.maps.bss_data.as_ref();
+        // SAFETY: the kernel writes this word while we read it; a 64-bit load is whole.
+        bss.map_or(0, |bss| unsafe { counter(bss).read_volatile() })
+    }
+}
