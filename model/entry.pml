@@ -18,7 +18,7 @@
 #define RUNNING false
 
 /* struct backlog */
-byte tail, taken, head, head_asleep;
+byte tail, taken, head, head_asleep, nr_lost;
 byte kthread = NONE; /* by task: the thread whose state is asked */
 bool in_loop;
 bool known[2];       /* backlog_kthreads */
@@ -36,20 +36,38 @@ chan ring0 = [FRAMES] of { byte };
 chan ring1 = [FRAMES] of { byte };
 bool in_poll;
 
+/*
+ * backlog_asleep(), by the owner and, for the drain, by user space while the owner runs. Hence the
+ * order: in_loop first, for a wake-up in between would make a fresh thread look like an old one;
+ * nr_lost before tail, or the losses of later frames would be taken off.
+ */
 inline asleep(ok)
 {
 	ok = false;
-	t = tail; /* by user space: only while nothing enters, or see backlog_drained() */
+#ifndef NO_IN_LOOP_FIRST
+	looping = in_loop;
+#endif
+#ifdef NO_LOST_FIRST
+	t = tail;
+	lost = nr_lost;
+#else
+	lost = nr_lost;
+	t = tail;
+#endif
 	if
-	:: kthread != NONE && taken == t ->
+	:: kthread != NONE && taken + lost == t ->
 		k = kthread;
 		if
-		:: k != NONE && state[k] == INTERRUPTIBLE && !gone[k] ->
-			ok = in_loop || !on_rq[k]
+		:: k != NONE && state[k] == INTERRUPTIBLE ->
+#ifdef NO_IN_LOOP_FIRST
+			looping = in_loop;
+#endif
+			ok = looping || !on_rq[k]
 		:: else
 		fi
 	:: else
-	fi
+	fi;
+	d_step { looping = false; lost = 0; k = 0 }
 }
 
 inline wake(k)
@@ -64,8 +82,8 @@ inline wake(k)
 
 active proctype napi()
 {
-	byte seq, f, t, k, to, e;
-	bool ok, wants_away;
+	byte seq, f, t, k, e, lost, lost_now;
+	bool ok, wants_away, looping;
 
 	do
 	:: seq < FRAMES ->
@@ -115,8 +133,13 @@ active proctype napi()
 		:: nempty(bulk0) ->
 			do
 			:: nempty(bulk0) -> d_step { bulk0 ? f; ring0 ! f; f = 0 }
+#ifdef LOSSES
+			:: nempty(bulk0) -> d_step { bulk0 ? f; lost_now++; f = 0 }
+#endif
 			:: empty(bulk0) -> break
 			od;
+			nr_lost = nr_lost + lost_now;
+			lost_now = 0;
 			wake(0)
 		:: empty(bulk0)
 		fi;
@@ -148,7 +171,8 @@ proctype cpumap(byte id; chan ring)
 			:: empty(ring) ->
 				atomic {
 					if
-					:: state[id] == INTERRUPTIBLE -> on_rq[id] = false
+					:: stop[id] -> state[id] = RUNNING /* kthread_stop() is a signal */
+					:: !stop[id] && state[id] == INTERRUPTIBLE -> on_rq[id] = false
 					:: else
 					fi
 				};
@@ -186,8 +210,8 @@ end_asleep:			(state[id] == RUNNING)
 
 init
 {
-	byte t, k, seen;
-	bool ok;
+	byte t, k, seen, lost;
+	bool ok, looping;
 
 	atomic { on_rq[0] = true; run cpumap(0, ring0) };
 	if
@@ -198,11 +222,12 @@ init
 	closed = true;
 #endif
 #ifndef NO_DRAIN
+end_unused:
 	(kthread != NONE);
 again:
 	asleep(ok);
 	if
-	:: ok && t == tail ->
+	:: ok ->
 		seen = t;
 		if
 		:: seen > head_asleep -> head_asleep = seen
