@@ -5,6 +5,8 @@
  * __cpu_map_entry_replace(), __cpu_map_entry_free()). A thread that is stopped runs once more,
  * with an empty batch and its tracepoint.
  *
+ * LOSSES: the kernel loses any frame; the first thread has been in its loop.
+ *
  * GRO is left out (backlog.pml has it). The flow is in the backlog or elsewhere, which delivers at
  * once; so does a redirect that finds no entry.
  */
@@ -30,9 +32,9 @@ bool away, used_new;
 /* The kernel's */
 byte entry = 0; /* in the cpumap */
 bool state[2], on_rq[2], stop[2], gone[2];
-chan bulk0 = [FRAMES] of { byte };
+chan bulk0 = [2 * FRAMES] of { byte };
 chan bulk1 = [FRAMES] of { byte };
-chan ring0 = [FRAMES] of { byte };
+chan ring0 = [2 * FRAMES] of { byte };
 chan ring1 = [FRAMES] of { byte };
 bool in_poll;
 
@@ -85,6 +87,9 @@ active proctype napi()
 	byte seq, f, t, k, e, lost, lost_now;
 	bool ok, wants_away, looping;
 
+#ifdef LOSSES
+	!on_rq[0];
+#endif
 	do
 	:: seq < FRAMES ->
 		in_poll = true;
@@ -126,7 +131,13 @@ active proctype napi()
 					:: else -> bulk1 ! seq; used_new = true
 					fi
 				fi
-			}
+			};
+#ifdef LOSSES
+			if
+			:: !away && e == 0 -> d_step { tail++; bulk0 ! 0 } /* another flow's */
+			:: true
+			fi
+#endif
 		:: seq > 0 -> break
 		od;
 		if
@@ -213,7 +224,13 @@ init
 	byte t, k, seen, lost;
 	bool ok, looping;
 
-	atomic { on_rq[0] = true; run cpumap(0, ring0) };
+	atomic {
+		on_rq[0] = true;
+#ifdef LOSSES
+		kthread = 0; known[0] = true; in_loop = true;
+#endif
+		run cpumap(0, ring0)
+	};
 	if
 	:: true /* its CPU goes, and comes back */
 	:: goto stays
