@@ -88,7 +88,8 @@ active proctype napi()
 	bool ok, wants_away, looping;
 
 #ifdef LOSSES
-	!on_rq[0];
+end_idle:
+	(known[0] && !on_rq[0]); /* it sleeps in its loop */
 #endif
 	do
 	:: seq < FRAMES ->

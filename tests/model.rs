@@ -183,7 +183,10 @@ fn check(file: &str, flags: &[&str]) -> Option<String> {
     run("spin", &args);
     // MEMLIM: megabytes. COLLAPSE: half the memory.
     let args = "-O1 -w -DSAFETY -DCOLLAPSE -DMEMLIM=1400 -o pan pan.c";
-    run("cc", &args.split(' ').map(str::to_owned).collect::<Vec<_>>());
+    run(
+        "cc",
+        &args.split(' ').map(str::to_owned).collect::<Vec<_>>(),
+    );
     let pan = scratch.path().join("pan").display().to_string();
     let report = run(&pan, &["-m100000".to_owned(), "-w22".to_owned()]);
     if report.contains("errors: 0") {
@@ -229,7 +232,11 @@ fn every_guard_has_its_mutant() {
     let checked: BTreeSet<_> = ALL.iter().map(|model| model.file.to_owned()).collect();
     assert_eq!(files, checked);
     for model in ALL {
-        let mutants: BTreeSet<_> = model.wrong.iter().map(|(name, _)| name.to_string()).collect();
+        let mutants: BTreeSet<_> = model
+            .wrong
+            .iter()
+            .map(|(name, _)| name.to_string())
+            .collect();
         assert_eq!(mutants, switches(model.file), "{}", model.file);
     }
 }
