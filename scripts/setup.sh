@@ -66,6 +66,7 @@ probe() {
         ;;
     test)
         want "$(fuzzer_package)" "runs the fuzz targets of the packet parser" have_fuzzer
+        want spin "checks the model of the rule of order" have spin
         ;;
     lint)
         need clang-format "checks the layout of the C files" have clang-format

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The memory order behind the proofs of delivery, which the models in `model/` take for granted:
+//! all executions that the memory model of C11 allows, by loom.
+//!
+//! A value-returning atomic of BPF is a full barrier on both sides. arm64's JIT emits `ldaddal`,
+//! or `ldxr`/`stlxr` with `dmb ish` behind (arch/arm64/net/bpf_jit_comp.c), x86's a `lock xadd`.
+//! Here it is less, which is enough: an acquire and release operation between two such fences. One that returns nothing
+//! (`stadd`, or `ldxr`/`stxr`) orders nothing, and neither do plain reads and writes.
+//!
+//! Delivery is an atomic exchange at the place where frames meet, as taking the socket's lock is:
+//! who comes second sees all that the first did. What a receiver reads without any lock is the
+//! `unlocked` word.
+
+use loom::sync::Arc;
+use loom::sync::atomic::Ordering::{AcqRel, Relaxed};
+use loom::sync::atomic::{AtomicUsize, fence};
+use loom::thread;
+
+const RUNNING: usize = 0;
+const INTERRUPTIBLE: usize = 1;
+
+/// The frame that the thread delivers, and the later one that XDP delivers INLINE.
+const FIRST: usize = 1;
+const SECOND: usize = 2;
+
+struct World {
+    state: AtomicUsize,
+    taken: AtomicUsize,
+    head: AtomicUsize,
+    socket: AtomicUsize,
+    unlocked: AtomicUsize,
+}
+
+/// What an atomic is compiled to.
+#[derive(Clone, Copy)]
+enum Rmw {
+    /// Its value is used: fully ordered.
+    Fetch,
+    /// It is not.
+    Plain,
+}
+
+impl Rmw {
+    fn add(self, word: &AtomicUsize, n: usize) -> usize {
+        match self {
+            Rmw::Plain => word.fetch_add(n, Relaxed),
+            Rmw::Fetch => {
+                fence(AcqRel);
+                let before = word.fetch_add(n, AcqRel);
+                fence(AcqRel);
+                before
+            }
+        }
+    }
+
+    fn read(self, word: &AtomicUsize) -> usize {
+        match self {
+            Rmw::Plain => word.load(Relaxed),
+            Rmw::Fetch => self.add(word, 0),
+        }
+    }
+}
+
+impl World {
+    /// Asleep, with a frame in its ring, and woken.
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            state: AtomicUsize::new(INTERRUPTIBLE),
+            taken: AtomicUsize::new(0),
+            head: AtomicUsize::new(0),
+            socket: AtomicUsize::new(0),
+            unlocked: AtomicUsize::new(0),
+        })
+    }
+
+    /// Overtaken: the later frame was here before.
+    fn deliver(&self, frame: usize) {
+        let before = self.socket.swap(frame, AcqRel);
+        assert!(before < frame, "{before} before {frame}");
+    }
+
+    /// `cpu_map_kthread_run()` and its tracepoint: a batch of one, another that is empty of ours,
+    /// and asleep.
+    fn kthread(&self, add: Rmw, head_first: bool) {
+        self.state.store(RUNNING, Relaxed);
+        add.add(&self.taken, 1);
+        self.unlocked.store(FIRST, Relaxed);
+        self.deliver(FIRST);
+        if head_first {
+            self.head.store(1, Relaxed);
+        }
+        let before = add.add(&self.taken, 1);
+        if !head_first {
+            self.head.store(before, Relaxed);
+        }
+    }
+}
+
+/// `backlog_asleep()` against the thread's first batch and its sleep.
+fn asleep(add: Rmw, read: Rmw) {
+    loom::model(move || {
+        let world = World::new();
+        let thread = thread::spawn({
+            let world = world.clone();
+            move || {
+                world.state.store(RUNNING, Relaxed);
+                add.add(&world.taken, 1);
+                world.deliver(FIRST);
+                world.state.store(INTERRUPTIBLE, Relaxed);
+            }
+        });
+        if read.read(&world.taken) == 1 && world.state.load(Relaxed) == INTERRUPTIBLE {
+            world.deliver(SECOND);
+        }
+        thread.join().unwrap();
+    });
+}
+
+/// `backlog_take()`'s head, read by XDP: whether what was delivered is seen by those who look
+/// without a lock.
+fn head(add: Rmw, head_first: bool, fenced: bool) {
+    loom::model(move || {
+        let world = World::new();
+        let thread = thread::spawn({
+            let world = world.clone();
+            move || world.kthread(add, head_first)
+        });
+        if world.head.load(Relaxed) == 1 {
+            if fenced {
+                Rmw::Fetch.read(&world.taken);
+            }
+            assert_eq!(world.unlocked.load(Relaxed), FIRST);
+            world.deliver(SECOND);
+        }
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn who_sees_the_batch_taken_sees_the_thread_running() {
+    asleep(Rmw::Fetch, Rmw::Fetch);
+}
+
+#[test]
+#[should_panic(expected = "2 before 1")]
+fn control_taken_added_without_order() {
+    asleep(Rmw::Plain, Rmw::Fetch);
+}
+
+#[test]
+#[should_panic(expected = "2 before 1")]
+fn control_taken_read_without_order() {
+    asleep(Rmw::Fetch, Rmw::Plain);
+}
+
+#[test]
+fn who_sees_head_sees_what_was_delivered() {
+    head(Rmw::Fetch, false, true);
+}
+
+#[test]
+#[should_panic]
+fn control_head_read_without_order() {
+    head(Rmw::Fetch, false, false);
+}
+
+#[test]
+#[should_panic]
+fn control_head_written_before_the_atomic() {
+    head(Rmw::Fetch, true, true);
+}
+
+#[test]
+#[should_panic]
+fn control_head_written_after_a_plain_add() {
+    head(Rmw::Plain, false, true);
+}
+
+/// Order alone, without a look at what is not locked, needs neither: the lock is enough.
+#[test]
+fn head_orders_delivery_without_barriers() {
+    loom::model(|| {
+        let world = World::new();
+        let thread = thread::spawn({
+            let world = world.clone();
+            move || {
+                world.deliver(FIRST);
+                world.head.store(1, Relaxed);
+            }
+        });
+        if world.head.load(Relaxed) == 1 {
+            world.deliver(SECOND);
+        }
+        thread.join().unwrap();
+    });
+}
