@@ -41,10 +41,8 @@ static __always_inline bool backlog_full(struct backlog *b)
  * included, what it took (kernel/bpf/cpumap.c, cpu_map_kthread_run). The plain
  * read filters; the atomic one orders (on arm64 plain reads are not ordered).
  */
-static __always_inline bool backlog_asleep(struct backlog *b, __u64 tail)
+static __always_inline bool backlog_asleep(struct backlog *b, __u64 entered)
 {
-	__u64 entered = tail - backlog_read(b->nr_lost);
-
 	if (backlog_read(b->taken) != entered || __sync_fetch_and_add(&b->taken, 0) != entered)
 		return false;
 	return backlog_sleeping(b);
@@ -58,11 +56,14 @@ static __always_inline bool backlog_asleep(struct backlog *b, __u64 tail)
 static __always_inline __u64 backlog_head(struct backlog *b, __u64 enough)
 {
 	__u64 head = backlog_read(b->head);
+	/* In this order: user space asks while frames come, and losses of later frames, taken off
+	 * an earlier tail, would prove too much. */
+	__u64 lost = backlog_read(b->nr_lost);
 	__u64 tail = backlog_read(b->tail);
 
 	if (head < b->head_asleep)
 		head = b->head_asleep;
-	if (head < enough && backlog_asleep(b, tail))
+	if (head < enough && backlog_asleep(b, tail - lost))
 		head = b->head_asleep = tail;
 	return head;
 }

@@ -80,7 +80,10 @@ static __always_inline bool backlog_sleeping(const struct backlog *b)
 {
 	struct task_struct *kthread = (void *)backlog_read(b->kthread);
 
-	if (!kthread || BPF_CORE_READ(kthread, __state) != TASK_INTERRUPTIBLE)
+	/* It has taken nothing: what entered since the entry was made has been lost. */
+	if (!kthread)
+		return true;
+	if (BPF_CORE_READ(kthread, __state) != TASK_INTERRUPTIBLE)
 		return false;
 	return backlog_read(b->in_loop) || !BPF_CORE_READ(kthread, on_rq);
 }

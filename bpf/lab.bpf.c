@@ -17,6 +17,10 @@
 #include <stdbool.h>
 
 #include "flow.h"
+#include "native.h"
+
+/* Only for the skeleton: native.c's type. */
+const struct rx_facts rx_facts_type = {};
 
 /* ---- counters of every program that receives ------------------------------ */
 

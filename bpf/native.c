@@ -4,6 +4,8 @@
  * tests run what the kernel runs.
  */
 #include "flow.h"
+#include "native.h"
+#include "steer.h"
 
 /* ---- flow.h ------------------------------------------------------------- */
 
@@ -28,4 +30,127 @@ void native_flow_key_ports4(struct flow_key *key, __be32 saddr, __be16 source, _
 __u32 native_flow_hash(const struct flow_key *key, const struct flow_secret *secret)
 {
 	return flow_hash(key, secret);
+}
+
+/* ---- what steer.h and backlog.h ask --------------------------------------- */
+
+/* Tests run in threads: each call has its own surroundings. */
+static _Thread_local struct rx_facts *facts;
+static _Thread_local struct backlog *backlogs;
+
+static bool steer_unguarded(void)
+{
+	return facts->unguarded;
+}
+
+static __u64 backlog_limit_of(void)
+{
+	return facts->limit;
+}
+
+static bool backlog_sleeping(const struct backlog *b)
+{
+	return facts->sleeping >> (b - backlogs) & 1;
+}
+
+static struct backlog *rx_backlog(const struct rx *rx, __u32 cpu)
+{
+	(void)rx;
+	return cpu < facts->nr_cpus ? &backlogs[cpu] : NULL;
+}
+
+static bool rx_enqueue(const struct rx *rx, __u32 cpu)
+{
+	(void)rx;
+	if (facts->entries >> cpu & 1)
+		return true;
+	backlogs[cpu].wanted = 1;
+	return false;
+}
+
+static __u64 rx_poll_stamp(const struct rx *rx)
+{
+	facts->poll_asked = 1;
+	return poll_stamp(rx->cpu, facts->nr_polls);
+}
+
+static bool rx_gro_empty(const struct rx *rx)
+{
+	(void)rx;
+	return facts->gro_empty;
+}
+
+static __u32 rx_sock_flow(const struct rx *rx)
+{
+	(void)rx;
+	return facts->sock_flow;
+}
+
+static __u32 rx_cpu_mask(void)
+{
+	return facts->cpu_mask;
+}
+
+static __u32 rx_jiffies(void)
+{
+	return facts->jiffies;
+}
+
+static void rx_flow_new(const struct rx *rx)
+{
+	(void)rx;
+	facts->nr_flows_new++;
+}
+
+/* ---- steer.h --------------------------------------------------------------- */
+
+enum rx_verdict native_rx_steer(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
+				const struct rps_map *map, struct rps_dev_flow *flow, __u32 hash,
+				__u32 cpu)
+{
+	struct rx rx = {.q = q, .hash = hash, .cpu = cpu, .epoch = q->epoch};
+
+	facts = f;
+	backlogs = b;
+	q->nr_received++;
+	return rx_steer(&rx, map, flow);
+}
+
+__u16 native_rps_location_of(const struct rps_map *map, __u32 hash)
+{
+	return rps_location_of(map, hash);
+}
+
+__u32 native_flow_slot(__u32 queue, __u32 hash, __u32 shift)
+{
+	return flow_slot(queue, hash, shift);
+}
+
+__u32 native_sock_flow_entry(__u32 hash, __u32 cpu, __u32 cpu_mask)
+{
+	return sock_flow_entry(hash, cpu, cpu_mask);
+}
+
+__u16 native_sock_flow_cpu(__u32 entry, __u32 hash, __u32 cpu_mask)
+{
+	return sock_flow_cpu(entry, hash, cpu_mask);
+}
+
+__u64 native_poll_stamp(__u16 cpu, __u64 nr_polls)
+{
+	return poll_stamp(cpu, nr_polls);
+}
+
+/* ---- backlog.h ------------------------------------------------------------- */
+
+__u64 native_backlog_head(struct rx_facts *f, struct backlog *b, __u32 cpu, __u64 enough)
+{
+	facts = f;
+	backlogs = b;
+	return backlog_head(&b[cpu], enough);
+}
+
+void native_backlog_take(struct backlog *b, __u32 n, __u32 gro_empty, __u64 jiffies)
+{
+	backlog_take(b, n, gro_empty, jiffies);
 }

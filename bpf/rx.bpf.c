@@ -44,6 +44,7 @@ const volatile bool unguarded = false;
 const enum flow_tunnel flow_tunnel_type = 0;
 const enum rps_location rps_location_type = 0;
 const enum flow_result flow_result_type = 0;
+const enum rx_verdict rx_verdict_type = 0;
 
 /* Indexed by queue. */
 struct {

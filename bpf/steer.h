@@ -184,7 +184,12 @@ static __always_inline bool rx_delivered(struct rx *rx, const struct rps_dev_flo
 	if (location == RPS_INLINE)
 		return inline_delivered(rx, flow->last_qtail);
 	b = rx_backlog(rx, location);
-	return b && backlog_head(b, flow->last_qtail) >= flow->last_qtail;
+	if (!b)
+		return false;
+	if (backlog_head(b, flow->last_qtail) >= flow->last_qtail)
+		return true;
+	b->leaving = rx_poll(rx);
+	return false;
 }
 
 /* ---- where a flow wants to be --------------------------------------------- */
@@ -268,6 +273,13 @@ static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev
 	}
 	if (!rx_enqueue(rx, cpu))
 		return rx_inline(rx, flow);
+	/* Once a poll's first frame is in, the kthread has not taken all, asleep or not: a flow
+	 * that waits, and is not the first of its poll, would wait for ever. So the first one
+	 * looks. */
+	if (unlikely(b->leaving) && b->leaving != rx_poll(rx)) {
+		b->leaving = 0;
+		backlog_head(b, b->tail);
+	}
 	b->tail++;
 	rx_locate(rx, flow, cpu, b->tail);
 	return RX_REDIRECTED;

@@ -140,7 +140,8 @@ struct backlog {
 	__u64 nr_decided;  /* dry run: what would have been redirected */
 	__u64 wanted;	   /* a flow wants this CPU and the cpumap has no entry for it */
 	__u64 closed;	   /* the CPU is offline: nobody may want to be here (by user space) */
-	__u64 pad_producer[7];
+	__u64 leaving;	   /* the poll in which a flow could not leave; 0 nobody waits */
+	__u64 pad_producer[6];
 
 	/* Written by the kthread, on whatever CPU it runs. */
 	__u64 taken;	  /* taken off the ring */

@@ -18,6 +18,7 @@ pub mod native;
 pub mod netdev;
 pub mod rps_map;
 pub mod run;
+pub mod sim;
 pub mod sockets;
 pub mod status;
 pub mod tables;

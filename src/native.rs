@@ -3,8 +3,10 @@
 
 use std::net::SocketAddr;
 
-use crate::lab_skel::types::flow_result;
-use crate::rx::types::{flow_key, flow_secret};
+use crate::lab_skel::types::{flow_result, rx_facts};
+use crate::rx::types::{
+    backlog, flow_key, flow_secret, rps_dev_flow, rps_map, rx_queue, rx_verdict,
+};
 
 unsafe extern "C" {
     fn native_flow_parse(
@@ -23,6 +25,27 @@ unsafe extern "C" {
     );
     fn native_flow_key_ports4(key: *mut flow_key, saddr: u32, source: u16, dest: u16, proto: u32);
     fn native_flow_hash(key: *const flow_key, secret: *const flow_secret) -> u32;
+    fn native_rx_steer(
+        facts: *mut rx_facts,
+        q: *mut rx_queue,
+        backlogs: *mut backlog,
+        map: *const rps_map,
+        flow: *mut rps_dev_flow,
+        hash: u32,
+        cpu: u32,
+    ) -> rx_verdict;
+    fn native_rps_location_of(map: *const rps_map, hash: u32) -> u16;
+    fn native_flow_slot(queue: u32, hash: u32, shift: u32) -> u32;
+    fn native_sock_flow_entry(hash: u32, cpu: u32, cpu_mask: u32) -> u32;
+    fn native_sock_flow_cpu(entry: u32, hash: u32, cpu_mask: u32) -> u16;
+    fn native_poll_stamp(cpu: u16, nr_polls: u64) -> u64;
+    fn native_backlog_head(
+        facts: *mut rx_facts,
+        backlogs: *mut backlog,
+        cpu: u32,
+        enough: u64,
+    ) -> u64;
+    fn native_backlog_take(b: *mut backlog, n: u32, gro_empty: u32, jiffies: u64);
 }
 
 /// The flow key of a packet of `len` bytes whose first ones are `linear`, or why it has none.
@@ -66,6 +89,81 @@ pub fn flow_key_ports(peer: SocketAddr, local_port: u16, proto: u32) -> flow_key
 pub fn flow_hash(key: &flow_key, secret: &flow_secret) -> u32 {
     // SAFETY: the callee only reads the two.
     unsafe { native_flow_hash(key, secret) }
+}
+
+/// What becomes of a packet of the flow with this hash that `q` receives on `cpu`
+/// (steer.h, `rx_steer`). `flow` is its slot.
+///
+/// # Panics
+/// When there are fewer `backlogs` than CPUs, or more CPUs than the facts have bits.
+pub fn rx_steer(
+    facts: &mut rx_facts,
+    q: &mut rx_queue,
+    backlogs: &mut [backlog],
+    map: &rps_map,
+    flow: &mut rps_dev_flow,
+    hash: u32,
+    cpu: u32,
+) -> rx_verdict {
+    check(facts, backlogs);
+    // SAFETY: the callee keeps none of these, and no index but CPUs below `nr_cpus`.
+    unsafe { native_rx_steer(facts, q, backlogs.as_mut_ptr(), map, flow, hash, cpu) }
+}
+
+fn check(facts: &rx_facts, backlogs: &[backlog]) {
+    assert!(facts.nr_cpus <= u64::BITS && facts.nr_cpus as usize <= backlogs.len());
+}
+
+/// The RPS location of a flow (steer.h).
+pub fn rps_location_of(map: &rps_map, hash: u32) -> u16 {
+    // SAFETY: the callee only reads the map.
+    unsafe { native_rps_location_of(map, hash) }
+}
+
+/// A flow's slot among those of all queues, of 2^(32 - `shift`) each (steer.h).
+///
+/// # Panics
+/// When a queue's slots are more than 2^31, or fewer than one.
+pub fn flow_slot(queue: u32, hash: u32, shift: u32) -> u32 {
+    assert!((1..=32).contains(&shift));
+    // SAFETY: takes numbers, returns one.
+    unsafe { native_flow_slot(queue, hash, shift) }
+}
+
+/// The `sock_flow_table`'s entry of a flow whose application is on `cpu` (steer.h).
+pub fn sock_flow_entry(hash: u32, cpu: u32, cpu_mask: u32) -> u32 {
+    // SAFETY: takes numbers, returns one.
+    unsafe { native_sock_flow_entry(hash, cpu, cpu_mask) }
+}
+
+/// The CPU that an entry names for a flow, or `RPS_NO_CPU` (steer.h).
+pub fn sock_flow_cpu(entry: u32, hash: u32, cpu_mask: u32) -> u16 {
+    // SAFETY: takes numbers, returns one.
+    unsafe { native_sock_flow_cpu(entry, hash, cpu_mask) }
+}
+
+/// The name of the poll that runs on `cpu` after `nr_polls` have ended there (steer.h).
+pub fn poll_stamp(cpu: u16, nr_polls: u64) -> u64 {
+    // SAFETY: takes numbers, returns one.
+    unsafe { native_poll_stamp(cpu, nr_polls) }
+}
+
+/// Frames of the backlog for `cpu` that are known to be delivered; proves more if that falls short
+/// of `enough` (backlog.h).
+///
+/// # Panics
+/// As [`rx_steer`]; and when there is no such CPU.
+pub fn backlog_head(facts: &mut rx_facts, backlogs: &mut [backlog], cpu: u32, enough: u64) -> u64 {
+    check(facts, backlogs);
+    assert!(cpu < facts.nr_cpus);
+    // SAFETY: the callee keeps none of these, and the CPU is one of the backlogs'.
+    unsafe { native_backlog_head(facts, backlogs.as_mut_ptr(), cpu, enough) }
+}
+
+/// A backlog's kthread has taken `n` frames off its ring (backlog.h).
+pub fn backlog_take(b: &mut backlog, n: u32, gro_empty: bool, jiffies: u64) {
+    // SAFETY: the callee only writes the backlog.
+    unsafe { native_backlog_take(b, n, gro_empty.into(), jiffies) }
 }
 
 /// An address as the four words of a key, in network order as they lie in memory.

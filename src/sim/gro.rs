@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! GRO (net/core/gro.c): packets that wait to be merged, and those on their way up.
+
+use std::collections::VecDeque;
+
+/// Packets of one hash bucket that may be held (`MAX_GRO_SKBS`). All flows share a bucket here.
+const MAX_HELD: usize = 8;
+
+/// Packets on `rx_list` that go up together (`net.core.gro_normal_batch`).
+const NORMAL_BATCH: usize = 8;
+
+/// A packet of a flow; numbered within it as it arrived.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet {
+    /// By its place among the flows.
+    pub flow: usize,
+    /// From 1.
+    pub number: u64,
+    /// What GRO makes of it.
+    pub kind: Kind,
+}
+
+/// What GRO makes of a packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Held, or merged with what is held of its flow.
+    Merge,
+    /// As [`Kind::Merge`], and what has been merged goes up (TCP's PSH).
+    Push,
+    /// Not for GRO: goes up, after what is held of its flow.
+    Normal,
+}
+
+/// The network stack: where packets arrive, in order or not.
+#[derive(Clone, Debug, Default)]
+pub struct Stack {
+    latest: Vec<u64>,
+    /// Packets that arrived after a later one of their flow.
+    pub nr_overtaken: u64,
+    /// All that arrived.
+    pub nr_delivered: u64,
+}
+
+impl Stack {
+    fn deliver(&mut self, packet: Packet) {
+        if self.latest.len() <= packet.flow {
+            self.latest.resize(packet.flow + 1, 0);
+        }
+        let latest = &mut self.latest[packet.flow];
+        self.nr_overtaken += u64::from(packet.number < *latest);
+        *latest = packet.number.max(*latest);
+        self.nr_delivered += 1;
+    }
+}
+
+#[derive(Clone, Debug)]
+struct Held {
+    packets: Vec<Packet>,
+    age: u64,
+}
+
+/// One instance: a NAPI's, or a cpumap thread's.
+#[derive(Clone, Debug, Default)]
+pub struct Gro {
+    held: VecDeque<Held>,
+    rx_list: Vec<Packet>,
+}
+
+impl Gro {
+    /// Whether its hash lists hold nothing (`gro.bitmask`).
+    pub fn holds_nothing(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// Whether nothing is on its way up (`gro.rx_count`).
+    pub fn list_empty(&self) -> bool {
+        self.rx_list.is_empty()
+    }
+
+    /// Packets in it.
+    pub fn len(&self) -> usize {
+        self.rx_list.len() + self.held.iter().map(|h| h.packets.len()).sum::<usize>()
+    }
+
+    /// Whether it has no packets at all.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// `gro_receive_skb()`
+    pub fn receive(&mut self, packet: Packet, jiffies: u64, stack: &mut Stack) {
+        let same = |h: &Held| h.packets[0].flow == packet.flow;
+        let held = self.held.iter().position(same);
+        match (packet.kind, held) {
+            (Kind::Merge, Some(i)) => self.held[i].packets.push(packet),
+            (Kind::Merge, None) => {
+                if self.held.len() >= MAX_HELD {
+                    self.complete(0, stack);
+                }
+                self.held.push_back(Held {
+                    packets: vec![packet],
+                    age: jiffies,
+                });
+            }
+            (Kind::Push, Some(i)) => {
+                self.held[i].packets.push(packet);
+                self.complete(i, stack);
+            }
+            (Kind::Normal, Some(i)) => {
+                self.complete(i, stack);
+                self.normal(&[packet], stack);
+            }
+            (Kind::Push | Kind::Normal, None) => self.normal(&[packet], stack),
+        }
+    }
+
+    /// `gro_flush()`; with `old`, only what has been held since an earlier jiffy.
+    pub fn flush(&mut self, old: bool, jiffies: u64, stack: &mut Stack) {
+        while let Some(oldest) = self.held.front()
+            && !(old && oldest.age == jiffies)
+        {
+            self.complete(0, stack);
+        }
+    }
+
+    /// `gro_normal_list()`
+    pub fn pass_up(&mut self, stack: &mut Stack) {
+        for packet in self.rx_list.drain(..) {
+            stack.deliver(packet);
+        }
+    }
+
+    fn complete(&mut self, i: usize, stack: &mut Stack) {
+        let held = self.held.remove(i).expect("within the list");
+        self.normal(&held.packets, stack);
+    }
+
+    fn normal(&mut self, packets: &[Packet], stack: &mut Stack) {
+        self.rx_list.extend(packets);
+        if self.rx_list.len() >= NORMAL_BATCH {
+            self.pass_up(stack);
+        }
+    }
+}

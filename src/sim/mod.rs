@@ -1,0 +1,6 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The data path's decisions on a kernel that is only imagined.
+
+pub mod gro;
+pub mod path;
+pub mod thread;

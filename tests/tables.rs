@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The tables of steer.h: what a hash finds in them.
+
+use proptest::prelude::*;
+use rxsteer::native;
+use rxsteer::rps_map::SLOTS;
+use rxsteer::rx::types::{rps_location, rps_map};
+use rxsteer::tables::cpu_mask;
+
+const NO_CPU: u16 = rps_location::RPS_NO_CPU.0 as u16;
+
+/// A host's CPUs, and one of them.
+fn cpus() -> impl Strategy<Value = (u32, u32)> {
+    prop_oneof![1u32..10, 1u32..8192].prop_flat_map(|nr_cpus| (Just(nr_cpus), 0..nr_cpus))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn an_entry_gives_back_its_cpu((nr_cpus, cpu) in cpus(), hash: u32) {
+        let mask = cpu_mask(nr_cpus);
+        let entry = native::sock_flow_entry(hash, cpu, mask);
+        prop_assert_eq!(u32::from(native::sock_flow_cpu(entry, hash, mask)), cpu);
+    }
+
+    /// Whose hash differs in the bits that an entry holds finds no CPU, not a wrong one.
+    #[test]
+    fn another_flows_entry_is_no_cpu((nr_cpus, cpu) in cpus(), hash: u32, other: u32) {
+        let mask = cpu_mask(nr_cpus);
+        let entry = native::sock_flow_entry(hash, cpu, mask);
+        let expected = if (hash ^ other) & !mask == 0 { cpu as u16 } else { NO_CPU };
+        prop_assert_eq!(native::sock_flow_cpu(entry, other, mask), expected);
+    }
+
+    #[test]
+    fn an_empty_entry_is_no_cpu((nr_cpus, _) in cpus(), hash: u32) {
+        prop_assert_eq!(native::sock_flow_cpu(0, hash, cpu_mask(nr_cpus)), NO_CPU);
+    }
+
+    /// Whatever an entry holds: torn, stale, or of a kernel with more CPUs.
+    #[test]
+    fn an_entry_never_names_more_than_the_mask_can((nr_cpus, _) in cpus(), entry: u32, hash: u32) {
+        let cpu = native::sock_flow_cpu(entry, hash, cpu_mask(nr_cpus));
+        prop_assert!(cpu == NO_CPU || u32::from(cpu) < cpu_mask(nr_cpus));
+    }
+
+    /// A queue's slots are its own, and all of them are used.
+    #[test]
+    fn slots_are_within_their_queue(queue in 0u32..64, order in 0u32..20, hash: u32) {
+        let cnt = 1u32 << order;
+        let slot = native::flow_slot(queue, hash, 32 - order);
+        prop_assert_eq!(slot / cnt, queue);
+        let (first, last) = (queue * cnt, queue * cnt + cnt - 1);
+        prop_assert_eq!(native::flow_slot(queue, 0, 32 - order), first);
+        prop_assert_eq!(native::flow_slot(queue, u32::MAX, 32 - order), last);
+    }
+
+    /// Flows that share a slot want the same of RPS: the table has as many slots as the map.
+    #[test]
+    fn flows_of_one_slot_share_their_rps_location(
+        order in 10u32..20, hash: u32, low: u32, at in 0..SLOTS,
+    ) {
+        let shift = 32 - order;
+        let other = (hash >> shift << shift) | (low >> order);
+        prop_assert_eq!(native::flow_slot(0, hash, shift), native::flow_slot(0, other, shift));
+        let mut map = rps_map { location: [0; SLOTS] };
+        map.location[at] = 7;
+        map.location[(hash >> 22) as usize] = 9;
+        prop_assert_eq!(native::rps_location_of(&map, hash), 9);
+        prop_assert_eq!(native::rps_location_of(&map, other), 9);
+    }
+
+    #[test]
+    fn polls_have_names_of_their_own(
+        a in any::<u16>(), b in any::<u16>(), m in 0u64..1 << 48, n in 0u64..1 << 48,
+    ) {
+        let (a, b) = (a & 0x3fff, b & 0x3fff);
+        prop_assert_eq!(native::poll_stamp(a, m) == native::poll_stamp(b, n), a == b && m == n);
+        prop_assert_ne!(native::poll_stamp(a, m), native::poll_stamp(a, m + 1));
+        prop_assert_ne!(native::poll_stamp(a, m), 0);
+    }
+}
