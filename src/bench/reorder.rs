@@ -59,10 +59,11 @@ const WINDOW: u64 = 8192;
 /// Of UDP: few enough that a dozen packets of each are under way.
 const NR_FLOWS: u32 = 512;
 
-/// Packets per second where the application polls: it has to find its socket empty now and then.
-const BUSY_POLL_RATE: u64 = 200_000;
+/// Packets that the application has not read, at most, where it polls: it has to find its socket
+/// empty now and then.
+const BUSY_POLL_WINDOW: u64 = 256;
 
-/// So few that at this rate, too, several packets of each are under way.
+/// So few that of these, too, several are of one flow.
 const NR_BUSY_POLL_FLOWS: u32 = 32;
 
 /// How long it polls, at most.
@@ -468,23 +469,26 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
     let tcp_before = softnet::tcp(&application)?;
     let cpus: Vec<u32> = online.iter().collect();
     let jumpers = Jumpers::start(&application, sockets, reads, &cpus)?;
-    // Sockets may drop datagrams; what waits there is no longer on its way. TCP must lose nothing,
-    // and GRO makes one packet of many.
-    let packets: Arc<dyn Fn() -> u64 + Send + Sync> = if case.is_tcp() {
-        let read = jumpers.received();
-        Arc::new(move || read.sum())
-    } else {
-        let witness = witness.clone();
-        Arc::new(move || witness.seen())
+    let read = jumpers.received();
+    let read: Arc<dyn Fn() -> u64 + Send + Sync> = Arc::new(move || read.sum());
+    let seen = witness.clone();
+    let seen: Arc<dyn Fn() -> u64 + Send + Sync> = Arc::new(move || seen.seen());
+    // GRO makes one packet of many segments.
+    let packets = if case.is_tcp() { &read } else { &seen };
+    // Sockets may drop datagrams, and what waits there is no longer on its way. TCP must lose
+    // nothing.
+    let (frames_under_way, received) = match case {
+        Case::BusyPoll => (BUSY_POLL_WINDOW, &read),
+        _ => (WINDOW, packets),
     };
     let config = WireConfig {
         frames,
         count: None,
-        rate: (case == Case::BusyPoll).then_some(BUSY_POLL_RATE),
+        rate: None,
         lossless: true,
         window: Some(Window {
-            frames: WINDOW,
-            received: packets.clone(),
+            frames: frames_under_way,
+            received: received.clone(),
             may_drop: !case.is_tcp(),
         }),
     };
