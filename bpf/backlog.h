@@ -1,77 +1,27 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * backlog.h: the backlogs of every queue, what may enter them, and the two proofs
- * that what entered has been delivered (docs/order.md).
+ * backlog.h: what may enter a backlog, and the proofs that what entered has been delivered
+ * (docs/order.md).
+ *
+ * Plain C without helpers, maps or a clock (types.h); asks through the functions declared below,
+ * as steer.h does.
  */
 #pragma once
 
-#include <linux/bpf.h>
-#include <bpf/bpf_core_read.h>
-#include <bpf/bpf_helpers.h>
+#include <stdbool.h>
 
-#include "kernel.h"
 #include "types.h"
 
-/* CPUs the kernel can ever have (/sys/devices/system/cpu/possible): the row length of `backlogs`.
- */
-const volatile __u32 nr_cpus = 1;
-
 /* Frames a backlog may hold, at most (ring size - 16): docs/backlog.md. */
-const volatile __u64 backlog_limit = 1000;
+static __u64 backlog_limit_of(void);
+/* Whether the state of the backlog's kthread is that of one that sleeps. */
+static bool backlog_sleeping(const struct backlog *b);
 
-/* Indexed by queue * nr_cpus + cpu. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct backlog);
-} backlogs SEC(".maps");
+/* NAPI_POLL_WEIGHT: a cpumap's kthread flushes GRO after so many frames, or when its ring is empty
+ * (kernel/bpf/cpumap.c). */
+#define BACKLOG_FLUSH 64
 
-/* Indexed by queue: the cpumap whose entries are the rings and kthreads. */
-struct cpumap {
-	__uint(type, BPF_MAP_TYPE_CPUMAP);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-};
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__array(values, struct cpumap);
-} cpumaps SEC(".maps");
-
-/* The queue of a cpumap, by map id: how the tracepoints find their way back. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} cpumap_queues SEC(".maps");
-
-/* The backlog of a kthread, by task: filled at its first batch. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1);
-	__type(key, __u64);
-	__type(value, struct backlog_id);
-} backlog_kthreads SEC(".maps");
-
-/* Backlogs that a flow wants and nobody has made yet: user space makes the cpumap entry. */
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 4096);
-} backlog_requests SEC(".maps");
-
-/* Only for the skeleton: the type of the ring buffer's records. */
-const struct backlog_request backlog_request_type = {};
-
-static __always_inline struct backlog *backlog_of(__u32 queue, __u32 cpu)
-{
-	__u32 index = queue * nr_cpus + cpu;
-
-	return cpu < nr_cpus ? bpf_map_lookup_elem(&backlogs, &index) : NULL;
-}
+#define backlog_read(field) (*(const volatile __u64 *)&(field))
 
 /*
  * Whether no frame may enter. `taken` is the kthread's cache line, so it is read
@@ -81,20 +31,8 @@ static __always_inline bool backlog_full(struct backlog *b)
 {
 	if (likely(b->tail < b->tail_limit))
 		return false;
-	b->tail_limit = *(volatile __u64 *)&b->taken + b->nr_lost + backlog_limit;
+	b->tail_limit = backlog_read(b->taken) + b->nr_lost + backlog_limit_of();
 	return b->tail >= b->tail_limit;
-}
-
-/* Asks user space for the cpumap entry, once. */
-static __noinline int backlog_request(__u32 queue, __u32 cpu)
-{
-	struct backlog_request request = {.queue = queue, .cpu = cpu};
-	struct backlog *b = backlog_of(queue, cpu);
-
-	if (!b || b->wanted)
-		return 0;
-	b->wanted = !bpf_ringbuf_output(&backlog_requests, &request, sizeof(request), 0);
-	return 0;
 }
 
 /*
@@ -102,23 +40,14 @@ static __noinline int backlog_request(__u32 queue, __u32 cpu)
  * kthread has set itself to sleep. It does so only after passing up, GRO lists
  * included, what it took (kernel/bpf/cpumap.c, cpu_map_kthread_run). The plain
  * read filters; the atomic one orders (on arm64 plain reads are not ordered).
- *
- * A fresh kthread sets its state once, before its loop, and delivers with that
- * state until it first sleeps: it looks asleep. So its state alone proves nothing
- * before a batch has shown it running; off the run queue it delivers nothing.
  */
 static __always_inline bool backlog_asleep(struct backlog *b, __u64 tail)
 {
-	struct task_struct *kthread = (void *)*(volatile __u64 *)&b->kthread;
-	__u64 entered = tail - *(volatile __u64 *)&b->nr_lost;
+	__u64 entered = tail - backlog_read(b->nr_lost);
 
-	if (!kthread || *(volatile __u64 *)&b->taken != entered)
+	if (backlog_read(b->taken) != entered || __sync_fetch_and_add(&b->taken, 0) != entered)
 		return false;
-	if (__sync_fetch_and_add(&b->taken, 0) != entered)
-		return false;
-	if (BPF_CORE_READ(kthread, __state) != TASK_INTERRUPTIBLE)
-		return false;
-	return *(volatile __u64 *)&b->in_loop || !BPF_CORE_READ(kthread, on_rq);
+	return backlog_sleeping(b);
 }
 
 /*
@@ -128,8 +57,8 @@ static __always_inline bool backlog_asleep(struct backlog *b, __u64 tail)
  */
 static __always_inline __u64 backlog_head(struct backlog *b, __u64 enough)
 {
-	__u64 head = *(volatile __u64 *)&b->head;
-	__u64 tail = *(volatile __u64 *)&b->tail;
+	__u64 head = backlog_read(b->head);
+	__u64 tail = backlog_read(b->tail);
 
 	if (head < b->head_asleep)
 		head = b->head_asleep;
@@ -138,83 +67,41 @@ static __always_inline __u64 backlog_head(struct backlog *b, __u64 enough)
 	return head;
 }
 
-static __always_inline bool backlog_gro_empty(struct bpf_cpu_map_entry *entry)
-{
-	if (!bpf_core_field_exists(entry->gro))
-		return true;
-	return !BPF_CORE_READ(entry, gro.bitmask) && !BPF_CORE_READ(entry, gro.rx_count);
-}
-
 /*
- * First batch of a kthread: finds the backlog it serves from its cpumap entry, not
- * from the CPU it runs on (an offline CPU's kthread runs elsewhere).
+ * Proof "GRO old", for a kthread that never sleeps and whose GRO is never empty because its
+ * flushes spare the packets of the present jiffy (HZ >= 1000): what was taken before jiffy j is
+ * old from j + 1 on, and gone with the first flush after that.
  */
-static __noinline int backlog_learn(__u32 map_id)
+static __always_inline void backlog_age_gro(struct backlog *b, __u64 before, __u64 jiffies)
 {
-	struct task_struct *task = (void *)bpf_get_current_task();
-	struct backlog_id id = {.map_id = map_id};
-	struct bpf_cpu_map_entry *entry;
-	struct kthread *kthread;
-	struct backlog *b;
-	__u64 key = (__u64)task;
-	__u32 *queue = bpf_map_lookup_elem(&cpumap_queues, &map_id);
-
-	if (!queue)
-		return 0;
-	kthread = BPF_CORE_READ(task, worker_private);
-	entry = BPF_CORE_READ(kthread, data);
-	if (BPF_CORE_READ(entry, map_id) != (int)map_id)
-		return 0;
-	id.index = *queue * nr_cpus + BPF_CORE_READ(entry, cpu);
-	b = bpf_map_lookup_elem(&backlogs, &id.index);
-	if (!b)
-		return 0;
-	b->entry = (__u64)entry;
-	b->kthread = key;
-	bpf_map_update_elem(&backlog_kthreads, &key, &id, BPF_ANY);
-	return 0;
-}
-
-/* The backlog that the current kthread serves, or NULL if the cpumap is not ours. */
-static __always_inline struct backlog *backlog_current(__u32 map_id)
-{
-	__u64 task = bpf_get_current_task();
-	struct backlog_id *id = bpf_map_lookup_elem(&backlog_kthreads, &task);
-
-	if (unlikely(!id || id->map_id != map_id)) {
-		backlog_learn(map_id);
-		id = bpf_map_lookup_elem(&backlog_kthreads, &task);
-		if (!id || id->map_id != map_id)
-			return NULL;
+	if (!b->old_taken) {
+		b->old_taken = before;
+		b->old_jiffies = jiffies;
+		b->old_flush = 0;
+	} else if (!b->old_flush) {
+		if (jiffies != b->old_jiffies)
+			b->old_flush = before + BACKLOG_FLUSH;
+	} else if (before >= b->old_flush) {
+		b->head = b->old_taken;
+		b->old_taken = 0;
 	}
-	return bpf_map_lookup_elem(&backlogs, &id->index);
 }
 
 /*
- * A batch has been taken off the ring; on the kthread itself, and since 6.12
+ * A batch of n frames has been taken off the ring; on the kthread itself, and since 6.12
  * before the batch is passed up.
  *
  * Proof "GRO empty": whatever was taken before this batch has gone up, unless GRO
- * still holds some of it.
+ * still holds some of it. `taken` is counted by an atomic that orders all of that before `head`.
  */
-static __always_inline void backlog_take(struct backlog *b, __u32 n, __u32 unbuilt)
+static __always_inline void backlog_take(struct backlog *b, __u32 n, bool gro_empty, __u64 jiffies)
 {
-	struct task_struct *task = (void *)bpf_get_current_task();
 	__u64 before = __sync_fetch_and_add(&b->taken, n);
 
-	b->nr_unbuilt += unbuilt;
-	if (unlikely(!b->in_loop))
-		b->in_loop = BPF_CORE_READ(task, __state) == TASK_RUNNING;
-	if (backlog_gro_empty((void *)b->entry))
+	if (likely(gro_empty)) {
 		b->head = before;
-}
-
-/* The kernel has lost n frames that were counted in tail: the ring was full, or worse. */
-static __always_inline void backlog_lose(__u32 map_id, __u32 cpu, __u32 n)
-{
-	__u32 *queue = bpf_map_lookup_elem(&cpumap_queues, &map_id);
-	struct backlog *b = queue ? backlog_of(*queue, cpu) : NULL;
-
-	if (b)
-		b->nr_lost += n;
+		b->old_taken = 0;
+	} else {
+		backlog_age_gro(b, before, jiffies);
+	}
 }

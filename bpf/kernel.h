@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include <linux/in6.h>
 #include <linux/types.h>
 #include <stdbool.h>
 
@@ -18,6 +19,23 @@ struct task_struct {
 
 struct kthread {
 	void *data; /* of a cpumap kthread: its struct bpf_cpu_map_entry */
+};
+
+struct sock_common {
+	__be32 skc_daddr;
+	__be16 skc_dport;
+	__u16 skc_num; /* the local port, in the host's order */
+	unsigned short skc_family;
+	struct in6_addr skc_v6_daddr;
+};
+
+struct sock {
+	struct sock_common __sk_common;
+	__u16 sk_protocol;
+};
+
+struct socket {
+	struct sock *sk;
 };
 
 struct gro_node { /* since 6.15 */
@@ -50,6 +68,10 @@ struct napi_struct___before_6_15 {
 #define TASK_RUNNING	   0
 #define TASK_INTERRUPTIBLE 1
 
+/* include/linux/socket.h; user space has them in a header of the C library */
+#define AF_INET	 2
+#define AF_INET6 10
+
 /* include/net/xdp.h, since 6.3 */
 enum xdp_rss_hash_type {
 	XDP_RSS_L4 = 1 << 3, /* the hash covers the ports too */
@@ -58,3 +80,6 @@ struct xdp_md;
 extern int bpf_xdp_metadata_rx_hash(const struct xdp_md *ctx, __u32 *hash,
 				    enum xdp_rss_hash_type *rss_type)
 	__attribute__((section(".ksyms"), weak));
+
+/* Since 6.2. */
+extern void *bpf_cast_to_kern_ctx(void *obj) __attribute__((section(".ksyms"), weak));

@@ -12,18 +12,24 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
-#include "backlog.h"
+#include "cpumap.h"
 #include "flow.h"
 #include "napi.h"
+#include "socket.h"
 #include "steer.h"
 
 /* The device's queues are queue_base … queue_base + nr_rx_queues - 1 in every table. */
 const volatile __u32 queue_base = 0;
 const volatile __u32 nr_rx_queues = 1;
 
+/* Frames a backlog may hold, at most (ring size - 16): docs/backlog.md. */
+const volatile __u64 backlog_limit = 1000;
+
+/* 32 - log2(rps_flow_cnt) */
+const volatile __u32 flow_shift = 32;
+
 /* Tunnels to look into: bits of enum flow_tunnel. */
 const volatile __u32 flow_tunnels = 0;
-const volatile struct flow_secret flow_secret = {};
 
 /* Decide and count, but process every packet as without rxsteer. */
 const volatile bool dry_run = false;
@@ -47,7 +53,7 @@ struct {
 	__type(value, struct rps_map);
 } rps_maps SEC(".maps");
 
-/* Every queue's dev_flow_table, one behind the other: rx_queue.flow_base, flow_shift. */
+/* Every queue's dev_flow_table, one behind the other: flow_slot(). */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, 1);
@@ -55,101 +61,101 @@ struct {
 	__type(value, struct rps_dev_flow);
 } dev_flow_tables SEC(".maps");
 
-/* What a packet needs to be steered: its queue, its flow's hash, and who polls. */
-struct rx {
-	struct rx_queue *q;
-	__u32 queue;
-	__u32 hash;
-	__u32 cpu;   /* polling */
-	__u64 stamp; /* of the poll in progress; 0 until rx_stamp() */
-};
+/* The keys of the flows that used a dev_flow_table's slots last. Read by user space alone. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct flow_key);
+} flow_keys SEC(".maps");
 
-/* Marks the poll in progress on this CPU as the queue's, and names it. */
-static __always_inline __u64 rx_stamp(struct rx *rx)
+/* ---- what steer.h asks ---------------------------------------------------- */
+
+static __always_inline bool steer_unguarded(void)
 {
-	struct poll_cpu *poll;
-
-	if (rx->stamp)
-		return rx->stamp;
-	poll = bpf_map_lookup_elem(&poll_cpus, &rx->cpu);
-	if (poll) {
-		poll->queue = rx->queue + 1;
-		rx->stamp = poll_stamp(rx->cpu, poll->nr_polls);
-	}
-	return rx->stamp;
+	return unguarded;
 }
 
-/*
- * Whether all that the queue passed up before the epoch's first frame has been
- * delivered: until then, flows without a location stay INLINE, where they were.
- */
-static __always_inline bool rx_settled(struct rx *rx)
+static __always_inline __u64 backlog_limit_of(void)
 {
-	struct rx_queue *q = rx->q;
-
-	if (likely(q->settled))
-		return true;
-	if (!q->first_poll)
-		q->first_poll = rx_stamp(rx);
-	q->settled = inline_delivered(q->first_poll, rx_stamp(rx), napi_gro_empty(q));
-	return q->settled;
+	return backlog_limit;
 }
 
-static __always_inline bool rx_delivered(struct rx *rx, const struct rps_dev_flow *flow,
-					 __u16 location)
+static __always_inline struct backlog *rx_backlog(const struct rx *rx, __u32 cpu)
 {
-	struct backlog *b;
-
-	if (unguarded)
-		return true;
-	if (location == RPS_INLINE)
-		return inline_delivered(flow->last_qtail, rx_stamp(rx), napi_gro_empty(rx->q));
-	b = backlog_of(rx->queue, location);
-	return b && backlog_delivered(backlog_head(b, flow->last_qtail), flow->last_qtail);
+	return backlog_of(rx->queue, cpu);
 }
 
-static __always_inline void rx_locate(const struct rx *rx, struct rps_dev_flow *flow,
-				      __u16 location, __u64 last_qtail)
+static __always_inline bool rx_enqueue(const struct rx *rx, __u32 cpu)
 {
-	if (unlikely(flow->location != location))
-		rx->q->nr_moves += flow->epoch == rx->q->epoch;
-	flow_set(flow, rx->q->epoch, location, last_qtail);
-}
-
-static __always_inline int rx_inline(struct rx *rx, struct rps_dev_flow *flow)
-{
-	rx->q->nr_inline++;
-	rx_locate(rx, flow, RPS_INLINE, rx_stamp(rx));
-	return XDP_PASS;
-}
-
-/*
- * Into the backlog for `cpu`. While it has none, INLINE: no entry is ever removed
- * under the program, so a flow without one is on its way here and may be anywhere.
- */
-static __always_inline int rx_redirect(struct rx *rx, struct rps_dev_flow *flow, __u32 cpu)
-{
-	struct backlog *b = backlog_of(rx->queue, cpu);
 	void *cpumap = bpf_map_lookup_elem(&cpumaps, &rx->queue);
 
-	if (!b || !cpumap)
-		return rx_inline(rx, flow);
-	if (backlog_full(b)) {
-		b->nr_dropped++;
+	if (!cpumap)
+		return false;
+	if (bpf_redirect_map(cpumap, cpu, XDP_PASS) == XDP_REDIRECT)
+		return true;
+	backlog_request(rx->queue, cpu);
+	return false;
+}
+
+static __always_inline __u64 rx_poll_stamp(const struct rx *rx)
+{
+	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &rx->cpu);
+
+	if (!poll)
+		return 0;
+	poll->queue = rx->queue + 1;
+	return poll_stamp(rx->cpu, poll->nr_polls);
+}
+
+static __always_inline bool rx_gro_empty(const struct rx *rx)
+{
+	return napi_gro_empty(rx->q);
+}
+
+static __always_inline __u32 rx_cpu_mask(void)
+{
+	return sock_flow_cpu_mask;
+}
+
+static __always_inline __u32 rx_sock_flow(const struct rx *rx)
+{
+	__u32 *entry = sock_flow_entry_of(rx->hash);
+
+	return entry ? *(volatile __u32 *)entry : 0;
+}
+
+static __always_inline __u32 rx_jiffies(void)
+{
+	return bpf_jiffies64();
+}
+
+static __always_inline void rx_flow_new(const struct rx *rx)
+{
+	__u32 slot = flow_slot(rx->queue, rx->hash, flow_shift);
+	struct flow_key *key = bpf_map_lookup_elem(&flow_keys, &slot);
+
+	if (key && rx->key)
+		*key = *rx->key;
+}
+
+/* ---- the program ---------------------------------------------------------- */
+
+static __always_inline int rx_act(enum rx_verdict verdict)
+{
+	switch (verdict) {
+	case RX_REDIRECTED:
+		return XDP_REDIRECT;
+	case RX_DROP:
 		return XDP_DROP;
+	default:
+		return XDP_PASS;
 	}
-	if (bpf_redirect_map(cpumap, cpu, XDP_PASS) != XDP_REDIRECT) {
-		backlog_request(rx->queue, cpu);
-		return rx_inline(rx, flow);
-	}
-	b->tail++;
-	rx_locate(rx, flow, cpu, b->tail);
-	return XDP_REDIRECT;
 }
 
 static __always_inline int rx_dry_run(const struct rx *rx, __u16 wanted)
 {
-	struct backlog *b = backlog_of(rx->queue, wanted);
+	struct backlog *b = rx_backlog(rx, wanted);
 
 	rx->q->nr_inline++;
 	if (b)
@@ -157,47 +163,19 @@ static __always_inline int rx_dry_run(const struct rx *rx, __u16 wanted)
 	return XDP_PASS;
 }
 
-static __always_inline int rx_steer(struct rx *rx)
+static __always_inline int rx_hashed(struct rx *rx)
 {
-	struct rps_dev_flow *flow;
-	struct rps_map *map;
-	__u32 slot = rx->q->flow_base + flow_slot(rx->hash, rx->q->flow_shift);
-	__u16 wanted, location;
-	bool shed;
+	__u32 slot = flow_slot(rx->queue, rx->hash, flow_shift);
+	struct rps_map *map = bpf_map_lookup_elem(&rps_maps, &rx->queue);
+	struct rps_dev_flow *flow = bpf_map_lookup_elem(&dev_flow_tables, &slot);
 
-	map = bpf_map_lookup_elem(&rps_maps, &rx->queue);
-	flow = bpf_map_lookup_elem(&dev_flow_tables, &slot);
 	if (!map || !flow) {
 		rx->q->nr_inline++;
 		return XDP_PASS;
 	}
-
-	wanted = rps_wanted(map, rx->hash, rx->cpu);
 	if (dry_run)
-		return rx_dry_run(rx, wanted);
-	shed = wanted == RPS_INLINE_SHED;
-	if (shed)
-		wanted = RPS_INLINE;
-
-	location = flow_location(flow, rx->q->epoch);
-	if (unlikely(location == RPS_NO_CPU)) {
-		location = rx_settled(rx) ? wanted : RPS_INLINE;
-	} else if (unlikely(location != wanted)) {
-		if (rx_delivered(rx, flow, location))
-			location = wanted;
-		else
-			rx->q->nr_held++;
-	}
-	if (location == RPS_INLINE)
-		return rx_inline(rx, flow);
-	if (unlikely(shed)) {
-		struct backlog *b = backlog_of(rx->queue, location);
-
-		if (b)
-			b->nr_shed++;
-		return XDP_DROP;
-	}
-	return rx_redirect(rx, flow, location);
+		return rx_dry_run(rx, rx_wanted(rx, map));
+	return rx_act(rx_steer(rx, map, flow));
 }
 
 /* Steers by the flow that the packet's headers name. */
@@ -215,8 +193,9 @@ static __always_inline int rx_parse(struct rx *rx, struct xdp_md *ctx)
 		rx->q->nr_no_flow[result < NR_FLOW_RESULTS ? result : FLOW_UNKNOWN]++;
 		return XDP_PASS;
 	}
+	rx->key = &key;
 	rx->hash = flow_hash(&key, &flow_secret);
-	return rx_steer(rx);
+	return rx_hashed(rx);
 }
 
 /* Counts the packet in; false if its queue is not ours. */
@@ -229,6 +208,7 @@ static __always_inline bool rx_begin(struct rx *rx, const struct xdp_md *ctx)
 	rx->q = bpf_map_lookup_elem(&rx_queues, &rx->queue);
 	if (!rx->q)
 		return false;
+	rx->epoch = *(volatile __u16 *)&rx->q->epoch;
 	rx->q->nr_received++;
 	return true;
 }
@@ -262,7 +242,7 @@ int rxsteer_rx_hash(struct xdp_md *ctx)
 		return rx_parse(&rx, ctx);
 	rx.q->nr_rx_hash++;
 	rx.hash = flow_hash(&key, &flow_secret);
-	return rx_steer(&rx);
+	return rx_hashed(&rx);
 }
 
 /* ---- tracepoints --------------------------------------------------------- */
@@ -270,10 +250,19 @@ int rxsteer_rx_hash(struct xdp_md *ctx)
 SEC("tp_btf/xdp_cpumap_kthread")
 int BPF_PROG(on_cpumap_kthread, int map_id, unsigned int processed, unsigned int drops)
 {
-	struct backlog *b = backlog_current(map_id);
+	struct task_struct *task = (void *)bpf_get_current_task();
+	struct backlog *b;
 
-	if (b)
-		backlog_take(b, processed, drops);
+	/* Nothing to count; and a thread that is told to end must not be learnt once more. */
+	if (!processed)
+		return 0;
+	b = backlog_current(map_id);
+	if (!b)
+		return 0;
+	b->nr_unbuilt += drops;
+	if (unlikely(!b->in_loop))
+		b->in_loop = BPF_CORE_READ(task, __state) == TASK_RUNNING;
+	backlog_take(b, processed, backlog_gro_empty((void *)b->entry), bpf_jiffies64());
 	return 0;
 }
 
@@ -326,6 +315,52 @@ int backlog_drained(__u32 *index)
 	struct backlog *b = bpf_map_lookup_elem(&backlogs, &key);
 
 	return b && backlog_head(b, b->tail) >= b->tail;
+}
+
+/* Nobody may want to be in the backlog with this index any more, or everybody again. */
+SEC("syscall")
+int backlog_close(struct backlog_closing *closing)
+{
+	__u32 key = closing->index;
+	struct backlog *b = bpf_map_lookup_elem(&backlogs, &key);
+
+	if (!b)
+		return 0;
+	b->closed = closing->closed;
+	return 1;
+}
+
+/*
+ * The thread of the backlog with this index is going to end: another may take its place. Only for a
+ * closed and drained backlog: its counts go on.
+ */
+SEC("syscall")
+int backlog_forget(__u32 *index)
+{
+	__u32 key = *index;
+	struct backlog *b = bpf_map_lookup_elem(&backlogs, &key);
+	__u64 kthread;
+
+	if (!b)
+		return 0;
+	kthread = b->kthread;
+	bpf_map_delete_elem(&backlog_kthreads, &kthread);
+	b->kthread = b->in_loop = b->old_taken = b->wanted = 0;
+	return 1;
+}
+
+/* Whether a queue's flows follow applications, and what its slots mean, from now on. */
+SEC("syscall")
+int rx_queue_set(struct rx_queue_setting *setting)
+{
+	__u32 key = setting->queue;
+	struct rx_queue *q = bpf_map_lookup_elem(&rx_queues, &key);
+
+	if (!q)
+		return 0;
+	q->rfs = setting->rfs;
+	q->epoch = setting->epoch;
+	return 1;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

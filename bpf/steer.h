@@ -1,35 +1,36 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * steer.h: from a flow's hash to the location where its packet is processed.
+ * steer.h: from a flow's hash to the location where its packet is processed: where the flow
+ * wants to be, and whether it may go there (docs/order.md).
  *
- * Plain C without helpers, maps or a clock (types.h). What has to be looked up in
- * the kernel arrives as an argument.
+ * Plain C without helpers, maps or a clock (types.h). What it has to ask, it asks through the
+ * functions declared below, which whoever includes this defines: rx.bpf.c by asking the kernel,
+ * native.c by asking a test.
  */
 #pragma once
 
 #include <stdbool.h>
 
+#include "backlog.h"
 #include "types.h"
 
-/*
- * Where RPS wants the flow: the top bits of the hash choose. The polling CPU itself is INLINE: no
- * hop to where the packet already is.
- */
-static __always_inline __u16 rps_wanted(const struct rps_map *map, __u32 hash, __u16 polling_cpu)
-{
-	__u16 wanted = map->location[hash >> (32 - RPS_MAP_ORDER)];
+/* ---- the tables ---------------------------------------------------------- */
 
-	return wanted == polling_cpu ? RPS_INLINE : wanted;
+/* The RPS location of a flow: the top bits of its hash choose. */
+static __always_inline __u16 rps_location_of(const struct rps_map *map, __u32 hash)
+{
+	return map->location[hash >> (32 - RPS_MAP_ORDER)];
 }
 
 /*
  * The slot of the flow in its queue's dev_flow_table: the top bits again, and more
  * of them, so that flows that share a slot share what RPS wants for them. By other
  * bits, two flows of one slot could send each other to and fro with every packet.
+ * The tables of all queues lie one behind the other; `shift` is 32 - log2(rps_flow_cnt).
  */
-static __always_inline __u32 flow_slot(__u32 hash, __u32 shift)
+static __always_inline __u32 flow_slot(__u32 queue, __u32 hash, __u32 shift)
 {
-	return (__u64)hash >> shift;
+	return (queue << (32 - shift)) + (__u32)((__u64)hash >> shift);
 }
 
 /* The flow's location now, or RPS_NO_CPU. */
@@ -39,37 +40,277 @@ static __always_inline __u16 flow_location(const struct rps_dev_flow *flow, __u1
 }
 
 /*
+ * The sock_flow_table is indexed by the low bits of the hash, and an entry holds the upper ones:
+ * as in the kernel, a flow that meets another's entry finds no CPU rather than a wrong one.
+ * `cpu_mask` covers the numbers 0 to nr_cpus.
+ */
+static __always_inline __u32 sock_flow_entry(__u32 hash, __u32 cpu, __u32 cpu_mask)
+{
+	return (hash & ~cpu_mask) | (cpu + 1);
+}
+
+/* The CPU where the flow's application was last seen, or RPS_NO_CPU. */
+static __always_inline __u16 sock_flow_cpu(__u32 entry, __u32 hash, __u32 cpu_mask)
+{
+	__u32 cpu = entry & cpu_mask;
+
+	return cpu && !((entry ^ hash) & ~cpu_mask) ? cpu - 1 : RPS_NO_CPU;
+}
+
+/*
  * The poll in progress on `cpu`, as a value that no other poll has, and never
- * zero. NAPI polls don't nest on a CPU, so two frames with different stamps have
- * the end of a poll between them.
+ * zero. NAPI polls don't nest on a CPU, so two frames of a queue with different values
+ * have the end of a poll between them.
  */
 static __always_inline __u64 poll_stamp(__u16 cpu, __u64 nr_polls)
 {
 	return ((__u64)cpu << 48 | (nr_polls & ((1ULL << 48) - 1))) + 1;
 }
 
+/* ---- a packet and its surroundings ---------------------------------------- */
+
+/* A packet to be steered: its queue, its flow, and who polls. */
+struct rx {
+	struct rx_queue *q;
+	__u32 queue;
+	__u32 hash;
+	__u32 cpu;		    /* polling */
+	__u16 epoch;		    /* the queue's, read once */
+	const struct flow_key *key; /* NULL: the device gave the hash alone */
+	__u64 poll;		    /* rx_queue.nr_polls with this poll in it; 0 until asked for */
+};
+
+enum rx_verdict {
+	RX_PASS,
+	RX_REDIRECTED,
+	RX_DROP,
+};
+
+/* Tests' control: the rule of order is off. */
+static bool steer_unguarded(void);
+/* The queue's backlog for a CPU, or NULL beyond nr_cpus. */
+static struct backlog *rx_backlog(const struct rx *rx, __u32 cpu);
+/* Redirects the packet; false, and asks for the backlog, while it does not exist. */
+static bool rx_enqueue(const struct rx *rx, __u32 cpu);
+/* poll_stamp() of now; marks the poll as the queue's. */
+static __u64 rx_poll_stamp(const struct rx *rx);
+/* Whether GRO of the NAPI instance that polls right now holds nothing. */
+static bool rx_gro_empty(const struct rx *rx);
+/* The sock_flow_table's entry for the flow. */
+static __u32 rx_sock_flow(const struct rx *rx);
+static __u32 rx_cpu_mask(void);
+static __u32 rx_jiffies(void);
+/* A slot has a new flow: whoever shows flows wants to know its key. */
+static void rx_flow_new(const struct rx *rx);
+
+/* ---- INLINE's own backlog ------------------------------------------------- */
+
 /*
- * The rule of order (docs/order.md): a flow changes location only when every
- * earlier packet of it has been delivered to the stack. Staying is always safe.
- *
- * INLINE: a poll has ended since the flow's last frame, and the NAPI's GRO lists
- * are empty.
+ * The poll in progress, by its number. While somebody waits to leave, a poll's first INLINE frame
+ * looks at GRO's lists: later in the poll they may hold what the poll itself received.
  */
-static __always_inline bool inline_delivered(__u64 last_stamp, __u64 stamp, bool gro_empty)
+static __always_inline __u64 rx_poll(struct rx *rx)
 {
-	return last_stamp != stamp && gro_empty;
+	struct rx_queue *q = rx->q;
+	__u64 poll;
+
+	if (rx->poll)
+		return rx->poll;
+	poll = rx_poll_stamp(rx);
+	if (q->poll != poll) {
+		q->poll = poll;
+		q->nr_polls++;
+		if (unlikely(q->leaving)) {
+			q->leaving = 0;
+			if (rx_gro_empty(rx))
+				q->polls_delivered = q->nr_polls - 1;
+		}
+	}
+	return rx->poll = q->nr_polls;
 }
 
-/* A backlog: its head has reached the tail as it was after the flow's last frame. */
-static __always_inline bool backlog_delivered(__u64 head, __u64 last_qtail)
+/*
+ * Whether everything up to this poll, inclusive, has been delivered: it has ended, and since then
+ * the NAPI's GRO lists have been seen empty, by their owner.
+ */
+static __always_inline bool inline_delivered(struct rx *rx, __u64 last_qtail)
 {
-	return head >= last_qtail;
+	struct rx_queue *q = rx->q;
+	__u64 poll = rx_poll(rx);
+
+	if (q->polls_delivered >= last_qtail)
+		return true;
+	if (last_qtail < poll && rx_gro_empty(rx)) {
+		q->polls_delivered = poll - 1;
+		return true;
+	}
+	q->leaving = 1;
+	return false;
 }
 
-static __always_inline void flow_set(struct rps_dev_flow *flow, __u16 epoch, __u16 location,
-				     __u64 last_qtail)
+/* ---- the rule of order ---------------------------------------------------- */
+
+/*
+ * Whether all that the queue passed up before the epoch's first frame has been
+ * delivered: until then, flows without a location stay INLINE, where they were.
+ */
+static __always_inline bool rx_settled(struct rx *rx)
 {
+	struct rx_queue *q = rx->q;
+
+	if (likely(q->settled == rx->epoch) || steer_unguarded())
+		return true;
+	if (q->first_epoch != rx->epoch) {
+		q->first_poll = rx_poll(rx);
+		q->first_epoch = rx->epoch;
+	}
+	if (!inline_delivered(rx, q->first_poll))
+		return false;
+	q->settled = rx->epoch;
+	return true;
+}
+
+/*
+ * A flow changes location only when every earlier packet of it has been delivered to the stack.
+ * Staying is always safe.
+ */
+static __always_inline bool rx_delivered(struct rx *rx, const struct rps_dev_flow *flow,
+					 __u16 location)
+{
+	struct backlog *b;
+
+	if (steer_unguarded())
+		return true;
+	if (location == RPS_INLINE)
+		return inline_delivered(rx, flow->last_qtail);
+	b = rx_backlog(rx, location);
+	return b && backlog_head(b, flow->last_qtail) >= flow->last_qtail;
+}
+
+/* ---- where a flow wants to be --------------------------------------------- */
+
+/*
+ * A CPU as a location: INLINE if it is the one that polls, since there is no hop to where the
+ * packet already is; RPS_NO_CPU if it is offline, or no CPU at all.
+ */
+static __always_inline __u16 rx_usable(const struct rx *rx, __u16 cpu)
+{
+	struct backlog *b;
+
+	if (cpu == rx->cpu)
+		return RPS_INLINE;
+	if (cpu >= RPS_INLINE_SHED)
+		return cpu;
+	b = rx_backlog(rx, cpu);
+	return b && likely(!b->closed) ? cpu : RPS_NO_CPU;
+}
+
+/*
+ * As get_rps_cpu() in net/core/dev.c: the CPU of the application if it is known and online, in the
+ * queue's mask or not; RPS otherwise; and where neither knows a CPU, here.
+ */
+static __always_inline __u16 rx_wanted(const struct rx *rx, const struct rps_map *map)
+{
+	__u16 wanted = RPS_NO_CPU;
+
+	if (rx->q->rfs)
+		wanted = rx_usable(rx, sock_flow_cpu(rx_sock_flow(rx), rx->hash, rx_cpu_mask()));
+	if (wanted == RPS_NO_CPU)
+		wanted = rx_usable(rx, rps_location_of(map, rx->hash));
+	return wanted == RPS_NO_CPU ? RPS_INLINE : wanted;
+}
+
+/* ---- what becomes of a packet --------------------------------------------- */
+
+static __always_inline void rx_locate(const struct rx *rx, struct rps_dev_flow *flow,
+				      __u16 location, __u64 last_qtail)
+{
+	bool set = flow->epoch == rx->epoch;
+
+	if (unlikely(flow->hash != rx->hash || !set)) {
+		flow->hash = rx->hash;
+		flow->nr_packets = flow->nr_moves = 0;
+		rx_flow_new(rx);
+	}
+	if (unlikely(flow->location != location && set)) {
+		rx->q->nr_moves++;
+		flow->nr_moves++;
+	}
 	flow->last_qtail = last_qtail;
 	flow->location = location;
-	flow->epoch = epoch;
+	flow->epoch = rx->epoch;
+	flow->shed = 0;
+	flow->nr_packets++;
+	flow->last_seen = rx_jiffies();
+}
+
+static __always_inline enum rx_verdict rx_inline(struct rx *rx, struct rps_dev_flow *flow)
+{
+	rx->q->nr_inline++;
+	rx_locate(rx, flow, RPS_INLINE, rx_poll(rx));
+	return RX_PASS;
+}
+
+/*
+ * Into the backlog for `cpu`. While it has none, INLINE: no entry is removed while flows are
+ * in it, so a flow without one is on its way here and may be anywhere.
+ */
+static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev_flow *flow,
+						   __u32 cpu)
+{
+	struct backlog *b = rx_backlog(rx, cpu);
+
+	if (!b)
+		return rx_inline(rx, flow);
+	if (backlog_full(b)) {
+		b->nr_dropped++;
+		return RX_DROP;
+	}
+	if (!rx_enqueue(rx, cpu))
+		return rx_inline(rx, flow);
+	b->tail++;
+	rx_locate(rx, flow, cpu, b->tail);
+	return RX_REDIRECTED;
+}
+
+/*
+ * Whether a frame whose flow has to wait at `location` is better dropped. A full backlog may stay
+ * full for as long as the overload lasts, and the flow with it: from the first frame that finds it
+ * full, the flow's frames are dropped until those before have been delivered.
+ */
+static __always_inline bool rx_shed(const struct rx *rx, struct rps_dev_flow *flow, __u16 location,
+				    bool all)
+{
+	struct backlog *b = rx_backlog(rx, location);
+
+	if (!b || (!all && !flow->shed && !backlog_full(b)))
+		return false;
+	flow->shed = 1;
+	b->nr_shed++;
+	return true;
+}
+
+static __always_inline enum rx_verdict rx_steer(struct rx *rx, const struct rps_map *map,
+						struct rps_dev_flow *flow)
+{
+	__u16 wanted = rx_wanted(rx, map), location;
+	bool shed_all = wanted == RPS_INLINE_SHED;
+
+	if (shed_all)
+		wanted = RPS_INLINE;
+	location = flow_location(flow, rx->epoch);
+	if (unlikely(location == RPS_NO_CPU)) {
+		location = rx_settled(rx) ? wanted : RPS_INLINE;
+	} else if (unlikely(location != wanted)) {
+		if (rx_delivered(rx, flow, location)) {
+			location = wanted;
+		} else {
+			rx->q->nr_held++;
+			if (location != RPS_INLINE && rx_shed(rx, flow, location, shed_all))
+				return RX_DROP;
+		}
+	}
+	if (location == RPS_INLINE)
+		return rx_inline(rx, flow);
+	return rx_redirect(rx, flow, location);
 }

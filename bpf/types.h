@@ -92,16 +92,34 @@ struct rps_map {
 	__u16 location[RPS_MAP_SLOTS];
 };
 
+/*
+ * Where applications last took or sent data, for the whole host: a cache line's worth of the
+ * sock_flow_table (an array's element takes 8 bytes at least). An entry holds the upper bits of the
+ * flow's hash and, below them, the CPU's number plus one; zero is no CPU. Written by whoever runs
+ * the application: a hint, and racy on purpose.
+ */
+#define RPS_SOCK_FLOW_ORDER 4
+struct rps_sock_flow {
+	__u32 ents[1 << RPS_SOCK_FLOW_ORDER];
+};
+
 /* A slot of a queue's dev_flow_table; written only by the queue's NAPI owner. */
 struct rps_dev_flow {
 	/* At a CPU: the backlog's tail right after the flow's last frame.
-	 * INLINE: the poll that received its last frame (poll_stamp()). */
+	 * INLINE: the number of the poll that received it (rx_queue.nr_polls). */
 	__u64 last_qtail;
 	__u16 location;
 	/* The slot is unset unless this is the queue's epoch; zero is no epoch. */
 	__u16 epoch;
-	__u32 pad;
+	/* The flow that used the slot last: the other two count for it. */
+	__u32 hash;
+	__u32 nr_packets; /* wraps */
+	__u32 nr_moves;
+	__u32 last_seen; /* jiffies, the low 32 bits */
+	/* It may not go on queueing where it is: frames are dropped until it may move. */
+	__u32 shed;
 };
+_Static_assert(sizeof(struct rps_dev_flow) == 32, "two slots in a cache line");
 
 /* ---- backlogs (backlog.h) ------------------------------------------------ */
 
@@ -121,17 +139,23 @@ struct backlog {
 	__u64 nr_lost;	   /* counted in tail, but the kernel did not queue them */
 	__u64 nr_decided;  /* dry run: what would have been redirected */
 	__u64 wanted;	   /* a flow wants this CPU and the cpumap has no entry for it */
-	__u64 pad_producer[8];
+	__u64 closed;	   /* the CPU is offline: nobody may want to be here (by user space) */
+	__u64 pad_producer[7];
 
 	/* Written by the kthread, on whatever CPU it runs. */
 	__u64 taken;	  /* taken off the ring */
-	__u64 head;	  /* delivered, as proven by empty GRO lists */
+	__u64 head;	  /* delivered, as proven by GRO's lists */
 	__u64 nr_unbuilt; /* taken, but no memory for the skb */
 	__u64 kthread;	  /* struct task_struct *; 0 until its first batch */
 	__u64 in_loop;	  /* a batch has shown it running: its state can be trusted */
 	__u64 entry;	  /* struct bpf_cpu_map_entry * */
-	__u64 pad_consumer[10];
+	/* What GRO may still hold although it is never empty: backlog_age_gro(). */
+	__u64 old_taken;   /* taken, when the proof began; 0 while there is none */
+	__u64 old_jiffies; /* and the time then */
+	__u64 old_flush;   /* taken, when a later jiffy was seen; 0 not yet */
+	__u64 pad_consumer[7];
 };
+_Static_assert(sizeof(struct backlog) == 256, "two pairs of cache lines");
 
 /* Identifies the backlog that a kthread serves. */
 struct backlog_id {
@@ -145,11 +169,21 @@ struct backlog_request {
 	__u32 cpu;
 };
 
+/* What user space asks of backlog_close() and rx_queue_set(). */
+struct backlog_closing {
+	__u32 index; /* in `backlogs` */
+	__u32 closed;
+};
+struct rx_queue_setting {
+	__u32 queue;
+	__u16 rfs;
+	__u16 epoch;
+};
+
 /* ---- receive queues ------------------------------------------------------ */
 
 /*
- * One receive queue. Written by its NAPI owner, except for the last group, which
- * is filled before the program is attached.
+ * One receive queue. Written by its NAPI owner, except for the last group.
  *
  * received = inline + sum(no_flow) + sum over backlogs(tail + dropped + shed)
  */
@@ -160,15 +194,20 @@ struct rx_queue {
 	__u64 nr_rx_hash;		   /* frames steered by the device's hash */
 	__u64 nr_moves;			   /* flows that changed location */
 	__u64 nr_held;			   /* frames whose flow wanted to move and could not yet */
-	__u64 napi;	  /* struct napi_struct *, learnt after a poll; 0 unknown */
-	__u64 first_poll; /* the poll of the epoch's first frame; 0 none yet */
-	__u32 settled;	  /* what came before the epoch has been delivered */
-	__u32 pad;
+	__u64 napi; /* struct napi_struct *, learnt after a poll; 0 unknown */
+	/* INLINE is a backlog too, whose frames are counted by polls. */
+	__u64 poll;	       /* names the latest poll that processed a frame INLINE */
+	__u64 nr_polls;	       /* such polls, the latest included */
+	__u64 polls_delivered; /* all that these received has been delivered */
+	__u64 first_poll;      /* that of first_epoch's first frame */
+	__u16 first_epoch;
+	__u16 settled; /* the epoch before which everything has been delivered */
+	__u32 leaving; /* a flow waits to leave: see to polls_delivered */
 
+	/* Written by user space. */
 	__u32 ifindex;
-	__u32 flow_base;  /* first slot of the queue's dev_flow_table */
-	__u32 flow_shift; /* 32 - log2(rps_flow_cnt): the slot is hash >> flow_shift */
-	__u32 epoch;
+	__u16 epoch; /* new whenever the slots of the dev_flow_table mean something else */
+	__u16 rfs;   /* follow applications; RPS alone if 0 */
 };
 
 /* What runs on a CPU right now: which queue's poll, and how many polls ended here. */

@@ -178,7 +178,7 @@ pub struct Status {
     pub pid: u32,
     /// Its version.
     pub version: String,
-    /// `rps` or `off`.
+    /// What is in effect: `rfs`, `rps` or `off`.
     pub policy: String,
     /// Decides and counts, moves nothing.
     pub dry_run: bool,

@@ -3,12 +3,13 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use nix::errno::Errno;
 
 use crate::datapath::Config;
 use crate::kthread;
+use crate::topology::Topology;
 
 /// A ring gives consumed slots back in batches of 16 (`ptr_ring`): it must be this much larger
 /// than what may be in it, in frames.
@@ -20,8 +21,8 @@ const RING_MAX: u32 = 16384;
 /// The most frames that a backlog can be told to hold.
 pub const LIMIT_MAX: u32 = RING_MAX - RING_SLACK;
 
-/// The cpumaps of all queues. Entries are only ever added: replacing one would leave two threads
-/// with frames of one flow.
+/// The cpumaps of all queues. Entries are never replaced, since two threads would have frames of one
+/// flow; they are removed when empty.
 pub struct Backlogs {
     cpumaps: Vec<MapHandle>,
     ring_size: u32,
@@ -52,11 +53,30 @@ impl Backlogs {
         if cpumap.lookup(&key, MapFlags::ANY)?.is_some() {
             return Ok(());
         }
+        // The kernel would make it, and let its thread run anywhere.
+        if !Topology::host().online()?.contains(cpu) {
+            bail!("CPU {cpu} is offline");
+        }
         cpumap
             .update(&key, &self.ring_size.to_ne_bytes(), MapFlags::ANY)
             .with_context(|| format!("no backlog for CPU {cpu}"))?;
         if let Err(e) = self.renice(cpu, cpumap.info()?.info.id) {
             tracing::warn!("the backlog's thread on CPU {cpu} keeps its nice value: {e:#}");
+        }
+        Ok(())
+    }
+
+    /// Takes the backlog of `queue` for `cpu` away, if there is one: its thread ends when it has
+    /// passed up what it has. The caller has seen to it that there is nothing, and that nothing
+    /// comes.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn remove(&self, queue: u32, cpu: u32) -> Result<()> {
+        let cpumap = &self.cpumaps[queue as usize];
+        let key = cpu.to_ne_bytes();
+        if cpumap.lookup(&key, MapFlags::ANY)?.is_some() {
+            cpumap.delete(&key)?;
         }
         Ok(())
     }

@@ -7,8 +7,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::backlogs::LIMIT_MAX;
 use crate::cpumask::CpuMaskError;
-use crate::datapath::{BACKLOG_NICE, RPS_FLOW_CNT};
-use crate::run::{Hash, Mode, Options, Policy, QueueCpus, RpsCpus};
+use crate::datapath::{BACKLOG_NICE, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
+use crate::run::{Change, Hash, Mode, Options, Policy, QueueCpus, RpsCpus};
 use crate::rx::types::flow_tunnel;
 
 /// Receive steering for Linux: decides on which CPU each received packet is processed.
@@ -42,9 +42,9 @@ pub struct RunArgs {
     #[arg(required = true, value_name = "DEVICE")]
     pub devices: Vec<String>,
 
-    /// How packets find their CPU
-    #[arg(long, value_enum, default_value_t)]
-    pub policy: Policy,
+    /// How packets find their CPU [default: rfs; with --hash device: rps]
+    #[arg(long, value_enum)]
+    pub policy: Option<Policy>,
 
     /// CPUs that may process packets: a mask as in rps_cpus (ff), a list (0-3,8), or auto: those
     /// that share a last-level cache with the interrupt's CPU. A single number is a mask: 8 is CPU
@@ -76,9 +76,15 @@ pub struct RunArgs {
           value_parser = clap::value_parser!(i32).range(-20..=19))]
     pub backlog_nice: i32,
 
-    /// Slots of each queue's flow table, rounded up to a power of two
-    #[arg(long, value_name = "SLOTS", default_value_t = RPS_FLOW_CNT,
-          value_parser = clap::value_parser!(u32).range(1..=1 << 24))]
+    /// Entries of the table that tells where applications are, rounded up to a power of two; 0: no
+    /// flow follows its application
+    #[arg(long, value_name = "ENTRIES", default_value_t = RPS_SOCK_FLOW_ENTRIES,
+          value_parser = table_size())]
+    pub rps_sock_flow_entries: u32,
+
+    /// Slots of each queue's flow table, rounded up to a power of two; 0: no flow follows its
+    /// application
+    #[arg(long, value_name = "SLOTS", default_value_t = RPS_FLOW_CNT, value_parser = table_size())]
     pub rps_flow_cnt: u32,
 
     /// Tunnels to look into, separated by commas: their inner flows are steered, not the tunnel
@@ -127,13 +133,17 @@ impl From<RunArgs> for Options {
     fn from(args: RunArgs) -> Self {
         Self {
             devices: args.devices,
-            policy: args.policy,
+            policy: args.policy.unwrap_or(match args.hash {
+                Hash::Packet => Policy::default(),
+                Hash::Device => Policy::Rps,
+            }),
             rps_cpus: args.rps_cpus,
             queues: args.queues,
             mode: args.mode,
             dry_run: args.dry_run,
             backlog: args.backlog,
             backlog_nice: args.backlog_nice,
+            rps_sock_flow_entries: args.rps_sock_flow_entries,
             rps_flow_cnt: args.rps_flow_cnt,
             hash: args.hash,
             unguarded: false,
@@ -159,17 +169,49 @@ pub struct StatusArgs {
 
 /// Options of `rxsteer set`.
 #[derive(Debug, Args)]
+#[group(id = "change", required = true, multiple = true,
+        args = ["rps_cpus", "policy", "rps_sock_flow_entries", "rps_flow_cnt"])]
 pub struct SetArgs {
-    /// The device
-    pub device: String,
+    /// The device whose CPUs are set; needed if several are steered
+    pub device: Option<String>,
 
     /// The CPUs from now on: mask, list or auto
     #[arg(long, value_name = "CPUS", value_parser = rps_cpus)]
-    pub rps_cpus: String,
+    pub rps_cpus: Option<String>,
 
-    /// Only this receive queue
-    #[arg(long, value_name = "QUEUE")]
+    /// Only this receive queue's CPUs
+    #[arg(long, value_name = "QUEUE", requires = "rps_cpus")]
     pub queue: Option<u32>,
+
+    /// How packets find their CPU from now on, on all devices
+    #[arg(long, value_enum)]
+    pub policy: Option<Policy>,
+
+    /// As in `run`. All flows start anew
+    #[arg(long, value_name = "ENTRIES", value_parser = table_size())]
+    pub rps_sock_flow_entries: Option<u32>,
+
+    /// As in `run`. All flows start anew
+    #[arg(long, value_name = "SLOTS", value_parser = table_size())]
+    pub rps_flow_cnt: Option<u32>,
+}
+
+impl From<SetArgs> for Change {
+    fn from(args: SetArgs) -> Self {
+        Self {
+            device: args.device,
+            queue: args.queue,
+            rps_cpus: args.rps_cpus,
+            policy: args.policy,
+            rps_sock_flow_entries: args.rps_sock_flow_entries,
+            rps_flow_cnt: args.rps_flow_cnt,
+        }
+    }
+}
+
+/// Up to 16 Mi.
+fn table_size() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(0..=1 << 24)
 }
 
 /// Checked here, understood by the running rxsteer, which knows the interrupt's CPU.
@@ -220,6 +262,10 @@ pub struct BenchArgs {
 pub enum Scenario {
     /// Time of one decision, against a program that only passes
     Decide,
+    /// What it costs an application that rxsteer notes where it runs
+    Record,
+    /// How long a flow takes to arrive where its application has gone
+    Follow,
     /// More UDP packets than the host can use, and the receiving CPU's cost per packet
     Flood,
     /// Packets that overtake an earlier one of their flow while masks, applications, interrupts and

@@ -14,6 +14,7 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde::{Deserialize, Serialize};
 
 use crate::accounting::Status;
+use crate::run::Change;
 
 const NAME: &str = "rxsteer";
 
@@ -26,15 +27,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub enum Request {
     /// What does it do, and how much of it?
     Status,
-    /// Steer a device's queue, or all its queues, to other CPUs from now on.
-    Set {
-        /// Interface name.
-        device: String,
-        /// All queues if there is none.
-        queue: Option<u32>,
-        /// As in `--rps-cpus`.
-        rps_cpus: String,
-    },
+    /// Do something else from now on.
+    Set(Change),
 }
 
 /// What comes back.
@@ -43,7 +37,7 @@ pub enum Request {
 pub enum Reply {
     /// To [`Request::Status`].
     Status(Status),
-    /// To [`Request::Set`]: what holds from now on, a line a queue.
+    /// To [`Request::Set`]: what holds from now on, a line each.
     Done(Vec<String>),
     /// It could not be done, and why.
     Failed(String),

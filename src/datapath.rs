@@ -14,16 +14,21 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
-use libbpf_rs::{Link, MapCore, MapFlags, ProgramInput, RingBuffer, RingBufferBuilder};
+use libbpf_rs::{
+    Link, MapCore, MapFlags, ProgramInput, ProgramMut, ProgramType, RingBuffer, RingBufferBuilder,
+};
 
 use crate::backlogs::{self, Backlogs};
 use crate::caps;
 use crate::device::XdpMode;
 use crate::rps_map::RpsMap;
 use crate::rx::types::{
-    backlog, backlog_request, flow_secret, rodata, rps_dev_flow, rps_map, rx_queue,
+    backlog, backlog_closing, backlog_request, flow_secret, rodata, rps_map, rx_queue,
+    rx_queue_setting,
 };
 use crate::rx::{OpenRxSkel, RxSkel, RxSkelBuilder};
+use crate::sockets::Sockets;
+use crate::tables::{self, Tables};
 use crate::xdp;
 
 /// Nice value of the backlogs' threads unless configured. A thread that shares its CPU with the
@@ -31,8 +36,14 @@ use crate::xdp;
 /// (docs/backlog.md has the measurement); nor must it starve beside a CPU-bound one.
 pub const BACKLOG_NICE: i32 = 5;
 
-/// `rps_flow_cnt` unless configured, in slots per queue: the kernel's documentation suggests 32768
-/// for a whole busy host; a queue's share of it.
+/// The epoch of slots that have one; 0 is that of unset ones.
+const FIRST_EPOCH: u16 = 1;
+
+/// `rps_sock_flow_entries` unless configured: what the kernel's documentation suggests for a busy
+/// host.
+pub const RPS_SOCK_FLOW_ENTRIES: u32 = 32768;
+
+/// `rps_flow_cnt` unless configured, in slots per queue: a queue's share of the above.
 pub const RPS_FLOW_CNT: u32 = 4096;
 
 /// What the data path is made for. Fixed from load to the end.
@@ -43,7 +54,11 @@ pub struct Config {
     pub backlog_limit: u32,
     /// Nice value of the backlogs' threads, -20 to 19.
     pub backlog_nice: i32,
-    /// Slots of each queue's `dev_flow_table`; rounded up to a power of two, as the kernel does.
+    /// Entries of the `sock_flow_table`, rounded up to a power of two as the kernel does; 0: no
+    /// flow follows its application.
+    pub rps_sock_flow_entries: u32,
+    /// Slots of each queue's `dev_flow_table`; likewise, but the rule of order needs a table, so
+    /// that 0 stands for [`RPS_FLOW_CNT`] slots and flows that follow nobody.
     pub rps_flow_cnt: u32,
     /// Decide and count, move nothing.
     pub dry_run: bool,
@@ -77,8 +92,16 @@ pub struct Request {
     pub cpu: u32,
 }
 
+impl Config {
+    /// Whether there are tables to follow applications with.
+    pub fn can_follow(&self) -> bool {
+        self.rps_sock_flow_entries > 0 && self.rps_flow_cnt > 0
+    }
+}
+
 struct Device {
-    ifindex: u32,
+    config: DeviceConfig,
+    queue_base: u32,
     rx_hash: bool,
     skel: RxSkel<'static>,
     /// Dropping it detaches the program.
@@ -99,9 +122,13 @@ pub struct Datapath {
     // Fields are dropped in this order: XDP programs first, so that nothing is redirected that
     // the tracepoints no longer count.
     devices: Vec<Device>,
+    sockets: Option<Sockets>,
     _tracepoints: Vec<Link>,
     backlogs: Arc<Backlogs>,
     shared: RxSkel<'static>,
+    tables: Tables,
+    config: Config,
+    epoch: u16,
     nr_cpus: u32,
 }
 
@@ -142,25 +169,25 @@ impl Datapath {
     pub fn load(config: &Config, devices: &[DeviceConfig]) -> Result<Self> {
         let nr_queues: u32 = devices.iter().map(|d| d.nr_rx_queues).sum();
         let nr_cpus = u32::try_from(libbpf_rs::num_possible_cpus()?)?;
-        let flow_cnt = config.rps_flow_cnt.max(1).next_power_of_two();
+        let tables = Tables::new(config, nr_queues)?;
 
         let mut open_shared = open()?;
         {
             let maps = &mut open_shared.maps;
             maps.rx_queues.set_max_entries(nr_queues)?;
             maps.rps_maps.set_max_entries(nr_queues)?;
-            maps.dev_flow_tables.set_max_entries(
-                flow_cnt
-                    .checked_mul(nr_queues)
-                    .ok_or_else(|| anyhow!("{nr_queues} × {flow_cnt} flow slots are too many"))?,
-            )?;
             maps.backlogs.set_max_entries(nr_queues * nr_cpus)?;
             maps.backlog_kthreads.set_max_entries(nr_queues * nr_cpus)?;
             maps.cpumaps.set_max_entries(nr_queues)?;
             maps.cpumap_queues.set_max_entries(nr_queues)?;
             maps.poll_cpus.set_max_entries(nr_cpus)?;
         }
-        set_constants(&mut open_shared, config, nr_cpus);
+        set_constants(&mut open_shared, config, nr_cpus, &tables);
+        for mut prog in open_shared.open_object_mut().progs_mut() {
+            if Sockets::owns(&prog.name().to_string_lossy()) {
+                prog.set_autoload(false);
+            }
+        }
         let gone = caps::missing_tracepoints(&["xdp_redirect_map_err"])?;
         open_shared
             .progs
@@ -188,16 +215,14 @@ impl Datapath {
             cpumaps.push(cpumap);
         }
 
-        let mut queue = 0;
+        let mut queue = 0u32;
         let mut loaded = Vec::new();
         for device in devices {
             let queue_base = queue;
             for _ in 0..device.nr_rx_queues {
                 let value = rx_queue {
                     ifindex: device.ifindex,
-                    flow_base: queue * flow_cnt,
-                    flow_shift: 32 - flow_cnt.ilog2(),
-                    epoch: 1,
+                    epoch: FIRST_EPOCH,
                     ..Default::default()
                 };
                 shared.maps.rx_queues.update(
@@ -208,9 +233,10 @@ impl Datapath {
                 queue += 1;
             }
             loaded.push(Device {
-                ifindex: device.ifindex,
+                config: device.clone(),
+                queue_base,
                 rx_hash: config.rx_hash,
-                skel: load_device(&shared, config, nr_cpus, queue_base, device)?,
+                skel: load_device(&shared, &tables, config, nr_cpus, queue_base, device)?,
                 link: None,
             });
         }
@@ -218,7 +244,7 @@ impl Datapath {
         let tracepoints = shared
             .object()
             .progs_mut()
-            .filter(|prog| prog.autoload() && prog.name() != "backlog_drained")
+            .filter(|prog| prog.autoload() && prog.prog_type() == ProgramType::Tracing)
             .map(|prog| {
                 prog.attach_trace()
                     .with_context(|| format!("attaching {}", prog.name().display()))
@@ -227,11 +253,165 @@ impl Datapath {
 
         Ok(Self {
             devices: loaded,
+            sockets: None,
             _tracepoints: tracepoints,
             backlogs: Arc::new(Backlogs::new(cpumaps, config)),
             shared,
+            tables,
+            config: config.clone(),
+            epoch: FIRST_EPOCH,
             nr_cpus,
         })
+    }
+
+    /// Lets the flows of these queues follow their applications, or follow RPS alone. Returns what
+    /// can't be followed on this host, in words.
+    ///
+    /// # Errors
+    /// When there are no tables for it, or the kernel refuses the programs that watch sockets.
+    pub fn follow(&mut self, follow: bool) -> Result<Vec<String>> {
+        let mut unseen = Vec::new();
+        if follow && self.sockets.is_none() {
+            let (sockets, missed) = self.watch_sockets()?;
+            self.sockets = Some(sockets);
+            unseen = missed;
+        }
+        for queue in 0..self.nr_queues() {
+            self.set_queue(queue, follow)?;
+        }
+        if !follow {
+            self.sockets = None;
+        }
+        Ok(unseen)
+    }
+
+    fn watch_sockets(&self) -> Result<(Sockets, Vec<String>)> {
+        if !self.config.can_follow() {
+            bail!(
+                "flows can't follow applications without tables: rps_sock_flow_entries and \
+                 rps_flow_cnt must not be 0"
+            );
+        }
+        let mut open = open()?;
+        set_constants(&mut open, &self.config, self.nr_cpus, &self.tables);
+        self.tables.lend_to(&mut open)?;
+        Sockets::attach(open)
+    }
+
+    fn set_queue(&self, queue: u32, rfs: bool) -> Result<()> {
+        let setting = rx_queue_setting {
+            queue,
+            rfs: rfs.into(),
+            epoch: self.epoch,
+        };
+        self.call(&self.shared.progs.rx_queue_set, setting)?;
+        Ok(())
+    }
+
+    /// Whether the queue's flows follow their applications.
+    ///
+    /// # Errors
+    /// When the map can't be read.
+    pub fn follows(&self, queue: u32) -> Result<bool> {
+        Ok(self.rx_queue(queue)?.rfs != 0)
+    }
+
+    /// The tables of flows, and their keys.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// What it was loaded with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Puts tables of another size in the place of those that there are. Every flow comes home to
+    /// INLINE first ([`Self::bring_home`]) and starts anew under a new epoch: as at attach, none
+    /// moves before all that came earlier has been delivered. Afterwards every map says INLINE and
+    /// no flow follows: it is the caller's to fill in both again, also after an error.
+    ///
+    /// # Errors
+    /// When the flows did not come home, or the kernel refuses maps or programs of these sizes; the
+    /// old tables are in use then.
+    pub fn resize(
+        &mut self,
+        rps_sock_flow_entries: u32,
+        rps_flow_cnt: u32,
+        patience: Duration,
+    ) -> Result<()> {
+        let config = Config {
+            rps_sock_flow_entries,
+            rps_flow_cnt,
+            ..self.config.clone()
+        };
+        let tables = Tables::new(&config, self.nr_queues())?;
+        let load = |d: &Device| {
+            load_device(
+                &self.shared,
+                &tables,
+                &config,
+                self.nr_cpus,
+                d.queue_base,
+                &d.config,
+            )
+        };
+        let skels = self.devices.iter().map(load).collect::<Result<Vec<_>>>()?;
+        if !self.bring_home(patience)? {
+            bail!("some backlogs did not drain: the tables stay as they are; try again");
+        }
+        for (device, skel) in self.devices.iter_mut().zip(skels) {
+            let old = std::mem::replace(&mut device.skel, skel);
+            if let Some(link) = &device.link {
+                xdp::update(link, device.program()).inspect_err(|_| device.skel = old)?;
+            }
+        }
+        self.tables = tables;
+        self.config = config;
+        self.epoch = self.epoch.wrapping_add(1).max(FIRST_EPOCH);
+        self.follow(false)?;
+        Ok(())
+    }
+
+    /// Whether anybody may want to be in the backlogs for a CPU: not while it is offline.
+    ///
+    /// # Errors
+    /// When the map can't be written.
+    pub fn close_cpu(&self, cpu: u32, closed: bool) -> Result<()> {
+        for queue in 0..self.nr_queues() {
+            let closing = backlog_closing {
+                index: queue * self.nr_cpus + cpu,
+                closed: closed.into(),
+            };
+            self.call(&self.shared.progs.backlog_close, closing)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the entries of a CPU's backlogs out of the cpumaps, for new ones to be made when they
+    /// are wanted again. Only once they are closed and [`Drain`]ed.
+    ///
+    /// # Errors
+    /// When a map can't be written.
+    pub fn remove_cpu(&self, cpu: u32) -> Result<()> {
+        for queue in 0..self.nr_queues() {
+            self.backlogs.remove(queue, cpu)?;
+            self.call(
+                &self.shared.progs.backlog_forget,
+                queue * self.nr_cpus + cpu,
+            )?;
+        }
+        Ok(())
+    }
+
+    /// Runs a program that user space may call; returns what it returned.
+    fn call<T: Copy>(&self, program: &ProgramMut<'_>, argument: T) -> Result<u32> {
+        let mut context = bytes_of(&argument);
+        let input = ProgramInput {
+            context_in: Some(&mut context),
+            ..Default::default()
+        };
+        Ok(program.test_run(input)?.return_value)
     }
 
     /// Attaches the XDP program to the device, by its place in what [`Self::load`] was given.
@@ -241,7 +421,7 @@ impl Datapath {
     /// the driver has no native XDP.
     pub fn attach(&mut self, device: usize, mode: XdpMode) -> std::io::Result<()> {
         let device = &mut self.devices[device];
-        device.link = Some(xdp::attach(device.program(), device.ifindex, mode)?);
+        device.link = Some(xdp::attach(device.program(), device.config.ifindex, mode)?);
         Ok(())
     }
 
@@ -318,7 +498,7 @@ impl Datapath {
     /// When the map can't be written.
     pub fn settle(&self, queue: u32) -> Result<()> {
         let mut value = self.rx_queue(queue)?;
-        value.settled = 1;
+        value.settled = self.epoch;
         Ok(self.shared.maps.rx_queues.update(
             &queue.to_ne_bytes(),
             &bytes_of(&value),
@@ -335,6 +515,9 @@ impl Datapath {
     /// # Errors
     /// When a map can't be read or written.
     pub fn bring_home(&self, patience: Duration) -> Result<bool> {
+        for queue in 0..self.nr_queues() {
+            self.set_queue(queue, false)?;
+        }
         for (map, wait) in [
             (RpsMap::inline(), patience / 2),
             (RpsMap::inline_shed(), patience / 2),
@@ -349,48 +532,17 @@ impl Datapath {
         Ok(false)
     }
 
-    /// Waits until all that entered a backlog has been delivered, and nothing has entered one for
-    /// five checks, a millisecond apart: a program that read the old map is done long before.
+    /// Waits until every backlog is [`Drain`]ed.
     fn drain(&self, patience: Duration) -> Result<bool> {
         let deadline = Instant::now() + patience;
-        let mut before = 0;
-        let mut quiet = 0;
-        while Instant::now() < deadline {
-            let (mut entered, mut drained) = (0, true);
-            for queue in 0..self.nr_queues() {
-                for cpu in 0..self.nr_cpus {
-                    entered += self.backlog(queue, cpu)?.tail;
-                    drained &= self.drained(queue * self.nr_cpus + cpu)?;
-                }
+        let mut drain = Drain::of(0..self.nr_cpus);
+        while !drain.check(self)? {
+            if Instant::now() > deadline {
+                return Ok(false);
             }
-            quiet = if drained && entered == before {
-                quiet + 1
-            } else {
-                0
-            };
-            if quiet == 5 {
-                return Ok(true);
-            }
-            before = entered;
-            std::thread::sleep(Duration::from_millis(1));
+            std::thread::sleep(Drain::TICK);
         }
-        Ok(false)
-    }
-
-    /// Whether all that entered the backlog with this index has been delivered.
-    fn drained(&self, index: u32) -> Result<bool> {
-        let mut context = index.to_ne_bytes();
-        let input = ProgramInput {
-            context_in: Some(&mut context),
-            ..Default::default()
-        };
-        Ok(self
-            .shared
-            .progs
-            .backlog_drained
-            .test_run(input)?
-            .return_value
-            == 1)
+        Ok(true)
     }
 
     /// The stream of [`Request`]s.
@@ -414,6 +566,50 @@ impl Datapath {
             ring: builder.build()?,
             pending,
         })
+    }
+}
+
+/// Whether CPUs' backlogs have become empty: all that entered has been delivered, and nothing has
+/// entered for five checks, at least a [`Drain::TICK`] apart. By then a program that read an old
+/// map is long done.
+pub struct Drain {
+    cpus: std::ops::Range<u32>,
+    entered: u64,
+    quiet: u32,
+}
+
+impl Drain {
+    /// Between two checks.
+    pub const TICK: Duration = Duration::from_millis(1);
+
+    /// The backlogs of all queues for these CPUs.
+    pub fn of(cpus: std::ops::Range<u32>) -> Self {
+        Self {
+            cpus,
+            entered: 0,
+            quiet: 0,
+        }
+    }
+
+    /// Checks again; returns whether they are empty.
+    ///
+    /// # Errors
+    /// When a map can't be read.
+    pub fn check(&mut self, datapath: &Datapath) -> Result<bool> {
+        let (mut entered, mut drained) = (0, true);
+        for queue in 0..datapath.nr_queues() {
+            for cpu in self.cpus.clone() {
+                let index = queue * datapath.nr_cpus + cpu;
+                entered += datapath.backlog(queue, cpu)?.tail;
+                drained &= datapath.call(&datapath.shared.progs.backlog_drained, index)? == 1;
+            }
+        }
+        self.quiet = match drained && entered == self.entered {
+            true => self.quiet + 1,
+            false => 0,
+        };
+        self.entered = entered;
+        Ok(self.quiet >= 5)
     }
 }
 
@@ -444,6 +640,7 @@ fn set_constants<'a>(
     open: &'a mut OpenRxSkel<'_>,
     config: &Config,
     nr_cpus: u32,
+    tables: &Tables,
 ) -> &'a mut rodata {
     let rodata = open
         .maps
@@ -454,6 +651,9 @@ fn set_constants<'a>(
     rodata.backlog_limit = config.backlog_limit.into();
     rodata.flow_tunnels = config.tunnels;
     rodata.flow_secret = config.secret;
+    rodata.flow_shift = tables.flow_shift();
+    rodata.sock_flow_mask = tables.sock_flow_mask();
+    rodata.sock_flow_cpu_mask = tables::cpu_mask(nr_cpus);
     rodata.dry_run = config.dry_run;
     rodata.unguarded = config.unguarded;
     rodata
@@ -461,13 +661,14 @@ fn set_constants<'a>(
 
 fn load_device(
     shared: &RxSkel<'_>,
+    tables: &Tables,
     config: &Config,
     nr_cpus: u32,
     queue_base: u32,
     device: &DeviceConfig,
 ) -> Result<RxSkel<'static>> {
     let mut open = open()?;
-    let rodata = set_constants(&mut open, config, nr_cpus);
+    let rodata = set_constants(&mut open, config, nr_cpus, tables);
     rodata.queue_base = queue_base;
     rodata.nr_rx_queues = device.nr_rx_queues;
     // Drivers refuse a jumbo MTU without frags. For generic mode the kernel, since 6.9, copies an
@@ -495,13 +696,14 @@ fn load_device(
         }
     }
     for mut map in open.open_object_mut().maps_mut() {
-        // Constants are the device's own; every other map is the shared one.
+        // Constants are the device's own, the tables their owner's; every other map is shared.
         if let Some(same) = shared.object().maps().find(|m| m.name() == map.name())
             && !map.name().to_string_lossy().contains(".rodata")
         {
             map.reuse_fd(same.as_fd())?;
         }
     }
+    tables.lend_to(&mut open)?;
     open.load().context("the kernel refused the XDP program")
 }
 
@@ -512,18 +714,16 @@ fn bytes_of<T: Copy>(value: &T) -> Vec<u8> {
 }
 
 /// The value in a map's bytes, if there are enough of them.
-fn read<T: Copy>(bytes: &[u8]) -> Option<T> {
+pub(crate) fn read<T: Copy>(bytes: &[u8]) -> Option<T> {
     (bytes.len() >= size_of::<T>())
         // SAFETY: long enough, and `T` is a plain C struct of integers.
         .then(|| unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
 }
 
-fn lookup<T: Copy>(map: &impl MapCore, index: u32) -> Result<T> {
+pub(crate) fn lookup<T: Copy>(map: &impl MapCore, index: u32) -> Result<T> {
     let bytes = map.lookup(&index.to_ne_bytes(), MapFlags::ANY)?;
     bytes
         .as_deref()
         .and_then(read)
         .ok_or_else(|| anyhow!("no entry {index} in {}", map.name().display()))
 }
-
-const _: () = assert!(size_of::<backlog>() == 256 && size_of::<rps_dev_flow>() == 16);

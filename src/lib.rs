@@ -11,13 +11,16 @@ pub mod cpumask;
 pub mod datapath;
 pub mod demo;
 pub mod device;
+pub mod hotplug;
 pub mod kthread;
 pub mod lab;
 pub mod native;
 pub mod netdev;
 pub mod rps_map;
 pub mod run;
+pub mod sockets;
 pub mod status;
+pub mod tables;
 pub mod topology;
 pub mod xdp;
 

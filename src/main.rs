@@ -55,7 +55,7 @@ fn execute(command: Command) -> Result<()> {
         Command::Demo(args) => demo(&args),
         Command::Bench(args) => bench(&args),
         Command::Set(args) => {
-            for line in run::set(&args.device, args.queue, &args.rps_cpus)? {
+            for line in run::set(args.into())? {
                 println!("{line}");
             }
             Ok(())
@@ -135,6 +135,8 @@ fn bench(args: &BenchArgs) -> Result<()> {
         };
         let (json, text) = match scenario {
             Scenario::Decide => both(bench::decide::decide(&effort), bench::Report::render),
+            Scenario::Record => both(bench::record::record(&effort), bench::Report::render),
+            Scenario::Follow => both(bench::follow::follow(&effort), bench::Report::render),
             Scenario::Flood => both(bench::flood::flood(&effort), bench::Report::render),
             Scenario::Reorder => both(bench::reorder::reorder(&effort), |report| report.render()),
         }

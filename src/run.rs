@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rxsteer run`: attaches, steers until it is told to stop, brings every flow home, detaches.
 
+use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -8,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde::{Deserialize, Serialize};
 use tracing::{info, warn};
 
 use crate::accounting::{self, Status};
@@ -16,22 +18,41 @@ use crate::caps::{self, Need};
 use crate::control::{self, Reply, Request};
 use crate::cpumask::{CpuMask, CpuMaskError};
 use crate::datapath::{
-    BACKLOG_NICE, Config, Datapath, DeviceConfig, RPS_FLOW_CNT, Request as Wanted, draw_secret,
+    BACKLOG_NICE, Config, Datapath, DeviceConfig, Drain, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES,
+    Request as Wanted, draw_secret,
 };
 use crate::device::{Device, XdpMode};
+use crate::hotplug::{Event, Hotplug};
 use crate::topology::Topology;
 
 /// How long flows may take to come home before the program is detached anyway.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// A socket does not know what hash the device computes for its packets.
+const NO_DEVICE_HASH: &str = "flows can't follow applications by the device's hash, which sockets \
+                              don't know: leave --hash device, or use --policy rps";
+
 /// How packets find their CPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Policy {
-    /// By the flow's hash, over the CPUs of the queue's mask.
+    /// To the CPU where the flow's application runs; where that isn't known, as rps.
     #[default]
+    Rfs,
+    /// By the flow's hash, over the CPUs of the queue's mask.
     Rps,
     /// Not at all: every packet stays where it is received.
     Off,
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Rfs => "rfs",
+            Self::Rps => "rps",
+            Self::Off => "off",
+        })
+    }
 }
 
 /// Where XDP is attached.
@@ -133,7 +154,9 @@ pub struct Options {
     pub backlog: Option<u32>,
     /// Nice value of the backlogs' threads.
     pub backlog_nice: i32,
-    /// Slots of each queue's flow table.
+    /// Entries of the table of applications' CPUs; 0: no flow follows its application.
+    pub rps_sock_flow_entries: u32,
+    /// Slots of each queue's flow table; 0: no flow follows its application.
     pub rps_flow_cnt: u32,
     /// Bits of `enum flow_tunnel`.
     pub tunnels: u32,
@@ -155,6 +178,7 @@ impl Options {
             dry_run: false,
             backlog: None,
             backlog_nice: BACKLOG_NICE,
+            rps_sock_flow_entries: RPS_SOCK_FLOW_ENTRIES,
             rps_flow_cnt: RPS_FLOW_CNT,
             tunnels: 0,
             hash: Hash::default(),
@@ -169,7 +193,7 @@ struct Steered {
     mode: XdpMode,
     /// Of its queue 0, over all devices.
     first_queue: u32,
-    /// By queue; empty under [`Policy::Off`].
+    /// By queue, as configured; of these the offline ones are left out.
     cpus: Vec<CpuMask>,
 }
 
@@ -178,8 +202,12 @@ struct Steering {
     datapath: Datapath,
     devices: Vec<Steered>,
     policy: Policy,
+    hash: Hash,
     dry_run: bool,
     backlog_limit: u32,
+    online: CpuMask,
+    /// CPUs that went offline, until their backlogs are empty.
+    leaving: Vec<(u32, Drain)>,
 }
 
 /// Steers until `stop` becomes readable.
@@ -192,15 +220,16 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
         bail!("{missing}");
     }
     let listener = control::listen()?;
+    let hotplug = Hotplug::listen()?;
     let mut steering = Steering::start(options)?;
     let requests = steering.datapath.requests()?;
     let maker = make_backlogs(steering.datapath.backlogs());
     info!(
         "{} {}; stop with Ctrl-C or SIGTERM",
         match (options.policy, options.dry_run) {
-            (Policy::Rps, false) => "steering",
-            (Policy::Rps, true) => "watching (dry run)",
             (Policy::Off, _) => "watching (policy off)",
+            (_, false) => "steering",
+            (_, true) => "watching (dry run)",
         },
         options.devices.join(", ")
     );
@@ -212,8 +241,13 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
             PollFd::new(stop, PollFlags::POLLIN),
             PollFd::new(ring, PollFlags::POLLIN),
             PollFd::new(listener.as_fd(), PollFlags::POLLIN),
+            PollFd::new(hotplug.as_fd(), PollFlags::POLLIN),
         ];
-        match poll(&mut fds, PollTimeout::NONE) {
+        let timeout = match steering.leaving.is_empty() {
+            true => PollTimeout::NONE,
+            false => PollTimeout::try_from(Drain::TICK)?,
+        };
+        match poll(&mut fds, timeout) {
             Ok(_) | Err(Errno::EINTR) => {}
             Err(e) => return Err(e).context("waiting"),
         }
@@ -223,6 +257,10 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
                 .send(request)
                 .context("the thread that makes backlogs has ended")?;
         }
+        if ready[3] {
+            steering.cpus_changed(&hotplug.take()?)?;
+        }
+        steering.see_off()?;
         if ready[2] {
             control::serve(&listener, |request| steering.answer(request));
         }
@@ -255,30 +293,57 @@ pub fn status() -> Result<Status> {
     match control::ask(&Request::Status)? {
         Reply::Status(status) => Ok(status),
         Reply::Failed(why) => bail!(why),
-        Reply::Done(_) => bail!("the running rxsteer is of another version"),
+        _ => bail!("the running rxsteer is of another version"),
     }
 }
 
-/// Steers a device's queue (all its queues if `None`) to other CPUs from now on. Returns what
-/// holds now, a line a queue.
+/// Changes what a running rxsteer does, from now on and without a packet overtaking another.
+/// Returns what holds now, a line each.
 ///
 /// # Errors
-/// When none runs, or the device, the queue or the CPUs are not possible.
-pub fn set(device: &str, queue: Option<u32>, rps_cpus: &str) -> Result<Vec<String>> {
-    let request = Request::Set {
-        device: device.to_owned(),
-        queue,
-        rps_cpus: rps_cpus.to_owned(),
-    };
-    match control::ask(&request)? {
+/// When none runs, or what is asked for is not possible; then nothing has changed.
+pub fn set(change: Change) -> Result<Vec<String>> {
+    match control::ask(&Request::Set(change))? {
         Reply::Done(lines) => Ok(lines),
         Reply::Failed(why) => bail!(why),
-        Reply::Status(_) => bail!("the running rxsteer is of another version"),
+        _ => bail!("the running rxsteer is of another version"),
+    }
+}
+
+/// What [`set`] can change; what is `None` stays as it is.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Change {
+    /// Whose CPUs; needed only when several devices are steered.
+    pub device: Option<String>,
+    /// Only this queue's CPUs.
+    pub queue: Option<u32>,
+    /// As in `--rps-cpus`.
+    pub rps_cpus: Option<String>,
+    /// How packets find their CPU.
+    pub policy: Option<Policy>,
+    /// Entries of the table of applications' CPUs.
+    pub rps_sock_flow_entries: Option<u32>,
+    /// Slots of each queue's flow table.
+    pub rps_flow_cnt: Option<u32>,
+}
+
+impl Change {
+    /// The CPUs of a device's queue, or of all its queues.
+    pub fn rps_cpus(device: &str, queue: Option<u32>, cpus: &str) -> Self {
+        Self {
+            device: Some(device.to_owned()),
+            queue,
+            rps_cpus: Some(cpus.to_owned()),
+            ..Self::default()
+        }
     }
 }
 
 impl Steering {
     fn start(options: &Options) -> Result<Self> {
+        if options.hash == Hash::Device && options.policy == Policy::Rfs {
+            bail!(NO_DEVICE_HASH);
+        }
         let backlog_limit = backlog_limit(options.backlog)?;
         let mut devices = Vec::new();
         let mut first_queue = 0;
@@ -303,25 +368,21 @@ impl Steering {
                 first_queue,
                 cpus: Vec::new(),
             };
-            if options.policy == Policy::Rps {
-                steered.cpus = (0..nr_queues)
-                    .map(|queue| cpus_of(&steered.device, queue, &options.rps_cpus))
-                    .collect::<Result<_>>()?;
-            }
+            steered.cpus = (0..nr_queues)
+                .map(|queue| cpus_of(&steered.device, queue, &options.rps_cpus))
+                .collect::<Result<_>>()?;
             first_queue += nr_queues;
             devices.push(steered);
         }
         for wish in &options.queues {
             let steered = find(&mut devices, wish.device.as_deref())?;
-            let cpus = cpus_of(&steered.device, wish.queue, &wish.cpus)?;
-            if options.policy == Policy::Rps {
-                steered.cpus[wish.queue as usize] = cpus;
-            }
+            steered.cpus[wish.queue as usize] = cpus_of(&steered.device, wish.queue, &wish.cpus)?;
         }
 
         let config = Config {
             backlog_limit,
             backlog_nice: options.backlog_nice,
+            rps_sock_flow_entries: options.rps_sock_flow_entries,
             rps_flow_cnt: options.rps_flow_cnt,
             dry_run: options.dry_run,
             tunnels: options.tunnels,
@@ -342,21 +403,37 @@ impl Steering {
             datapath,
             devices,
             policy: options.policy,
+            hash: options.hash,
             dry_run: options.dry_run,
             backlog_limit,
+            online: Topology::host().online()?,
+            leaving: Vec::new(),
         };
-        steering.fill()?;
+        steering.apply()?;
         for device in 0..steering.devices.len() {
             steering.attach(device, options.mode)?;
         }
         Ok(steering)
     }
 
-    fn fill(&self) -> Result<()> {
+    /// Fills the tables by policy and masks.
+    fn apply(&mut self) -> Result<()> {
         for steered in &self.devices {
             for (queue, cpus) in (0..).zip(&steered.cpus) {
-                self.spread(steered.first_queue + queue, cpus)?;
+                let cpus = match self.policy {
+                    Policy::Off => CpuMask::default(),
+                    _ => cpus.intersect(&self.online),
+                };
+                self.spread(steered.first_queue + queue, &cpus)?;
             }
+        }
+        let follow = self.policy == Policy::Rfs && self.datapath.config().can_follow();
+        if self.policy == Policy::Rfs && !follow {
+            warn!("a table of flows has no entries: steering by RPS alone");
+        }
+        match self.datapath.follow(follow) {
+            Ok(unseen) => unseen.iter().for_each(|what| warn!("{what}")),
+            Err(e) => warn!("{e:#}; steering by RPS alone"),
         }
         Ok(())
     }
@@ -365,6 +442,45 @@ impl Steering {
         let cpus: Vec<u32> = cpus.iter().collect();
         self.datapath
             .set_rps_map(queue, &self.datapath.rps_map(queue)?.spread_over(&cpus))
+    }
+
+    /// CPUs went offline or came back. The threads of an offline CPU's backlogs run elsewhere, and
+    /// nothing binds them again: the backlogs are closed, and taken away when they are empty
+    /// ([`Self::see_off`]); they are made anew when the CPU is back and wanted.
+    fn cpus_changed(&mut self, events: &[Event]) -> Result<()> {
+        for &Event { cpu, online } in events {
+            if cpu >= self.datapath.nr_cpus() {
+                continue;
+            }
+            if online {
+                self.online = self.online.iter().chain([cpu]).collect();
+                if !self.leaving.iter().any(|(leaving, _)| *leaving == cpu) {
+                    self.datapath.close_cpu(cpu, false)?;
+                }
+                info!("CPU {cpu} is online");
+            } else {
+                self.online = self.online.without(&CpuMask::from_iter([cpu]));
+                self.datapath.close_cpu(cpu, true)?;
+                self.leaving.retain(|(leaving, _)| *leaving != cpu);
+                self.leaving.push((cpu, Drain::of(cpu..cpu + 1)));
+                info!("CPU {cpu} is offline: its flows go elsewhere");
+            }
+        }
+        self.apply()
+    }
+
+    /// Takes the backlogs of offline CPUs away once they are empty.
+    fn see_off(&mut self) -> Result<()> {
+        for (cpu, mut drain) in std::mem::take(&mut self.leaving) {
+            if !drain.check(&self.datapath)? {
+                self.leaving.push((cpu, drain));
+                continue;
+            }
+            self.datapath.remove_cpu(cpu)?;
+            // It may have come back meanwhile.
+            self.datapath.close_cpu(cpu, !self.online.contains(cpu))?;
+        }
+        Ok(())
     }
 
     fn attach(&mut self, index: usize, mode: Mode) -> Result<()> {
@@ -426,45 +542,94 @@ impl Steering {
     fn answer(&mut self, request: Request) -> Reply {
         let reply = match request {
             Request::Status => self.status().map(Reply::Status),
-            Request::Set {
-                device,
-                queue,
-                rps_cpus,
-            } => self.set(&device, queue, &rps_cpus).map(Reply::Done),
+            Request::Set(change) => self.set(&change).map(Reply::Done),
         };
         reply.unwrap_or_else(|e| Reply::Failed(format!("{e:#}")))
     }
 
-    fn set(&mut self, device: &str, queue: Option<u32>, rps_cpus: &str) -> Result<Vec<String>> {
-        if self.policy == Policy::Off {
-            bail!("rxsteer runs with --policy off: it steers nothing");
+    fn set(&mut self, change: &Change) -> Result<Vec<String>> {
+        let policy = change.policy.unwrap_or(self.policy);
+        if policy == Policy::Rfs && self.hash == Hash::Device {
+            bail!(NO_DEVICE_HASH);
         }
-        let rps_cpus: RpsCpus = rps_cpus.parse()?;
-        let steered = find(&mut self.devices, Some(device))?;
-        let queues = match queue {
-            Some(queue) => queue..queue + 1,
-            None => 0..steered.device.rx_queues,
-        };
-        // All or nothing: every mask is found before the first is set.
-        let cpus = queues
-            .clone()
-            .map(|queue| cpus_of(&steered.device, queue, &rps_cpus))
-            .collect::<Result<Vec<_>>>()?;
-        let first_queue = steered.first_queue;
+        if policy == Policy::Off && change.rps_cpus.is_some() {
+            bail!("under policy off no CPUs are steered to: set --policy rps or rfs as well");
+        }
+        // All or nothing: what may be refused comes first.
+        let masks = self.masks(change)?;
         let mut lines = Vec::new();
-        for (queue, cpus) in queues.clone().zip(&cpus) {
+        self.resize(change, &mut lines)?;
+        for (device, queue, cpus) in masks {
+            let steered = &mut self.devices[device];
+            let name = &steered.device.name;
             let before = std::mem::replace(&mut steered.cpus[queue as usize], cpus.clone());
             lines.push(format!(
-                "{device} queue {queue}: CPUs {cpus} (before: {before})"
+                "{name} queue {queue}: CPUs {cpus} (before: {before})"
             ));
         }
-        for (queue, cpus) in queues.zip(&cpus) {
-            self.spread(first_queue + queue, cpus)?;
+        if policy != self.policy {
+            lines.push(format!("policy {policy} (before: {})", self.policy));
+            self.policy = policy;
         }
+        self.apply()?;
         for line in &lines {
             info!("{line}");
         }
         Ok(lines)
+    }
+
+    /// The masks that a change asks for: device, queue and CPUs.
+    fn masks(&mut self, change: &Change) -> Result<Vec<(usize, u32, CpuMask)>> {
+        let Some(rps_cpus) = &change.rps_cpus else {
+            return Ok(Vec::new());
+        };
+        let rps_cpus: RpsCpus = rps_cpus.parse()?;
+        let ifindex = find(&mut self.devices, change.device.as_deref())?
+            .device
+            .ifindex;
+        let index = self
+            .devices
+            .iter()
+            .position(|d| d.device.ifindex == ifindex);
+        let index = index.expect("it has just been found");
+        let device = &self.devices[index].device;
+        let queues = match change.queue {
+            Some(queue) => queue..queue + 1,
+            None => 0..device.rx_queues,
+        };
+        queues
+            .map(|queue| Ok((index, queue, cpus_of(device, queue, &rps_cpus)?)))
+            .collect()
+    }
+
+    fn resize(&mut self, change: &Change, lines: &mut Vec<String>) -> Result<()> {
+        let before = self.datapath.config().clone();
+        let sizes = (
+            change
+                .rps_sock_flow_entries
+                .unwrap_or(before.rps_sock_flow_entries),
+            change.rps_flow_cnt.unwrap_or(before.rps_flow_cnt),
+        );
+        if sizes == (before.rps_sock_flow_entries, before.rps_flow_cnt) {
+            return Ok(());
+        }
+        if let Err(e) = self.datapath.resize(sizes.0, sizes.1, PATIENCE) {
+            self.apply()?;
+            return Err(e);
+        }
+        for (name, now, before) in [
+            (
+                "rps_sock_flow_entries",
+                sizes.0,
+                before.rps_sock_flow_entries,
+            ),
+            ("rps_flow_cnt", sizes.1, before.rps_flow_cnt),
+        ] {
+            if now != before {
+                lines.push(format!("{name} {now} (before: {before})"));
+            }
+        }
+        Ok(())
     }
 
     fn status(&self) -> Result<Status> {
@@ -474,7 +639,7 @@ impl Steering {
                     let cpus = steered
                         .cpus
                         .get(queue as usize)
-                        .map_or(String::new(), |c| c.to_string());
+                        .map_or(String::new(), |c| c.intersect(&self.online).to_string());
                     accounting::Queue::read(
                         &self.datapath,
                         steered.first_queue + queue,
@@ -494,9 +659,10 @@ impl Steering {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             policy: match self.policy {
-                Policy::Rps => "rps".to_owned(),
-                Policy::Off => "off".to_owned(),
-            },
+                Policy::Rfs if !self.datapath.follows(0)? => Policy::Rps,
+                policy => policy,
+            }
+            .to_string(),
             dry_run: self.dry_run,
             backlog_limit: self.backlog_limit,
             devices: devices.collect::<Result<_>>()?,
@@ -518,7 +684,7 @@ fn find<'a>(devices: &'a mut [Steered], name: Option<&str>) -> Result<&'a mut St
     }
 }
 
-/// The CPUs for one queue: online ones only.
+/// The CPUs for one queue, of which one at least is online.
 fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<CpuMask> {
     if queue >= device.rx_queues {
         bail!(
@@ -558,11 +724,11 @@ fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<CpuMask> {
     let offline = mask.without(&online);
     if !offline.is_empty() {
         warn!(
-            "CPUs {offline} are not online: {} queue {queue} does without them",
+            "CPUs {offline} are not online: {} queue {queue} does without them until they are",
             device.name
         );
     }
-    Ok(usable)
+    Ok(mask.clone())
 }
 
 /// Generic mode, for want of native, and not in silence.

@@ -31,3 +31,18 @@ pub fn attach(program: BorrowedFd<'_>, ifindex: u32, mode: XdpMode) -> std::io::
     // SAFETY: the kernel has just given us this descriptor, and nobody else has it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
+
+/// Puts `program` in the place of the one that the link attached, between two packets.
+///
+/// # Errors
+/// The kernel's: `EINVAL` when the programs differ in what the driver must know of them.
+pub fn update(link: &OwnedFd, program: BorrowedFd<'_>) -> std::io::Result<()> {
+    // SAFETY: two descriptors and no options.
+    let ret = unsafe {
+        libbpf_sys::bpf_link_update(link.as_raw_fd(), program.as_raw_fd(), std::ptr::null())
+    };
+    match ret {
+        0 => Ok(()),
+        error => Err(std::io::Error::from_raw_os_error(-error)),
+    }
+}

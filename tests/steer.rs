@@ -15,7 +15,7 @@ use rxsteer::lab::hog::Hog;
 use rxsteer::lab::link::LinkConfig;
 use rxsteer::lab::sink::{Sink, SinkConfig};
 use rxsteer::lab::wire::{Wire, WireConfig};
-use rxsteer::run::{self, Mode, Options, Policy};
+use rxsteer::run::{self, Change, Mode, Options, Policy};
 
 /// Not a multiple of any batch or burst.
 const COUNT: u64 = 5_003;
@@ -245,7 +245,10 @@ fn a_mask_change_moves_the_flows_in_order() -> Result<()> {
     )?;
     let active = Active::steer(dut, bed.options(&[POLLING_CPU]))?;
     let wire = Wire::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 50_000))?;
-    let set = |cpus: &str| dut.netns.run(|| run::set(&dut.name, None, cpus));
+    let set = |cpus: &str| {
+        dut.netns
+            .run(|| run::set(Change::rps_cpus(&dut.name, None, cpus)))
+    };
     let now = || Ok::<_, anyhow::Error>(status(&active)?.devices[0].queues[0].clone());
     // A thousand frames in a row that went nowhere but there.
     let only = |inline: bool| {
@@ -454,7 +457,7 @@ fn two_devices_are_steered_by_one() -> Result<()> {
     assert_eq!(received(b, COUNT + 1)?, [COUNT + 1, 0]);
 
     // The second device's mask alone changes.
-    dut.run(|| run::set(name, Some(0), "1-1"))?;
+    dut.run(|| run::set(Change::rps_cpus(name, Some(0), "1-1")))?;
     let masks: Vec<_> = status(&active)?
         .devices
         .iter()

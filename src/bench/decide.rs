@@ -13,7 +13,9 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 
 use super::{Effort, Report, Rounds};
 use crate::cli::Tunnel;
-use crate::datapath::{Config, Datapath, DeviceConfig, RPS_FLOW_CNT, draw_secret};
+use crate::datapath::{
+    Config, Datapath, DeviceConfig, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, draw_secret,
+};
 use crate::device::XdpMode;
 use crate::lab_skel::LabSkelBuilder;
 use crate::rps_map::RpsMap;
@@ -42,31 +44,44 @@ pub fn decide(effort: &Effort<'_>) -> Result<Report> {
 
     let subjects = packets
         .iter()
-        .map(|p| subject(p.tunnels))
+        .map(|p| {
+            let rps = subject(p.tunnels, false)?;
+            let mut rfs = subject(p.tunnels, false)?;
+            rfs.follow(true)?;
+            let mut unguarded = subject(p.tunnels, true)?;
+            unguarded.follow(true)?;
+            Ok([rps, rfs, unguarded])
+        })
         .collect::<Result<Vec<_>>>()?;
     let mut rounds = Rounds::default();
     for _ in 0..effort.rounds {
         for (packet, subject) in packets.iter().zip(&subjects) {
             (effort.progress)(packet.case, total);
-            let [none, rxsteer] = interleaved([empty, subject.program(0)], packet, effort.seconds)?;
-            rounds.add(packet.case, "none", "ns_per_packet", none);
-            rounds.add(packet.case, "rxsteer", "ns_per_packet", rxsteer);
+            let [rps, rfs, unguarded] = subject;
+            let programs = [empty, rps.program(0), rfs.program(0), unguarded.program(0)];
+            let modes = ["none", "rxsteer-rps", "rxsteer", "unguarded"];
+            let found = interleaved(programs, packet, effort.seconds)?;
+            for (mode, ns) in modes.into_iter().zip(found) {
+                rounds.add(packet.case, mode, "ns_per_packet", ns);
+            }
         }
     }
     Ok(rounds.report("decide", effort.rounds))
 }
 
 /// A data path with one queue whose flows all go to a backlog: the whole way through the program.
-fn subject(tunnels: u32) -> Result<Datapath> {
+/// `unguarded` leaves out the rule of order.
+pub(super) fn subject(tunnels: u32, unguarded: bool) -> Result<Datapath> {
     let config = Config {
         // Nothing is ever taken off, so that no limit would do.
         backlog_limit: u32::MAX,
         backlog_nice: 0,
+        rps_sock_flow_entries: RPS_SOCK_FLOW_ENTRIES,
         rps_flow_cnt: RPS_FLOW_CNT,
         dry_run: false,
         tunnels,
         rx_hash: false,
-        unguarded: false,
+        unguarded,
         secret: draw_secret()?,
     };
     let datapath = Datapath::load(
@@ -85,9 +100,13 @@ fn subject(tunnels: u32) -> Result<Datapath> {
     Ok(datapath)
 }
 
-/// Mean ns per run of both programs, in turns that each last `seconds` / 8 or a little more.
-fn interleaved(programs: [BorrowedFd<'_>; 2], packet: &Packet, seconds: f64) -> Result<[f64; 2]> {
-    let mut sums = [0.0; 2];
+/// Mean ns per run of each program, in turns until `seconds` have passed.
+fn interleaved<const N: usize>(
+    programs: [BorrowedFd<'_>; N],
+    packet: &Packet,
+    seconds: f64,
+) -> Result<[f64; N]> {
+    let mut sums = [0.0; N];
     let mut turns = 0.0;
     let start = std::time::Instant::now();
     while turns == 0.0 || start.elapsed().as_secs_f64() < seconds {

@@ -45,8 +45,8 @@ const SETTLE: Duration = Duration::from_millis(50);
 
 /// One queue on [`INTERRUPT_CPU`], and an application elsewhere.
 pub struct Bed {
-    link: Link,
-    nic: Nic,
+    pub(super) link: Link,
+    pub(super) nic: Nic,
     others: CpuMask,
     all: CpuMask,
 }

@@ -3,7 +3,9 @@
 
 pub mod decide;
 pub mod flood;
+pub mod follow;
 pub mod mode;
+pub mod record;
 pub mod reorder;
 pub mod report;
 

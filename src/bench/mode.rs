@@ -11,8 +11,10 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use crate::accounting::Status;
 use crate::cpumask::CpuMask;
+use crate::datapath::{RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use crate::device::XdpMode;
 use crate::lab::link::End;
+use crate::lab::setting::Setting;
 use crate::lab::xdp::Xdp;
 use crate::run::{self, Mode as Xdps, Options, RpsCpus};
 
@@ -29,6 +31,8 @@ pub enum Mode {
     None,
     /// `rps_cpus`.
     KernelRps,
+    /// `rps_cpus` with `rps_flow_cnt` and `rps_sock_flow_entries`.
+    KernelRfs,
     /// A hash over a cpumap and nothing else.
     Cpumap,
     /// This program.
@@ -40,6 +44,7 @@ impl fmt::Display for Mode {
         f.pad(match self {
             Self::None => "none",
             Self::KernelRps => "kernel-rps",
+            Self::KernelRfs => "kernel-rfs",
             Self::Cpumap => "cpumap",
             Self::Rxsteer => "rxsteer",
         })
@@ -59,6 +64,8 @@ enum How {
     },
     Kernel {
         _held: Xdp,
+        /// The size of the host's table of applications' CPUs.
+        _rfs: Option<Setting>,
     },
     Steering {
         stop: OwnedFd,
@@ -79,10 +86,17 @@ impl<'a> Active<'a> {
             Mode::Cpumap => How::Program {
                 _held: Xdp::cpumap(end, &cpus.iter().collect::<Vec<_>>(), CPUMAP_RING)?,
             },
-            Mode::KernelRps => {
+            Mode::KernelRps | Mode::KernelRfs => {
                 let program = Xdp::pass(end, XdpMode::Native)?;
-                write_rps_cpus(end, &cpus.to_mask_string())?;
-                How::Kernel { _held: program }
+                let rfs = match mode {
+                    Mode::KernelRfs => Some(kernel_rfs(end)?),
+                    _ => None,
+                };
+                write_queues(end, "rps_cpus", &cpus.to_mask_string())?;
+                How::Kernel {
+                    _held: program,
+                    _rfs: rfs,
+                }
             }
             Mode::Rxsteer => {
                 let mut options = Options::new([end.name.as_str()]);
@@ -127,7 +141,10 @@ impl<'a> Active<'a> {
     fn end_now(&mut self) -> Result<()> {
         match &mut self.how {
             How::Program { .. } => Ok(()),
-            How::Kernel { .. } => write_rps_cpus(self.end, "0"),
+            How::Kernel { .. } => {
+                write_queues(self.end, "rps_cpus", "0")?;
+                write_queues(self.end, "rps_flow_cnt", "0")
+            }
             How::Steering { stop, thread } => {
                 let Some(thread) = thread.take() else {
                     return Ok(());
@@ -154,11 +171,21 @@ fn join(thread: JoinHandle<Option<Result<()>>>) -> Result<()> {
     }
 }
 
-fn write_rps_cpus(end: &End, mask: &str) -> Result<()> {
+/// Gives kernel RFS tables of rxsteer's sizes. That of applications' CPUs is the host's, in the
+/// initial network namespace, and put back by the [`Setting`].
+fn kernel_rfs(end: &End) -> Result<Setting> {
+    write_queues(end, "rps_flow_cnt", &RPS_FLOW_CNT.to_string())?;
+    let entries = Setting::keep("/proc/sys/net/core/rps_sock_flow_entries")?;
+    entries.set(&RPS_SOCK_FLOW_ENTRIES.to_string())?;
+    Ok(entries)
+}
+
+/// Writes a file of every receive queue.
+fn write_queues(end: &End, file: &str, value: &str) -> Result<()> {
     end.netns.run(|| {
         for queue in 0..end.queues {
-            let path = format!("/sys/class/net/{}/queues/rx-{queue}/rps_cpus", end.name);
-            fs::write(&path, mask).with_context(|| format!("writing {mask} to {path}"))?;
+            let path = format!("/sys/class/net/{}/queues/rx-{queue}/{file}", end.name);
+            fs::write(&path, value).with_context(|| format!("writing {value} to {path}"))?;
         }
         Ok(())
     })

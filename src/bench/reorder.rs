@@ -37,7 +37,7 @@ use crate::lab::nic::Nic;
 use crate::lab::wire::{Window, Wire, WireConfig};
 use crate::lab::witness::Witness;
 use crate::lab::{sockets, softnet};
-use crate::run::{self, Mode, Options, RpsCpus};
+use crate::run::{self, Change, Mode, Options, RpsCpus};
 use crate::status::table;
 use crate::topology::Topology;
 
@@ -366,7 +366,7 @@ impl<'a> Storm<'a> {
         let hog = hog.filter(|_| online.len() > 1).map(Hog::new).transpose()?;
         sleep(HOG);
         dut.netns
-            .run(|| run::set(&dut.name, None, &mask.to_mask_string()))?;
+            .run(|| run::set(Change::rps_cpus(&dut.name, None, &mask.to_mask_string())))?;
         sleep(HOG);
         drop(hog);
         if matches!(self.case, Case::Irq | Case::Softirq) {

@@ -18,6 +18,7 @@ pub mod link;
 pub mod netns;
 pub mod nic;
 mod rtnl;
+pub mod setting;
 pub mod sink;
 pub mod sockets;
 pub mod softnet;

@@ -150,7 +150,7 @@ impl Netns {
 }
 
 /// Binds a thread (0: the caller) to one CPU.
-pub(super) fn bind(thread: Pid, cpu: u32) -> Result<()> {
+pub(crate) fn bind(thread: Pid, cpu: u32) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu as usize)
         .and_then(|()| sched_setaffinity(thread, &set))

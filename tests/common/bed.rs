@@ -74,13 +74,14 @@ impl Bed {
         Ok(Self { link, nic })
     }
 
-    /// Native, with backlogs that hold all that a test sends, and so many slots that hardly two
-    /// flows share one.
+    /// Native, with backlogs that hold all that a test sends, and so many slots and entries that hardly
+    /// two flows share one.
     pub fn options(&self, cpus: &[u32]) -> Options {
         Options {
             mode: Mode::Native,
             rps_cpus: RpsCpus::Mask(mask(cpus)),
             backlog: Some(LIMIT_MAX),
+            rps_sock_flow_entries: 1 << 22,
             rps_flow_cnt: 1 << 18,
             ..Options::new([self.link.dut.name.as_str()])
         }

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * socket.h: the sock_flow_table, and who writes it: applications as they take and send data.
+ *
+ * Not seen: splice and zero-copy reads, accept (docs/rfs.md).
+ */
+#pragma once
+
+#include <linux/bpf.h>
+#include <linux/in.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+#include "flow.h"
+#include "kernel.h"
+#include "steer.h"
+#include "types.h"
+
+const volatile struct flow_secret flow_secret = {};
+
+/* rps_sock_flow_entries - 1, and the bits of an entry that hold a CPU (steer.h). */
+const volatile __u32 sock_flow_mask = 0;
+const volatile __u32 sock_flow_cpu_mask = 0;
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct rps_sock_flow);
+} sock_flow_table SEC(".maps");
+
+static __always_inline __u32 *sock_flow_entry_of(__u32 hash)
+{
+	__u32 index = hash & sock_flow_mask;
+	__u32 line = index >> RPS_SOCK_FLOW_ORDER;
+	struct rps_sock_flow *flows = bpf_map_lookup_elem(&sock_flow_table, &line);
+
+	return flows ? &flows->ents[index & ((1 << RPS_SOCK_FLOW_ORDER) - 1)] : NULL;
+}
+
+/* Only if it differs: the line is shared by all CPUs (rps_record_sock_flow() in the kernel). */
+static __always_inline void sock_flow_write(__u32 *entry, __u32 value)
+{
+	if (entry && *(volatile __u32 *)entry != value)
+		*(volatile __u32 *)entry = value;
+}
+
+/* The flow with this key is processed by an application on this CPU. */
+static __always_inline void sock_flow_record(const struct flow_key *key)
+{
+	__u32 hash = flow_hash(key, &flow_secret);
+
+	sock_flow_write(sock_flow_entry_of(hash),
+			sock_flow_entry(hash, bpf_get_smp_processor_id(), sock_flow_cpu_mask));
+}
+
+/* Its socket is closed: what is left in the table would send stragglers after it. */
+static __always_inline void sock_flow_reset(const struct flow_key *key)
+{
+	__u32 hash = flow_hash(key, &flow_secret);
+	__u32 *entry = sock_flow_entry_of(hash);
+
+	if (entry && sock_flow_cpu(*entry, hash, sock_flow_cpu_mask) != RPS_NO_CPU)
+		*(volatile __u32 *)entry = 0;
+}
+
+/* The key of the packets that a connected socket receives. False for others, and what is not IP. */
+static __always_inline bool sock_flow_key(const struct sock *sk, struct flow_key *key)
+{
+	const struct sock_common *common = &sk->__sk_common;
+	__be32 ports = flow_ports(common->skc_dport, flow_swap16(common->skc_num));
+
+	if (!common->skc_dport)
+		return false;
+	switch (common->skc_family) {
+	case AF_INET:
+		flow_key_ports4(key, common->skc_daddr, ports, sk->sk_protocol);
+		return true;
+	case AF_INET6:
+		flow_key_ports(key, common->skc_v6_daddr.in6_u.u6_addr32, ports, sk->sk_protocol);
+		return true;
+	}
+	return false;
+}
+
+static __always_inline void sock_used(const struct sock *sk)
+{
+	struct flow_key key;
+
+	if (sock_flow_key(sk, &key))
+		sock_flow_record(&key);
+}
+
+/* recvmsg and all that ends in it: read, recvmmsg, io_uring. After the call: it may have slept,
+ * and woken up on another CPU. */
+SEC("tp_btf/sock_recv_length")
+int BPF_PROG(on_sock_recv, struct sock *sk, int ret, int flags)
+{
+	sock_used(sk);
+	return 0;
+}
+
+SEC("tp_btf/sock_send_length")
+int BPF_PROG(on_sock_send, struct sock *sk, int ret, int flags)
+{
+	sock_used(sk);
+	return 0;
+}
+
+/*
+ * Kernels before 6.3 lack the two. There the calls of IP sockets are entered through a trampoline,
+ * which not every host allows, and before they sleep.
+ */
+SEC("?fentry/inet_recvmsg")
+int BPF_PROG(on_inet_recv, struct socket *sock)
+{
+	sock_used(sock->sk);
+	return 0;
+}
+
+SEC("?fentry/inet6_recvmsg")
+int BPF_PROG(on_inet6_recv, struct socket *sock)
+{
+	sock_used(sock->sk);
+	return 0;
+}
+
+SEC("?fentry/inet_sendmsg")
+int BPF_PROG(on_inet_send, struct socket *sock)
+{
+	sock_used(sock->sk);
+	return 0;
+}
+
+SEC("?fentry/inet6_sendmsg")
+int BPF_PROG(on_inet6_send, struct socket *sock)
+{
+	sock_used(sock->sk);
+	return 0;
+}
+
+SEC("?fentry/inet_release")
+int BPF_PROG(on_inet_release, struct socket *sock)
+{
+	struct flow_key key;
+
+	if (sock->sk && sock_flow_key(sock->sk, &key))
+		sock_flow_reset(&key);
+	return 0;
+}
+
+/* The last reference is gone, and the socket still knows its peer. */
+SEC("cgroup/sock_release")
+int on_sock_release(struct bpf_sock *ctx)
+{
+	struct flow_key key;
+	struct sock *sk;
+
+	/* The context itself hides the local port here. */
+	if (!bpf_ksym_exists(bpf_cast_to_kern_ctx))
+		return 1;
+	sk = bpf_cast_to_kern_ctx(ctx);
+	if (sock_flow_key(sk, &key))
+		sock_flow_reset(&key);
+	return 1;
+}
+
+/*
+ * A datagram on its way to an application that asks for its sender: the only place where the flow
+ * of an unconnected socket has a name. Connected ones have been seen above.
+ */
+static __always_inline bool peer_ports(const struct bpf_sock_addr *ctx, __be32 *ports)
+{
+	const struct bpf_sock *sk = ctx->sk;
+
+	if (!sk || sk->dst_port)
+		return false;
+	*ports = flow_ports(ctx->user_port, flow_swap16(sk->src_port));
+	return true;
+}
+
+SEC("cgroup/recvmsg4")
+int on_udp4_recv(struct bpf_sock_addr *ctx)
+{
+	struct flow_key key;
+	__be32 ports;
+
+	if (peer_ports(ctx, &ports)) {
+		flow_key_ports4(&key, ctx->user_ip4, ports, ctx->protocol);
+		sock_flow_record(&key);
+	}
+	return 1;
+}
+
+SEC("cgroup/recvmsg6")
+int on_udp6_recv(struct bpf_sock_addr *ctx)
+{
+	struct flow_key key;
+	__be32 saddr[4];
+	__be32 ports;
+
+	if (peer_ports(ctx, &ports)) {
+		for (int i = 0; i < 4; i++)
+			saddr[i] = ctx->user_ip6[i];
+		flow_key_ports(&key, saddr, ports, ctx->protocol);
+		sock_flow_record(&key);
+	}
+	return 1;
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The tables of flows: where applications are (`sock_flow_table`), where flows are
+//! (`dev_flow_tables`, one per queue), and the flows' keys.
+//!
+//! Memory: an entry of the `sock_flow_table` has 4 bytes as in the kernel; a slot of a
+//! `dev_flow_table` has 32, and its key 40 more.
+
+use std::os::fd::AsFd;
+
+use anyhow::{Context, Result, anyhow};
+use libbpf_rs::skel::OpenSkel;
+use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
+
+use crate::datapath::{Config, RPS_FLOW_CNT, lookup, read};
+use crate::rx::OpenRxSkel;
+use crate::rx::types::{flow_key, rps_dev_flow, rps_sock_flow};
+
+/// Entries of the `sock_flow_table` in one element of its map.
+const SOCK_FLOWS: u32 = (size_of::<rps_sock_flow>() / size_of::<u32>()) as u32;
+
+/// Slots read in one system call.
+const BATCH: u32 = 4096;
+
+/// See the module's documentation.
+pub struct Tables {
+    sock_flow_table: MapHandle,
+    dev_flow_tables: MapHandle,
+    flow_keys: MapHandle,
+    sock_flow_entries: u32,
+    flow_cnt: u32,
+}
+
+/// Bits of a `sock_flow_table`'s entry that hold a CPU: 0 for none, or its number plus one.
+pub fn cpu_mask(nr_cpus: u32) -> u32 {
+    (nr_cpus + 1).next_power_of_two() - 1
+}
+
+impl Tables {
+    /// Empty ones, of the sizes in `config`, rounded up.
+    ///
+    /// # Errors
+    /// When they are too large for the kernel's memory.
+    pub(crate) fn new(config: &Config, nr_queues: u32) -> Result<Self> {
+        let sock_flow_entries = config.rps_sock_flow_entries.max(1).next_power_of_two();
+        let flow_cnt = match config.rps_flow_cnt {
+            0 => RPS_FLOW_CNT,
+            cnt => cnt.next_power_of_two(),
+        };
+        let slots = flow_cnt
+            .checked_mul(nr_queues)
+            .ok_or_else(|| anyhow!("{nr_queues} × {flow_cnt} flow slots are too many"))?;
+        let array = |name, size: usize, entries: u32| {
+            let opts = libbpf_sys::bpf_map_create_opts {
+                sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+                ..Default::default()
+            };
+            MapHandle::create(MapType::Array, Some(name), 4, size as u32, entries, &opts)
+                .with_context(|| format!("no memory for {entries} × {size} bytes of {name}"))
+        };
+        Ok(Self {
+            sock_flow_table: array(
+                "sock_flow_table",
+                size_of::<rps_sock_flow>(),
+                sock_flow_entries.div_ceil(SOCK_FLOWS),
+            )?,
+            dev_flow_tables: array("dev_flow_tables", size_of::<rps_dev_flow>(), slots)?,
+            flow_keys: array("flow_keys", size_of::<flow_key>(), slots)?,
+            sock_flow_entries,
+            flow_cnt,
+        })
+    }
+
+    /// Puts these tables in the place of an object's own.
+    pub(crate) fn lend_to(&self, open: &mut OpenRxSkel<'_>) -> Result<()> {
+        for mut map in open.open_object_mut().maps_mut() {
+            let table = match map.name().to_str() {
+                Some("sock_flow_table") => &self.sock_flow_table,
+                Some("dev_flow_tables") => &self.dev_flow_tables,
+                Some("flow_keys") => &self.flow_keys,
+                _ => continue,
+            };
+            map.reuse_fd(table.as_fd())?;
+        }
+        Ok(())
+    }
+
+    /// `rps_sock_flow_entries` less one: the bits of a hash that choose an entry.
+    pub fn sock_flow_mask(&self) -> u32 {
+        self.sock_flow_entries - 1
+    }
+
+    /// The bits of a hash that don't choose a slot: 32 less those of `rps_flow_cnt`.
+    pub fn flow_shift(&self) -> u32 {
+        32 - self.flow_cnt.ilog2()
+    }
+
+    /// `rps_flow_cnt`, rounded up.
+    pub fn flow_cnt(&self) -> u32 {
+        self.flow_cnt
+    }
+
+    /// The `sock_flow_table`'s entry for a hash (steer.h, `sock_flow_entry()`).
+    ///
+    /// # Errors
+    /// When the map can't be read.
+    pub fn sock_flow(&self, hash: u32) -> Result<u32> {
+        let index = hash & self.sock_flow_mask();
+        let line = index / SOCK_FLOWS;
+        let flows: rps_sock_flow = lookup(&self.sock_flow_table, line)?;
+        Ok(flows.ents[(index % SOCK_FLOWS) as usize])
+    }
+
+    /// The slots of every queue's `dev_flow_table`, one queue behind the other, with their keys. A
+    /// flow may have changed between the reading of the two.
+    ///
+    /// # Errors
+    /// When a map can't be read.
+    pub fn dev_flows(&self) -> Result<Vec<(rps_dev_flow, flow_key)>> {
+        let flows = values(&self.dev_flow_tables)?;
+        let keys = values(&self.flow_keys)?;
+        Ok(flows.into_iter().zip(keys).collect())
+    }
+
+    /// The slot of a queue's `dev_flow_table` that a hash chooses (steer.h, `flow_slot()`), and its
+    /// key.
+    ///
+    /// # Errors
+    /// When a map can't be read.
+    pub fn dev_flow(&self, queue: u32, hash: u32) -> Result<(rps_dev_flow, flow_key)> {
+        let slot = self.slot(queue, hash);
+        let (flow, key) = (
+            lookup(&self.dev_flow_tables, slot)?,
+            lookup(&self.flow_keys, slot)?,
+        );
+        Ok((flow, key))
+    }
+
+    /// The number of that slot, over all queues.
+    pub fn slot(&self, queue: u32, hash: u32) -> u32 {
+        queue * self.flow_cnt + (u64::from(hash) >> self.flow_shift()) as u32
+    }
+}
+
+/// All elements of an array.
+fn values<T: Copy>(map: &MapHandle) -> Result<Vec<T>> {
+    map.lookup_batch(BATCH, MapFlags::ANY, MapFlags::ANY)?
+        .map(|(_, value)| read(&value).context("an element is too short"))
+        .collect()
+}
