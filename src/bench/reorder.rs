@@ -29,11 +29,11 @@ use crate::cli::Tunnel;
 use crate::cpumask::CpuMask;
 use crate::lab::frame::{Frames, TcpFlows, UdpFlows, Vxlan};
 use crate::lab::hog::Hog;
-use crate::lab::hotplug::Hotplug;
 use crate::lab::jumper::{Jumpers, JumpersReport, Reads};
 use crate::lab::link::{Link, LinkConfig};
 use crate::lab::netns::Netns;
 use crate::lab::nic::Nic;
+use crate::lab::setting::Setting;
 use crate::lab::wire::{Window, Wire, WireConfig};
 use crate::lab::witness::Witness;
 use crate::lab::{sockets, softnet};
@@ -318,7 +318,8 @@ struct Storm<'a> {
     nic: Option<Nic>,
     online: &'a CpuMask,
     options: &'a Options,
-    hotplug: Option<Hotplug>,
+    /// Whether the last CPU is online, if that is to change.
+    hotplug: Option<Setting>,
     is_offline: bool,
     step: u64,
     events: u64,
@@ -336,7 +337,8 @@ impl<'a> Storm<'a> {
         options: &'a Options,
     ) -> Result<Self> {
         let last = online.iter().last().context("no CPU is online")?;
-        let hotplug = (case == Case::Hotplug).then(|| Hotplug::new(last));
+        let hotplug = (case == Case::Hotplug)
+            .then(|| Setting::keep(&format!("/sys/devices/system/cpu/cpu{last}/online")));
         Ok(Self {
             case,
             link,
@@ -382,7 +384,7 @@ impl<'a> Storm<'a> {
             return Ok(active);
         }
         if let Some(hotplug) = &self.hotplug {
-            hotplug.set(self.is_offline)?;
+            hotplug.set(if self.is_offline { "1" } else { "0" })?;
             self.is_offline = !self.is_offline;
             self.events += 1;
         }
