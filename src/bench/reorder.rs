@@ -710,6 +710,14 @@ pub fn reorder(effort: &Effort<'_>) -> Result<Report> {
             }
         }
     }
+    for row in &rows {
+        ensure!(
+            row.mode == "rxsteer" || row.sample.overtaken_at_delivery > 0,
+            "{}: nothing was overtaken without the rule either, so that this shows nothing: run it \
+             longer, on a machine with less to do",
+            row.case
+        );
+    }
     Ok(Report {
         scenario: "reorder".to_owned(),
         rounds: effort.rounds,
