@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Result;
 use common::bed::{OTHER_CPU, lab, until};
 use rxsteer::bench::reorder::{Case, Progress, measure};
-use rxsteer::lab::hotplug::Hotplug;
+use rxsteer::lab::setting::Setting;
 use rxsteer::topology::Topology;
 
 /// How long a run may take to show what it must.
@@ -100,8 +100,8 @@ const VICTIM: &str = "RXSTEER_TEST_VICTIM";
 
 /// What `a_cpu_comes_back_when_killed` kills: the same test, in a process of its own.
 fn victim(cpu: u32) -> Result<()> {
-    let hotplug = Hotplug::new(cpu)?;
-    hotplug.set(false)?;
+    let online = Setting::keep(&format!("/sys/devices/system/cpu/cpu{cpu}/online"))?;
+    online.set("0")?;
     eprintln!("offline");
     std::thread::sleep(PATIENCE);
     Ok(())

@@ -29,11 +29,11 @@ use crate::cli::Tunnel;
 use crate::cpumask::CpuMask;
 use crate::lab::frame::{Frames, TcpFlows, UdpFlows, Vxlan};
 use crate::lab::hog::Hog;
-use crate::lab::hotplug::Hotplug;
 use crate::lab::jumper::{Jumpers, JumpersReport, Reads};
 use crate::lab::link::{Link, LinkConfig};
 use crate::lab::netns::Netns;
 use crate::lab::nic::Nic;
+use crate::lab::setting::Setting;
 use crate::lab::wire::{Window, Wire, WireConfig};
 use crate::lab::witness::Witness;
 use crate::lab::{sockets, softnet};
@@ -59,10 +59,11 @@ const WINDOW: u64 = 8192;
 /// Of UDP: few enough that a dozen packets of each are under way.
 const NR_FLOWS: u32 = 512;
 
-/// Packets per second where the application polls: it has to find its socket empty now and then.
-const BUSY_POLL_RATE: u64 = 200_000;
+/// Packets that the application has not read, at most, where it polls: it has to find its socket
+/// empty now and then.
+const BUSY_POLL_WINDOW: u64 = 256;
 
-/// So few that at this rate, too, several packets of each are under way.
+/// So few that of these, too, several are of one flow.
 const NR_BUSY_POLL_FLOWS: u32 = 32;
 
 /// How long it polls, at most.
@@ -317,7 +318,8 @@ struct Storm<'a> {
     nic: Option<Nic>,
     online: &'a CpuMask,
     options: &'a Options,
-    hotplug: Option<Hotplug>,
+    /// Whether the last CPU is online, if that is to change.
+    hotplug: Option<Setting>,
     is_offline: bool,
     step: u64,
     events: u64,
@@ -335,7 +337,8 @@ impl<'a> Storm<'a> {
         options: &'a Options,
     ) -> Result<Self> {
         let last = online.iter().last().context("no CPU is online")?;
-        let hotplug = (case == Case::Hotplug).then(|| Hotplug::new(last));
+        let hotplug = (case == Case::Hotplug)
+            .then(|| Setting::keep(&format!("/sys/devices/system/cpu/cpu{last}/online")));
         Ok(Self {
             case,
             link,
@@ -381,7 +384,7 @@ impl<'a> Storm<'a> {
             return Ok(active);
         }
         if let Some(hotplug) = &self.hotplug {
-            hotplug.set(self.is_offline)?;
+            hotplug.set(if self.is_offline { "1" } else { "0" })?;
             self.is_offline = !self.is_offline;
             self.events += 1;
         }
@@ -468,23 +471,26 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
     let tcp_before = softnet::tcp(&application)?;
     let cpus: Vec<u32> = online.iter().collect();
     let jumpers = Jumpers::start(&application, sockets, reads, &cpus)?;
-    // Sockets may drop datagrams; what waits there is no longer on its way. TCP must lose nothing,
-    // and GRO makes one packet of many.
-    let packets: Arc<dyn Fn() -> u64 + Send + Sync> = if case.is_tcp() {
-        let read = jumpers.received();
-        Arc::new(move || read.sum())
-    } else {
-        let witness = witness.clone();
-        Arc::new(move || witness.seen())
+    let read = jumpers.received();
+    let read: Arc<dyn Fn() -> u64 + Send + Sync> = Arc::new(move || read.sum());
+    let seen = witness.clone();
+    let seen: Arc<dyn Fn() -> u64 + Send + Sync> = Arc::new(move || seen.seen());
+    // GRO makes one packet of many segments.
+    let packets = if case.is_tcp() { &read } else { &seen };
+    // Sockets may drop datagrams, and what waits there is no longer on its way. TCP must lose
+    // nothing.
+    let (frames_under_way, received) = match case {
+        Case::BusyPoll => (BUSY_POLL_WINDOW, &read),
+        _ => (WINDOW, packets),
     };
     let config = WireConfig {
         frames,
         count: None,
-        rate: (case == Case::BusyPoll).then_some(BUSY_POLL_RATE),
+        rate: None,
         lossless: true,
         window: Some(Window {
-            frames: WINDOW,
-            received: packets.clone(),
+            frames: frames_under_way,
+            received: received.clone(),
             may_drop: !case.is_tcp(),
         }),
     };
@@ -703,6 +709,14 @@ pub fn reorder(effort: &Effort<'_>) -> Result<Report> {
                 row.sample.add(&sample);
             }
         }
+    }
+    for row in &rows {
+        ensure!(
+            row.mode == "rxsteer" || row.sample.overtaken_at_delivery > 0,
+            "{}: nothing was overtaken without the rule either, so that this shows nothing: run it \
+             longer, on a machine with less to do",
+            row.case
+        );
     }
     Ok(Report {
         scenario: "reorder".to_owned(),

@@ -12,7 +12,6 @@ use nix::time::{ClockId, clock_gettime};
 pub mod ethtool;
 pub mod frame;
 pub mod hog;
-pub mod hotplug;
 pub mod jumper;
 pub mod link;
 pub mod netns;
