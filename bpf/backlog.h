@@ -14,14 +14,27 @@
 
 /* Frames a backlog may hold, at most (ring size - 16): docs/backlog.md. */
 static __u64 backlog_limit_of(void);
-/* Whether the state of the backlog's kthread is that of one that sleeps. */
-static bool backlog_sleeping(const struct backlog *b);
+/* Whether the state of the backlog's kthread is that of one that sleeps; `in_loop` as read before.
+ */
+static bool backlog_sleeping(const struct backlog *b, bool in_loop);
 
 /* NAPI_POLL_WEIGHT: a cpumap's kthread flushes GRO after so many frames, or when its ring is empty
  * (kernel/bpf/cpumap.c). */
 #define BACKLOG_FLUSH 64
 
 #define backlog_read(field) (*(const volatile __u64 *)&(field))
+
+/*
+ * An atomic that returns a value is fully ordered on every architecture, one whose value nobody
+ * uses is not; nor are plain reads on arm64.
+ */
+static __always_inline __u64 backlog_read_ordered(__u64 *field)
+{
+	__u64 value = __sync_fetch_and_add(field, 0);
+
+	asm volatile("" : : "r"(value));
+	return value;
+}
 
 /*
  * Whether no frame may enter. `taken` is the kthread's cache line, so it is read
@@ -36,36 +49,54 @@ static __always_inline bool backlog_full(struct backlog *b)
 }
 
 /*
- * Proof "asleep": every frame has been taken or lost, read first, and then the
- * kthread has set itself to sleep. It does so only after passing up, GRO lists
- * included, what it took (kernel/bpf/cpumap.c, cpu_map_kthread_run). The plain
- * read filters; the atomic one orders (on arm64 plain reads are not ordered).
+ * Frames that entered the ring, or will when the bulk queue is flushed. What the kernel loses is
+ * found out only then: the count may go down again by as much.
  */
-static __always_inline bool backlog_asleep(struct backlog *b, __u64 entered)
+static __always_inline __u64 backlog_entered(const struct backlog *b)
 {
-	if (backlog_read(b->taken) != entered || __sync_fetch_and_add(&b->taken, 0) != entered)
-		return false;
-	return backlog_sleeping(b);
+	return b->tail - b->nr_lost;
 }
 
 /*
- * Frames of the backlog known to be delivered; proves more if that falls short of
- * `enough`. It counts what was taken: after losses it trails the tail's count, which
- * has them, until the kthread sleeps.
+ * Proof "asleep": every frame has been taken or lost, read first, and then the
+ * kthread has set itself to sleep. It does so only after passing up, GRO lists
+ * included, what it took (kernel/bpf/cpumap.c, cpu_map_kthread_run). Then everything has been
+ * delivered.
+ *
+ * User space asks too, while frames come and a kthread wakes up: so nr_lost is read before tail,
+ * since later losses, taken off an earlier tail, would prove too much; and in_loop before the
+ * state that it vouches for.
  */
-static __always_inline __u64 backlog_head(struct backlog *b, __u64 enough)
+static __always_inline bool backlog_asleep(struct backlog *b)
+{
+	bool in_loop = backlog_read(b->in_loop);
+	__u64 entered, lost;
+
+	if (backlog_read(b->taken) != backlog_read(b->tail) - backlog_read(b->nr_lost))
+		return false;
+	lost = backlog_read_ordered(&b->nr_lost);
+	entered = backlog_read(b->tail) - lost;
+	if (backlog_read_ordered(&b->taken) != entered || !backlog_sleeping(b, in_loop))
+		return false;
+	b->head_asleep = entered;
+	return true;
+}
+
+/*
+ * Whether what had entered when the count was last_qtail has been delivered. `head` was written
+ * after an ordered atomic, and another stands between reading it and acting on it: whatever the
+ * kthread delivered is seen by who comes next, with locks or without.
+ */
+static __always_inline bool backlog_delivered(struct backlog *b, __u64 last_qtail)
 {
 	__u64 head = backlog_read(b->head);
-	/* In this order: user space asks while frames come, and losses of later frames, taken off
-	 * an earlier tail, would prove too much. */
-	__u64 lost = backlog_read(b->nr_lost);
-	__u64 tail = backlog_read(b->tail);
 
 	if (head < b->head_asleep)
 		head = b->head_asleep;
-	if (head < enough && backlog_asleep(b, tail - lost))
-		head = b->head_asleep = tail;
-	return head;
+	if (head < last_qtail)
+		return backlog_asleep(b);
+	backlog_read_ordered(&b->taken);
+	return true;
 }
 
 /*

@@ -76,7 +76,7 @@ static __always_inline struct backlog *backlog_of(__u32 queue, __u32 cpu)
  * state until it first sleeps: it looks asleep. So its state alone proves nothing
  * before a batch has shown it running; off the run queue it delivers nothing.
  */
-static __always_inline bool backlog_sleeping(const struct backlog *b)
+static __always_inline bool backlog_sleeping(const struct backlog *b, bool in_loop)
 {
 	struct task_struct *kthread = (void *)backlog_read(b->kthread);
 
@@ -85,7 +85,7 @@ static __always_inline bool backlog_sleeping(const struct backlog *b)
 		return true;
 	if (BPF_CORE_READ(kthread, __state) != TASK_INTERRUPTIBLE)
 		return false;
-	return backlog_read(b->in_loop) || !BPF_CORE_READ(kthread, on_rq);
+	return in_loop || !BPF_CORE_READ(kthread, on_rq);
 }
 
 /* Asks user space for the cpumap entry, once. */

@@ -60,6 +60,7 @@ struct napi_struct {
 
 struct napi_struct___before_6_15 {
 	unsigned long gro_bitmask;
+	int rx_count;
 };
 
 #pragma clang attribute pop

@@ -52,9 +52,8 @@ static __always_inline void napi_polled(struct napi_struct *napi)
 }
 
 /*
- * Whether the NAPI instance of `q` holds back nothing from its earlier polls. Only
- * on its owner, in XDP. Its rx_list does not count: every poll ends by passing it
- * up (net/core/dev.c, __napi_poll and napi_complete_done), GRO's lists may stay.
+ * Whether GRO of the queue's NAPI instance holds nothing, neither in its lists nor in its rx_list,
+ * where packets of earlier polls may have been moved in this one. Only on its owner, in XDP.
  */
 static __always_inline bool napi_gro_empty(const struct rx_queue *q)
 {
@@ -64,6 +63,6 @@ static __always_inline bool napi_gro_empty(const struct rx_queue *q)
 	if (!napi)
 		return false;
 	if (bpf_core_field_exists(napi->gro))
-		return !BPF_CORE_READ(napi, gro.bitmask);
-	return !BPF_CORE_READ(old, gro_bitmask);
+		return !BPF_CORE_READ(napi, gro.bitmask) && !BPF_CORE_READ(napi, gro.rx_count);
+	return !BPF_CORE_READ(old, gro_bitmask) && !BPF_CORE_READ(old, rx_count);
 }

@@ -48,8 +48,9 @@ static __u64 backlog_limit_of(void)
 	return facts->limit;
 }
 
-static bool backlog_sleeping(const struct backlog *b)
+static bool backlog_sleeping(const struct backlog *b, bool in_loop)
 {
+	(void)in_loop;
 	return facts->sleeping >> (b - backlogs) & 1;
 }
 
@@ -143,11 +144,11 @@ __u64 native_poll_stamp(__u16 cpu, __u64 nr_polls)
 
 /* ---- backlog.h ------------------------------------------------------------- */
 
-__u64 native_backlog_head(struct rx_facts *f, struct backlog *b, __u32 cpu, __u64 enough)
+bool native_backlog_asleep(struct rx_facts *f, struct backlog *b, __u32 cpu)
 {
 	facts = f;
 	backlogs = b;
-	return backlog_head(&b[cpu], enough);
+	return backlog_asleep(&b[cpu]);
 }
 
 void native_backlog_take(struct backlog *b, __u32 n, __u32 gro_empty, __u64 jiffies)

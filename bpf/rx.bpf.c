@@ -21,6 +21,7 @@
 /* The device's queues are queue_base … queue_base + nr_rx_queues - 1 in every table. */
 const volatile __u32 queue_base = 0;
 const volatile __u32 nr_rx_queues = 1;
+const volatile __u32 ifindex = 0;
 
 /* Frames a backlog may hold, at most (ring size - 16): docs/backlog.md. */
 const volatile __u64 backlog_limit = 1000;
@@ -204,7 +205,9 @@ static __always_inline bool rx_begin(struct rx *rx, const struct xdp_md *ctx)
 {
 	rx->queue = queue_base + ctx->rx_queue_index;
 	rx->cpu = bpf_get_smp_processor_id();
-	if (unlikely(ctx->rx_queue_index >= nr_rx_queues))
+	/* A bond's port, or the virtual function behind a netvsc, may run its upper device's
+	 * program, with queues and NAPI instances of its own. */
+	if (unlikely(ctx->rx_queue_index >= nr_rx_queues || ctx->ingress_ifindex != ifindex))
 		return false;
 	rx->q = bpf_map_lookup_elem(&rx_queues, &rx->queue);
 	if (!rx->q)
@@ -300,9 +303,11 @@ int BPF_PROG(on_redirect_map_err, void *dev, void *prog, void *target, int err, 
 }
 
 SEC("tp_btf/napi_poll")
-int BPF_PROG(on_napi_poll, struct napi_struct *napi)
+int BPF_PROG(on_napi_poll, struct napi_struct *napi, int work, int budget)
 {
-	napi_polled(napi);
+	/* Without a budget it was netpoll, perhaps in the middle of another poll on this CPU. */
+	if (budget)
+		napi_polled(napi);
 	return 0;
 }
 
@@ -315,7 +320,7 @@ int backlog_drained(__u32 *index)
 	__u32 key = *index;
 	struct backlog *b = bpf_map_lookup_elem(&backlogs, &key);
 
-	return b && backlog_head(b, b->tail) >= b->tail;
+	return b && backlog_asleep(b);
 }
 
 /* Nobody may want to be in the backlog with this index any more, or everybody again. */

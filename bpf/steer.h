@@ -33,12 +33,6 @@ static __always_inline __u32 flow_slot(__u32 queue, __u32 hash, __u32 shift)
 	return (queue << (32 - shift)) + (__u32)((__u64)hash >> shift);
 }
 
-/* The flow's location now, or RPS_NO_CPU. */
-static __always_inline __u16 flow_location(const struct rps_dev_flow *flow, __u16 epoch)
-{
-	return flow->epoch == epoch ? flow->location : RPS_NO_CPU;
-}
-
 /*
  * The sock_flow_table is indexed by the low bits of the hash, and an entry holds the upper ones:
  * as in the kernel, a flow that meets another's entry finds no CPU rather than a wrong one.
@@ -136,8 +130,11 @@ static __always_inline __u64 rx_poll(struct rx *rx)
 static __always_inline bool inline_delivered(struct rx *rx, __u64 last_qtail)
 {
 	struct rx_queue *q = rx->q;
-	__u64 poll = rx_poll(rx);
+	__u64 poll;
 
+	if (q->polls_delivered >= last_qtail)
+		return true;
+	poll = rx_poll(rx);
 	if (q->polls_delivered >= last_qtail)
 		return true;
 	if (last_qtail < poll && rx_gro_empty(rx)) {
@@ -151,42 +148,36 @@ static __always_inline bool inline_delivered(struct rx *rx, __u64 last_qtail)
 /* ---- the rule of order ---------------------------------------------------- */
 
 /*
- * Whether all that the queue passed up before the epoch's first frame has been
- * delivered: until then, flows without a location stay INLINE, where they were.
+ * An unset slot stands for whatever the queue passed up before the epoch, INLINE: a frame in the
+ * poll of the epoch's first one.
  */
-static __always_inline bool rx_settled(struct rx *rx)
+static __always_inline __u64 rx_first_poll(struct rx *rx)
 {
 	struct rx_queue *q = rx->q;
 
-	if (likely(q->settled == rx->epoch) || steer_unguarded())
-		return true;
-	if (q->first_epoch != rx->epoch) {
+	if (unlikely(q->first_epoch != rx->epoch)) {
 		q->first_poll = rx_poll(rx);
 		q->first_epoch = rx->epoch;
 	}
-	if (!inline_delivered(rx, q->first_poll))
-		return false;
-	q->settled = rx->epoch;
-	return true;
+	return q->first_poll;
 }
 
 /*
  * A flow changes location only when every earlier packet of it has been delivered to the stack.
  * Staying is always safe.
  */
-static __always_inline bool rx_delivered(struct rx *rx, const struct rps_dev_flow *flow,
-					 __u16 location)
+static __always_inline bool rx_delivered(struct rx *rx, __u16 location, __u64 last_qtail)
 {
 	struct backlog *b;
 
 	if (steer_unguarded())
 		return true;
 	if (location == RPS_INLINE)
-		return inline_delivered(rx, flow->last_qtail);
+		return inline_delivered(rx, last_qtail);
 	b = rx_backlog(rx, location);
 	if (!b)
 		return false;
-	if (backlog_head(b, flow->last_qtail) >= flow->last_qtail)
+	if (backlog_delivered(b, last_qtail))
 		return true;
 	b->leaving = rx_poll(rx);
 	return false;
@@ -278,10 +269,10 @@ static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev
 	 * looks. */
 	if (unlikely(b->leaving) && b->leaving != rx_poll(rx)) {
 		b->leaving = 0;
-		backlog_head(b, b->tail);
+		backlog_asleep(b);
 	}
 	b->tail++;
-	rx_locate(rx, flow, cpu, b->tail);
+	rx_locate(rx, flow, cpu, backlog_entered(b));
 	return RX_REDIRECTED;
 }
 
@@ -305,16 +296,15 @@ static __always_inline bool rx_shed(const struct rx *rx, struct rps_dev_flow *fl
 static __always_inline enum rx_verdict rx_steer(struct rx *rx, const struct rps_map *map,
 						struct rps_dev_flow *flow)
 {
-	__u16 wanted = rx_wanted(rx, map), location;
+	bool set = likely(flow->epoch == rx->epoch);
+	__u16 location = set ? flow->location : RPS_INLINE;
+	__u16 wanted = rx_wanted(rx, map);
 	bool shed_all = wanted == RPS_INLINE_SHED;
 
 	if (shed_all)
 		wanted = RPS_INLINE;
-	location = flow_location(flow, rx->epoch);
-	if (unlikely(location == RPS_NO_CPU)) {
-		location = rx_settled(rx) ? wanted : RPS_INLINE;
-	} else if (unlikely(location != wanted)) {
-		if (rx_delivered(rx, flow, location)) {
+	if (unlikely(location != wanted)) {
+		if (rx_delivered(rx, location, set ? flow->last_qtail : rx_first_poll(rx))) {
 			location = wanted;
 		} else {
 			rx->q->nr_held++;

@@ -105,7 +105,7 @@ struct rps_sock_flow {
 
 /* A slot of a queue's dev_flow_table; written only by the queue's NAPI owner. */
 struct rps_dev_flow {
-	/* At a CPU: the backlog's tail right after the flow's last frame.
+	/* At a CPU: frames that had entered the backlog right after the flow's last one.
 	 * INLINE: the number of the poll that received it (rx_queue.nr_polls). */
 	__u64 last_qtail;
 	__u16 location;
@@ -133,7 +133,7 @@ struct backlog {
 	/* Written by the queue's NAPI owner. */
 	__u64 tail;	   /* redirected into the ring, lost ones included */
 	__u64 tail_limit;  /* tail must stay below; moved on when taken is read again */
-	__u64 head_asleep; /* delivered, as proven by a sleeping kthread */
+	__u64 head_asleep; /* delivered of what entered, as proven by a sleeping kthread */
 	__u64 nr_dropped;  /* dropped in XDP, ahead of tail: the backlog was full */
 	__u64 nr_shed;	   /* dropped in XDP: the flow had to leave and could not yet */
 	__u64 nr_lost;	   /* counted in tail, but the kernel did not queue them */
@@ -202,7 +202,7 @@ struct rx_queue {
 	__u64 polls_delivered; /* all that these received has been delivered */
 	__u64 first_poll;      /* that of first_epoch's first frame */
 	__u16 first_epoch;
-	__u16 settled; /* the epoch before which everything has been delivered */
+	__u16 pad;
 	__u32 leaving; /* a flow waits to leave: see to polls_delivered */
 
 	/* Written by user space. */

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The backlogs' rings and threads: one cpumap per receive queue, an entry per CPU.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -36,6 +37,10 @@ impl Backlogs {
             ring_size: config.backlog_limit.min(LIMIT_MAX) + RING_SLACK,
             nice: config.backlog_nice,
         }
+    }
+
+    pub(crate) fn cpumap(&self, queue: u32) -> BorrowedFd<'_> {
+        self.cpumaps[queue as usize].as_fd()
     }
 
     pub(crate) fn nr_queues(&self) -> usize {

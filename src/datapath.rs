@@ -370,7 +370,8 @@ impl Datapath {
         self.config = config;
         self.epoch = self.epoch.wrapping_add(1).max(FIRST_EPOCH);
         self.follow(false)?;
-        Ok(())
+        // The epoch is another for every program before any flow may want to move again.
+        self.grace_period()
     }
 
     /// Whether anybody may want to be in the backlogs for a CPU: not while it is offline.
@@ -402,6 +403,20 @@ impl Datapath {
             )?;
         }
         Ok(())
+    }
+
+    /// Returns when every program that was running has ended, and with it, since polls run with
+    /// softirqs off, the poll that it ran in.
+    fn grace_period(&self) -> Result<()> {
+        // An update of a map of maps waits for one (maybe_wait_bpf_programs() in
+        // kernel/bpf/syscall.c): this one changes nothing.
+        let queue = 0u32;
+        let fd = self.backlogs.cpumap(queue).as_raw_fd().to_ne_bytes();
+        Ok(self
+            .shared
+            .maps
+            .cpumaps
+            .update(&queue.to_ne_bytes(), &fd, MapFlags::ANY)?)
     }
 
     /// Runs a program that user space may call; returns what it returned.
@@ -498,7 +513,7 @@ impl Datapath {
     /// When the map can't be written.
     pub fn settle(&self, queue: u32) -> Result<()> {
         let mut value = self.rx_queue(queue)?;
-        value.settled = self.epoch;
+        value.first_epoch = self.epoch;
         Ok(self.shared.maps.rx_queues.update(
             &queue.to_ne_bytes(),
             &bytes_of(&value),
@@ -535,7 +550,7 @@ impl Datapath {
     /// Waits until every backlog is [`Drain`]ed.
     fn drain(&self, patience: Duration) -> Result<bool> {
         let deadline = Instant::now() + patience;
-        let mut drain = Drain::of(0..self.nr_cpus);
+        let drain = Drain::of(0..self.nr_cpus);
         while !drain.check(self)? {
             if Instant::now() > deadline {
                 return Ok(false);
@@ -569,13 +584,13 @@ impl Datapath {
     }
 }
 
-/// Whether CPUs' backlogs have become empty: all that entered has been delivered, and nothing has
-/// entered for five checks, at least a [`Drain::TICK`] apart. By then a program that read an old
-/// map is long done.
+/// Whether CPUs' backlogs have become empty: all that entered has been delivered, and nothing
+/// enters any more.
+///
+/// A program that was running when they were found empty may have found a flow held just before,
+/// and let it stay: so after the end of all that were running, they must be as they were.
 pub struct Drain {
     cpus: std::ops::Range<u32>,
-    entered: u64,
-    quiet: u32,
 }
 
 impl Drain {
@@ -584,32 +599,35 @@ impl Drain {
 
     /// The backlogs of all queues for these CPUs.
     pub fn of(cpus: std::ops::Range<u32>) -> Self {
-        Self {
-            cpus,
-            entered: 0,
-            quiet: 0,
-        }
+        Self { cpus }
     }
 
-    /// Checks again; returns whether they are empty.
+    /// Checks; returns whether they are empty. Takes a grace period of RCU if it seems so, some
+    /// tens of milliseconds.
     ///
     /// # Errors
     /// When a map can't be read.
-    pub fn check(&mut self, datapath: &Datapath) -> Result<bool> {
-        let (mut entered, mut drained) = (0, true);
+    pub fn check(&self, datapath: &Datapath) -> Result<bool> {
+        let Some(entered) = self.drained(datapath)? else {
+            return Ok(false);
+        };
+        datapath.grace_period()?;
+        Ok(self.drained(datapath)? == Some(entered))
+    }
+
+    /// The frames that ever entered, if all have been delivered.
+    fn drained(&self, datapath: &Datapath) -> Result<Option<u64>> {
+        let mut entered = 0;
         for queue in 0..datapath.nr_queues() {
             for cpu in self.cpus.clone() {
                 let index = queue * datapath.nr_cpus + cpu;
                 entered += datapath.backlog(queue, cpu)?.tail;
-                drained &= datapath.call(&datapath.shared.progs.backlog_drained, index)? == 1;
+                if datapath.call(&datapath.shared.progs.backlog_drained, index)? == 0 {
+                    return Ok(None);
+                }
             }
         }
-        self.quiet = match drained && entered == self.entered {
-            true => self.quiet + 1,
-            false => 0,
-        };
-        self.entered = entered;
-        Ok(self.quiet >= 5)
+        Ok(Some(entered))
     }
 }
 
@@ -671,6 +689,7 @@ fn load_device(
     let rodata = set_constants(&mut open, config, nr_cpus, tables);
     rodata.queue_base = queue_base;
     rodata.nr_rx_queues = device.nr_rx_queues;
+    rodata.ifindex = device.ifindex;
     // Drivers refuse a jumbo MTU without frags. For generic mode the kernel, since 6.9, copies an
     // skb with too little headroom for XDP, and all skbs of several pieces, for programs that
     // declare them; the copy lacks its mac_len (skb_pp_cow_data() in net/core/skbuff.c), by which

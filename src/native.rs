@@ -39,12 +39,7 @@ unsafe extern "C" {
     fn native_sock_flow_entry(hash: u32, cpu: u32, cpu_mask: u32) -> u32;
     fn native_sock_flow_cpu(entry: u32, hash: u32, cpu_mask: u32) -> u16;
     fn native_poll_stamp(cpu: u16, nr_polls: u64) -> u64;
-    fn native_backlog_head(
-        facts: *mut rx_facts,
-        backlogs: *mut backlog,
-        cpu: u32,
-        enough: u64,
-    ) -> u64;
+    fn native_backlog_asleep(facts: *mut rx_facts, backlogs: *mut backlog, cpu: u32) -> bool;
     fn native_backlog_take(b: *mut backlog, n: u32, gro_empty: u32, jiffies: u64);
 }
 
@@ -148,16 +143,16 @@ pub fn poll_stamp(cpu: u16, nr_polls: u64) -> u64 {
     unsafe { native_poll_stamp(cpu, nr_polls) }
 }
 
-/// Frames of the backlog for `cpu` that are known to be delivered; proves more if that falls short
-/// of `enough` (backlog.h).
+/// Whether everything that entered the backlog for `cpu` has been delivered, since its kthread
+/// sleeps (backlog.h).
 ///
 /// # Panics
 /// As [`rx_steer`]; and when there is no such CPU.
-pub fn backlog_head(facts: &mut rx_facts, backlogs: &mut [backlog], cpu: u32, enough: u64) -> u64 {
+pub fn backlog_asleep(facts: &mut rx_facts, backlogs: &mut [backlog], cpu: u32) -> bool {
     check(facts, backlogs);
     assert!(cpu < facts.nr_cpus);
     // SAFETY: the callee keeps none of these, and the CPU is one of the backlogs'.
-    unsafe { native_backlog_head(facts, backlogs.as_mut_ptr(), cpu, enough) }
+    unsafe { native_backlog_asleep(facts, backlogs.as_mut_ptr(), cpu) }
 }
 
 /// A backlog's kthread has taken `n` frames off its ring (backlog.h).

@@ -471,7 +471,7 @@ impl Steering {
 
     /// Takes the backlogs of offline CPUs away once they are empty.
     fn see_off(&mut self) -> Result<()> {
-        for (cpu, mut drain) in std::mem::take(&mut self.leaving) {
+        for (cpu, drain) in std::mem::take(&mut self.leaving) {
             if !drain.check(&self.datapath)? {
                 self.leaving.push((cpu, drain));
                 continue;

@@ -354,7 +354,7 @@ impl Path {
         let empty = match self.shape.lie {
             Some(Lie::NapiGroEmpty) => true,
             Some(Lie::NapiGroHolds) => false,
-            _ => self.gro.holds_nothing(),
+            _ => self.gro.is_empty(),
         };
         self.facts.gro_empty = (self.q.napi != 0 && empty).into();
         self.facts.poll_asked = 0;
@@ -516,8 +516,7 @@ impl Path {
             Some(Lie::SleepingBefore) => self.slept,
             _ => self.sleeping(),
         };
-        let tail = self.backlogs[cpu as usize].tail;
-        native::backlog_head(&mut self.facts, &mut self.backlogs, cpu, tail) >= tail
+        native::backlog_asleep(&mut self.facts, &mut self.backlogs, cpu)
     }
 
     fn check(&mut self) {
