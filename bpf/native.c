@@ -4,6 +4,7 @@
  * tests run what the kernel runs.
  */
 #include "flow.h"
+#include "tables.h"
 
 /* ---- flow.h ------------------------------------------------------------- */
 
@@ -28,4 +29,21 @@ void native_flow_key_ports4(struct flow_key *key, __be32 saddr, __be16 source, _
 __u32 native_flow_hash(const struct flow_key *key, const struct flow_secret *secret)
 {
 	return flow_hash(key, secret);
+}
+
+/* ---- tables.h ----------------------------------------------------------- */
+
+__u16 native_rps_location_of(const struct rps_map *map, __u32 hash)
+{
+	return rps_location_of(map, hash);
+}
+
+__u16 native_sock_flow_cpu(__u32 entry, __u32 hash, __u32 cpu_mask)
+{
+	return sock_flow_cpu(entry, hash, cpu_mask);
+}
+
+__u16 native_poll_stamp_cpu(__u64 stamp)
+{
+	return poll_stamp_cpu(stamp);
 }

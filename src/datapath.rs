@@ -404,6 +404,24 @@ impl Datapath {
         Ok(())
     }
 
+    /// Whether all that has entered the backlog of `queue` for `cpu` is delivered, as far as that can
+    /// be proven now (docs/order.md).
+    ///
+    /// # Errors
+    /// When the kernel does not run the question.
+    pub fn drained(&self, queue: u32, cpu: u32) -> Result<bool> {
+        let index = queue * self.nr_cpus + cpu;
+        Ok(self.call(&self.shared.progs.backlog_drained, index)? == 1)
+    }
+
+    /// The kernel's time, as flows are stamped with it: ticks, the low 32 bits.
+    ///
+    /// # Errors
+    /// When the kernel does not run the question.
+    pub fn jiffies(&self) -> Result<u32> {
+        self.call(&self.shared.progs.jiffies_now, 0u32)
+    }
+
     /// Runs a program that user space may call; returns what it returned.
     fn call<T: Copy>(&self, program: &ProgramMut<'_>, argument: T) -> Result<u32> {
         let mut context = bytes_of(&argument);
@@ -599,9 +617,8 @@ impl Drain {
         let (mut entered, mut drained) = (0, true);
         for queue in 0..datapath.nr_queues() {
             for cpu in self.cpus.clone() {
-                let index = queue * datapath.nr_cpus + cpu;
                 entered += datapath.backlog(queue, cpu)?.tail;
-                drained &= datapath.call(&datapath.shared.progs.backlog_drained, index)? == 1;
+                drained &= datapath.drained(queue, cpu)?;
             }
         }
         self.quiet = match drained && entered == self.entered {

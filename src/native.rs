@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The data path's pure C, compiled for the host: what the kernel runs, callable here.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use crate::lab_skel::types::flow_result;
-use crate::rx::types::{flow_key, flow_secret};
+use crate::rx::types::{flow_key, flow_secret, rps_map};
 
 unsafe extern "C" {
     fn native_flow_parse(
@@ -23,6 +23,9 @@ unsafe extern "C" {
     );
     fn native_flow_key_ports4(key: *mut flow_key, saddr: u32, source: u16, dest: u16, proto: u32);
     fn native_flow_hash(key: *const flow_key, secret: *const flow_secret) -> u32;
+    fn native_rps_location_of(map: *const rps_map, hash: u32) -> u16;
+    fn native_sock_flow_cpu(entry: u32, hash: u32, cpu_mask: u32) -> u16;
+    fn native_poll_stamp_cpu(stamp: u64) -> u16;
 }
 
 /// The flow key of a packet of `len` bytes whose first ones are `linear`, or why it has none.
@@ -66,6 +69,32 @@ pub fn flow_key_ports(peer: SocketAddr, local_port: u16, proto: u32) -> flow_key
 pub fn flow_hash(key: &flow_key, secret: &flow_secret) -> u32 {
     // SAFETY: the callee only reads the two.
     unsafe { native_flow_hash(key, secret) }
+}
+
+/// Where RPS wants the flow with this hash: a location as the kernel side has it.
+pub fn rps_location_of(map: &rps_map, hash: u32) -> u16 {
+    // SAFETY: the callee only reads the map.
+    unsafe { native_rps_location_of(map, hash) }
+}
+
+/// The CPU that an entry of the `sock_flow_table` names for this hash, or `RPS_NO_CPU`.
+pub fn sock_flow_cpu(entry: u32, hash: u32, cpu_mask: u32) -> u16 {
+    // SAFETY: takes numbers, returns one.
+    unsafe { native_sock_flow_cpu(entry, hash, cpu_mask) }
+}
+
+/// The CPU that ran the poll with this stamp, which is not zero.
+pub fn poll_stamp_cpu(stamp: u64) -> u16 {
+    // SAFETY: takes a number, returns one.
+    unsafe { native_poll_stamp_cpu(stamp) }
+}
+
+/// An address as it is in a key: an IPv4 address as its v4-mapped one.
+pub fn address_words(address: IpAddr) -> [u32; 4] {
+    words(match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    })
 }
 
 /// An address as the four words of a key, in network order as they lie in memory.

@@ -99,7 +99,7 @@ impl Tables {
         self.flow_cnt
     }
 
-    /// The `sock_flow_table`'s entry for a hash (steer.h, `sock_flow_entry()`).
+    /// The `sock_flow_table`'s entry for a hash (tables.h, `sock_flow_entry()`).
     ///
     /// # Errors
     /// When the map can't be read.
@@ -110,40 +110,36 @@ impl Tables {
         Ok(flows.ents[(index % SOCK_FLOWS) as usize])
     }
 
-    /// The slots of every queue's `dev_flow_table`, one queue behind the other, with their keys. A
-    /// flow may have changed between the reading of the two.
+    /// The slots of every queue's `dev_flow_table`, one queue behind the other.
     ///
     /// # Errors
-    /// When a map can't be read.
-    pub fn dev_flows(&self) -> Result<Vec<(rps_dev_flow, flow_key)>> {
-        let flows = values(&self.dev_flow_tables)?;
-        let keys = values(&self.flow_keys)?;
-        Ok(flows.into_iter().zip(keys).collect())
+    /// When the map can't be read.
+    pub fn dev_flows(&self) -> Result<impl Iterator<Item = Result<rps_dev_flow>> + '_> {
+        let slots = self
+            .dev_flow_tables
+            .lookup_batch(BATCH, MapFlags::ANY, MapFlags::ANY)?;
+        Ok(slots.map(|(_, value)| read(&value).context("a slot is too short")))
     }
 
-    /// The slot of a queue's `dev_flow_table` that a hash chooses (steer.h, `flow_slot()`), and its
-    /// key.
+    /// One of them.
     ///
     /// # Errors
-    /// When a map can't be read.
-    pub fn dev_flow(&self, queue: u32, hash: u32) -> Result<(rps_dev_flow, flow_key)> {
-        let slot = self.slot(queue, hash);
-        let (flow, key) = (
-            lookup(&self.dev_flow_tables, slot)?,
-            lookup(&self.flow_keys, slot)?,
-        );
-        Ok((flow, key))
+    /// When the map can't be read.
+    pub fn dev_flow(&self, slot: u32) -> Result<rps_dev_flow> {
+        lookup(&self.dev_flow_tables, slot)
     }
 
-    /// The number of that slot, over all queues.
+    /// The key of the flow that a slot of these was last set for. The slot may have another flow
+    /// since it was read: see that the key has its hash.
+    ///
+    /// # Errors
+    /// When the map can't be read.
+    pub fn flow_key(&self, slot: u32) -> Result<flow_key> {
+        lookup(&self.flow_keys, slot)
+    }
+
+    /// The number, over all queues, of the slot that a hash chooses (tables.h, `flow_slot()`).
     pub fn slot(&self, queue: u32, hash: u32) -> u32 {
         queue * self.flow_cnt + (u64::from(hash) >> self.flow_shift()) as u32
     }
-}
-
-/// All elements of an array.
-fn values<T: Copy>(map: &MapHandle) -> Result<Vec<T>> {
-    map.lookup_batch(BATCH, MapFlags::ANY, MapFlags::ANY)?
-        .map(|(_, value)| read(&value).context("an element is too short"))
-        .collect()
 }
