@@ -19,6 +19,7 @@ pub fn not_run(test: &str, reason: &str) {
     }
 }
 
+pub mod app;
 pub mod bed;
 
 /// The packets of `tests/fixtures/`.
