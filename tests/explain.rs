@@ -10,15 +10,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use common::app::{App, soon};
-use common::bed::{Bed, Hog, OTHER_CPU, POLLING_CPU, at_rest, lab, until};
+use common::bed::{Bed, Hog, OTHER_CPU, POLLING_CPU, at_rest, lab, lossless, status, until};
+use common::threads::{cpumaps, kthreads, renice};
+use rxsteer::backlogs::LIMIT_MAX;
 use rxsteer::bench::mode::Active;
+use rxsteer::datapath::BACKLOG_NICE;
 use rxsteer::explain::{Answer, Explanation, Name, Seen, Target, Unknown, Wait, render};
 use rxsteer::flow::Flow;
 use rxsteer::flows::{Entry, Flows, Location, Query, Reason};
-use rxsteer::kthread;
 use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::link::LinkConfig;
 use rxsteer::lab::netns::Netns;
+use rxsteer::lab::wire::Wire;
 use rxsteer::run::{self, Change, Options, Policy};
 
 const UDP: u8 = libc::IPPROTO_UDP as u8;
@@ -101,7 +104,7 @@ fn settle_at(bed: &Bed, flows: &UdpFlows, place: Location) -> Result<Answer> {
 /// Until no packet is on its way, and everything that was sent is in the tables.
 fn rest(active: &Active<'_>) -> Result<u64> {
     until("all packets have been processed", || {
-        let queue = active.status()?.context("rxsteer runs")?.devices[0].queues[0].clone();
+        let queue = &status(active)?.devices[0].queues[0];
         Ok((queue.sums.queued == 0).then_some(queue.received))
     })
 }
@@ -240,36 +243,30 @@ fn a_flow_that_is_not_where_it_wants_says_what_it_waits_for() -> Result<()> {
     settle_at(&bed, &udp, Location::Cpu(OTHER_CPU))?;
     rest(&active)?;
 
-    // Packets are queued where it is, and their thread gets next to nothing of its CPU.
-    let prefix = format!("cpumap/{OTHER_CPU}/map:");
-    let renice = |nice| {
-        for (_, thread) in kthread::numbered(Path::new("/proc"), &prefix) {
-            // SAFETY: no memory is involved. Others' threads have ended, or it is their nice value
-            // for a moment.
-            unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, nice) };
-        }
-    };
-    app.move_to(POLLING_CPU)?;
-    wants(Location::Inline)?;
-    app.move_to(OTHER_CPU)?;
-    wants(Location::Cpu(OTHER_CPU))?;
-    let hog = Hog::new(OTHER_CPU)?;
-    renice(19);
+    // Packets are queued where it is, and their thread gets next to nothing of its CPU when the
+    // application goes. The thread may be done with them before it is asked about: again then.
+    let cpumaps = cpumaps(std::process::id())?;
     let held = until("the flow is held behind its packets", || {
-        bed.send(Frames::Udp(udp.clone()), 500)?;
-        // The application is told to go while packets are queued.
+        app.move_to(OTHER_CPU)?;
+        settle_at(&bed, &udp, Location::Cpu(OTHER_CPU))?;
+        let threads = kthreads(&cpumaps)?;
+        let hog = Hog::new(OTHER_CPU)?;
+        renice(&threads, 19)?;
+        let wire = lossless(Frames::Udp(udp.clone()), None, 50_000);
+        let wire = Wire::start(&bed.link, 0, &wire)?;
+        until("packets are queued", || {
+            let queue = &status(&active)?.devices[0].queues[0];
+            Ok((queue.sums.queued > 500).then_some(()))
+        })?;
         app.move_to(POLLING_CPU)?;
-        let answer = wants(Location::Inline)?;
-        let seen = one(&answer)?.1;
-        let held = matches!(seen.waits, Some(Wait::Backlog { .. }));
-        if !held {
-            app.move_to(OTHER_CPU)?;
-        }
+        let answer = wants(Location::Inline);
+        wire.stop()?;
+        renice(&threads, BACKLOG_NICE)?;
+        drop(hog);
+        let answer = answer?;
+        let held = matches!(one(&answer)?.1.waits, Some(Wait::Backlog { .. }));
         Ok(held.then_some(answer))
-    });
-    drop(hog);
-    renice(5);
-    let held = held?;
+    })?;
     let Some(Wait::Backlog {
         cpu,
         frames,
@@ -279,11 +276,11 @@ fn a_flow_that_is_not_where_it_wants_says_what_it_waits_for() -> Result<()> {
         panic!("{held:?}");
     };
     assert_eq!(*cpu, OTHER_CPU);
-    assert!(*frames > 0 && *frames <= 500, "{held:?}");
+    assert!(*frames > 0 && *frames <= LIMIT_MAX.into(), "{held:?}");
     let thread = thread.as_deref().context("it has a name")?;
+    let prefix = format!("cpumap/{OTHER_CPU}/map:");
     let number = thread.strip_prefix(&prefix).context(thread.to_owned())?;
-    let threads = kthread::numbered(Path::new("/proc"), &prefix);
-    assert!(threads.iter().any(|(id, _)| id.to_string() == number));
+    assert!(cpumaps.contains(&number.parse()?), "{thread}");
     let text = render(&held);
     for words in [
         "It wants to be processed where it is received (INLINE)",
