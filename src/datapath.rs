@@ -731,7 +731,7 @@ fn bytes_of<T: Copy>(value: &T) -> Vec<u8> {
 }
 
 /// The value in a map's bytes, if there are enough of them.
-pub(crate) fn read<T: Copy>(bytes: &[u8]) -> Option<T> {
+fn read<T: Copy>(bytes: &[u8]) -> Option<T> {
     (bytes.len() >= size_of::<T>())
         // SAFETY: long enough, and `T` is a plain C struct of integers.
         .then(|| unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })

@@ -255,8 +255,12 @@ pub struct Explanations {
     pub devices: Vec<String>,
     /// How packets find their CPU.
     pub policy: Policy,
+    /// Flows go by the hash that the device computed: a name finds only those without one.
+    pub device_hash: bool,
     /// What can't be followed on this host, in words.
     pub not_followed: Vec<String>,
+    /// Slots of the tables that could not be read in time: flows of a port may be missing.
+    pub slots_missed: u64,
 }
 
 /// Facts about a flow that is at one place and wants to be at another.
@@ -321,7 +325,7 @@ impl Reader<'_> {
     /// When the maps can't be read.
     pub fn explain(&self, question: &Question) -> Result<Explanations> {
         let mut names = question.names.clone();
-        let mut more = 0;
+        let (mut more, mut slots_missed) = (0, 0);
         for port in &question.local_ports {
             let found = self.flows(&Query {
                 local_port: Some(*port),
@@ -329,6 +333,7 @@ impl Reader<'_> {
                 device: None,
             })?;
             more += found.total - found.flows.len();
+            slots_missed = slots_missed.max(found.slots - found.slots_read);
             let name = |entry: Entry| entry.flow.map_or(Name::Hash(entry.hash), Name::Flow);
             names.extend(found.flows.into_iter().map(name));
         }
@@ -356,7 +361,9 @@ impl Reader<'_> {
             total,
             devices,
             policy: self.policy,
+            device_hash: self.hash == Hash::Device,
             not_followed: self.unseen.to_vec(),
+            slots_missed,
         })
     }
 
@@ -556,6 +563,13 @@ pub fn render(answer: &Answer) -> String {
             all.total
         );
     }
+    if all.slots_missed > 0 {
+        let _ = writeln!(
+            out,
+            "\n{} slots of the tables could not be read in time: there may be more flows",
+            all.slots_missed
+        );
+    }
     out
 }
 
@@ -571,7 +585,7 @@ fn one(out: &mut String, e: &Explanation, all: &Explanations) {
         None => writeln!(out, "  application: {}", application(a)),
         Some(unknown) => writeln!(
             out,
-            "  application: its CPU is not known: {}",
+            "  application: not known where: {}",
             why_unknown(unknown, &all.not_followed)
         ),
     };
@@ -778,4 +792,388 @@ fn why_unknown(unknown: Unknown, not_followed: &[String]) -> String {
         }
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNKNOWN: [Unknown; 10] = [
+        Unknown::PolicyOff,
+        Unknown::PolicyRps,
+        Unknown::NoTable,
+        Unknown::Unsupported,
+        Unknown::DeviceHash,
+        Unknown::NoPorts,
+        Unknown::Tunnel,
+        Unknown::EntryTaken,
+        Unknown::Unconnected,
+        Unknown::NotSeen,
+    ];
+
+    /// A flow that is at its application, on CPU 3; CPU 0 polls.
+    fn seen() -> Seen {
+        Seen {
+            entry: flows::tests::entry(),
+            rps_slot: 5,
+            rps_slots: 1024,
+            rps: Location::Cpu(1),
+            rps_offline: false,
+            slot: 21,
+            slots: 4096,
+            waits: None,
+        }
+    }
+
+    fn explanation(seen: Seen) -> Explanation {
+        Explanation {
+            flow: seen.entry.flow,
+            hash: seen.entry.hash,
+            application: Application {
+                cpu: Some(3),
+                offline: false,
+                unknown: None,
+                entry: 8,
+                entries: 32768,
+                value: FlowHash(0x1234_5604),
+            },
+            seen: vec![seen],
+            others: Vec::new(),
+        }
+    }
+
+    fn text(explanation: Explanation) -> String {
+        render(&Answer {
+            target: "port:9".to_owned(),
+            notes: Vec::new(),
+            explanations: Explanations {
+                flows: vec![explanation],
+                total: 1,
+                devices: vec!["eth0".to_owned()],
+                policy: Policy::Rfs,
+                device_hash: false,
+                not_followed: vec!["unconnected UDP sockets are not followed".to_owned()],
+                slots_missed: 0,
+            },
+        })
+    }
+
+    fn says(explanation: Explanation, what: &[&str]) {
+        let text = text(explanation);
+        for what in what {
+            assert!(text.contains(what), "not {what:?} in\n{text}");
+        }
+    }
+
+    #[test]
+    fn a_flow_at_its_application() {
+        assert_eq!(
+            text(explanation(seen())),
+            "udp/192.0.2.1:1024/9 (hash 0x12345678)
+  application: it last took or sent data of this flow on CPU 3.
+  eth0 queue 2:
+    It is processed on CPU 3, by the thread of the queue's backlog there.
+    That is where it wants to be: its application is on that CPU.
+    17 packets, the last 12 ms ago; moved 1 time.
+    dev_flow_table slot 21 of 4096; rps_map slot 5 of 1024: CPU 1
+  sock_flow_table entry 8 of 32768: 0x12345604, CPU 3
+"
+        );
+    }
+
+    #[test]
+    fn each_wish_has_its_reason() {
+        let wish = |wanted, reason, application_cpu| {
+            let mut seen = seen();
+            seen.entry.location = Location::Cpu(7);
+            (seen.entry.wanted, seen.entry.reason) = (wanted, reason);
+            seen.entry.application_cpu = application_cpu;
+            explanation(seen)
+        };
+        let inline = "It wants to be processed where it is received (INLINE): ";
+        for (wanted, reason, cpu, why) in [
+            (
+                Location::Cpu(3),
+                Reason::Application,
+                Some(3),
+                "CPU 3: its application is on that CPU.",
+            ),
+            (
+                Location::Inline,
+                Reason::Application,
+                Some(0),
+                "its application is on CPU 0, which also polls the queue.",
+            ),
+            (
+                Location::Cpu(1),
+                Reason::Rps,
+                None,
+                "its hash chooses that CPU.",
+            ),
+            (
+                Location::Inline,
+                Reason::Rps,
+                None,
+                "its hash chooses CPU 0, which also polls the queue.",
+            ),
+            (
+                Location::Cpu(1),
+                Reason::Rps,
+                Some(3),
+                "its application's CPU 3 is offline, and its hash chooses that CPU.",
+            ),
+            (
+                Location::Inline,
+                Reason::PolicyOff,
+                None,
+                "policy off steers nothing.",
+            ),
+            (
+                Location::Inline,
+                Reason::Offline,
+                None,
+                "every CPU that it could want is offline.",
+            ),
+        ] {
+            says(wish(wanted, reason, cpu), &[why]);
+            if wanted == Location::Inline {
+                says(wish(wanted, reason, cpu), &[inline]);
+            }
+        }
+        let mut unpolled = seen();
+        unpolled.entry.location = Location::Inline;
+        unpolled.entry.polling_cpu = None;
+        says(explanation(unpolled), &["on the CPU that polls the queue."]);
+    }
+
+    #[test]
+    fn each_wait_has_its_words() {
+        let thread = Some("cpumap/3/map:7".to_owned());
+        for (wait, words) in [
+            (Wait::Packet, "it moves with its next one."),
+            (
+                Wait::Backlog {
+                    cpu: 3,
+                    frames: 42,
+                    thread: thread.clone(),
+                },
+                "CPU 3's thread (cpumap/3/map:7) still has 42 packets to process",
+            ),
+            (
+                Wait::Backlog {
+                    cpu: 3,
+                    frames: 1,
+                    thread: None,
+                },
+                "CPU 3's thread still has 1 packet to process",
+            ),
+            (
+                Wait::Delivery { cpu: 3, thread },
+                "CPU 3's thread (cpumap/3/map:7) has taken all its packets",
+            ),
+            (Wait::Poll, "the poll that received its last one has ended"),
+            (
+                Wait::NewBacklog {
+                    cpu: 1,
+                    asked: true,
+                },
+                "the queue's backlog for CPU 1, a thread there, has been made. It has been asked",
+            ),
+            (
+                Wait::NewBacklog {
+                    cpu: 1,
+                    asked: false,
+                },
+                "no backlog for CPU 1 yet, that is a thread there: its next packet asks",
+            ),
+        ] {
+            for shed in [false, true] {
+                let mut seen = seen();
+                seen.waits = Some(wait.clone());
+                seen.entry.shed = shed;
+                let explanation = explanation(seen);
+                assert_eq!(text(explanation.clone()).contains("(shed)"), shed);
+                says(explanation, &[words]);
+            }
+        }
+    }
+
+    #[test]
+    fn each_unknown_application_has_its_reason() {
+        let mut all = std::collections::BTreeSet::new();
+        for unknown in UNKNOWN {
+            let mut explanation = explanation(seen());
+            explanation.application.cpu = None;
+            explanation.application.unknown = Some(unknown);
+            explanation.application.value = FlowHash(0);
+            let why = why_unknown(unknown, &["sockets are not".to_owned()]);
+            assert!(why.len() > 40 && why.ends_with('.'), "{why}");
+            let missing = matches!(unknown, Unknown::NotSeen | Unknown::Unconnected);
+            assert_eq!(why.contains("On this host sockets are not."), missing);
+            let words = format!("application: not known where: {}", &why[..20]);
+            says(
+                explanation,
+                &[&words, "sock_flow_table entry 8 of 32768: empty"],
+            );
+            all.insert(why);
+        }
+        assert_eq!(all.len(), UNKNOWN.len(), "each its own");
+    }
+
+    #[test]
+    fn offline_and_overwritten() {
+        let mut explanation = explanation(seen());
+        explanation.application.offline = true;
+        explanation.seen[0].rps_offline = true;
+        explanation.others.push(Other {
+            device: "eth1".to_owned(),
+            queue: 1,
+            slot: 9,
+            owner: Name::Hash(FlowHash(1)),
+        });
+        let words = [
+            "on CPU 3, which is offline now.",
+            "rps_map slot 5 of 1024: CPU 1, offline",
+            "eth1 queue 1: slot 9 is now that of 0x00000001",
+        ];
+        says(explanation.clone(), &words);
+        explanation.seen.clear();
+        says(
+            explanation,
+            &[
+                "no packet of udp/192.0.2.1:1024/9 is known on eth0; its slot on eth1 queue 1 (9) is",
+            ],
+        );
+    }
+
+    #[test]
+    fn what_a_flow_waits_for() {
+        use Location::{Cpu, Inline};
+        // Frame 100 of CPU 3's backlog was its last; 60 have gone.
+        let queued = Standing {
+            last_qtail: 100,
+            head: 50,
+            gone: 60,
+            wanted_exists: true,
+            ..Standing::default()
+        };
+        let with = |change: &dyn Fn(&mut Standing)| {
+            let mut standing = queued.clone();
+            change(&mut standing);
+            standing
+        };
+        let backlog = Wait::Backlog {
+            cpu: 3,
+            frames: 40,
+            thread: None,
+        };
+        let delivery = Wait::Delivery {
+            cpu: 3,
+            thread: None,
+        };
+        let made = |asked| Wait::NewBacklog { cpu: 1, asked };
+        for (at, wanted, standing, waits) in [
+            (Cpu(3), Cpu(3), queued.clone(), None),
+            (Inline, Inline, queued.clone(), None),
+            (Cpu(3), Inline, queued.clone(), Some(backlog.clone())),
+            (Cpu(3), Cpu(1), queued.clone(), Some(backlog.clone())),
+            // It has to leave before it can ask.
+            (
+                Cpu(3),
+                Cpu(1),
+                with(&|s| s.wanted_exists = false),
+                Some(backlog),
+            ),
+            (Cpu(3), Inline, with(&|s| s.gone = 130), Some(delivery)),
+            (Cpu(3), Inline, with(&|s| s.head = 100), Some(Wait::Packet)),
+            (
+                Cpu(3),
+                Inline,
+                with(&|s| s.drained = true),
+                Some(Wait::Packet),
+            ),
+            (
+                Cpu(3),
+                Cpu(1),
+                with(&|s| (s.drained, s.wanted_exists) = (true, false)),
+                Some(made(false)),
+            ),
+            (
+                Inline,
+                Cpu(1),
+                with(&|s| s.polls_delivered = 99),
+                Some(Wait::Poll),
+            ),
+            (
+                Inline,
+                Cpu(1),
+                with(&|s| s.polls_delivered = 100),
+                Some(Wait::Packet),
+            ),
+            (
+                Inline,
+                Cpu(1),
+                with(&|s| (s.wanted_exists, s.wanted_asked) = (false, true)),
+                Some(made(true)),
+            ),
+        ] {
+            assert_eq!(
+                wait(at, wanted, standing.clone()),
+                waits,
+                "{at} {wanted} {standing:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn tunnels_that_are_not_looked_into() {
+        let bit = |kind: flow_tunnel| kind.0;
+        for (flow, kind) in [
+            ("ipencap/192.0.2.1/192.0.2.2", flow_tunnel::FLOW_TUNNEL_IPIP),
+            ("ipv6/192.0.2.1/192.0.2.2", flow_tunnel::FLOW_TUNNEL_IPIP),
+            ("gre/192.0.2.1/192.0.2.2", flow_tunnel::FLOW_TUNNEL_GRE),
+            ("udp/192.0.2.1:1/4789", flow_tunnel::FLOW_TUNNEL_VXLAN),
+            ("udp/192.0.2.1:1/8472", flow_tunnel::FLOW_TUNNEL_VXLAN),
+            ("udp/192.0.2.1:1/6081", flow_tunnel::FLOW_TUNNEL_GENEVE),
+            ("udp/192.0.2.1:1/2152", flow_tunnel::FLOW_TUNNEL_GTPU),
+        ] {
+            let flow: Flow = flow.parse().unwrap();
+            assert!(is_tunnel(&flow, !bit(kind)), "{flow}");
+            assert!(!is_tunnel(&flow, bit(kind)), "{flow}");
+        }
+        for flow in [
+            "tcp/192.0.2.1:1/4789",
+            "udp/192.0.2.1:4789/1",
+            "icmp/192.0.2.1/192.0.2.2",
+        ] {
+            assert!(!is_tunnel(&flow.parse().unwrap(), 0), "{flow}");
+        }
+    }
+
+    #[test]
+    fn targets() {
+        let flow: Name = "udp/192.0.2.1:53/5353".parse().unwrap();
+        for (text, target) in [
+            ("udp/192.0.2.1:53/5353", Target::Name(flow)),
+            ("0x00000010", Target::Name(Name::Hash(FlowHash(16)))),
+            ("pid:1", Target::Pid(1)),
+            ("port:53", Target::Port(53)),
+            ("53", Target::Number(53)),
+        ] {
+            assert_eq!(text.parse(), Ok(target));
+            assert_eq!(target.to_string(), text);
+        }
+        for (text, why) in [
+            ("", "write PROTOCOL/ADDRESS:PORT/LOCAL-PORT"),
+            ("eth0", "pid:NUMBER asks about a process"),
+            ("pid:", "\"\" is not a process id"),
+            ("pid:-1", "\"-1\" is not a process id"),
+            ("port:65536", "\"65536\" is not a port, 0 to 65535"),
+            ("4294967296", "is not a port or process id"),
+            ("0xgg", "write 0x and up to 8 hex digits"),
+        ] {
+            let said = text.parse::<Target>().expect_err(text);
+            assert!(said.contains(why), "{text}: {said}");
+        }
+    }
 }

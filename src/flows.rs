@@ -270,28 +270,28 @@ impl<'a> Reader<'a> {
         let limit = query.limit.min(LIMIT_MAX);
         let mut most = BinaryHeap::new();
         let (mut total, mut slots_read) = (0, 0);
-        for (slot, flow) in (0u32..).zip(self.datapath.tables().dev_flows()?) {
+        self.datapath.tables().dev_flows(|slot, flow| {
             if slot % 4096 == 0 && Instant::now() > deadline {
-                break;
+                return Ok(false);
             }
             slots_read += 1;
-            let flow = flow?;
             let queue = &self.queues[(slot / per_queue) as usize];
             let other_device = query.device.as_ref().is_some_and(|d| *d != queue.device);
-            if !in_use(queue, &flow) || other_device {
-                continue;
+            if !in_use(queue, flow) || other_device {
+                return Ok(true);
             }
             if let Some(port) = query.local_port
                 && self.name(slot, flow.hash)?.and_then(|f| f.local_port()) != Some(port)
             {
-                continue;
+                return Ok(true);
             }
             total += 1;
             most.push((Reverse(flow.nr_packets), slot));
             if most.len() > limit {
                 most.pop();
             }
-        }
+            Ok(true)
+        })?;
         let flows = most.into_sorted_vec().into_iter();
         let flows = flows.map(|(_, slot)| {
             let queue = &self.queues[(slot / per_queue) as usize];
@@ -383,17 +383,22 @@ fn tick() -> Result<Duration> {
 
 /// Why a flow wants to be where it wants to be, in few words.
 fn why(entry: &Entry) -> String {
-    let here = |cpu: Option<u32>| match (entry.wanted, cpu) {
-        (Location::Inline, Some(cpu)) => format!(", and CPU {cpu} polls"),
-        _ => String::new(),
+    // A flow wants INLINE because the CPU that it wants polls.
+    let rps = match (entry.wanted, entry.polling_cpu) {
+        (Location::Inline, Some(cpu)) => format!("RPS: CPU {cpu}, which polls"),
+        _ => "RPS".to_owned(),
     };
     match (entry.reason, entry.application_cpu) {
-        (Reason::Application, cpu) => format!("application there{}", here(cpu)),
-        (Reason::Rps, Some(cpu)) => format!(
-            "RPS{}: the application's CPU {cpu} is offline",
-            here(entry.polling_cpu)
+        (Reason::Application, cpu) => format!(
+            "application on CPU {}{}",
+            cpu.unwrap_or_default(),
+            match entry.wanted {
+                Location::Inline => ", which polls",
+                Location::Cpu(_) => "",
+            }
         ),
-        (Reason::Rps, None) => format!("RPS{}", here(entry.polling_cpu)),
+        (Reason::Rps, Some(cpu)) => format!("{rps}; the application's CPU {cpu} is offline"),
+        (Reason::Rps, None) => rps,
         (Reason::PolicyOff, _) => "policy off".to_owned(),
         (Reason::Offline, _) => "its CPUs are offline".to_owned(),
     }
@@ -455,4 +460,164 @@ fn table(flows: &[Entry]) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// A flow that is at its application, on CPU 3; CPU 0 polls.
+    pub(crate) fn entry() -> Entry {
+        Entry {
+            flow: Some("udp/192.0.2.1:1024/9".parse().unwrap()),
+            hash: FlowHash(0x1234_5678),
+            device: "eth0".to_owned(),
+            queue: 2,
+            location: Location::Cpu(3),
+            wanted: Location::Cpu(3),
+            reason: Reason::Application,
+            application_cpu: Some(3),
+            application_offline: false,
+            polling_cpu: Some(0),
+            packets: 17,
+            moves: 1,
+            idle_seconds: 0.012,
+            shed: false,
+        }
+    }
+
+    #[test]
+    fn locations_round_trip() {
+        for location in [Location::Inline, Location::Cpu(0), Location::Cpu(511)] {
+            assert_eq!(location.to_string().parse(), Ok(location));
+        }
+        for text in ["", "CPU", "CPU x", "inline", "CPU -1", "1"] {
+            assert!(text.parse::<Location>().is_err(), "{text}");
+        }
+        for (raw, location) in [
+            (rps_location::RPS_NO_CPU.0, None),
+            (rps_location::RPS_INLINE.0, Some(Location::Inline)),
+            (rps_location::RPS_INLINE_SHED.0, Some(Location::Inline)),
+            (7, Some(Location::Cpu(7))),
+        ] {
+            assert_eq!(Location::from_raw(raw as u16), location);
+        }
+    }
+
+    #[test]
+    fn a_flow_wants_its_application_then_rps_then_to_stay() {
+        use Location::{Cpu, Inline};
+        let hints = Hints {
+            application: Some(3),
+            rps: Some(1),
+            polling: Some(0),
+            ..Hints::default()
+        };
+        let offline = Hints {
+            application_offline: true,
+            ..hints
+        };
+        let unknown = Hints {
+            application: None,
+            ..hints
+        };
+        let nowhere = Hints {
+            rps_offline: true,
+            ..offline
+        };
+        let off = Hints {
+            off: true,
+            ..Hints::default()
+        };
+        // Who polls is not left, not even for itself, and whatever is said of it.
+        let polls = |hints: Hints, polling| Hints {
+            polling: Some(polling),
+            ..hints
+        };
+        for (hints, now, wanted, reason) in [
+            (hints, Inline, Cpu(3), Reason::Application),
+            (hints, Cpu(3), Cpu(3), Reason::Application),
+            (polls(hints, 3), Cpu(1), Inline, Reason::Application),
+            (polls(hints, 3), Inline, Inline, Reason::Application),
+            (polls(hints, 3), Cpu(3), Cpu(3), Reason::Application),
+            (polls(offline, 3), Inline, Inline, Reason::Application),
+            (offline, Inline, Cpu(1), Reason::Rps),
+            (unknown, Inline, Cpu(1), Reason::Rps),
+            (polls(unknown, 1), Inline, Inline, Reason::Rps),
+            (nowhere, Cpu(1), Inline, Reason::Offline),
+            (off, Cpu(1), Inline, Reason::PolicyOff),
+        ] {
+            assert_eq!(hints.wanted(now), (wanted, reason), "{hints:?} {now}");
+        }
+        // As long as nobody was seen to poll, there is only the CPU to name.
+        let unseen = Hints {
+            polling: None,
+            ..hints
+        };
+        assert_eq!(unseen.wanted(Inline).0, Cpu(3));
+    }
+
+    #[test]
+    fn the_table_says_where_and_why() {
+        let inline = Entry {
+            flow: None,
+            location: Location::Cpu(1),
+            wanted: Location::Inline,
+            application_cpu: Some(0),
+            idle_seconds: 75.0,
+            ..entry()
+        };
+        let offline = Entry {
+            wanted: Location::Cpu(1),
+            reason: Reason::Rps,
+            application_offline: true,
+            ..entry()
+        };
+        let rps = Entry {
+            application_cpu: None,
+            wanted: Location::Inline,
+            ..offline.clone()
+        };
+        let flows = Flows {
+            flows: vec![entry(), inline, offline, rps],
+            total: 9,
+            slots: 4096,
+            slots_read: 4096,
+        };
+        let text = render(&flows);
+        for words in [
+            "udp/192.0.2.1:1024/9  0x12345678  eth0        2       17      1   12 ms  CPU 3   CPU 3  \
+             application on CPU 3",
+            "75.0 s  CPU 1  INLINE  application on CPU 0, which polls",
+            "CPU 3   CPU 1  RPS; the application's CPU 3 is offline",
+            "CPU 3  INLINE  RPS: CPU 0, which polls",
+            "\n\n4 of 9 flows, those with the most packets\n",
+        ] {
+            assert!(text.contains(words), "not {words:?} in\n{text}");
+        }
+        let cut = render(&Flows {
+            flows: Vec::new(),
+            total: 0,
+            slots: 4096,
+            slots_read: 128,
+        });
+        assert_eq!(
+            cut,
+            "no flows; only 128 of 4096 slots of the tables could be read in time\n"
+        );
+    }
+
+    #[test]
+    fn times_have_the_unit_that_suits_them() {
+        for (seconds, text) in [
+            (0.0, "0 ms"),
+            (0.9994, "999 ms"),
+            (0.9996, "1.0 s"),
+            (99.9, "99.9 s"),
+            (120.0, "2 min"),
+            (7200.0, "2 h"),
+        ] {
+            assert_eq!(ago(seconds), text);
+        }
+    }
 }

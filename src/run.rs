@@ -403,18 +403,21 @@ pub fn explain(target: Target, limit: usize) -> Result<Answer> {
             }
         }
     };
-    match &explanations.flows[..] {
-        [one] if one.seen.is_empty() => bail!(one.not_seen(&explanations.devices)),
-        [] => bail!(
-            "no flow of {target} is known on {}",
-            explanations.devices.join(", ")
-        ),
-        all if all.iter().all(|one| one.seen.is_empty()) => bail!(
-            "no packet of the {} flows of {target} is known on {}",
-            explanations.total,
-            explanations.devices.join(", ")
-        ),
-        _ => {}
+    let devices = explanations.devices.join(", ");
+    let nothing = match &explanations.flows[..] {
+        [] => Some(format!("no flow of {target} is known on {devices}")),
+        [one] if one.seen.is_empty() => Some(one.not_seen(&explanations.devices)),
+        all if all.iter().all(|one| one.seen.is_empty()) => Some(format!(
+            "no packet of the {} flows of {target} is known on {devices}",
+            explanations.total
+        )),
+        _ => None,
+    };
+    if let Some(mut nothing) = nothing {
+        if explanations.device_hash {
+            nothing += "; with --hash device ask by the hash that `rxsteer flows` prints";
+        }
+        bail!(nothing);
     }
     Ok(Answer {
         target: target.to_string(),

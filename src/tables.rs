@@ -5,13 +5,14 @@
 //! Memory: an entry of the `sock_flow_table` has 4 bytes as in the kernel; a slot of a
 //! `dev_flow_table` has 32, and its key 40 more.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use anyhow::{Context, Result, anyhow};
 use libbpf_rs::skel::OpenSkel;
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
+use libbpf_rs::{MapHandle, MapType};
+use nix::errno::Errno;
 
-use crate::datapath::{Config, RPS_FLOW_CNT, lookup, read};
+use crate::datapath::{Config, RPS_FLOW_CNT, lookup};
 use crate::rx::OpenRxSkel;
 use crate::rx::types::{flow_key, rps_dev_flow, rps_sock_flow};
 
@@ -110,15 +111,53 @@ impl Tables {
         Ok(flows.ents[(index % SOCK_FLOWS) as usize])
     }
 
-    /// The slots of every queue's `dev_flow_table`, one queue behind the other.
+    /// Shows `each` the slots of every queue's `dev_flow_table`, one queue behind the other, with
+    /// their numbers, until it says false.
     ///
     /// # Errors
-    /// When the map can't be read.
-    pub fn dev_flows(&self) -> Result<impl Iterator<Item = Result<rps_dev_flow>> + '_> {
-        let slots = self
-            .dev_flow_tables
-            .lookup_batch(BATCH, MapFlags::ANY, MapFlags::ANY)?;
-        Ok(slots.map(|(_, value)| read(&value).context("a slot is too short")))
+    /// When the map can't be read, or that of `each`.
+    pub fn dev_flows(
+        &self,
+        mut each: impl FnMut(u32, &rps_dev_flow) -> Result<bool>,
+    ) -> Result<()> {
+        let map = self.dev_flow_tables.as_fd().as_raw_fd();
+        let mut keys = vec![0u32; BATCH as usize];
+        let mut flows = vec![rps_dev_flow::default(); BATCH as usize];
+        let (mut last, mut first) = (0u32, true);
+        loop {
+            let mut count = BATCH;
+            let after = match first {
+                true => std::ptr::null_mut(),
+                false => (&raw mut last).cast(),
+            };
+            // SAFETY: there is room for BATCH keys and values of the map's types, and for a key.
+            let ret = unsafe {
+                libbpf_sys::bpf_map_lookup_batch(
+                    map,
+                    after,
+                    (&raw mut last).cast(),
+                    keys.as_mut_ptr().cast(),
+                    flows.as_mut_ptr().cast(),
+                    &mut count,
+                    std::ptr::null(),
+                )
+            };
+            first = false;
+            // libbpf returns the error number, negative.
+            let end = match Errno::from_raw(-ret) {
+                _ if ret == 0 => false,
+                Errno::ENOENT => true,
+                e => return Err(e).context("reading the flow tables"),
+            };
+            for (slot, flow) in keys.iter().zip(&flows).take(count as usize) {
+                if !each(*slot, flow)? {
+                    return Ok(());
+                }
+            }
+            if end {
+                return Ok(());
+            }
+        }
     }
 
     /// One of them.

@@ -39,6 +39,14 @@ fn flow_of(flows: &UdpFlows) -> Flow {
     Flow::of_socket(UDP, SocketAddr::new(flows.saddr, flows.sport), flows.dport)
 }
 
+/// Tables that are read in no time.
+fn options(bed: &Bed) -> Options {
+    Options {
+        rps_flow_cnt: 1 << 16,
+        ..bed.options(&[POLLING_CPU])
+    }
+}
+
 fn bind(netns: &Netns, flows: &UdpFlows, connect: bool) -> Result<UdpSocket> {
     netns.run(|| {
         let socket = UdpSocket::bind(SocketAddr::new(flows.daddr, flows.dport))?;
@@ -141,7 +149,7 @@ fn a_sockets_flow_is_found_by_all_its_names() -> Result<()> {
     for udp in [UdpFlows::to(dut, 1), UdpFlows::to_ipv6(dut, 1)].map(own) {
         let app = app(&dut.netns, bind(&dut.netns, &udp, true)?)?;
         app.move_to(OTHER_CPU)?;
-        let active = Active::steer(dut, bed.options(&[POLLING_CPU]))?;
+        let active = Active::steer(dut, options(&bed))?;
         settle_at(&bed, &udp, Location::Cpu(OTHER_CPU))?;
         let received = rest(&active)?;
 
@@ -231,7 +239,7 @@ fn a_flow_that_is_not_where_it_wants_says_what_it_waits_for() -> Result<()> {
     let udp = own(UdpFlows::to(dut, 1));
     let name = flow_of(&udp).to_string();
     let app = app(&dut.netns, bind(&dut.netns, &udp, true)?)?;
-    let active = Active::steer(dut, bed.options(&[POLLING_CPU]))?;
+    let active = Active::steer(dut, options(&bed))?;
     app.move_to(OTHER_CPU)?;
     settle_at(&bed, &udp, Location::Cpu(OTHER_CPU))?;
     rest(&active)?;
@@ -312,7 +320,7 @@ fn an_application_that_is_not_known_is_not_known_for_a_reason() -> Result<()> {
     let bed = Bed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let udp = own(UdpFlows::to(dut, 1));
-    let active = Active::steer(dut, bed.options(&[POLLING_CPU]))?;
+    let active = Active::steer(dut, options(&bed))?;
     let unknown = |frames: Frames, target: &str| {
         bed.send(frames, 1)?;
         until("it has been received", || {
@@ -414,7 +422,7 @@ fn a_flow_without_a_slot_is_told_who_has_it() -> Result<()> {
     let dut = &bed.link.dut;
     let options = Options {
         rps_flow_cnt: 1,
-        ..bed.options(&[POLLING_CPU])
+        ..options(&bed)
     };
     let active = Active::steer(dut, options)?;
     let (first, second) = (
@@ -454,7 +462,7 @@ fn what_there_is_not_is_said_in_one_line() -> Result<()> {
     refused(&dut.netns, &["explain", "udp/192.0.2.1:1/9"], none)?;
     refused(&dut.netns, &["explain", "port:9"], none)?;
 
-    let active = Active::steer(dut, bed.options(&[POLLING_CPU]))?;
+    let active = Active::steer(dut, options(&bed))?;
     let mut child = dut.netns.command(Path::new("true"))?.spawn()?;
     child.wait()?;
     let mut idle = dut.netns.command(Path::new("sleep"))?.arg("1000").spawn()?;
@@ -493,7 +501,7 @@ fn what_there_is_not_is_said_in_one_line() -> Result<()> {
 
     let dry = Options {
         dry_run: true,
-        ..bed.options(&[POLLING_CPU])
+        ..options(&bed)
     };
     let active = Active::steer(dut, dry)?;
     refused(&dut.netns, &["flows"], "a dry run")?;
@@ -507,7 +515,7 @@ fn the_limit_leaves_those_with_the_most_packets() -> Result<()> {
     };
     let bed = Bed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
-    let active = Active::steer(dut, bed.options(&[POLLING_CPU]))?;
+    let active = Active::steer(dut, options(&bed))?;
     let to = |dport, nr_flows| UdpFlows {
         dport,
         ..own(UdpFlows::to(dut, nr_flows))
@@ -522,8 +530,9 @@ fn the_limit_leaves_those_with_the_most_packets() -> Result<()> {
     let waited = sent.elapsed();
     let list = flows(&dut.netns, 3)?;
     let since = start.elapsed();
-    // Flows that share one of the 2^18 slots are one: one in a hundred runs has such a pair.
-    ensure!(list.total >= 64, "{list:?}");
+    // Flows that share one of the 2^16 slots are one: one run in thirty has such a pair.
+    ensure!(list.total >= 63, "{list:?}");
+    // The last two had their slots to themselves: they came last.
     let seen: Vec<_> = list.flows.iter().map(|e| e.packets).collect();
     assert_eq!(seen, [5, 3, 1]);
     // A tick more or less at either end, and ticks may be late on a busy machine.

@@ -3,6 +3,7 @@
 
 mod common;
 
+use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
 use std::process::{Child, Output, Stdio};
