@@ -785,13 +785,18 @@ fn why_unknown(unknown: Unknown, not_followed: &[String]) -> String {
              splice(), zero-copy reads, and packets that are only forwarded."
         }
     };
-    let mut text = text.to_owned();
-    if matches!(unknown, Unknown::NotSeen | Unknown::Unconnected) {
-        for what in not_followed {
-            let _ = write!(text, " On this host {what}.");
+    match unknown {
+        Unknown::Unconnected if !not_followed.is_empty() => {
+            format!(
+                "its UDP socket is not connected, and {}.",
+                not_followed.join("; ")
+            )
         }
+        Unknown::NotSeen if !not_followed.is_empty() => {
+            format!("{text} On this host {}.", not_followed.join("; "))
+        }
+        _ => text.to_owned(),
     }
-    text
 }
 
 #[cfg(test)]
@@ -1009,7 +1014,9 @@ mod tests {
             let why = why_unknown(unknown, &["sockets are not".to_owned()]);
             assert!(why.len() > 40 && why.ends_with('.'), "{why}");
             let missing = matches!(unknown, Unknown::NotSeen | Unknown::Unconnected);
-            assert_eq!(why.contains("On this host sockets are not."), missing);
+            assert_eq!(why.ends_with("sockets are not."), missing, "{why}");
+            let elsewhere = why_unknown(unknown, &[]);
+            assert!(!elsewhere.contains("sockets are not."), "{elsewhere}");
             let words = format!("application: not known where: {}", &why[..20]);
             says(
                 explanation,
