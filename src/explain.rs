@@ -325,15 +325,15 @@ impl Reader<'_> {
     /// When the maps can't be read.
     pub fn explain(&self, question: &Question) -> Result<Explanations> {
         let mut names = question.names.clone();
-        let (mut more, mut slots_missed) = (0, 0);
-        for port in &question.local_ports {
+        let (mut in_tables, mut slots_missed) = (0, 0);
+        if !question.local_ports.is_empty() {
             let found = self.flows(&Query {
-                local_port: Some(*port),
+                local_ports: question.local_ports.clone(),
                 limit: question.limit,
                 device: None,
             })?;
-            more += found.total - found.flows.len();
-            slots_missed = slots_missed.max(found.slots - found.slots_read);
+            in_tables = found.total;
+            slots_missed = found.slots - found.slots_read;
             let name = |entry: Entry| entry.flow.map_or(Name::Hash(entry.hash), Name::Flow);
             names.extend(found.flows.into_iter().map(name));
         }
@@ -352,7 +352,11 @@ impl Reader<'_> {
             .map(|(hash, flow)| self.explain_one(hash, flow, &question.unconnected));
         let mut flows = flows.collect::<Result<Vec<_>>>()?;
         flows.sort_by_key(|e| std::cmp::Reverse(e.packets()));
-        let total = flows.len() + more;
+        let in_tables_too = |e: &&Explanation| {
+            let port = e.flow.and_then(|flow| flow.local_port());
+            !e.seen.is_empty() && port.is_some_and(|port| question.local_ports.contains(&port))
+        };
+        let total = in_tables + flows.len() - flows.iter().filter(in_tables_too).count();
         flows.truncate(question.limit);
         let mut devices: Vec<_> = self.queues.iter().map(|q| q.device.clone()).collect();
         devices.dedup();

@@ -179,8 +179,8 @@ pub struct Entry {
 pub struct Query {
     /// Only this device's.
     pub device: Option<String>,
-    /// Only those that come to this local port.
-    pub local_port: Option<u16>,
+    /// Only those that come to one of these local ports, if there are some.
+    pub local_ports: Vec<u16>,
     /// At most so many: those with the most packets.
     pub limit: usize,
 }
@@ -280,10 +280,11 @@ impl<'a> Reader<'a> {
             if !in_use(queue, flow) || other_device {
                 return Ok(true);
             }
-            if let Some(port) = query.local_port
-                && self.name(slot, flow.hash)?.and_then(|f| f.local_port()) != Some(port)
-            {
-                return Ok(true);
+            if !query.local_ports.is_empty() {
+                let port = self.name(slot, flow.hash)?.and_then(|f| f.local_port());
+                if !port.is_some_and(|port| query.local_ports.contains(&port)) {
+                    return Ok(true);
+                }
             }
             total += 1;
             most.push((Reverse(flow.nr_packets), slot));

@@ -87,7 +87,7 @@ fn print_flows(args: FlowsArgs) -> Result<()> {
     end_with_the_reader()?;
     let flows = run::flows(flows::Query {
         device: args.device,
-        local_port: None,
+        local_ports: Vec::new(),
         limit: args.limit as usize,
     })?;
     if args.json {
