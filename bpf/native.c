@@ -117,6 +117,8 @@ enum rx_verdict native_rx_steer(struct rx_facts *f, struct rx_queue *q, struct b
 	return rx_steer(&rx, map, flow);
 }
 
+/* ---- tables.h ----------------------------------------------------------- */
+
 __u16 native_rps_location_of(const struct rps_map *map, __u32 hash)
 {
 	return rps_location_of(map, hash);
@@ -154,4 +156,9 @@ bool native_backlog_asleep(struct rx_facts *f, struct backlog *b, __u32 cpu)
 void native_backlog_take(struct backlog *b, __u32 n, __u32 gro_empty, __u64 jiffies)
 {
 	backlog_take(b, n, gro_empty, jiffies);
+}
+
+__u16 native_poll_stamp_cpu(__u64 stamp)
+{
+	return poll_stamp_cpu(stamp);
 }

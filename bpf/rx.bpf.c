@@ -369,4 +369,11 @@ int rx_queue_set(struct rx_queue_setting *setting)
 	return 1;
 }
 
+/* The time of rps_dev_flow.last_seen. */
+SEC("syscall")
+int jiffies_now(__u32 *unused)
+{
+	return bpf_jiffies64();
+}
+
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -18,7 +18,7 @@
 
 const volatile struct flow_secret flow_secret = {};
 
-/* rps_sock_flow_entries - 1, and the bits of an entry that hold a CPU (steer.h). */
+/* rps_sock_flow_entries - 1, and the bits of an entry that hold a CPU (tables.h). */
 const volatile __u32 sock_flow_mask = 0;
 const volatile __u32 sock_flow_cpu_mask = 0;
 

@@ -63,7 +63,7 @@ struct flow_secret {
 };
 _Static_assert(FLOW_KEY_WORDS == 10, "one multiplier per word of the key");
 
-/* ---- steering (steer.h) -------------------------------------------------- */
+/* ---- steering (steer.h, tables.h) ---------------------------------------- */
 
 /*
  * Where the packets of a flow are processed: a CPU number, meaning the backlog

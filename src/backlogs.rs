@@ -71,6 +71,20 @@ impl Backlogs {
         Ok(())
     }
 
+    /// The name of the kernel thread of the backlog of `queue` for `cpu`, if there is one.
+    ///
+    /// # Errors
+    /// When the cpumap can't be read.
+    pub fn thread(&self, queue: u32, cpu: u32) -> Result<Option<String>> {
+        let cpumap = &self.cpumaps[queue as usize];
+        let exists = cpumap.lookup(&cpu.to_ne_bytes(), MapFlags::ANY)?.is_some();
+        let name = |id| format!("{}{id}", thread_prefix(cpu));
+        Ok(match exists {
+            true => Some(name(cpumap.info()?.info.id)),
+            false => None,
+        })
+    }
+
     /// Takes the backlog of `queue` for `cpu` away, if there is one: its thread ends when it has
     /// passed up what it has. The caller has seen to it that there is nothing, and that nothing
     /// comes.
@@ -88,7 +102,7 @@ impl Backlogs {
 
     /// Gives the thread of a cpumap entry its nice value.
     fn renice(&self, cpu: u32, map_id: u32) -> Result<()> {
-        let threads = kthread::numbered(Path::new("/proc"), &format!("cpumap/{cpu}/map:"));
+        let threads = kthread::numbered(Path::new("/proc"), &thread_prefix(cpu));
         let thread = threads.iter().find(|(id, _)| *id == map_id);
         let (_, pid) = thread.context("it is not in /proc")?;
         // SAFETY: takes numbers, returns one.
@@ -96,6 +110,11 @@ impl Backlogs {
         Errno::result(ret)?;
         Ok(())
     }
+}
+
+/// What the names of a CPU's cpumap threads begin with; the map's id follows.
+fn thread_prefix(cpu: u32) -> String {
+    format!("cpumap/{cpu}/map:")
 }
 
 /// A cpumap without entries.

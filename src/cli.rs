@@ -8,6 +8,8 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::backlogs::LIMIT_MAX;
 use crate::cpumask::CpuMaskError;
 use crate::datapath::{BACKLOG_NICE, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
+use crate::explain::Target;
+use crate::flows;
 use crate::run::{Change, Hash, Mode, Options, Policy, QueueCpus, RpsCpus};
 use crate::rx::types::flow_tunnel;
 
@@ -27,6 +29,10 @@ pub enum Command {
     Run(RunArgs),
     /// Show what a running rxsteer does, and how much of it
     Status(StatusArgs),
+    /// Show the flows of a running rxsteer: where they are, and where they want to be
+    Flows(FlowsArgs),
+    /// Say why a flow is on the CPU where it is
+    Explain(ExplainArgs),
     /// Change the CPUs of a device that is being steered
     Set(SetArgs),
     /// See it: the same flood without steering, with kernel RPS and with rxsteer
@@ -165,6 +171,45 @@ pub struct StatusArgs {
     /// Print again every so many seconds, until interrupted
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub interval: Option<Duration>,
+}
+
+/// Options of `rxsteer flows`.
+#[derive(Debug, Args)]
+pub struct FlowsArgs {
+    /// Only this device's
+    #[arg(long)]
+    pub device: Option<String>,
+
+    /// At most so many, those with the most packets
+    #[arg(long, value_name = "FLOWS", default_value_t = 100, value_parser = limit())]
+    pub limit: u32,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Options of `rxsteer explain`.
+#[derive(Debug, Args)]
+pub struct ExplainArgs {
+    /// A flow as `rxsteer flows` prints it (udp/192.0.2.1:53/5353: who sends, and the port here),
+    /// its hash (0x…), the sockets of a process (pid:NUMBER), what comes to a local port
+    /// (port:NUMBER). A bare number is a local port if a flow or a connection has it, a process
+    /// otherwise
+    #[arg(value_name = "FLOW|HASH|PID|PORT")]
+    pub target: Target,
+
+    /// At most so many flows, those with the most packets
+    #[arg(long, value_name = "FLOWS", default_value_t = 10, value_parser = limit())]
+    pub limit: u32,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+fn limit() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=flows::LIMIT_MAX as i64)
 }
 
 /// Options of `rxsteer set`.

@@ -14,6 +14,8 @@ use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde::{Deserialize, Serialize};
 
 use crate::accounting::Status;
+use crate::explain::{Explanations, Question};
+use crate::flows::{Flows, Query};
 use crate::run::Change;
 
 const NAME: &str = "rxsteer";
@@ -29,6 +31,10 @@ pub enum Request {
     Status,
     /// Do something else from now on.
     Set(Change),
+    /// Which flows are there?
+    Flows(Query),
+    /// Why are these flows where they are?
+    Explain(Question),
 }
 
 /// What comes back.
@@ -39,6 +45,10 @@ pub enum Reply {
     Status(Status),
     /// To [`Request::Set`]: what holds from now on, a line each.
     Done(Vec<String>),
+    /// To [`Request::Flows`].
+    Flows(Flows),
+    /// To [`Request::Explain`].
+    Explained(Explanations),
     /// It could not be done, and why.
     Failed(String),
 }
@@ -79,13 +89,13 @@ pub fn ask(request: &Request) -> Result<Reply> {
         _ => anyhow!(e).context("the control socket"),
     })?;
     stream.set_read_timeout(Some(PATIENCE))?;
-    serde_json::to_writer(&mut stream, request)?;
-    stream.write_all(b"\n")?;
-    let mut line = String::new();
+    stream.write_all(&line(request)?)?;
+    let mut answer = String::new();
     BufReader::new(stream)
-        .read_line(&mut line)
+        .read_line(&mut answer)
         .context("the running rxsteer did not answer within 2 seconds: ask again")?;
-    serde_json::from_str(&line).context("no answer: ask as root, with the version that is running")
+    serde_json::from_str(&answer)
+        .context("no answer: ask as root, with the version that is running")
 }
 
 /// Answers everybody who is waiting. Only root, and who runs this rxsteer, is answered.
@@ -100,17 +110,22 @@ pub fn serve(listener: &UnixListener, mut answer: impl FnMut(Request) -> Reply) 
 fn serve_one(mut stream: &UnixStream, answer: &mut impl FnMut(Request) -> Reply) -> Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line)?;
+    let mut request = String::new();
+    BufReader::new(stream).read_line(&mut request)?;
     let uid = getsockopt(&stream, PeerCredentials)?.uid();
     let reply = if uid != 0 && uid != nix::unistd::geteuid().as_raw() {
         Reply::Failed("only root, and who runs this rxsteer, may ask: use sudo".to_owned())
     } else {
-        match serde_json::from_str(&line) {
+        match serde_json::from_str(&request) {
             Ok(request) => answer(request),
             Err(e) => Reply::Failed(format!("not a request of this version: {e}")),
         }
     };
-    serde_json::to_writer(stream, &reply)?;
-    Ok(stream.write_all(b"\n")?)
+    Ok(stream.write_all(&line(&reply)?)?)
+}
+
+fn line(what: &impl Serialize) -> Result<Vec<u8>> {
+    let mut line = serde_json::to_vec(what)?;
+    line.push(b'\n');
+    Ok(line)
 }

@@ -419,6 +419,24 @@ impl Datapath {
             .update(&queue.to_ne_bytes(), &fd, MapFlags::ANY)?)
     }
 
+    /// Whether all that has entered the backlog of `queue` for `cpu` is delivered, as far as that can
+    /// be proven now (docs/order.md).
+    ///
+    /// # Errors
+    /// When the kernel does not run the question.
+    pub fn drained(&self, queue: u32, cpu: u32) -> Result<bool> {
+        let index = queue * self.nr_cpus + cpu;
+        Ok(self.call(&self.shared.progs.backlog_drained, index)? == 1)
+    }
+
+    /// The kernel's time, as flows are stamped with it: ticks, the low 32 bits.
+    ///
+    /// # Errors
+    /// When the kernel does not run the question.
+    pub fn jiffies(&self) -> Result<u32> {
+        self.call(&self.shared.progs.jiffies_now, 0u32)
+    }
+
     /// Runs a program that user space may call; returns what it returned.
     fn call<T: Copy>(&self, program: &ProgramMut<'_>, argument: T) -> Result<u32> {
         let mut context = bytes_of(&argument);
@@ -620,9 +638,8 @@ impl Drain {
         let mut entered = 0;
         for queue in 0..datapath.nr_queues() {
             for cpu in self.cpus.clone() {
-                let index = queue * datapath.nr_cpus + cpu;
                 entered += datapath.backlog(queue, cpu)?.tail;
-                if datapath.call(&datapath.shared.progs.backlog_drained, index)? == 0 {
+                if !datapath.drained(queue, cpu)? {
                     return Ok(None);
                 }
             }
@@ -733,7 +750,7 @@ fn bytes_of<T: Copy>(value: &T) -> Vec<u8> {
 }
 
 /// The value in a map's bytes, if there are enough of them.
-pub(crate) fn read<T: Copy>(bytes: &[u8]) -> Option<T> {
+fn read<T: Copy>(bytes: &[u8]) -> Option<T> {
     (bytes.len() >= size_of::<T>())
         // SAFETY: long enough, and `T` is a plain C struct of integers.
         .then(|| unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })

@@ -12,8 +12,10 @@ use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
 use nix::sys::signalfd::SignalFd;
 use rxsteer::bench::{self, Effort};
 use rxsteer::caps::{self, Need};
-use rxsteer::cli::{BenchArgs, Cli, Command, DemoArgs, Scenario, StatusArgs};
-use rxsteer::{demo, run, status};
+use rxsteer::cli::{
+    BenchArgs, Cli, Command, DemoArgs, ExplainArgs, FlowsArgs, Scenario, StatusArgs,
+};
+use rxsteer::{demo, explain, flows, run, status};
 use serde::Serialize;
 use tracing_subscriber::EnvFilter;
 
@@ -52,6 +54,8 @@ fn execute(command: Command) -> Result<()> {
             run::run(&args.into(), signals.as_fd())
         }
         Command::Status(args) => print_status(&args),
+        Command::Flows(args) => print_flows(args),
+        Command::Explain(args) => print_explanation(&args),
         Command::Demo(args) => demo(&args),
         Command::Bench(args) => bench(&args),
         Command::Set(args) => {
@@ -73,10 +77,41 @@ fn stop_signals() -> Result<SignalFd> {
     SignalFd::new(&stop).context("waiting for signals")
 }
 
-fn print_status(args: &StatusArgs) -> Result<()> {
-    // Who reads may stop reading: `rxsteer status --interval 1 | head`.
+/// Who reads may stop reading: `rxsteer status --interval 1 | head`.
+fn end_with_the_reader() -> Result<()> {
     // SAFETY: restores the default, which runs no code of ours.
     unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) }?;
+    Ok(())
+}
+
+fn print_flows(args: FlowsArgs) -> Result<()> {
+    end_with_the_reader()?;
+    let flows = run::flows(flows::Query {
+        device: args.device,
+        local_ports: Vec::new(),
+        limit: args.limit as usize,
+    })?;
+    if args.json {
+        println!("{}", serde_json::to_string(&flows)?);
+    } else {
+        print!("{}", flows::render(&flows));
+    }
+    Ok(())
+}
+
+fn print_explanation(args: &ExplainArgs) -> Result<()> {
+    end_with_the_reader()?;
+    let answer = run::explain(args.target, args.limit as usize)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&answer)?);
+    } else {
+        print!("{}", explain::render(&answer));
+    }
+    Ok(())
+}
+
+fn print_status(args: &StatusArgs) -> Result<()> {
+    end_with_the_reader()?;
     loop {
         let now = run::status()?;
         if args.json {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The data path's pure C, compiled for the host: what the kernel runs, callable here.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use crate::lab_skel::types::{flow_result, rx_facts};
 use crate::rx::types::{
@@ -41,6 +41,7 @@ unsafe extern "C" {
     fn native_poll_stamp(cpu: u16, nr_polls: u64) -> u64;
     fn native_backlog_asleep(facts: *mut rx_facts, backlogs: *mut backlog, cpu: u32) -> bool;
     fn native_backlog_take(b: *mut backlog, n: u32, gro_empty: u32, jiffies: u64);
+    fn native_poll_stamp_cpu(stamp: u64) -> u16;
 }
 
 /// The flow key of a packet of `len` bytes whose first ones are `linear`, or why it has none.
@@ -159,6 +160,20 @@ pub fn backlog_asleep(facts: &mut rx_facts, backlogs: &mut [backlog], cpu: u32) 
 pub fn backlog_take(b: &mut backlog, n: u32, gro_empty: bool, jiffies: u64) {
     // SAFETY: the callee only writes the backlog.
     unsafe { native_backlog_take(b, n, gro_empty.into(), jiffies) }
+}
+
+/// The CPU that ran the poll with this stamp, which is not zero.
+pub fn poll_stamp_cpu(stamp: u64) -> u16 {
+    // SAFETY: takes a number, returns one.
+    unsafe { native_poll_stamp_cpu(stamp) }
+}
+
+/// An address as it is in a key: an IPv4 address as its v4-mapped one.
+pub fn address_words(address: IpAddr) -> [u32; 4] {
+    words(match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    })
 }
 
 /// An address as the four words of a key, in network order as they lie in memory.

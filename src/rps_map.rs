@@ -6,7 +6,7 @@ use crate::rx::types::{rps_location, rps_map};
 /// Slots in a map (`RPS_MAP_SLOTS`).
 pub const SLOTS: usize = size_of::<rps_map>() / size_of::<u16>();
 
-/// See the module's documentation. Which slot a hash falls into: `bpf/steer.h`, `rps_wanted`.
+/// See the module's documentation. Which slot a hash falls into: `bpf/tables.h`, `rps_location_of`.
 #[derive(Clone, Copy)]
 pub struct RpsMap(rps_map);
 

@@ -22,11 +22,17 @@ use crate::datapath::{
     Request as Wanted, draw_secret,
 };
 use crate::device::{Device, XdpMode};
+use crate::endpoints::Endpoints;
+use crate::explain::{Answer, Explanations, Name, Question, Target};
+use crate::flows::{Flows, Query, Reader};
 use crate::hotplug::{Event, Hotplug};
 use crate::topology::Topology;
 
 /// How long flows may take to come home before the program is detached anyway.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How many connections are asked about at once.
+const SOCKETS_MAX: usize = 4096;
 
 /// A socket does not know what hash the device computes for its packets.
 const NO_DEVICE_HASH: &str = "flows can't follow applications by the device's hash, which sockets \
@@ -208,6 +214,8 @@ struct Steering {
     online: CpuMask,
     /// CPUs that went offline, until their backlogs are empty.
     leaving: Vec<(u32, Drain)>,
+    /// What can't be followed on this host, in words.
+    not_followed: Vec<String>,
 }
 
 /// Steers until `stop` becomes readable.
@@ -310,6 +318,129 @@ pub fn set(change: Change) -> Result<Vec<String>> {
     }
 }
 
+/// The flows of a running rxsteer.
+///
+/// # Errors
+/// When none runs, or it does not steer the device that is asked for.
+pub fn flows(query: Query) -> Result<Flows> {
+    match control::ask(&Request::Flows(query))? {
+        Reply::Flows(flows) => Ok(flows),
+        Reply::Failed(why) => bail!(why),
+        _ => bail!("the running rxsteer is of another version"),
+    }
+}
+
+fn explanations(question: Question) -> Result<Explanations> {
+    match control::ask(&Request::Explain(question))? {
+        Reply::Explained(explanations) => Ok(explanations),
+        Reply::Failed(why) => bail!(why),
+        _ => bail!("the running rxsteer is of another version"),
+    }
+}
+
+/// Why the target's flows are where they are; at most `limit` of them. Sockets are looked up here,
+/// flows by the running rxsteer.
+///
+/// # Errors
+/// When none runs, the target does not exist or can't be seen, or no packet of it is known.
+pub fn explain(target: Target, limit: usize) -> Result<Answer> {
+    let mut notes = Vec::new();
+    let question = |sockets: Endpoints, ports: Vec<u16>| Question {
+        names: sockets
+            .flows
+            .into_iter()
+            .take(SOCKETS_MAX)
+            .map(Name::Flow)
+            .collect(),
+        local_ports: ports,
+        unconnected: sockets.unconnected,
+        limit,
+    };
+    let of_port = |port: u16| explanations(question(Endpoints::of_port(port)?, vec![port]));
+    let (target, explanations) = match target {
+        Target::Name(name) => {
+            let names = vec![name];
+            let question = Question {
+                names,
+                unconnected: match name {
+                    Name::Flow(flow) => {
+                        flow.local_port()
+                            .map(Endpoints::of_port)
+                            .transpose()?
+                            .unwrap_or_default()
+                            .unconnected
+                    }
+                    Name::Hash(_) => Vec::new(),
+                },
+                limit,
+                ..Question::default()
+            };
+            (target, explanations(question)?)
+        }
+        Target::Port(port) => (target, of_port(port)?),
+        Target::Pid(pid) => (target, of_process(pid, &mut notes, question)?),
+        Target::Number(number) => {
+            let as_port = match u16::try_from(number) {
+                Ok(port) => Some((port, of_port(port)?)).filter(|(_, found)| found.total > 0),
+                Err(_) => None,
+            };
+            match as_port {
+                Some((port, found)) => {
+                    notes.push(format!(
+                        "{number} is taken for the local port; pid:{number} asks about the process."
+                    ));
+                    (Target::Port(port), found)
+                }
+                None => {
+                    notes.push(format!(
+                        "{number} is taken for the process: no flow or connection has that local                          port."
+                    ));
+                    (
+                        Target::Pid(number),
+                        of_process(number, &mut notes, question)?,
+                    )
+                }
+            }
+        }
+    };
+    let devices = explanations.devices.join(", ");
+    let nothing = match &explanations.flows[..] {
+        [] => Some(format!("no flow of {target} is known on {devices}")),
+        [one] if one.seen.is_empty() => Some(one.not_seen(&explanations.devices)),
+        all if all.iter().all(|one| one.seen.is_empty()) => Some(format!(
+            "no packet of the {} flows of {target} is known on {devices}",
+            explanations.total
+        )),
+        _ => None,
+    };
+    if let Some(mut nothing) = nothing {
+        if explanations.device_hash {
+            nothing += "; with --hash device ask by the hash that `rxsteer flows` prints";
+        }
+        bail!(nothing);
+    }
+    Ok(Answer {
+        target: target.to_string(),
+        notes,
+        explanations,
+    })
+}
+
+fn of_process(
+    pid: u32,
+    notes: &mut Vec<String>,
+    question: impl Fn(Endpoints, Vec<u16>) -> Question,
+) -> Result<Explanations> {
+    let sockets = Endpoints::of_process(pid)?;
+    if sockets.foreign {
+        notes.push(format!(
+            "Process {pid} is in another network namespace: if addresses or ports are translated on              the way there, its flows have other names here."
+        ));
+    }
+    let ports = sockets.unconnected.clone();
+    explanations(question(sockets, ports))
+}
+
 /// What [`set`] can change; what is `None` stays as it is.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Change {
@@ -408,6 +539,7 @@ impl Steering {
             backlog_limit,
             online: Topology::host().online()?,
             leaving: Vec::new(),
+            not_followed: Vec::new(),
         };
         steering.apply()?;
         for device in 0..steering.devices.len() {
@@ -432,7 +564,11 @@ impl Steering {
             warn!("a table of flows has no entries: steering by RPS alone");
         }
         match self.datapath.follow(follow) {
-            Ok(unseen) => unseen.iter().for_each(|what| warn!("{what}")),
+            Ok(unseen) if unseen.is_empty() => {}
+            Ok(unseen) => {
+                unseen.iter().for_each(|what| warn!("{what}"));
+                self.not_followed = unseen;
+            }
             Err(e) => warn!("{e:#}; steering by RPS alone"),
         }
         Ok(())
@@ -543,8 +679,37 @@ impl Steering {
         let reply = match request {
             Request::Status => self.status().map(Reply::Status),
             Request::Set(change) => self.set(&change).map(Reply::Done),
+            Request::Flows(query) => self.flows(&query).map(Reply::Flows),
+            Request::Explain(question) => self
+                .reader()
+                .and_then(|reader| reader.explain(&question))
+                .map(Reply::Explained),
         };
         reply.unwrap_or_else(|e| Reply::Failed(format!("{e:#}")))
+    }
+
+    fn reader(&self) -> Result<Reader<'_>> {
+        if self.dry_run {
+            bail!("a dry run moves no flow, and keeps no account of flows");
+        }
+        let devices = self
+            .devices
+            .iter()
+            .map(|d| (d.device.name.as_str(), d.device.rx_queues));
+        Reader::new(
+            &self.datapath,
+            devices,
+            self.policy,
+            self.hash,
+            &self.not_followed,
+        )
+    }
+
+    fn flows(&mut self, query: &Query) -> Result<Flows> {
+        if query.device.is_some() {
+            find(&mut self.devices, query.device.as_deref())?;
+        }
+        self.reader()?.flows(query)
     }
 
     fn set(&mut self, change: &Change) -> Result<Vec<String>> {

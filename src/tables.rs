@@ -5,13 +5,14 @@
 //! Memory: an entry of the `sock_flow_table` has 4 bytes as in the kernel; a slot of a
 //! `dev_flow_table` has 32, and its key 40 more.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use anyhow::{Context, Result, anyhow};
 use libbpf_rs::skel::OpenSkel;
-use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
+use libbpf_rs::{MapHandle, MapType};
+use nix::errno::Errno;
 
-use crate::datapath::{Config, RPS_FLOW_CNT, lookup, read};
+use crate::datapath::{Config, RPS_FLOW_CNT, lookup};
 use crate::rx::OpenRxSkel;
 use crate::rx::types::{flow_key, rps_dev_flow, rps_sock_flow};
 
@@ -99,7 +100,7 @@ impl Tables {
         self.flow_cnt
     }
 
-    /// The `sock_flow_table`'s entry for a hash (steer.h, `sock_flow_entry()`).
+    /// The `sock_flow_table`'s entry for a hash (tables.h, `sock_flow_entry()`).
     ///
     /// # Errors
     /// When the map can't be read.
@@ -110,40 +111,74 @@ impl Tables {
         Ok(flows.ents[(index % SOCK_FLOWS) as usize])
     }
 
-    /// The slots of every queue's `dev_flow_table`, one queue behind the other, with their keys. A
-    /// flow may have changed between the reading of the two.
+    /// Shows `each` the slots of every queue's `dev_flow_table`, one queue behind the other, with
+    /// their numbers, until it says false.
     ///
     /// # Errors
-    /// When a map can't be read.
-    pub fn dev_flows(&self) -> Result<Vec<(rps_dev_flow, flow_key)>> {
-        let flows = values(&self.dev_flow_tables)?;
-        let keys = values(&self.flow_keys)?;
-        Ok(flows.into_iter().zip(keys).collect())
+    /// When the map can't be read, or that of `each`.
+    pub fn dev_flows(
+        &self,
+        mut each: impl FnMut(u32, &rps_dev_flow) -> Result<bool>,
+    ) -> Result<()> {
+        let map = self.dev_flow_tables.as_fd().as_raw_fd();
+        let mut keys = vec![0u32; BATCH as usize];
+        let mut flows = vec![rps_dev_flow::default(); BATCH as usize];
+        let (mut last, mut first) = (0u32, true);
+        loop {
+            let mut count = BATCH;
+            let after = match first {
+                true => std::ptr::null_mut(),
+                false => (&raw mut last).cast(),
+            };
+            // SAFETY: there is room for BATCH keys and values of the map's types, and for a key.
+            let ret = unsafe {
+                libbpf_sys::bpf_map_lookup_batch(
+                    map,
+                    after,
+                    (&raw mut last).cast(),
+                    keys.as_mut_ptr().cast(),
+                    flows.as_mut_ptr().cast(),
+                    &mut count,
+                    std::ptr::null(),
+                )
+            };
+            first = false;
+            // libbpf returns the error number, negative.
+            let end = match Errno::from_raw(-ret) {
+                _ if ret == 0 => false,
+                Errno::ENOENT => true,
+                e => return Err(e).context("reading the flow tables"),
+            };
+            for (slot, flow) in keys.iter().zip(&flows).take(count as usize) {
+                if !each(*slot, flow)? {
+                    return Ok(());
+                }
+            }
+            if end {
+                return Ok(());
+            }
+        }
     }
 
-    /// The slot of a queue's `dev_flow_table` that a hash chooses (steer.h, `flow_slot()`), and its
-    /// key.
+    /// One of them.
     ///
     /// # Errors
-    /// When a map can't be read.
-    pub fn dev_flow(&self, queue: u32, hash: u32) -> Result<(rps_dev_flow, flow_key)> {
-        let slot = self.slot(queue, hash);
-        let (flow, key) = (
-            lookup(&self.dev_flow_tables, slot)?,
-            lookup(&self.flow_keys, slot)?,
-        );
-        Ok((flow, key))
+    /// When the map can't be read.
+    pub fn dev_flow(&self, slot: u32) -> Result<rps_dev_flow> {
+        lookup(&self.dev_flow_tables, slot)
     }
 
-    /// The number of that slot, over all queues.
+    /// The key of the flow that a slot of these was last set for. The slot may have another flow
+    /// since it was read: see that the key has its hash.
+    ///
+    /// # Errors
+    /// When the map can't be read.
+    pub fn flow_key(&self, slot: u32) -> Result<flow_key> {
+        lookup(&self.flow_keys, slot)
+    }
+
+    /// The number, over all queues, of the slot that a hash chooses (tables.h, `flow_slot()`).
     pub fn slot(&self, queue: u32, hash: u32) -> u32 {
         queue * self.flow_cnt + (u64::from(hash) >> self.flow_shift()) as u32
     }
-}
-
-/// All elements of an array.
-fn values<T: Copy>(map: &MapHandle) -> Result<Vec<T>> {
-    map.lookup_batch(BATCH, MapFlags::ANY, MapFlags::ANY)?
-        .map(|(_, value)| read(&value).context("an element is too short"))
-        .collect()
 }

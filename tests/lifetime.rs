@@ -3,7 +3,6 @@
 
 mod common;
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::SocketAddr;
@@ -12,7 +11,7 @@ use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, bail, ensure};
 use common::bed::*;
-use nix::errno::Errno;
+use common::threads::{cpumaps, kthreads, renice};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rxsteer::accounting::Status;
@@ -195,50 +194,6 @@ fn roomy<'a>(device: &'a str, rest: &[&'a str]) -> Vec<&'a str> {
     let mut args = vec![device, "--mode=native", "--backlog=16368"];
     args.extend(rest);
     args
-}
-
-/// The ids of the cpumaps that a process has open.
-fn cpumaps(pid: u32) -> Result<BTreeSet<u32>> {
-    const BPF_MAP_TYPE_CPUMAP: &str = "map_type:\t16";
-    let mut ids = BTreeSet::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
-        // A descriptor may be closed before it is read.
-        let info = fs::read_to_string(entry?.path()).unwrap_or_default();
-        if info.lines().any(|line| line == BPF_MAP_TYPE_CPUMAP) {
-            let id = info.lines().find_map(|line| line.strip_prefix("map_id:\t"));
-            ids.insert(id.context("a map has an id")?.parse()?);
-        }
-    }
-    Ok(ids)
-}
-
-/// The kernel threads that serve these cpumaps, by their name: `cpumap/CPU/map:ID`.
-fn kthreads(cpumaps: &BTreeSet<u32>) -> Result<Vec<u32>> {
-    let mut kthreads = Vec::new();
-    for entry in fs::read_dir("/proc")?.flatten() {
-        let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
-        let map = name
-            .strip_prefix("cpumap/")
-            .and_then(|name| name.trim_end().split_once("/map:"));
-        if map.is_some_and(|(_, id)| id.parse().is_ok_and(|id| cpumaps.contains(&id))) {
-            let pid = entry.file_name().into_string().expect("a number");
-            kthreads.push(pid.parse()?);
-        }
-    }
-    Ok(kthreads)
-}
-
-/// Those that have ended meanwhile need none.
-fn renice(threads: &[u32], nice: i32) -> Result<()> {
-    for &thread in threads {
-        // SAFETY: no memory is involved.
-        let ret = unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, nice) };
-        match Errno::result(ret) {
-            Ok(_) | Err(Errno::ESRCH) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
-    Ok(())
 }
 
 #[test]

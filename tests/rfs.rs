@@ -9,70 +9,17 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use common::app::{App, soon};
 use common::bed::{Bed, OTHER_CPU, POLLING_CPU, lab, status, until};
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
 use rxsteer::accounting::Queue;
 use rxsteer::bench::mode::Active;
 use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::link::LinkConfig;
-use rxsteer::lab::netns::Netns;
 use rxsteer::lab::wire::Wire;
 use rxsteer::run::{self, Change, Options, Policy};
-
-/// How an application takes its data.
-type Take = Box<dyn FnMut() -> std::io::Result<usize> + Send>;
-
-/// A thread that takes data, where it is told to run.
-struct App {
-    stop: Arc<AtomicBool>,
-    tid: Pid,
-    thread: Option<JoinHandle<Option<()>>>,
-}
-
-impl App {
-    /// `take` returns within some milliseconds, with data or without.
-    fn start(netns: &Netns, mut take: Take) -> Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let seen = stop.clone();
-        let (tell, tid) = mpsc::channel();
-        let thread = netns.spawn(None, "app", move || {
-            tell.send(nix::unistd::gettid()).expect("it is waited for");
-            while !seen.load(Ordering::Relaxed) {
-                let _ = take();
-            }
-        })?;
-        Ok(Self {
-            stop,
-            tid: tid.recv()?,
-            thread: Some(thread),
-        })
-    }
-
-    fn move_to(&self, cpu: u32) -> Result<()> {
-        let mut cpus = CpuSet::new();
-        cpus.set(cpu as usize)?;
-        Ok(sched_setaffinity(self.tid, &cpus)?)
-    }
-}
-
-impl Drop for App {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
-}
-
-fn soon(socket: UdpSocket) -> Result<UdpSocket> {
-    socket.set_read_timeout(Some(Duration::from_millis(5)))?;
-    Ok(socket)
-}
 
 /// Frames processed INLINE and in CPU 1's backlog.
 fn places(q: &Queue) -> [u64; 2] {

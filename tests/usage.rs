@@ -28,7 +28,7 @@ fn commands() {
     wrong(&[], &["Usage", "run", "status", "set", "bench"]);
     wrong(&["steer"], &["unrecognized subcommand", "steer"]);
     wrong(&["run", "lo", "--polcy=rps"], &["--polcy", "--policy"]);
-    for command in ["run", "status", "set", "demo", "bench"] {
+    for command in ["run", "status", "flows", "explain", "set", "demo", "bench"] {
         wrong(&[command, "--no-such-option"], &["--no-such-option"]);
         let help = rxsteer(&[command, "--help"]);
         assert_eq!(help.status.code(), Some(0), "{command}");
@@ -132,6 +132,27 @@ fn status() {
     wrong(&["status", "eth0"], &["eth0"]);
     for (seconds, why) in SECONDS {
         wrong(&["status", &format!("--interval={seconds}")], &[why]);
+    }
+}
+
+#[test]
+fn flows_and_explain() {
+    wrong(&["flows", "eth0"], &["eth0"]);
+    wrong(&["explain"], &["<FLOW|HASH|PID|PORT>"]);
+    for limit in ["0", "-1", "10001", "x"] {
+        let option = format!("--limit={limit}");
+        wrong(&["flows", &option], &["--limit", limit]);
+        wrong(&["explain", "9", &option], &["--limit", limit]);
+    }
+    for (target, why) in [
+        ("eth0", "write PROTOCOL/ADDRESS:PORT/LOCAL-PORT"),
+        ("eth0", "pid:NUMBER asks about a process"),
+        ("udp/192.0.2.1/9", "is not an address"),
+        ("0x123456789", "up to 8 hex digits"),
+        ("port:65536", "is not a port"),
+        ("pid:x", "is not a process id"),
+    ] {
+        wrong(&["explain", target], &[why]);
     }
 }
 

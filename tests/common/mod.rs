@@ -19,7 +19,9 @@ pub fn not_run(test: &str, reason: &str) {
     }
 }
 
+pub mod app;
 pub mod bed;
+pub mod threads;
 
 /// The packets of `tests/fixtures/`.
 pub mod fixture {

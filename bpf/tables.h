@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * tables.h: what the tables of flows say about a hash, and what their values mean.
+ *
+ * Plain C without helpers, maps or a clock (types.h), and it asks nobody: user space reads the
+ * tables by the same functions (native.c).
+ */
+#pragma once
+
+#include "types.h"
+
+/* The RPS location of a flow: the top bits of its hash choose. */
+static __always_inline __u16 rps_location_of(const struct rps_map *map, __u32 hash)
+{
+	return map->location[hash >> (32 - RPS_MAP_ORDER)];
+}
+
+/*
+ * The slot of the flow in its queue's dev_flow_table: the top bits again, and more
+ * of them, so that flows that share a slot share what RPS wants for them. By other
+ * bits, two flows of one slot could send each other to and fro with every packet.
+ * The tables of all queues lie one behind the other; `shift` is 32 - log2(rps_flow_cnt).
+ */
+static __always_inline __u32 flow_slot(__u32 queue, __u32 hash, __u32 shift)
+{
+	return (queue << (32 - shift)) + (__u32)((__u64)hash >> shift);
+}
+
+/* The flow's location now, or RPS_NO_CPU. */
+static __always_inline __u16 flow_location(const struct rps_dev_flow *flow, __u16 epoch)
+{
+	return flow->epoch == epoch ? flow->location : RPS_NO_CPU;
+}
+
+/*
+ * The sock_flow_table is indexed by the low bits of the hash, and an entry holds the upper ones:
+ * as in the kernel, a flow that meets another's entry finds no CPU rather than a wrong one.
+ * `cpu_mask` covers the numbers 0 to nr_cpus.
+ */
+static __always_inline __u32 sock_flow_entry(__u32 hash, __u32 cpu, __u32 cpu_mask)
+{
+	return (hash & ~cpu_mask) | (cpu + 1);
+}
+
+/* The CPU where the flow's application was last seen, or RPS_NO_CPU. */
+static __always_inline __u16 sock_flow_cpu(__u32 entry, __u32 hash, __u32 cpu_mask)
+{
+	__u32 cpu = entry & cpu_mask;
+
+	return cpu && !((entry ^ hash) & ~cpu_mask) ? cpu - 1 : RPS_NO_CPU;
+}
+
+/*
+ * The poll in progress on `cpu`, as a value that no other poll has, and never
+ * zero. NAPI polls don't nest on a CPU, so two frames of a queue with different values
+ * have the end of a poll between them.
+ */
+static __always_inline __u64 poll_stamp(__u16 cpu, __u64 nr_polls)
+{
+	return ((__u64)cpu << 48 | (nr_polls & ((1ULL << 48) - 1))) + 1;
+}
+
+/* The CPU of such a stamp. */
+static __always_inline __u16 poll_stamp_cpu(__u64 stamp)
+{
+	return (stamp - 1) >> 48;
+}

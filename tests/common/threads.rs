@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The kernel threads behind redirects.
+
+use std::collections::BTreeSet;
+use std::fs;
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+
+/// The ids of the cpumaps that a process has open.
+pub fn cpumaps(pid: u32) -> Result<BTreeSet<u32>> {
+    const BPF_MAP_TYPE_CPUMAP: &str = "map_type:\t16";
+    let mut ids = BTreeSet::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
+        // A descriptor may be closed before it is read.
+        let info = fs::read_to_string(entry?.path()).unwrap_or_default();
+        if info.lines().any(|line| line == BPF_MAP_TYPE_CPUMAP) {
+            let id = info.lines().find_map(|line| line.strip_prefix("map_id:\t"));
+            ids.insert(id.context("a map has an id")?.parse()?);
+        }
+    }
+    Ok(ids)
+}
+
+/// The kernel threads that serve these cpumaps, by their name: `cpumap/CPU/map:ID`.
+pub fn kthreads(cpumaps: &BTreeSet<u32>) -> Result<Vec<u32>> {
+    let mut kthreads = Vec::new();
+    for entry in fs::read_dir("/proc")?.flatten() {
+        let name = fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
+        let map = name
+            .strip_prefix("cpumap/")
+            .and_then(|name| name.trim_end().split_once("/map:"));
+        if map.is_some_and(|(_, id)| id.parse().is_ok_and(|id| cpumaps.contains(&id))) {
+            let pid = entry.file_name().into_string().expect("a number");
+            kthreads.push(pid.parse()?);
+        }
+    }
+    Ok(kthreads)
+}
+
+/// Gives threads a nice value. Those that have ended meanwhile need none.
+pub fn renice(threads: &[u32], nice: i32) -> Result<()> {
+    for &thread in threads {
+        // SAFETY: no memory is involved.
+        let ret = unsafe { libc::setpriority(libc::PRIO_PROCESS, thread, nice) };
+        match Errno::result(ret) {
+            Ok(_) | Err(Errno::ESRCH) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
