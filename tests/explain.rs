@@ -43,6 +43,7 @@ fn flow_of(flows: &UdpFlows) -> Flow {
 /// Tables that are read in no time.
 fn options(bed: &Bed) -> Options {
     Options {
+        policy: Policy::Rfs,
         rps_flow_cnt: 1 << 16,
         ..bed.options(&[POLLING_CPU])
     }

@@ -56,10 +56,18 @@ fn follows(active: &Active<'_>, app: &App, mut send: impl FnMut() -> Result<()>)
     Ok(())
 }
 
+/// RPS alone would have all flows INLINE.
+fn rfs(bed: &Bed) -> Options {
+    Options {
+        policy: Policy::Rfs,
+        ..bed.options(&[POLLING_CPU])
+    }
+}
+
 /// Follows with policy rfs, and doesn't with rps: RPS alone has all flows INLINE here.
 fn only_by_rfs(bed: &Bed, app: &App, mut send: impl FnMut() -> Result<()>) -> Result<()> {
     let dut = &bed.link.dut;
-    let options = bed.options(&[POLLING_CPU]);
+    let options = rfs(bed);
     let active = Active::steer(dut, options.clone())?;
     follows(&active, app, &mut send)?;
     active.stop()?;
@@ -197,7 +205,7 @@ fn a_reuseport_group_has_its_flows_where_its_threads_are() -> Result<()> {
         app.move_to(cpu)?;
         apps.push(app);
     }
-    let active = Active::steer(dut, bed.options(&[POLLING_CPU]))?;
+    let active = Active::steer(dut, rfs(&bed))?;
     // Which flows belong to whom is the kernel's choice; then each is processed there.
     let send = || bed.send(Frames::Udp(flows.clone()), 64);
     send()?;
@@ -253,7 +261,7 @@ fn tables_of_no_size_are_off_and_can_be_changed_under_way() -> Result<()> {
     let mut buffer = [0; 2048];
     let app = App::start(&dut.netns, Box::new(move || socket.recv(&mut buffer)))?;
     let mut send = || bed.send(Frames::Udp(flows.clone()), 20);
-    let active = Active::steer(dut, bed.options(&[POLLING_CPU]))?;
+    let active = Active::steer(dut, rfs(&bed))?;
     let set = |change: Change| dut.netns.run(|| run::set(change));
     let sizes = |sock: u32, dev: u32| Change {
         rps_sock_flow_entries: Some(sock),
@@ -311,7 +319,7 @@ fn a_closed_sockets_flow_follows_nobody() -> Result<()> {
     let local = SocketAddr::new(flows.daddr, flows.dport);
     let peer = SocketAddr::new(flows.saddr, flows.sport);
     let send = || bed.send(Frames::Udp(flows.clone()), 20);
-    let active = Active::steer(dut, bed.options(&[POLLING_CPU]))?;
+    let active = Active::steer(dut, rfs(&bed))?;
     // Whoever comes after it is not followed: it never asks who sent.
     let heir = dut.netns.run(|| soon(reuseport(local)?))?;
     let mut buffer = [0; 2048];
@@ -369,7 +377,7 @@ fn queues_and_polling_cpus_change_nothing() -> Result<()> {
         Ok(len)
     };
     let app = App::start(&netns, Box::new(take))?;
-    let options = bed.options(&[POLLING_CPU]);
+    let options = rfs(&bed);
     let Bed { link, nic } = &mut bed;
     let active = Active::steer(&link.dut, options)?;
     // The wire on CPU 1 sends into queue 1.

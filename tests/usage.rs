@@ -88,11 +88,15 @@ fn run() {
         wrong(&["run", "lo", &option], &["--backlog", backlog]);
     }
     wrong(&["run", "lo", "--backlog=0"], &["1..=16368"]);
-    for slots in ["0", "16777217", "-1", "many"] {
-        let option = format!("--rps-flow-cnt={slots}");
-        wrong(&["run", "lo", &option], &["--rps-flow-cnt", slots]);
+    for table in ["--rps-flow-cnt", "--rps-sock-flow-entries"] {
+        for size in ["16777217", "-1", "many"] {
+            let option = format!("{table}={size}");
+            wrong(&["run", "lo", &option], &[table, size]);
+            wrong(&["set", &option], &[table, size]);
+        }
+        wrong(&["run", "lo", &format!("{table}=16777217")], &["0..=16777216"]);
     }
-    wrong(&["run", "lo", "--rps-flow-cnt=0"], &["1..=16777216"]);
+    wrong(&["run", "lo", "--policy=nearest"], &["rfs, rps, off"]);
     for tunnels in ["ipsec", "gre,", "gre;vxlan"] {
         let option = format!("--tunnels={tunnels}");
         let all = "ipip, gre, vxlan, geneve, gtp-u, all";
@@ -108,9 +112,10 @@ fn run() {
 
 #[test]
 fn set() {
-    wrong(&["set"], &["<DEVICE>", "--rps-cpus"]);
+    wrong(&["set"], &["--rps-cpus", "--policy"]);
     wrong(&["set", "lo"], &["--rps-cpus"]);
-    wrong(&["set", "--rps-cpus=1"], &["<DEVICE>"]);
+    wrong(&["set", "--queue=0", "--policy=rps"], &["--rps-cpus"]);
+    wrong(&["set", "--policy=nearest"], &["rfs, rps, off"]);
     for queue in ["x", "-1", "4294967296", ""] {
         let option = format!("--queue={queue}");
         wrong(&["set", "lo", "--rps-cpus=1", &option], &["--queue", queue]);

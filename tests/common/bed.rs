@@ -17,7 +17,7 @@ use rxsteer::lab::netns::Netns;
 use rxsteer::lab::nic::Nic;
 use rxsteer::lab::sink::{Sink, SinkConfig};
 use rxsteer::lab::wire::{Wire, WireConfig};
-use rxsteer::run::{Mode, Options, RpsCpus};
+use rxsteer::run::{Mode, Options, Policy, RpsCpus};
 
 /// Polls every queue, unless a test says otherwise.
 pub const POLLING_CPU: u32 = 0;
@@ -74,10 +74,11 @@ impl Bed {
         Ok(Self { link, nic })
     }
 
-    /// Native, with backlogs that hold all that a test sends, and so many slots and entries that hardly
+    /// RPS, native, with backlogs that hold all that a test sends, and so many slots and entries that hardly
     /// two flows share one.
     pub fn options(&self, cpus: &[u32]) -> Options {
         Options {
+            policy: Policy::Rps,
             mode: Mode::Native,
             rps_cpus: RpsCpus::Mask(mask(cpus)),
             backlog: Some(LIMIT_MAX),
