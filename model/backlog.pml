@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Leaving a backlog: backlog_head(), backlog_asleep(), backlog_take() in bpf/backlog.h against
+ * Leaving a backlog: backlog_delivered(), backlog_asleep(), backlog_take() in bpf/backlog.h against
  * bq_flush_to_queue() and cpu_map_kthread_run() in kernel/bpf/cpumap.c.
  *
  * The flow is in the backlog or elsewhere. Elsewhere delivers at once: no other location can
@@ -93,7 +93,7 @@ inline prove()
 	:: else ->
 		asleep();
 		if
-		:: proven -> head_asleep = tail
+		:: proven -> head_asleep = tail - nr_lost
 		:: else
 		fi
 	fi
@@ -162,9 +162,9 @@ active proctype napi()
 			:: else ->
 				enqueue(seq);
 #ifdef NO_QTAIL
-				last_qtail = tail - 1
+				last_qtail = tail - 1 - nr_lost
 #else
-				last_qtail = tail
+				last_qtail = tail - nr_lost
 #endif
 			fi
 		fi;

@@ -3,7 +3,7 @@
  * A cpumap entry is made anew, since its CPU was offline and its thread is no longer bound. Two
  * threads, each with its ring, on one backlog's counters (kernel/bpf/cpumap.c,
  * __cpu_map_entry_replace(), __cpu_map_entry_free()). A thread that is stopped runs once more,
- * with an empty batch and its tracepoint.
+ * with an empty batch and its tracepoint, which must not be taken for the next thread's.
  *
  * LOSSES: the kernel loses any frame; the first thread has been in its loop.
  *
@@ -113,7 +113,7 @@ end_idle:
 				:: else ->
 					asleep(ok);
 					if
-					:: ok -> away = true; head_asleep = tail
+					:: ok -> away = true; head_asleep = tail - nr_lost
 					:: else
 					fi
 				fi
@@ -126,7 +126,7 @@ end_idle:
 				:: away || e == NONE -> away = true; deliver(seq)
 				:: else ->
 					tail++;
-					last_qtail = tail;
+					last_qtail = tail - nr_lost;
 					if
 					:: e == 0 -> bulk0 ! seq
 					:: else -> bulk1 ! seq; used_new = true
@@ -200,14 +200,22 @@ end_asleep:			(state[id] == RUNNING)
 			:: empty(ring)
 			fi
 		};
-		d_step { /* backlog_learn() */
-			if
-			:: !known[id] -> known[id] = true; kthread = id
-			:: else
-			fi
-		};
-		d_step { before = taken; taken = taken + n };
-		d_step { in_loop = in_loop || state[id] == RUNNING; head = before };
+		if
+#ifndef NO_EMPTY
+		:: n == 0 /* nothing to count */
+		:: n > 0 ->
+#else
+		:: true ->
+#endif
+			d_step { /* backlog_learn() */
+				if
+				:: !known[id] -> known[id] = true; kthread = id
+				:: else
+				fi
+			};
+			d_step { before = taken; taken = taken + n };
+			d_step { in_loop = in_loop || state[id] == RUNNING; head = before }
+		fi;
 		d_step {
 			if
 			:: n > 0 -> deliver(f)
@@ -248,7 +256,7 @@ again:
 	:: ok ->
 		seen = t;
 		if
-		:: seen > head_asleep -> head_asleep = seen
+		:: seen - lost > head_asleep -> head_asleep = seen - lost
 		:: else
 		fi
 	:: else -> goto again
@@ -264,9 +272,6 @@ again:
 	entry = NONE;
 	!in_poll; /* queue_rcu_work() */
 	atomic { stop[0] = true; wake(0) };
-#ifndef NO_GONE
-	gone[0];
-#endif
 #ifndef NO_RESET
 	d_step { kthread = NONE; in_loop = false; known[0] = false };
 #endif

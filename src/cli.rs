@@ -214,14 +214,13 @@ fn limit() -> clap::builder::RangedI64ValueParser<u32> {
 
 /// Options of `rxsteer set`.
 #[derive(Debug, Args)]
-#[group(id = "change", required = true, multiple = true,
-        args = ["rps_cpus", "policy", "rps_sock_flow_entries", "rps_flow_cnt"])]
 pub struct SetArgs {
     /// The device whose CPUs are set; needed if several are steered
     pub device: Option<String>,
 
     /// The CPUs from now on: mask, list or auto
-    #[arg(long, value_name = "CPUS", value_parser = rps_cpus)]
+    #[arg(long, value_name = "CPUS", value_parser = rps_cpus,
+          required_unless_present_any = ["policy", "rps_sock_flow_entries", "rps_flow_cnt"])]
     pub rps_cpus: Option<String>,
 
     /// Only this receive queue's CPUs

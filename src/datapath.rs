@@ -707,6 +707,7 @@ fn load_device(
     rodata.queue_base = queue_base;
     rodata.nr_rx_queues = device.nr_rx_queues;
     rodata.ifindex = device.ifindex;
+    rodata.generic = device.mode == XdpMode::Generic;
     // Drivers refuse a jumbo MTU without frags. For generic mode the kernel, since 6.9, copies an
     // skb with too little headroom for XDP, and all skbs of several pieces, for programs that
     // declare them; the copy lacks its mac_len (skb_pp_cow_data() in net/core/skbuff.c), by which

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::bench::flood::{Bed, INTERRUPT_CPU, NR_FLOWS, Sample};
+use crate::bench::flood::{Bed, INTERRUPT_CPU, NR_FLOWS, Sample, Sockets};
 use crate::bench::mode::Mode;
 use crate::status::table;
 
@@ -69,7 +69,7 @@ pub fn demo(progress: &dyn Fn(&str, u64)) -> Result<Demo> {
         for _ in 0..TURNS {
             for (mode, samples) in MODES.iter().zip(&mut samples) {
                 progress(&format!("{mode}, CPUs {cpus}"), total);
-                samples.push(bed.measure(*mode, &cpus, None, SECONDS)?);
+                samples.push(bed.measure(*mode, &cpus, Sockets::Server, None, SECONDS)?);
             }
         }
         let rows = MODES.iter().zip(samples).map(|(mode, mut samples)| {

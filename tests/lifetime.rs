@@ -207,7 +207,10 @@ fn a_stop_signal_brings_every_packet_home() -> Result<()> {
         let flows = UdpFlows::to(dut, 500);
         let sink = sink(&bed, &flows)?;
         let wire = Wire::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 50_000))?;
-        let rxsteer = Rxsteer::steering(&dut.netns, &roomy(&dut.name, &["--rps-cpus=1-1"]))?;
+        let rxsteer = Rxsteer::steering(
+            &dut.netns,
+            &roomy(&dut.name, &["--rps-cpus=1-1", "--policy=rps"]),
+        )?;
         assert_eq!(attached(&bed)?.context("attached")?.name, "rxsteer");
         until("packets are redirected", || {
             let queue = &rxsteer.status()?.devices[0].queues[0];

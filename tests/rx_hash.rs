@@ -13,7 +13,7 @@ use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::link::{Link, LinkConfig};
 use rxsteer::lab::netns::Netns;
 use rxsteer::lab::wire::{Wire, WireConfig};
-use rxsteer::run::{Hash, Options};
+use rxsteer::run::{Hash, Options, Policy};
 
 const PACKETS: u64 = 300;
 
@@ -22,6 +22,7 @@ const PACKETS: u64 = 300;
 fn account(link: &Link, hash: Hash) -> Result<[Queue; 2]> {
     let mut options = Options::new([link.dut.name.as_str()]);
     options.hash = hash;
+    options.policy = Policy::Rps;
     let active = Active::steer(&link.dut, options)?;
     let queue = || -> Result<Queue> {
         let status = active.status()?.expect("rxsteer keeps account");

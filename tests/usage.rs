@@ -94,7 +94,10 @@ fn run() {
             wrong(&["run", "lo", &option], &[table, size]);
             wrong(&["set", &option], &[table, size]);
         }
-        wrong(&["run", "lo", &format!("{table}=16777217")], &["0..=16777216"]);
+        wrong(
+            &["run", "lo", &format!("{table}=16777217")],
+            &["0..=16777216"],
+        );
     }
     wrong(&["run", "lo", "--policy=nearest"], &["rfs, rps, off"]);
     for tunnels in ["ipsec", "gre,", "gre;vxlan"] {
@@ -112,7 +115,7 @@ fn run() {
 
 #[test]
 fn set() {
-    wrong(&["set"], &["--rps-cpus", "--policy"]);
+    wrong(&["set"], &["--rps-cpus"]);
     wrong(&["set", "lo"], &["--rps-cpus"]);
     wrong(&["set", "--queue=0", "--policy=rps"], &["--rps-cpus"]);
     wrong(&["set", "--policy=nearest"], &["rfs, rps, off"]);
@@ -164,7 +167,10 @@ fn flows_and_explain() {
 #[test]
 fn bench() {
     wrong(&["bench"], &["<SCENARIO>"]);
-    wrong(&["bench", "floods"], &["decide, flood"]);
+    wrong(
+        &["bench", "floods"],
+        &["decide, record, follow, flood, reorder"],
+    );
     for (seconds, why) in SECONDS {
         wrong(
             &["bench", "decide", &format!("--seconds={seconds}")],

@@ -18,10 +18,12 @@ use super::{Effort, Report, Rounds};
 use crate::accounting::Queue;
 use crate::cpumask::CpuMask;
 use crate::lab::frame::{Frames, UdpFlows};
-use crate::lab::link::{Link, LinkConfig};
+use crate::lab::jumper::{Jumpers, Reads};
+use crate::lab::link::{End, Link, LinkConfig};
 use crate::lab::netns::Netns;
 use crate::lab::nic::Nic;
 use crate::lab::sink::{Sink, SinkConfig};
+use crate::lab::sockets;
 use crate::lab::softnet::softnet;
 use crate::lab::wire::{Wire, WireConfig};
 use crate::topology::Topology;
@@ -31,6 +33,10 @@ pub const INTERRUPT_CPU: u32 = 0;
 
 /// Flows of the flood.
 pub const NR_FLOWS: u32 = 4096;
+
+/// Flows of the flood to connected sockets: before Linux 6.13 the kernel finds one of many on a port
+/// only by looking at each.
+pub const NR_CONNECTED: u32 = 64;
 
 /// Frames per second that every mode should carry; a quarter less until each of them does. High,
 /// because a thread that sleeps between bursts costs a wake-up each, which then is what is measured.
@@ -95,7 +101,7 @@ impl Bed {
     }
 
     /// Sends for `seconds`, as fast as it can or at `rate` frames per second, with `mode` over
-    /// `cpus`.
+    /// `cpus`, to these sockets.
     ///
     /// # Errors
     /// When something of the lab failed, the mode had no effect, or packets are unaccounted for.
@@ -103,15 +109,18 @@ impl Bed {
         &mut self,
         mode: Mode,
         cpus: &CpuMask,
+        to: Sockets,
         rate: Option<u64>,
         seconds: f64,
     ) -> Result<Sample> {
         let active = Active::start(&self.link.dut, mode, cpus)?;
         self.nic.bind()?;
-        let flows = UdpFlows::to(&self.link.dut, NR_FLOWS);
-        let mut sink = SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport));
-        sink.threads = vec![self.others.first()];
-        let sink = Sink::start(&self.link.dut.netns, &sink)?;
+        let nr_flows = match to {
+            Sockets::Server => NR_FLOWS,
+            Sockets::Connected => NR_CONNECTED,
+        };
+        let flows = UdpFlows::to(&self.link.dut, nr_flows);
+        let application = Application::start(&self.link.dut, &flows, to, self.others.first())?;
         let config = WireConfig {
             frames: Frames::Udp(flows),
             count: None,
@@ -131,7 +140,7 @@ impl Bed {
         sleep(SETTLE);
         let rx_cpu_ns = self.nic.cpu_ns(0)? - cpu_before;
         let softnet_after = processed()?;
-        let delivered = sink.stop()?.received.iter().sum();
+        let delivered = application.stop()?;
 
         let sample = Sample {
             seconds: elapsed,
@@ -169,6 +178,49 @@ impl Bed {
     }
 }
 
+/// What the application receives on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sockets {
+    /// One unconnected socket for [`NR_FLOWS`] flows.
+    Server,
+    /// [`NR_CONNECTED`] sockets, each connected to a flow's source.
+    Connected,
+}
+
+/// One thread on one CPU.
+enum Application {
+    Server(Sink),
+    Connected(Jumpers),
+}
+
+impl Application {
+    fn start(dut: &End, flows: &UdpFlows, to: Sockets, cpu: Option<u32>) -> Result<Self> {
+        Ok(match to {
+            Sockets::Server => {
+                let mut sink = SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport));
+                sink.threads = vec![cpu];
+                Self::Server(Sink::start(&dut.netns, &sink)?)
+            }
+            Sockets::Connected => {
+                let rcvbuf = SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport)).rcvbuf;
+                let sockets = sockets::connected(&dut.netns, flows, rcvbuf / 16)?;
+                // From one CPU to the same: it stays there.
+                let cpus: Vec<u32> = cpu.into_iter().collect();
+                let threads = Jumpers::start(&dut.netns, vec![sockets], Reads::Datagrams, &cpus)?;
+                Self::Connected(threads)
+            }
+        })
+    }
+
+    /// Datagrams that it got.
+    fn stop(self) -> Result<u64> {
+        Ok(match self {
+            Self::Server(sink) => sink.stop()?.received.iter().sum(),
+            Self::Connected(threads) => threads.stop()?.received,
+        })
+    }
+}
+
 /// Packets that the stack has processed on each CPU; the kernel's counters wrap at 32 bits.
 fn processed() -> Result<BTreeMap<u32, u64>> {
     Ok(softnet()?
@@ -177,34 +229,55 @@ fn processed() -> Result<BTreeMap<u32, u64>> {
         .collect())
 }
 
-/// Compares no steering, kernel RPS, a naive cpumap and rxsteer.
+/// Compares no steering, kernel RPS, a naive cpumap, rxsteer by RPS alone and with its default policy;
+/// and to connected sockets, which kernel RFS follows too, kernel RFS and rxsteer.
 ///
 /// # Errors
 /// When a run did not measure what it claims.
 pub fn flood(effort: &Effort<'_>) -> Result<Report> {
-    const MODES: [Mode; 4] = [Mode::None, Mode::KernelRps, Mode::Cpumap, Mode::Rxsteer];
+    const MODES: [Mode; 5] = [
+        Mode::None,
+        Mode::KernelRps,
+        Mode::Cpumap,
+        Mode::RxsteerRps,
+        Mode::Rxsteer,
+    ];
+    const CONNECTED: [Mode; 3] = [Mode::None, Mode::KernelRfs, Mode::Rxsteer];
     let mut bed = Bed::new()?;
     let masks = bed.masks().map(|(case, cpus)| (case, cpus.clone()));
-    let total = u64::from(effort.rounds) * (masks.len() * MODES.len() * 2) as u64;
+    let all = &masks[1].1;
+    let total = masks.len() * MODES.len() * 2 + CONNECTED.len();
+    let total = u64::from(effort.rounds) * total as u64;
     let mut rounds = Rounds::default();
     for _ in 0..effort.rounds {
         for (case, cpus) in &masks {
             for mode in MODES {
                 (effort.progress)(&format!("{case}: {mode}, flooded"), total);
                 let sample = bed
-                    .measure(mode, cpus, None, effort.seconds)
+                    .measure(mode, cpus, Sockets::Server, None, effort.seconds)
                     .with_context(|| format!("{case}, {mode}"))?;
-                let per_second = |n: u64| n as f64 / sample.seconds;
-                let mode = mode.to_string();
-                rounds.add(case, &mode, "accepted_pps", per_second(sample.accepted));
-                rounds.add(case, &mode, "delivered_pps", per_second(sample.delivered));
+                add(&mut rounds, case, mode, &sample);
             }
             for (mode, ns) in lossfree(&mut bed, &MODES, case, cpus, effort, total)? {
                 rounds.add(case, &mode.to_string(), "rx_cpu_ns_per_packet", ns);
             }
         }
+        for mode in CONNECTED {
+            (effort.progress)(&format!("connected: {mode}, flooded"), total);
+            let sample = bed
+                .measure(mode, all, Sockets::Connected, None, effort.seconds)
+                .with_context(|| format!("connected, {mode}"))?;
+            add(&mut rounds, "connected", mode, &sample);
+        }
     }
     Ok(rounds.report("flood", effort.rounds))
+}
+
+fn add(rounds: &mut Rounds, case: &str, mode: Mode, sample: &Sample) {
+    let per_second = |n: u64| n as f64 / sample.seconds;
+    let mode = mode.to_string();
+    rounds.add(case, &mode, "accepted_pps", per_second(sample.accepted));
+    rounds.add(case, &mode, "delivered_pps", per_second(sample.delivered));
 }
 
 /// The receiving CPU's time per packet, ns, in each mode, at a rate that all of them carry.
@@ -226,7 +299,7 @@ fn lossfree(
         for &mode in modes {
             (effort.progress)(&format!("{case}: {mode}, {rate} packets/s"), total);
             let sample = bed
-                .measure(mode, cpus, Some(rate), effort.seconds)
+                .measure(mode, cpus, Sockets::Server, Some(rate), effort.seconds)
                 .with_context(|| format!("{case}, {mode}"))?;
             let lost = 1.0 - sample.delivered as f64 / sample.accepted as f64;
             if lost > LOSSFREE {

@@ -16,7 +16,7 @@ use crate::device::XdpMode;
 use crate::lab::link::End;
 use crate::lab::setting::Setting;
 use crate::lab::xdp::Xdp;
-use crate::run::{self, Mode as Xdps, Options, RpsCpus};
+use crate::run::{self, Mode as Xdps, Options, Policy, RpsCpus};
 
 /// Frames that the naive cpumap's rings hold.
 const CPUMAP_RING: u32 = 2048;
@@ -35,6 +35,8 @@ pub enum Mode {
     KernelRfs,
     /// A hash over a cpumap and nothing else.
     Cpumap,
+    /// This program under `--policy rps`.
+    RxsteerRps,
     /// This program.
     Rxsteer,
 }
@@ -46,6 +48,7 @@ impl fmt::Display for Mode {
             Self::KernelRps => "kernel-rps",
             Self::KernelRfs => "kernel-rfs",
             Self::Cpumap => "cpumap",
+            Self::RxsteerRps => "rxsteer-rps",
             Self::Rxsteer => "rxsteer",
         })
     }
@@ -98,10 +101,13 @@ impl<'a> Active<'a> {
                     _rfs: rfs,
                 }
             }
-            Mode::Rxsteer => {
+            Mode::RxsteerRps | Mode::Rxsteer => {
                 let mut options = Options::new([end.name.as_str()]);
                 options.rps_cpus = RpsCpus::Mask(cpus.clone());
                 options.mode = Xdps::Native;
+                if mode == Mode::RxsteerRps {
+                    options.policy = Policy::Rps;
+                }
                 steer(end, options)?
             }
         };
