@@ -7,7 +7,7 @@ use std::fmt::Write;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::bench::flood::{Bed, INTERRUPT_CPU, NR_FLOWS, Sample, Sockets};
+use crate::bench::flood::{Bed, INTERRUPT_CPU, Sample, Sockets};
 use crate::bench::mode::Mode;
 use crate::status::table;
 
@@ -17,8 +17,11 @@ const TURNS: usize = 3;
 /// Of one turn.
 const SECONDS: f64 = 1.5;
 
-/// In this order, in every round.
-const MODES: [Mode; 3] = [Mode::None, Mode::KernelRps, Mode::Rxsteer];
+/// Spread over CPUs by the flow's hash; in this order, in every round.
+const SPREAD: [Mode; 3] = [Mode::None, Mode::KernelRps, Mode::RxsteerRps];
+
+/// To the application's CPU.
+const FOLLOW: [Mode; 3] = [Mode::None, Mode::KernelRfs, Mode::Rxsteer];
 
 /// Packets per second in one mode: the turn with the median of what was delivered.
 #[derive(Debug, Serialize)]
@@ -38,8 +41,13 @@ pub struct Row {
 /// The modes over the same CPUs.
 #[derive(Debug, Serialize)]
 pub struct Case {
-    /// The CPUs that may process packets, in both steering modes.
+    /// The CPUs that may process packets, in both steering modes; where flows follow the application,
+    /// those that have none.
     pub rps_cpus: String,
+    /// Flows follow the application, which has a connected socket for each.
+    pub follow: bool,
+    /// UDP flows.
+    pub flows: u32,
     /// One per mode.
     pub rows: Vec<Row>,
 }
@@ -49,9 +57,8 @@ pub struct Case {
 pub struct Demo {
     /// The CPU whose NAPI polls the only receive queue.
     pub interrupt_cpu: u32,
-    /// UDP flows.
-    pub flows: u32,
-    /// One per mask that the kernel's documentation recommends: all CPUs, all but the interrupt's.
+    /// One per mask that the kernel's documentation recommends, all CPUs, all but the interrupt's; and
+    /// one for flows that follow the application.
     pub cases: Vec<Case>,
 }
 
@@ -62,28 +69,36 @@ pub struct Demo {
 pub fn demo(progress: &dyn Fn(&str, u64)) -> Result<Demo> {
     let mut bed = Bed::new()?;
     let [others, all] = bed.masks().map(|(_, cpus)| cpus.clone());
-    let total = (2 * TURNS * MODES.len()) as u64;
-    let mut cases = Vec::new();
-    for cpus in [all, others] {
-        let mut samples: Vec<Vec<Sample>> = MODES.map(|_| Vec::new()).into();
-        for _ in 0..TURNS {
-            for (mode, samples) in MODES.iter().zip(&mut samples) {
-                progress(&format!("{mode}, CPUs {cpus}"), total);
-                samples.push(bed.measure(*mode, &cpus, Sockets::Server, None, SECONDS)?);
+    let cases = [
+        (others.clone(), Sockets::Server, SPREAD),
+        (all.clone(), Sockets::Server, SPREAD),
+        (all, Sockets::Connected, FOLLOW),
+    ];
+    let total = (cases.len() * TURNS * SPREAD.len()) as u64;
+    let cases = cases
+        .into_iter()
+        .map(|(cpus, sockets, modes)| {
+            let mut samples = modes.map(|_| Vec::new());
+            for _ in 0..TURNS {
+                for (mode, samples) in modes.iter().zip(&mut samples) {
+                    progress(&format!("{mode}, CPUs {cpus}"), total);
+                    samples.push(bed.measure(*mode, &cpus, sockets, None, SECONDS)?);
+                }
             }
-        }
-        let rows = MODES.iter().zip(samples).map(|(mode, mut samples)| {
-            samples.sort_by_key(|s| s.delivered);
-            Row::new(*mode, &samples[TURNS / 2])
-        });
-        cases.push(Case {
-            rps_cpus: cpus.to_string(),
-            rows: rows.collect(),
-        });
-    }
+            let rows = modes.iter().zip(samples).map(|(mode, mut samples)| {
+                samples.sort_by_key(|s: &Sample| s.delivered);
+                Row::new(*mode, &samples[TURNS / 2])
+            });
+            Ok(Case {
+                rps_cpus: cpus.to_string(),
+                follow: sockets == Sockets::Connected,
+                flows: sockets.nr_flows(),
+                rows: rows.collect(),
+            })
+        })
+        .collect::<Result<_>>()?;
     Ok(Demo {
         interrupt_cpu: INTERRUPT_CPU,
-        flows: NR_FLOWS,
         cases,
     })
 }
@@ -119,12 +134,16 @@ impl Demo {
         let mut out = String::new();
         let _ = writeln!(
             out,
-            "One receive queue, polled on CPU {}; {} UDP flows, as fast as they can be made;\n\
+            "One receive queue, polled on CPU {}; UDP flows, as fast as they can be made;\n\
              an application on another CPU. Packets per second, medians of {TURNS} turns.",
-            self.interrupt_cpu, self.flows
+            self.interrupt_cpu
         );
         for case in &self.cases {
-            let _ = writeln!(out, "\nCPUs to steer to: {}", case.rps_cpus);
+            let how = match case.follow {
+                true => "following the application, a connected socket each".to_owned(),
+                false => format!("spread over CPUs {} by their hash", case.rps_cpus),
+            };
+            let _ = writeln!(out, "\n{} flows, {how}", case.flows);
             let _ = writeln!(out, "{}", case.table());
         }
         let _ = writeln!(

@@ -115,11 +115,7 @@ impl Bed {
     ) -> Result<Sample> {
         let active = Active::start(&self.link.dut, mode, cpus)?;
         self.nic.bind()?;
-        let nr_flows = match to {
-            Sockets::Server => NR_FLOWS,
-            Sockets::Connected => NR_CONNECTED,
-        };
-        let flows = UdpFlows::to(&self.link.dut, nr_flows);
+        let flows = UdpFlows::to(&self.link.dut, to.nr_flows());
         let application = Application::start(&self.link.dut, &flows, to, self.others.first())?;
         let config = WireConfig {
             frames: Frames::Udp(flows),
@@ -185,6 +181,16 @@ pub enum Sockets {
     Server,
     /// [`NR_CONNECTED`] sockets, each connected to a flow's source.
     Connected,
+}
+
+impl Sockets {
+    /// Flows that are sent to them.
+    pub fn nr_flows(self) -> u32 {
+        match self {
+            Self::Server => NR_FLOWS,
+            Self::Connected => NR_CONNECTED,
+        }
+    }
 }
 
 /// One thread on one CPU.
