@@ -32,8 +32,8 @@ const volatile __u32 flow_shift = 32;
 /* Tunnels to look into: bits of enum flow_tunnel. */
 const volatile __u32 flow_tunnels = 0;
 
-/* The program runs behind GRO, on what a poll has already taken out of it, and what it passes goes up
- * before the poll ends. */
+/* The program runs behind GRO, on what a poll has already taken out of it, and what it passes goes
+ * up before the poll ends. */
 const volatile bool generic = false;
 
 /* Decide and count, but process every packet as without rxsteer. */

@@ -5,7 +5,6 @@ mod common;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -18,6 +17,7 @@ use rxsteer::accounting::Queue;
 use rxsteer::bench::mode::Active;
 use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::link::LinkConfig;
+use rxsteer::lab::sockets::reuseport;
 use rxsteer::lab::wire::Wire;
 use rxsteer::run::{self, Change, Options, Policy};
 
@@ -227,21 +227,6 @@ fn a_reuseport_group_has_its_flows_where_its_threads_are() -> Result<()> {
         Ok(([now[0] - before[0], now[1] - before[1]] == at).then_some(()))
     })?;
     active.stop()
-}
-
-fn reuseport(local: SocketAddr) -> Result<UdpSocket> {
-    use nix::sys::socket::{
-        AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
-    };
-    let fd = socket(
-        AddressFamily::Inet,
-        SockType::Datagram,
-        SockFlag::SOCK_CLOEXEC,
-        None,
-    )?;
-    setsockopt(&fd, sockopt::ReusePort, &true)?;
-    bind(fd.as_raw_fd(), &SockaddrStorage::from(local))?;
-    Ok(fd.into())
 }
 
 /// Zero in either table is off, as in the kernel; and what is set while it runs holds.

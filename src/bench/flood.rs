@@ -38,6 +38,9 @@ pub const NR_FLOWS: u32 = 4096;
 /// only by looking at each.
 pub const NR_CONNECTED: u32 = 64;
 
+/// Threads of an application that reads one socket with several.
+pub const NR_THREADS: usize = 8;
+
 /// Frames per second that every mode should carry; a quarter less until each of them does. High,
 /// because a thread that sleeps between bursts costs a wake-up each, which then is what is measured.
 const LOSSFREE_RATE: u64 = 200_000;
@@ -179,6 +182,8 @@ impl Bed {
 pub enum Sockets {
     /// One unconnected socket for [`NR_FLOWS`] flows.
     Server,
+    /// The same, read by [`NR_THREADS`] threads on no particular CPU.
+    Shared,
     /// [`NR_CONNECTED`] sockets, each connected to a flow's source.
     Connected,
 }
@@ -187,13 +192,13 @@ impl Sockets {
     /// Flows that are sent to them.
     pub fn nr_flows(self) -> u32 {
         match self {
-            Self::Server => NR_FLOWS,
+            Self::Server | Self::Shared => NR_FLOWS,
             Self::Connected => NR_CONNECTED,
         }
     }
 }
 
-/// One thread on one CPU.
+/// Its threads.
 enum Application {
     Server(Sink),
     Connected(Jumpers),
@@ -202,9 +207,13 @@ enum Application {
 impl Application {
     fn start(dut: &End, flows: &UdpFlows, to: Sockets, cpu: Option<u32>) -> Result<Self> {
         Ok(match to {
-            Sockets::Server => {
+            Sockets::Server | Sockets::Shared => {
                 let mut sink = SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport));
-                sink.threads = vec![cpu];
+                sink.threads = match to {
+                    Sockets::Shared => vec![None; NR_THREADS],
+                    _ => vec![cpu],
+                };
+                sink.reuseport = false;
                 Self::Server(Sink::start(&dut.netns, &sink)?)
             }
             Sockets::Connected => {
@@ -236,7 +245,8 @@ fn processed() -> Result<BTreeMap<u32, u64>> {
 }
 
 /// Compares no steering, kernel RPS, a naive cpumap, rxsteer by RPS alone and with its default policy;
-/// and to connected sockets, which kernel RFS follows too, kernel RFS and rxsteer.
+/// to connected sockets, which kernel RFS follows too, kernel RFS and rxsteer; and to a socket that
+/// several threads read, what their following costs.
 ///
 /// # Errors
 /// When a run did not measure what it claims.
@@ -248,11 +258,22 @@ pub fn flood(effort: &Effort<'_>) -> Result<Report> {
         Mode::RxsteerRps,
         Mode::Rxsteer,
     ];
-    const CONNECTED: [Mode; 3] = [Mode::None, Mode::KernelRfs, Mode::Rxsteer];
+    const OTHERS: [(&str, Sockets, [Mode; 3]); 2] = [
+        (
+            "connected",
+            Sockets::Connected,
+            [Mode::None, Mode::KernelRfs, Mode::Rxsteer],
+        ),
+        (
+            "shared",
+            Sockets::Shared,
+            [Mode::None, Mode::RxsteerRps, Mode::Rxsteer],
+        ),
+    ];
     let mut bed = Bed::new()?;
     let masks = bed.masks().map(|(case, cpus)| (case, cpus.clone()));
     let all = &masks[1].1;
-    let total = masks.len() * MODES.len() * 2 + CONNECTED.len();
+    let total = masks.len() * MODES.len() * 2 + OTHERS.len() * 3;
     let total = u64::from(effort.rounds) * total as u64;
     let mut rounds = Rounds::default();
     for _ in 0..effort.rounds {
@@ -268,12 +289,14 @@ pub fn flood(effort: &Effort<'_>) -> Result<Report> {
                 rounds.add(case, &mode.to_string(), "rx_cpu_ns_per_packet", ns);
             }
         }
-        for mode in CONNECTED {
-            (effort.progress)(&format!("connected: {mode}, flooded"), total);
-            let sample = bed
-                .measure(mode, all, Sockets::Connected, None, effort.seconds)
-                .with_context(|| format!("connected, {mode}"))?;
-            add(&mut rounds, "connected", mode, &sample);
+        for (case, sockets, modes) in OTHERS {
+            for mode in modes {
+                (effort.progress)(&format!("{case}: {mode}, flooded"), total);
+                let sample = bed
+                    .measure(mode, all, sockets, None, effort.seconds)
+                    .with_context(|| format!("{case}, {mode}"))?;
+                add(&mut rounds, case, mode, &sample);
+            }
         }
     }
     Ok(rounds.report("flood", effort.rounds))

@@ -22,6 +22,7 @@ use super::{Effort, Report, Rounds};
 use crate::lab::frame::{Frames, UdpFlows};
 use crate::lab::netns::bind;
 use crate::lab::sink::{Sink, SinkConfig};
+use crate::lab::sockets;
 use crate::lab::wire::{Wire, WireConfig};
 
 /// Packets per second of each flow.
@@ -102,18 +103,7 @@ fn measure(bed: &mut Bed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
 }
 
 fn connected(local: SocketAddr, peer: SocketAddr) -> Result<UdpSocket> {
-    use nix::sys::socket::{
-        AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
-    };
-    let fd = socket(
-        AddressFamily::Inet,
-        SockType::Datagram,
-        SockFlag::SOCK_CLOEXEC,
-        None,
-    )?;
-    setsockopt(&fd, sockopt::ReusePort, &true)?;
-    bind(fd.as_raw_fd(), &SockaddrStorage::from(local))?;
-    let socket = UdpSocket::from(fd);
+    let socket = sockets::reuseport(local)?;
     socket.connect(peer)?;
     socket.set_read_timeout(Some(PATIENCE))?;
     Ok(socket)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Sockets of an application that reads: servers, connected ones, and TCP without a handshake.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use anyhow::{Context, Result};
@@ -25,6 +25,21 @@ pub fn server(netns: &Netns, flows: &UdpFlows, rcvbuf: usize) -> Result<OwnedFd>
         bind_to(&fd, flows)?;
         Ok(fd)
     })
+}
+
+/// A UDP socket that shares its address with others (SO_REUSEPORT), in the caller's namespace.
+///
+/// # Errors
+/// The address is taken, or not the namespace's.
+pub fn reuseport(local: SocketAddr) -> Result<UdpSocket> {
+    let family = match local {
+        SocketAddr::V4(_) => AddressFamily::Inet,
+        SocketAddr::V6(_) => AddressFamily::Inet6,
+    };
+    let fd = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    setsockopt(&fd, sockopt::ReusePort, &true)?;
+    bind(fd.as_raw_fd(), &SockaddrStorage::from(local))?;
+    Ok(fd.into())
 }
 
 /// One UDP socket per flow, connected to its source.
