@@ -17,9 +17,10 @@
  */
 const volatile __u32 nr_cpus = 1;
 
-/* Indexed by queue * nr_cpus + cpu. */
+/* Indexed by queue * nr_cpus + cpu; on cache lines of its own, as napi.h says. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct backlog);

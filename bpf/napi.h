@@ -12,9 +12,13 @@
 #include "kernel.h"
 #include "types.h"
 
-/* Indexed by the queue's number over all devices. */
+/*
+ * Indexed by the queue's number over all devices. Nobody maps it: but the elements of an array that
+ * could be mapped begin on a page, those of another anywhere in a cache line.
+ */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct rx_queue);
@@ -23,6 +27,7 @@ struct {
 /* Indexed by CPU; each entry is written on its own CPU only. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct poll_cpu);
@@ -37,7 +42,7 @@ static __always_inline void napi_polled(struct napi_struct *napi)
 	__u32 cpu = bpf_get_smp_processor_id();
 	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
 	struct rx_queue *q;
-	__u32 queue;
+	__u32 queue, ifindex;
 
 	if (!poll)
 		return;
@@ -47,7 +52,11 @@ static __always_inline void napi_polled(struct napi_struct *napi)
 	queue = poll->queue - 1;
 	poll->queue = 0;
 	q = bpf_map_lookup_elem(&rx_queues, &queue);
-	if (q && q->napi != (__u64)napi && BPF_CORE_READ(napi, dev, ifindex) == (int)q->ifindex)
+	if (!q || q->napi == (__u64)napi)
+		return;
+	/* Some drivers poll all their devices with instances on one that has no number. */
+	ifindex = BPF_CORE_READ(napi, dev, ifindex);
+	if (!ifindex || ifindex == q->ifindex)
 		q->napi = (__u64)napi;
 }
 

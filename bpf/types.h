@@ -83,8 +83,8 @@ enum rps_location {
 /*
  * The CPUs of one queue: the top bits of the hash choose a slot, the slot a
  * location. An indirection table as network cards have it, so that a single slot
- * can change without touching the others. Written by user space, two bytes at a
- * time: a reader sees the old or the new location, and both are safe.
+ * can change without touching the others. Written by user space while packets are decided on: any
+ * location is a safe one.
  */
 #define RPS_MAP_ORDER 10
 #define RPS_MAP_SLOTS (1 << RPS_MAP_ORDER)
@@ -209,7 +209,9 @@ struct rx_queue {
 	__u32 ifindex;
 	__u16 epoch; /* new whenever the slots of the dev_flow_table mean something else */
 	__u16 rfs;   /* follow applications; RPS alone if 0 */
+	__u64 pad_line;
 };
+_Static_assert(sizeof(struct rx_queue) == 128, "a pair of cache lines");
 
 /* What runs on a CPU right now: which queue's poll, and how many polls ended here. */
 struct poll_cpu {

@@ -4,7 +4,7 @@
 //! The socket's address is abstract, so that nothing is left when the process ends, and belongs to
 //! the network namespace, as the devices do: one rxsteer each.
 
-use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::Duration;
@@ -22,6 +22,12 @@ const NAME: &str = "rxsteer";
 
 /// How long either side waits for the other's line.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long a change may take: every flow may have to come home first.
+const CHANGE_PATIENCE: Duration = Duration::from_secs(10);
+
+/// The longest request, bytes: a process may have many sockets.
+const REQUEST_MAX: u64 = 16 << 20;
 
 /// What can be asked of a running rxsteer.
 #[derive(Debug, Serialize, Deserialize)]
@@ -88,34 +94,41 @@ pub fn ask(request: &Request) -> Result<Reply> {
         ),
         _ => anyhow!(e).context("the control socket"),
     })?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    let patience = match request {
+        Request::Set(_) => CHANGE_PATIENCE,
+        _ => PATIENCE,
+    };
+    stream.set_read_timeout(Some(patience))?;
     stream.write_all(&line(request)?)?;
     let mut answer = String::new();
     BufReader::new(stream)
         .read_line(&mut answer)
-        .context("the running rxsteer did not answer within 2 seconds: ask again")?;
+        .with_context(|| {
+            format!("the running rxsteer did not answer within {patience:?}: ask again")
+        })?;
     serde_json::from_str(&answer)
         .context("no answer: ask as root, with the version that is running")
 }
 
-/// Answers everybody who is waiting. Only root, and who runs this rxsteer, is answered.
-pub fn serve(listener: &UnixListener, mut answer: impl FnMut(Request) -> Reply) {
-    while let Ok((stream, _)) = listener.accept() {
-        if let Err(e) = serve_one(&stream, &mut answer) {
-            tracing::debug!("control: {e:#}");
-        }
+/// Answers one who is waiting, if there is one. Only root, and who runs this rxsteer, is answered:
+/// from others nothing is read.
+pub fn serve(listener: &UnixListener, answer: impl FnOnce(Request) -> Reply) {
+    if let Ok((stream, _)) = listener.accept()
+        && let Err(e) = serve_one(&stream, answer)
+    {
+        tracing::debug!("control: {e:#}");
     }
 }
 
-fn serve_one(mut stream: &UnixStream, answer: &mut impl FnMut(Request) -> Reply) -> Result<()> {
+fn serve_one(mut stream: &UnixStream, answer: impl FnOnce(Request) -> Reply) -> Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
     stream.set_write_timeout(Some(PATIENCE))?;
-    let mut request = String::new();
-    BufReader::new(stream).read_line(&mut request)?;
     let uid = getsockopt(&stream, PeerCredentials)?.uid();
     let reply = if uid != 0 && uid != nix::unistd::geteuid().as_raw() {
         Reply::Failed("only root, and who runs this rxsteer, may ask: use sudo".to_owned())
     } else {
+        let mut request = String::new();
+        BufReader::new(stream.take(REQUEST_MAX)).read_line(&mut request)?;
         match serde_json::from_str(&request) {
             Ok(request) => answer(request),
             Err(e) => Reply::Failed(format!("not a request of this version: {e}")),

@@ -117,6 +117,20 @@ impl Device {
     }
 }
 
+impl Device {
+    /// Attaches its program in the place of the one that is attached, if there is one and the device
+    /// is still there.
+    fn update(&self) -> Result<()> {
+        let Some(link) = &self.link else {
+            return Ok(());
+        };
+        match xdp::update(link, self.program()) {
+            Err(e) if e.raw_os_error() == Some(libc::ENOLINK) => Ok(()),
+            other => Ok(other?),
+        }
+    }
+}
+
 /// See the module's documentation.
 pub struct Datapath {
     // Fields are dropped in this order: XDP programs first, so that nothing is redirected that
@@ -265,16 +279,16 @@ impl Datapath {
     }
 
     /// Lets the flows of these queues follow their applications, or follow RPS alone. Returns what
-    /// can't be followed on this host, in words.
+    /// can't be followed on this host, in words, when applications begin to be watched.
     ///
     /// # Errors
     /// When there are no tables for it, or the kernel refuses the programs that watch sockets.
-    pub fn follow(&mut self, follow: bool) -> Result<Vec<String>> {
-        let mut unseen = Vec::new();
+    pub fn follow(&mut self, follow: bool) -> Result<Option<Vec<String>>> {
+        let mut unseen = None;
         if follow && self.sockets.is_none() {
             let (sockets, missed) = self.watch_sockets()?;
             self.sockets = Some(sockets);
-            unseen = missed;
+            unseen = Some(missed);
         }
         for queue in 0..self.nr_queues() {
             self.set_queue(queue, follow)?;
@@ -330,6 +344,7 @@ impl Datapath {
     /// INLINE first ([`Self::bring_home`]) and starts anew under a new epoch: as at attach, none
     /// moves before all that came earlier has been delivered. Afterwards every map says INLINE and
     /// no flow follows: it is the caller's to fill in both again, also after an error.
+    /// (The maps may say INLINE_SHED, where backlogs were slow to drain.)
     ///
     /// # Errors
     /// When the flows did not come home, or the kernel refuses maps or programs of these sizes; the
@@ -360,18 +375,39 @@ impl Datapath {
         if !self.bring_home(patience)? {
             bail!("some backlogs did not drain: the tables stay as they are; try again");
         }
-        for (device, skel) in self.devices.iter_mut().zip(skels) {
-            let old = std::mem::replace(&mut device.skel, skel);
-            if let Some(link) = &device.link {
-                xdp::update(link, device.program()).inspect_err(|_| device.skel = old)?;
-            }
+        let before = (
+            std::mem::replace(&mut self.tables, tables),
+            std::mem::replace(&mut self.config, config),
+        );
+        let swapped = self.swap(skels);
+        if swapped.is_err() {
+            (self.tables, self.config) = before;
         }
-        self.tables = tables;
-        self.config = config;
         self.epoch = self.epoch.wrapping_add(1).max(FIRST_EPOCH);
         self.follow(false)?;
         // The epoch is another for every program before any flow may want to move again.
-        self.grace_period()
+        self.grace_period()?;
+        swapped
+    }
+
+    /// Puts these programs in the place of the attached ones: all of them, or none.
+    fn swap(&mut self, skels: Vec<RxSkel<'static>>) -> Result<()> {
+        let mut old = Vec::new();
+        let mut outcome = Ok(());
+        for (device, skel) in self.devices.iter_mut().zip(skels) {
+            old.push(std::mem::replace(&mut device.skel, skel));
+            outcome = device.update();
+            if outcome.is_err() {
+                break;
+            }
+        }
+        if outcome.is_err() {
+            for (device, skel) in self.devices.iter_mut().zip(old) {
+                device.skel = skel;
+                device.update()?;
+            }
+        }
+        outcome
     }
 
     /// Whether anybody may want to be in the backlogs for a CPU: not while it is offline.
@@ -452,8 +488,19 @@ impl Datapath {
     /// # Errors
     /// The kernel's, untranslated: `EBUSY` when a program is attached already, `EOPNOTSUPP` when
     /// the driver has no native XDP.
-    pub fn attach(&mut self, device: usize, mode: XdpMode) -> std::io::Result<()> {
+    pub fn attach(&mut self, device: usize, mode: XdpMode) -> Result<()> {
         let device = &mut self.devices[device];
+        if device.config.mode != mode {
+            device.config.mode = mode;
+            device.skel = load_device(
+                &self.shared,
+                &self.tables,
+                &self.config,
+                self.nr_cpus,
+                device.queue_base,
+                &device.config,
+            )?;
+        }
         device.link = Some(xdp::attach(device.program(), device.config.ifindex, mode)?);
         Ok(())
     }

@@ -165,6 +165,7 @@ impl Device {
                 .then(|| self.checksums_missing())
                 .flatten(),
             (mode == XdpMode::Generic).then(|| self.no_napi()).flatten(),
+            (mode == XdpMode::Native).then(|| self.tun()).flatten(),
             self.down(),
         ]
         .into_iter()
@@ -336,6 +337,19 @@ impl Device {
             ),
             remedy: "make it fill them in: there `ethtool -K PEER tx off`".to_string(),
             fatal: false,
+        })
+    }
+
+    /// tun runs native XDP where its user writes, without NAPI: for one queue on several CPUs at once.
+    fn tun(&self) -> Option<Objection> {
+        (self.driver == "tun").then(|| Objection {
+            fatal: true,
+            reason: format!(
+                "{} is a tun or tap device, whose frames are not received by NAPI polls: their order \
+                 can't be kept",
+                self.name
+            ),
+            remedy: "steer the device that its packets come from instead".to_string(),
         })
     }
 

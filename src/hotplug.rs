@@ -41,19 +41,23 @@ impl Hotplug {
         Ok(Self(fd))
     }
 
-    /// What has come since the last call, in order.
+    /// What has come since the last call, in order; `None` if the kernel had to throw some away.
     ///
     /// # Errors
     /// When the socket can't be read.
-    pub fn take(&self) -> Result<Vec<Event>> {
-        let mut events = Vec::new();
+    pub fn take(&self) -> Result<Option<Vec<Event>>> {
+        let mut events = Some(Vec::new());
         let mut message = [0; 4096];
         loop {
             match recv(self.0.as_raw_fd(), &mut message, MsgFlags::empty()) {
-                Ok(len) => events.extend(parse(&message[..len])),
+                Ok(len) => {
+                    if let Some(events) = &mut events {
+                        events.extend(parse(&message[..len]));
+                    }
+                }
                 Err(Errno::EAGAIN) => return Ok(events),
-                // Some were lost; a CPU's are few and far between.
-                Err(Errno::ENOBUFS | Errno::EINTR) => {}
+                Err(Errno::ENOBUFS) => events = None,
+                Err(Errno::EINTR) => {}
                 Err(e) => return Err(e).context("the kernel's events"),
             }
         }

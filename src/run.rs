@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixListener;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use crate::control::{self, Reply, Request};
 use crate::cpumask::{CpuMask, CpuMaskError};
 use crate::datapath::{
     BACKLOG_NICE, Config, Datapath, DeviceConfig, Drain, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES,
-    Request as Wanted, draw_secret,
+    Request as Wanted, Requests, draw_secret,
 };
 use crate::device::{Device, XdpMode};
 use crate::endpoints::Endpoints;
@@ -242,40 +243,10 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
         options.devices.join(", ")
     );
 
-    loop {
-        // SAFETY: the ring buffer outlives the loop.
-        let ring = unsafe { BorrowedFd::borrow_raw(requests.fd()) };
-        let mut fds = [
-            PollFd::new(stop, PollFlags::POLLIN),
-            PollFd::new(ring, PollFlags::POLLIN),
-            PollFd::new(listener.as_fd(), PollFlags::POLLIN),
-            PollFd::new(hotplug.as_fd(), PollFlags::POLLIN),
-        ];
-        let timeout = match steering.leaving.is_empty() {
-            true => PollTimeout::NONE,
-            false => PollTimeout::try_from(Drain::TICK)?,
-        };
-        match poll(&mut fds, timeout) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(e) => return Err(e).context("waiting"),
-        }
-        let ready = fds.map(|fd| fd.any() == Some(true));
-        for request in requests.take()? {
-            maker
-                .send(request)
-                .context("the thread that makes backlogs has ended")?;
-        }
-        if ready[3] {
-            steering.cpus_changed(&hotplug.take()?)?;
-        }
-        steering.see_off()?;
-        if ready[2] {
-            control::serve(&listener, |request| steering.answer(request));
-        }
-        if ready[0] {
-            return steering.stop();
-        }
-    }
+    let outcome = steering.serve(stop, &listener, &hotplug, &requests, &maker);
+    // In any case: what is queued must not be overtaken.
+    let stopped = steering.stop();
+    outcome.and(stopped)
 }
 
 /// Makes the backlogs that are asked for through the channel, on a thread of its own: it may have to
@@ -393,7 +364,8 @@ pub fn explain(target: Target, limit: usize) -> Result<Answer> {
                 }
                 None => {
                     notes.push(format!(
-                        "{number} is taken for the process: no flow or connection has that local                          port."
+                        "{number} is taken for the process: no flow or connection has that local \
+                         port."
                     ));
                     (
                         Target::Pid(number),
@@ -434,7 +406,8 @@ fn of_process(
     let sockets = Endpoints::of_process(pid)?;
     if sockets.foreign {
         notes.push(format!(
-            "Process {pid} is in another network namespace: if addresses or ports are translated on              the way there, its flows have other names here."
+            "Process {pid} is in another network namespace: if addresses or ports are translated \
+             on the way there, its flows have other names here."
         ));
     }
     let ports = sockets.unconnected.clone();
@@ -543,13 +516,62 @@ impl Steering {
         };
         steering.apply()?;
         for device in 0..steering.devices.len() {
-            steering.attach(device, options.mode)?;
+            if let Err(e) = steering.attach(device, options.mode) {
+                // Those before it are steered already.
+                steering.datapath.bring_home(PATIENCE)?;
+                return Err(e);
+            }
         }
         Ok(steering)
     }
 
-    /// Fills the tables by policy and masks.
-    fn apply(&mut self) -> Result<()> {
+    /// Does what is asked for until `stop` becomes readable.
+    fn serve(
+        &mut self,
+        stop: BorrowedFd<'_>,
+        listener: &UnixListener,
+        hotplug: &Hotplug,
+        requests: &Requests,
+        maker: &mpsc::Sender<Wanted>,
+    ) -> Result<()> {
+        loop {
+            // SAFETY: the ring buffer outlives the loop.
+            let ring = unsafe { BorrowedFd::borrow_raw(requests.fd()) };
+            let mut fds = [
+                PollFd::new(stop, PollFlags::POLLIN),
+                PollFd::new(ring, PollFlags::POLLIN),
+                PollFd::new(listener.as_fd(), PollFlags::POLLIN),
+                PollFd::new(hotplug.as_fd(), PollFlags::POLLIN),
+            ];
+            let timeout = match self.leaving.is_empty() {
+                true => PollTimeout::NONE,
+                false => PollTimeout::try_from(Drain::TICK)?,
+            };
+            match poll(&mut fds, timeout) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(e) => return Err(e).context("waiting"),
+            }
+            let ready = fds.map(|fd| fd.any() == Some(true));
+            for request in requests.take()? {
+                maker
+                    .send(request)
+                    .context("the thread that makes backlogs has ended")?;
+            }
+            if ready[3] {
+                self.cpus_changed(hotplug.take()?)?;
+            }
+            self.see_off()?;
+            if ready[2] {
+                control::serve(listener, |request| self.answer(request));
+            }
+            if ready[0] {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Fills the tables by policy and masks. Returns what can't be followed, in words.
+    fn apply(&mut self) -> Result<Vec<String>> {
         for steered in &self.devices {
             for (queue, cpus) in (0..).zip(&steered.cpus) {
                 let cpus = match self.policy {
@@ -560,18 +582,23 @@ impl Steering {
             }
         }
         let follow = self.policy == Policy::Rfs && self.datapath.config().can_follow();
-        if self.policy == Policy::Rfs && !follow {
-            warn!("a table of flows has no entries: steering by RPS alone");
-        }
         match self.datapath.follow(follow) {
-            Ok(unseen) if unseen.is_empty() => {}
-            Ok(unseen) => {
-                unseen.iter().for_each(|what| warn!("{what}"));
-                self.not_followed = unseen;
+            Ok(Some(unseen)) => self.not_followed = unseen,
+            Ok(None) if follow => {}
+            Ok(None) => {
+                let tables = "a table of flows has no entries: steering by RPS alone";
+                let wanted = self.policy == Policy::Rfs;
+                self.not_followed = wanted.then(|| tables.to_owned()).into_iter().collect();
             }
-            Err(e) => warn!("{e:#}; steering by RPS alone"),
+            Err(e) => {
+                self.not_followed = vec![format!("{e:#}; steering by RPS alone")];
+                self.datapath.follow(false)?;
+            }
         }
-        Ok(())
+        for what in &self.not_followed {
+            warn!("{what}");
+        }
+        Ok(self.not_followed.clone())
     }
 
     fn spread(&self, queue: u32, cpus: &CpuMask) -> Result<()> {
@@ -580,41 +607,50 @@ impl Steering {
             .set_rps_map(queue, &self.datapath.rps_map(queue)?.spread_over(&cpus))
     }
 
-    /// CPUs went offline or came back. The threads of an offline CPU's backlogs run elsewhere, and
-    /// nothing binds them again: the backlogs are closed, and taken away when they are empty
-    /// ([`Self::see_off`]); they are made anew when the CPU is back and wanted.
-    fn cpus_changed(&mut self, events: &[Event]) -> Result<()> {
-        for &Event { cpu, online } in events {
-            if cpu >= self.datapath.nr_cpus() {
-                continue;
+    /// CPUs went offline or came back; `None`: some did, which is not known. The threads of an
+    /// offline CPU's backlogs run elsewhere, and nothing binds them again: the backlogs are closed,
+    /// and taken away when they are empty ([`Self::see_off`]); they are made anew when the CPU is
+    /// back and wanted. Both when it goes and when it comes: a backlog may have been made in between.
+    fn cpus_changed(&mut self, events: Option<Vec<Event>>) -> Result<()> {
+        let online = Topology::host().online()?;
+        let cpus: CpuMask = match events {
+            Some(events) if events.is_empty() => return Ok(()),
+            Some(events) => events.into_iter().map(|event| event.cpu).collect(),
+            None => {
+                let either = self.online.iter().chain(online.iter());
+                either
+                    .filter(|&cpu| !self.online.contains(cpu) || !online.contains(cpu))
+                    .collect()
             }
-            if online {
-                self.online = self.online.iter().chain([cpu]).collect();
-                if !self.leaving.iter().any(|(leaving, _)| *leaving == cpu) {
-                    self.datapath.close_cpu(cpu, false)?;
-                }
-                info!("CPU {cpu} is online");
-            } else {
-                self.online = self.online.without(&CpuMask::from_iter([cpu]));
-                self.datapath.close_cpu(cpu, true)?;
-                self.leaving.retain(|(leaving, _)| *leaving != cpu);
-                self.leaving.push((cpu, Drain::of(cpu..cpu + 1)));
-                info!("CPU {cpu} is offline: its flows go elsewhere");
-            }
+        };
+        for cpu in cpus.iter().filter(|&cpu| cpu < self.datapath.nr_cpus()) {
+            let state = match online.contains(cpu) {
+                true => "online",
+                false => "offline: its flows go elsewhere",
+            };
+            info!("CPU {cpu} is {state}");
+            self.datapath.close_cpu(cpu, true)?;
+            self.leaving.retain(|(leaving, _)| *leaving != cpu);
+            self.leaving.push((cpu, Drain::of(cpu..cpu + 1)));
         }
-        self.apply()
+        self.online = online;
+        self.apply()?;
+        Ok(())
     }
 
-    /// Takes the backlogs of offline CPUs away once they are empty.
+    /// Takes the backlogs of CPUs that changed away once they are empty, and opens them again for
+    /// those that are online.
     fn see_off(&mut self) -> Result<()> {
-        for (cpu, drain) in std::mem::take(&mut self.leaving) {
+        let mut index = 0;
+        while let Some((cpu, drain)) = self.leaving.get(index) {
+            let cpu = *cpu;
             if !drain.check(&self.datapath)? {
-                self.leaving.push((cpu, drain));
+                index += 1;
                 continue;
             }
             self.datapath.remove_cpu(cpu)?;
-            // It may have come back meanwhile.
             self.datapath.close_cpu(cpu, !self.online.contains(cpu))?;
+            self.leaving.remove(index);
         }
         Ok(())
     }
@@ -625,7 +661,7 @@ impl Steering {
         let attached = self.datapath.attach(index, steered.mode);
         let unsupported = attached
             .as_ref()
-            .is_err_and(|e| e.raw_os_error() == Some(libc::EOPNOTSUPP));
+            .is_err_and(|e| errno(e) == Some(libc::EOPNOTSUPP));
         let attached = if unsupported && mode == Mode::Auto {
             // Only kernels before 6.3, which don't tell beforehand, come here: they run a program
             // that was loaded for native mode in generic mode as well.
@@ -636,7 +672,9 @@ impl Steering {
             attached
         };
         attached.map_err(|e| {
-            let errno = e.raw_os_error().unwrap_or(libc::EIO);
+            let Some(errno) = errno(&e) else {
+                return e;
+            };
             anyhow!(
                 "{}",
                 steered.device.attach_objection(steered.mode, errno, None)
@@ -736,10 +774,10 @@ impl Steering {
             lines.push(format!("policy {policy} (before: {})", self.policy));
             self.policy = policy;
         }
-        self.apply()?;
         for line in &lines {
             info!("{line}");
         }
+        lines.extend(self.apply()?);
         Ok(lines)
     }
 
@@ -775,7 +813,11 @@ impl Steering {
                 .unwrap_or(before.rps_sock_flow_entries),
             change.rps_flow_cnt.unwrap_or(before.rps_flow_cnt),
         );
-        if sizes == (before.rps_sock_flow_entries, before.rps_flow_cnt) {
+        // As they are rounded: the same tables need not be made again.
+        let rounded = |n: u32| n.checked_next_power_of_two().filter(|_| n > 0);
+        if rounded(sizes.0) == rounded(before.rps_sock_flow_entries)
+            && rounded(sizes.1) == rounded(before.rps_flow_cnt)
+        {
             return Ok(());
         }
         if let Err(e) = self.datapath.resize(sizes.0, sizes.1, PATIENCE) {
@@ -833,6 +875,11 @@ impl Steering {
             devices: devices.collect::<Result<_>>()?,
         })
     }
+}
+
+/// The kernel's error number, if it was the kernel that refused.
+fn errno(error: &anyhow::Error) -> Option<i32> {
+    error.downcast_ref::<std::io::Error>()?.raw_os_error()
 }
 
 /// The device with that name, or the only one there is.

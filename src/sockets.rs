@@ -4,6 +4,7 @@
 
 use std::fs::{self, File};
 use std::os::fd::AsRawFd;
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use libbpf_rs::skel::{OpenSkel, Skel};
@@ -106,5 +107,11 @@ fn cgroup_root() -> Result<File> {
         .filter_map(|mut words| Some((words.nth(1)?, words.next()?)))
         .find_map(|(path, kind)| (kind == "cgroup2").then_some(path))
         .context("no cgroup v2 hierarchy is mounted")?;
+    // Every cgroup has this file but the root.
+    if Path::new(path).join("cgroup.type").exists() {
+        tracing::warn!(
+            "{path} is a container's cgroup: other unconnected UDP sockets are not followed"
+        );
+    }
     File::open(path).with_context(|| path.to_owned())
 }

@@ -53,6 +53,8 @@ impl Tables {
         let array = |name, size: usize, entries: u32| {
             let opts = libbpf_sys::bpf_map_create_opts {
                 sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+                // Nobody maps them: but only then does the first element begin a cache line.
+                map_flags: libbpf_sys::BPF_F_MMAPABLE,
                 ..Default::default()
             };
             MapHandle::create(MapType::Array, Some(name), 4, size as u32, entries, &opts)

@@ -51,7 +51,7 @@ fn interleaved(datapath: &mut Datapath, call: &mut Call, seconds: f64) -> Result
     let start = Instant::now();
     while turns == 0.0 || start.elapsed().as_secs_f64() < seconds {
         for (sum, follow) in sums.iter_mut().zip([false, true]) {
-            let unseen = datapath.follow(follow)?;
+            let unseen = datapath.follow(follow)?.unwrap_or_default();
             ensure!(unseen.is_empty(), "{}", unseen.join("; "));
             *sum += std::thread::scope(|scope| scope.spawn(|| turn(call)).join())
                 .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
