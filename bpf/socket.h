@@ -165,15 +165,46 @@ int on_sock_release(struct bpf_sock *ctx)
 	return 1;
 }
 
+/* Of sockets whose peers are learnt; the kernel frees an element with its socket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct rps_sock_takers);
+} sock_takers SEC(".maps");
+
+/*
+ * Whether threads on several CPUs take turns at the socket. A flow that followed each of them would
+ * move with almost every packet.
+ */
+static __always_inline bool sock_is_shared(struct bpf_sock *sk)
+{
+	struct rps_sock_takers *takers =
+		bpf_sk_storage_get(&sock_takers, sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+	const __u32 most = (RPS_SOCK_CHANGES + 1) * RPS_SOCK_SETTLES;
+	__u32 cpu = bpf_get_smp_processor_id();
+
+	if (!takers)
+		return false;
+	if (takers->cpu != cpu) {
+		takers->cpu = cpu;
+		if (takers->changes < most)
+			takers->changes += RPS_SOCK_SETTLES;
+	} else if (takers->changes) {
+		takers->changes--;
+	}
+	return takers->changes > RPS_SOCK_CHANGES * RPS_SOCK_SETTLES;
+}
+
 /*
  * A datagram on its way to an application that asks for its sender: the only place where the flow
  * of an unconnected socket has a name. Connected ones have been seen above.
  */
-static __always_inline bool peer_ports(const struct bpf_sock_addr *ctx, __be32 *ports)
+static __always_inline bool peer_ports(struct bpf_sock_addr *ctx, __be32 *ports)
 {
-	const struct bpf_sock *sk = ctx->sk;
+	struct bpf_sock *sk = ctx->sk;
 
-	if (!sk || sk->dst_port)
+	if (!sk || sk->dst_port || sock_is_shared(sk))
 		return false;
 	*ports = flow_ports(ctx->user_port, flow_swap16(sk->src_port));
 	return true;

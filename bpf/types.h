@@ -103,6 +103,14 @@ struct rps_sock_flow {
 	__u32 ents[1 << RPS_SOCK_FLOW_ORDER];
 };
 
+/* Who takes datagrams off an unconnected socket. Written by whoever does: a hint as well. */
+struct rps_sock_takers {
+	__u32 cpu;     /* the last one's */
+	__u32 changes; /* of the CPU, each forgotten after RPS_SOCK_SETTLES datagrams without one */
+};
+#define RPS_SOCK_SETTLES 32
+#define RPS_SOCK_CHANGES 8 /* with more, the socket's flows follow nobody */
+
 /* A slot of a queue's dev_flow_table; written only by the queue's NAPI owner. */
 struct rps_dev_flow {
 	/* At a CPU: frames that had entered the backlog right after the flow's last one.

@@ -93,6 +93,11 @@ pub struct RunArgs {
     #[arg(long, value_name = "SLOTS", default_value_t = RPS_FLOW_CNT, value_parser = table_size())]
     pub rps_flow_cnt: u32,
 
+    /// Don't follow applications on unconnected UDP sockets, as the kernel does not: for servers
+    /// whose threads take turns at one socket
+    #[arg(long)]
+    pub ignore_unconnected: bool,
+
     /// Tunnels to look into, separated by commas: their inner flows are steered, not the tunnel
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
     pub tunnels: Vec<Tunnel>,
@@ -151,6 +156,7 @@ impl From<RunArgs> for Options {
             backlog_nice: args.backlog_nice,
             rps_sock_flow_entries: args.rps_sock_flow_entries,
             rps_flow_cnt: args.rps_flow_cnt,
+            unconnected: !args.ignore_unconnected,
             hash: args.hash,
             unguarded: false,
             tunnels: args

@@ -60,6 +60,8 @@ pub struct Config {
     /// Slots of each queue's `dev_flow_table`; likewise, but the rule of order needs a table, so
     /// that 0 stands for [`RPS_FLOW_CNT`] slots and flows that follow nobody.
     pub rps_flow_cnt: u32,
+    /// Follow applications on unconnected UDP sockets too.
+    pub unconnected: bool,
     /// Decide and count, move nothing.
     pub dry_run: bool,
     /// Bits of `enum flow_tunnel`: whose inner flow is the key.
@@ -309,7 +311,7 @@ impl Datapath {
         let mut open = open()?;
         set_constants(&mut open, &self.config, self.nr_cpus, &self.tables);
         self.tables.lend_to(&mut open)?;
-        Sockets::attach(open)
+        Sockets::attach(open, self.config.unconnected)
     }
 
     fn set_queue(&self, queue: u32, rfs: bool) -> Result<()> {

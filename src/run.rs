@@ -165,6 +165,8 @@ pub struct Options {
     pub rps_sock_flow_entries: u32,
     /// Slots of each queue's flow table; 0: no flow follows its application.
     pub rps_flow_cnt: u32,
+    /// Follow applications on unconnected UDP sockets too.
+    pub unconnected: bool,
     /// Bits of `enum flow_tunnel`.
     pub tunnels: u32,
     /// What names a flow.
@@ -187,6 +189,7 @@ impl Options {
             backlog_nice: BACKLOG_NICE,
             rps_sock_flow_entries: RPS_SOCK_FLOW_ENTRIES,
             rps_flow_cnt: RPS_FLOW_CNT,
+            unconnected: true,
             tunnels: 0,
             hash: Hash::default(),
             unguarded: false,
@@ -488,6 +491,7 @@ impl Steering {
             backlog_nice: options.backlog_nice,
             rps_sock_flow_entries: options.rps_sock_flow_entries,
             rps_flow_cnt: options.rps_flow_cnt,
+            unconnected: options.unconnected,
             dry_run: options.dry_run,
             tunnels: options.tunnels,
             rx_hash: options.hash == Hash::Device,

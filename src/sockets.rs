@@ -31,6 +31,9 @@ const ENTRIES: [&str; 5] = [
 /// Programs that are attached to the root of the cgroup hierarchy.
 const CGROUP: [&str; 3] = ["on_sock_release", "on_udp4_recv", "on_udp6_recv"];
 
+/// Of these, the ones that see unconnected UDP sockets.
+const UNCONNECTED: [&str; 2] = ["on_udp4_recv", "on_udp6_recv"];
+
 /// The attached programs; dropping it detaches them.
 pub(crate) struct Sockets {
     _links: Vec<Link>,
@@ -45,21 +48,26 @@ impl Sockets {
             || CGROUP.contains(&program)
     }
 
-    /// Loads and attaches them. Returns what can't be followed on this host, in words, as well.
+    /// Loads and attaches them, those for unconnected UDP sockets only if asked for. Returns what can't be followed on this host, in words, as well.
     ///
     /// # Errors
     /// When the kernel has no hook for connected sockets, or refuses a program.
-    pub(crate) fn attach(mut open: OpenRxSkel<'static>) -> Result<(Self, Vec<String>)> {
+    pub(crate) fn attach(
+        mut open: OpenRxSkel<'static>,
+        unconnected: bool,
+    ) -> Result<(Self, Vec<String>)> {
         let mut unseen = Vec::new();
         let missing = caps::missing_tracepoints(&TRACEPOINTS.map(|(_, tracepoint)| tracepoint))?;
         let cgroup = cgroup_root();
-        if let Err(e) = &cgroup {
+        if let Err(e) = &cgroup
+            && unconnected
+        {
             unseen.push(format!("unconnected UDP sockets are not followed: {e:#}"));
         }
         for mut prog in open.open_object_mut().progs_mut() {
             let name = prog.name().to_string_lossy().into_owned();
             prog.set_autoload(if CGROUP.contains(&&*name) {
-                cgroup.is_ok()
+                cgroup.is_ok() && (unconnected || !UNCONNECTED.contains(&&*name))
             } else if ENTRIES.contains(&&*name) {
                 !missing.is_empty()
             } else {

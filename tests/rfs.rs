@@ -6,7 +6,7 @@ mod common;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -178,6 +178,87 @@ fn tcp() -> Result<()> {
         .with_context(|| local.to_string())?;
     }
     Ok(())
+}
+
+/// Or not, if told so.
+#[test]
+fn unconnected_udp_can_be_ignored() -> Result<()> {
+    let Some(_guard) = lab("unconnected_udp_can_be_ignored") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = one(UdpFlows::to(dut, 1));
+    let local = SocketAddr::new(flows.daddr, flows.dport);
+    let socket = dut.netns.run(|| soon(UdpSocket::bind(local)?))?;
+    let mut buffer = [0; 2048];
+    let take = move || socket.recv_from(&mut buffer).map(|(len, _)| len);
+    let app = App::start(&dut.netns, Box::new(take))?;
+    app.move_to(OTHER_CPU)?;
+    let send = || bed.send(Frames::Udp(flows.clone()), 20);
+    for unconnected in [true, false] {
+        let options = Options {
+            unconnected,
+            ..rfs(&bed)
+        };
+        let active = Active::steer(dut, options)?;
+        if unconnected {
+            until("the flow follows", || {
+                Ok(all_at(&active, OTHER_CPU, send)?.then_some(()))
+            })?;
+        } else {
+            for _ in 0..10 {
+                assert!(all_at(&active, POLLING_CPU, send)?);
+            }
+        }
+        active.stop()?;
+    }
+    Ok(())
+}
+
+/// Threads on two CPUs take turns at one socket: to follow them would move flows with every packet.
+#[test]
+fn a_socket_that_threads_share_is_not_followed_to_and_fro() -> Result<()> {
+    let Some(_guard) = lab("a_socket_that_threads_share_is_not_followed_to_and_fro") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, 16);
+    let local = SocketAddr::new(flows.daddr, flows.dport);
+    let socket = Arc::new(dut.netns.run(|| soon(UdpSocket::bind(local)?))?);
+    let taken = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+    // Each takes one datagram, when it is its turn.
+    let turn = Arc::new(AtomicU64::new(0));
+    let mut apps = Vec::new();
+    for cpu in [POLLING_CPU, OTHER_CPU] {
+        let (socket, taken, turn) = (socket.clone(), taken.clone(), turn.clone());
+        let mut buffer = [0; 2048];
+        let take = move || {
+            if turn.load(Ordering::Relaxed) % 2 != u64::from(cpu) {
+                std::thread::yield_now();
+                return Ok(0);
+            }
+            let (len, _) = socket.recv_from(&mut buffer)?;
+            taken[cpu as usize].fetch_add(1, Ordering::Relaxed);
+            turn.fetch_add(1, Ordering::Relaxed);
+            Ok(len)
+        };
+        let app = App::start(&dut.netns, Box::new(take))?;
+        app.move_to(cpu)?;
+        apps.push(app);
+    }
+    let active = Active::steer(dut, rfs(&bed))?;
+    let moves = || Ok::<_, anyhow::Error>(status(&active)?.devices[0].queues[0].moves);
+    until("flows stay where they are", || {
+        let before = moves()?;
+        bed.send(Frames::Udp(flows.clone()), 500)?;
+        Ok((moves()? == before).then_some(()))
+    })?;
+    let both = |i: usize| taken[i].load(Ordering::Relaxed);
+    assert!(both(0) > 50 && both(1) > 50, "{taken:?}");
+    drop(apps);
+    active.stop()
 }
 
 /// A socket per thread in one SO_REUSEPORT group, each thread on its CPU.

@@ -78,6 +78,7 @@ pub(super) fn subject(tunnels: u32, unguarded: bool) -> Result<Datapath> {
         backlog_nice: 0,
         rps_sock_flow_entries: RPS_SOCK_FLOW_ENTRIES,
         rps_flow_cnt: RPS_FLOW_CNT,
+        unconnected: true,
         dry_run: false,
         tunnels,
         rx_hash: false,
