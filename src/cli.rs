@@ -33,7 +33,7 @@ pub enum Command {
     Flows(FlowsArgs),
     /// Say why a flow is on the CPU where it is
     Explain(ExplainArgs),
-    /// Change the CPUs of a device that is being steered
+    /// Change what a running rxsteer does: CPUs, policy, sizes of tables
     Set(SetArgs),
     /// See it: the same flood without steering, with kernel RPS and with rxsteer
     Demo(DemoArgs),

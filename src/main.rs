@@ -17,19 +17,26 @@ use rxsteer::cli::{
 };
 use rxsteer::{demo, explain, flows, run, status};
 use serde::Serialize;
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     // A run tells its story; the others have output of their own.
     let level = if matches!(cli.command, Command::Run(_)) {
-        "info"
+        LevelFilter::INFO
     } else {
-        "error"
+        LevelFilter::ERROR
     };
-    let filter = EnvFilter::try_from_env("RXSTEER_LOG").unwrap_or_else(|_| EnvFilter::new(level));
+    let level = match std::env::var("RXSTEER_LOG").map(|level| level.parse()) {
+        Ok(Ok(level)) => level,
+        Err(_) => level,
+        Ok(Err(_)) => {
+            eprintln!("RXSTEER_LOG is off, error, warn, info, debug or trace");
+            return ExitCode::from(2);
+        }
+    };
     tracing_subscriber::fmt()
-        .with_env_filter(filter)
+        .with_max_level(level)
         .with_writer(std::io::stderr)
         // Colours are for a terminal, not for a journal or a file.
         .with_ansi(std::io::stderr().is_terminal())

@@ -372,7 +372,9 @@ pub fn explain(target: Target, limit: usize) -> Result<Answer> {
                     ));
                     (
                         Target::Pid(number),
-                        of_process(number, &mut notes, question)?,
+                        of_process(number, &mut notes, question).with_context(|| {
+                            format!("no flow or connection has the local port {number}")
+                        })?,
                     )
                 }
             }
@@ -770,8 +772,14 @@ impl Steering {
             let steered = &mut self.devices[device];
             let name = &steered.device.name;
             let before = std::mem::replace(&mut steered.cpus[queue as usize], cpus.clone());
+            let [now, before] = [&cpus, &before].map(|cpus| cpus.intersect(&self.online));
+            let offline = cpus.without(&now);
+            let later = match offline.is_empty() {
+                true => String::new(),
+                false => format!(", {offline} when online"),
+            };
             lines.push(format!(
-                "{name} queue {queue}: CPUs {cpus} (before: {before})"
+                "{name} queue {queue}: CPUs {now}{later} (before: {before})"
             ));
         }
         if policy != self.policy {
@@ -837,7 +845,8 @@ impl Steering {
             ("rps_flow_cnt", sizes.1, before.rps_flow_cnt),
         ] {
             if now != before {
-                lines.push(format!("{name} {now} (before: {before})"));
+                let rounded = rounded(now).unwrap_or(0);
+                lines.push(format!("{name} {rounded} (before: {before})"));
             }
         }
         Ok(())

@@ -2,13 +2,13 @@
 //! Watching applications take and send data: the programs of `bpf/socket.h`, which write the
 //! `sock_flow_table`.
 
-use std::fs::{self, File};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
 use anyhow::{Context, Result};
 use libbpf_rs::skel::{OpenSkel, Skel};
 use libbpf_rs::{Link, ProgramType};
+use nix::errno::Errno;
 
 use crate::caps;
 use crate::rx::{OpenRxSkel, RxSkel};
@@ -59,9 +59,10 @@ impl Sockets {
         let mut unseen = Vec::new();
         let missing = caps::missing_tracepoints(&TRACEPOINTS.map(|(_, tracepoint)| tracepoint))?;
         let cgroup = cgroup_root();
-        if let Err(e) = &cgroup
-            && unconnected
-        {
+        if !unconnected {
+            unseen
+                .push("unconnected UDP sockets are not followed: --ignore-unconnected".to_owned());
+        } else if let Err(e) = &cgroup {
             unseen.push(format!("unconnected UDP sockets are not followed: {e:#}"));
         }
         for mut prog in open.open_object_mut().progs_mut() {
@@ -105,21 +106,42 @@ impl Sockets {
     }
 }
 
-/// The root of the cgroup v2 hierarchy, wherever it is mounted.
-fn cgroup_root() -> Result<File> {
-    let mounts = fs::read_to_string("/proc/thread-self/mounts")?;
-    // DEVICE PATH TYPE OPTIONS …
-    let path = mounts
-        .lines()
-        .map(|line| line.split(' '))
-        .filter_map(|mut words| Some((words.nth(1)?, words.next()?)))
-        .find_map(|(path, kind)| (kind == "cgroup2").then_some(path))
-        .context("no cgroup v2 hierarchy is mounted")?;
+/// The root of the cgroup v2 hierarchy: of a mount that nobody sees and that ends with the
+/// descriptor, since this process may not see the host's (`ip netns exec` hides /sys).
+fn cgroup_root() -> Result<OwnedFd> {
+    // linux/mount.h
+    const FSOPEN_CLOEXEC: u32 = 1;
+    const FSCONFIG_CMD_CREATE: u32 = 6;
+    const FSMOUNT_CLOEXEC: u32 = 1;
+    let opened = |fd: libc::c_long| {
+        let fd = Errno::result(fd).context("no cgroup v2 hierarchy can be had")?;
+        // SAFETY: the kernel has just given us this descriptor, and nobody else has it.
+        Ok::<_, anyhow::Error>(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    };
+    let none = std::ptr::null::<libc::c_char>();
+    // SAFETY: a C string and a flag.
+    let fs =
+        opened(unsafe { libc::syscall(libc::SYS_fsopen, c"cgroup2".as_ptr(), FSOPEN_CLOEXEC) })?;
+    // SAFETY: this command takes neither key nor value.
+    Errno::result(unsafe {
+        libc::syscall(
+            libc::SYS_fsconfig,
+            fs.as_raw_fd(),
+            FSCONFIG_CMD_CREATE,
+            none,
+            none,
+            0,
+        )
+    })
+    .context("no cgroup v2 hierarchy can be had")?;
+    // SAFETY: a descriptor and flags.
+    let root =
+        opened(unsafe { libc::syscall(libc::SYS_fsmount, fs.as_raw_fd(), FSMOUNT_CLOEXEC, 0) })?;
     // Every cgroup has this file but the root.
-    if Path::new(path).join("cgroup.type").exists() {
+    if Path::new(&format!("/proc/self/fd/{}/cgroup.type", root.as_raw_fd())).exists() {
         tracing::warn!(
-            "{path} is a container's cgroup: other unconnected UDP sockets are not followed"
+            "in a container, unconnected UDP sockets are followed only in its own cgroup"
         );
     }
-    File::open(path).with_context(|| path.to_owned())
+    Ok(root)
 }
