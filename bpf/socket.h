@@ -91,6 +91,14 @@ static __always_inline void sock_used(const struct sock *sk)
 		sock_flow_record(&key);
 }
 
+static __always_inline void sock_closed(const struct sock *sk)
+{
+	struct flow_key key;
+
+	if (sock_flow_key(sk, &key))
+		sock_flow_reset(&key);
+}
+
 /* recvmsg and all that ends in it: read, recvmmsg, io_uring. After the call: it may have slept,
  * and woken up on another CPU. */
 SEC("tp_btf/sock_recv_length")
@@ -142,10 +150,8 @@ int BPF_PROG(on_inet6_send, struct socket *sock)
 SEC("?fentry/inet_release")
 int BPF_PROG(on_inet_release, struct socket *sock)
 {
-	struct flow_key key;
-
-	if (sock->sk && sock_flow_key(sock->sk, &key))
-		sock_flow_reset(&key);
+	if (sock->sk)
+		sock_closed(sock->sk);
 	return 0;
 }
 
@@ -153,15 +159,9 @@ int BPF_PROG(on_inet_release, struct socket *sock)
 SEC("cgroup/sock_release")
 int on_sock_release(struct bpf_sock *ctx)
 {
-	struct flow_key key;
-	struct sock *sk;
-
 	/* The context itself hides the local port here. */
-	if (!bpf_ksym_exists(bpf_cast_to_kern_ctx))
-		return 1;
-	sk = bpf_cast_to_kern_ctx(ctx);
-	if (sock_flow_key(sk, &key))
-		sock_flow_reset(&key);
+	if (bpf_ksym_exists(bpf_cast_to_kern_ctx))
+		sock_closed(bpf_cast_to_kern_ctx(ctx));
 	return 1;
 }
 

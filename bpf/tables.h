@@ -26,12 +26,6 @@ static __always_inline __u32 flow_slot(__u32 queue, __u32 hash, __u32 shift)
 	return (queue << (32 - shift)) + (__u32)((__u64)hash >> shift);
 }
 
-/* The flow's location now, or RPS_NO_CPU. */
-static __always_inline __u16 flow_location(const struct rps_dev_flow *flow, __u16 epoch)
-{
-	return flow->epoch == epoch ? flow->location : RPS_NO_CPU;
-}
-
 /*
  * The sock_flow_table is indexed by the low bits of the hash, and an entry holds the upper ones:
  * as in the kernel, a flow that meets another's entry finds no CPU rather than a wrong one.

@@ -76,7 +76,7 @@ enum rps_location {
 	/* INLINE, and frames that may not move there yet are dropped: how flows leave
 	 * a backlog that never drains. Only in an rps_map, never a flow's location. */
 	RPS_INLINE_SHED = 0xfffd,
-	/* The flow has no location yet (the kernel's RPS_NO_CPU). */
+	/* No CPU is known (the kernel's RPS_NO_CPU). Never a flow's location. */
 	RPS_NO_CPU = 0xffff,
 };
 

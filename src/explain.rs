@@ -11,7 +11,7 @@ use crate::flow::{Flow, FlowError, FlowHash};
 use crate::flows::{self, Entry, Hints, Location, Query, Queue, Reader, Reason};
 use crate::native;
 use crate::rps_map;
-use crate::run::{Hash, Policy};
+use crate::run::Policy;
 use crate::rx::types::{backlog, flow_tunnel, rps_dev_flow};
 
 /// A flow by one of its two names.
@@ -365,7 +365,7 @@ impl Reader<'_> {
             total,
             devices,
             policy: self.policy,
-            device_hash: self.hash == Hash::Device,
+            device_hash: self.datapath.config().rx_hash,
             not_followed: self.unseen.to_vec(),
             slots_missed,
         })
@@ -429,7 +429,7 @@ impl Reader<'_> {
         let port = flow.and_then(Flow::local_port);
         match self.policy {
             Policy::Off => Unknown::PolicyOff,
-            Policy::Rps if self.hash == Hash::Device => Unknown::DeviceHash,
+            Policy::Rps if self.datapath.config().rx_hash => Unknown::DeviceHash,
             Policy::Rps => Unknown::PolicyRps,
             Policy::Rfs if !config.can_follow() => Unknown::NoTable,
             Policy::Rfs if !follows => Unknown::Unsupported,

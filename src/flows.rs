@@ -16,7 +16,7 @@ use crate::datapath::Datapath;
 use crate::flow::{Flow, FlowHash};
 use crate::native;
 use crate::rps_map::RpsMap;
-use crate::run::{Hash, Policy};
+use crate::run::Policy;
 use crate::rx::types::{rps_dev_flow, rps_location, rx_queue};
 use crate::status;
 use crate::tables;
@@ -221,7 +221,6 @@ pub struct Reader<'a> {
     pub(crate) datapath: &'a Datapath,
     pub(crate) queues: Vec<Queue>,
     pub(crate) policy: Policy,
-    pub(crate) hash: Hash,
     /// What can't be followed on this host, in words.
     pub(crate) unseen: &'a [String],
 }
@@ -235,7 +234,6 @@ impl<'a> Reader<'a> {
         datapath: &'a Datapath,
         devices: impl IntoIterator<Item = (&'a str, u32)>,
         policy: Policy,
-        hash: Hash,
         unseen: &'a [String],
     ) -> Result<Self> {
         let queues = devices
@@ -255,7 +253,6 @@ impl<'a> Reader<'a> {
             queues: queues.collect::<Result<_>>()?,
             datapath,
             policy,
-            hash,
             unseen,
         })
     }

@@ -27,6 +27,7 @@ use crate::endpoints::Endpoints;
 use crate::explain::{Answer, Explanations, Name, Question, Target};
 use crate::flows::{Flows, Query, Reader};
 use crate::hotplug::{Event, Hotplug};
+use crate::tables::rounded;
 use crate::topology::Topology;
 
 /// How long flows may take to come home before the program is detached anyway.
@@ -212,9 +213,6 @@ struct Steering {
     datapath: Datapath,
     devices: Vec<Steered>,
     policy: Policy,
-    hash: Hash,
-    dry_run: bool,
-    backlog_limit: u32,
     online: CpuMask,
     /// CPUs that went offline, until their backlogs are empty.
     leaving: Vec<(u32, Drain)>,
@@ -484,7 +482,8 @@ impl Steering {
             devices.push(steered);
         }
         for wish in &options.queues {
-            let steered = find(&mut devices, wish.device.as_deref())?;
+            let index = find(&devices, wish.device.as_deref())?;
+            let steered: &mut Steered = &mut devices[index];
             steered.cpus[wish.queue as usize] = cpus_of(&steered.device, wish.queue, &wish.cpus)?;
         }
 
@@ -513,9 +512,6 @@ impl Steering {
             datapath,
             devices,
             policy: options.policy,
-            hash: options.hash,
-            dry_run: options.dry_run,
-            backlog_limit,
             online: Topology::host().online()?,
             leaving: Vec::new(),
             not_followed: Vec::new(),
@@ -733,32 +729,26 @@ impl Steering {
     }
 
     fn reader(&self) -> Result<Reader<'_>> {
-        if self.dry_run {
+        if self.datapath.config().dry_run {
             bail!("a dry run moves no flow, and keeps no account of flows");
         }
         let devices = self
             .devices
             .iter()
             .map(|d| (d.device.name.as_str(), d.device.rx_queues));
-        Reader::new(
-            &self.datapath,
-            devices,
-            self.policy,
-            self.hash,
-            &self.not_followed,
-        )
+        Reader::new(&self.datapath, devices, self.policy, &self.not_followed)
     }
 
     fn flows(&mut self, query: &Query) -> Result<Flows> {
         if query.device.is_some() {
-            find(&mut self.devices, query.device.as_deref())?;
+            find(&self.devices, query.device.as_deref())?;
         }
         self.reader()?.flows(query)
     }
 
     fn set(&mut self, change: &Change) -> Result<Vec<String>> {
         let policy = change.policy.unwrap_or(self.policy);
-        if policy == Policy::Rfs && self.hash == Hash::Device {
+        if policy == Policy::Rfs && self.datapath.config().rx_hash {
             bail!(NO_DEVICE_HASH);
         }
         if policy == Policy::Off && change.rps_cpus.is_some() {
@@ -794,19 +784,12 @@ impl Steering {
     }
 
     /// The masks that a change asks for: device, queue and CPUs.
-    fn masks(&mut self, change: &Change) -> Result<Vec<(usize, u32, CpuMask)>> {
+    fn masks(&self, change: &Change) -> Result<Vec<(usize, u32, CpuMask)>> {
         let Some(rps_cpus) = &change.rps_cpus else {
             return Ok(Vec::new());
         };
         let rps_cpus: RpsCpus = rps_cpus.parse()?;
-        let ifindex = find(&mut self.devices, change.device.as_deref())?
-            .device
-            .ifindex;
-        let index = self
-            .devices
-            .iter()
-            .position(|d| d.device.ifindex == ifindex);
-        let index = index.expect("it has just been found");
+        let index = find(&self.devices, change.device.as_deref())?;
         let device = &self.devices[index].device;
         let queues = match change.queue {
             Some(queue) => queue..queue + 1,
@@ -826,7 +809,6 @@ impl Steering {
             change.rps_flow_cnt.unwrap_or(before.rps_flow_cnt),
         );
         // As they are rounded: the same tables need not be made again.
-        let rounded = |n: u32| n.checked_next_power_of_two().filter(|_| n > 0);
         if rounded(sizes.0) == rounded(before.rps_sock_flow_entries)
             && rounded(sizes.1) == rounded(before.rps_flow_cnt)
         {
@@ -845,8 +827,7 @@ impl Steering {
             ("rps_flow_cnt", sizes.1, before.rps_flow_cnt),
         ] {
             if now != before {
-                let rounded = rounded(now).unwrap_or(0);
-                lines.push(format!("{name} {rounded} (before: {before})"));
+                lines.push(format!("{name} {} (before: {before})", rounded(now)));
             }
         }
         Ok(())
@@ -883,8 +864,8 @@ impl Steering {
                 policy => policy,
             }
             .to_string(),
-            dry_run: self.dry_run,
-            backlog_limit: self.backlog_limit,
+            dry_run: self.datapath.config().dry_run,
+            backlog_limit: self.datapath.config().backlog_limit,
             devices: devices.collect::<Result<_>>()?,
         })
     }
@@ -895,17 +876,19 @@ fn errno(error: &anyhow::Error) -> Option<i32> {
     error.downcast_ref::<std::io::Error>()?.raw_os_error()
 }
 
-/// The device with that name, or the only one there is.
-fn find<'a>(devices: &'a mut [Steered], name: Option<&str>) -> Result<&'a mut Steered> {
+/// The place of the device with that name, or of the only one there is.
+fn find(devices: &[Steered], name: Option<&str>) -> Result<usize> {
     let names: Vec<_> = devices.iter().map(|d| d.device.name.clone()).collect();
-    let names = names.join(", ");
     match name {
-        Some(name) => devices
-            .iter_mut()
-            .find(|d| d.device.name == name)
-            .ok_or_else(|| anyhow!("{name} is not steered; steered: {names}")),
-        None if devices.len() == 1 => Ok(&mut devices[0]),
-        None => bail!("say which device the queue belongs to, DEVICE:QUEUE=CPUS; one of {names}"),
+        Some(name) => names
+            .iter()
+            .position(|known| known == name)
+            .ok_or_else(|| anyhow!("{name} is not steered; steered: {}", names.join(", "))),
+        None if devices.len() == 1 => Ok(0),
+        None => bail!(
+            "say which device the queue belongs to, DEVICE:QUEUE=CPUS; one of {}",
+            names.join(", ")
+        ),
     }
 }
 

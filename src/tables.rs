@@ -36,16 +36,24 @@ pub fn cpu_mask(nr_cpus: u32) -> u32 {
     (nr_cpus + 1).next_power_of_two() - 1
 }
 
+/// A table's size as the kernel takes it: the next power of two, and 0, which is off, for itself.
+pub fn rounded(size: u32) -> u32 {
+    match size {
+        0 => 0,
+        size => size.next_power_of_two(),
+    }
+}
+
 impl Tables {
     /// Empty ones, of the sizes in `config`, rounded up.
     ///
     /// # Errors
     /// When they are too large for the kernel's memory.
     pub(crate) fn new(config: &Config, nr_queues: u32) -> Result<Self> {
-        let sock_flow_entries = config.rps_sock_flow_entries.max(1).next_power_of_two();
-        let flow_cnt = match config.rps_flow_cnt {
+        let sock_flow_entries = rounded(config.rps_sock_flow_entries).max(1);
+        let flow_cnt = match rounded(config.rps_flow_cnt) {
             0 => RPS_FLOW_CNT,
-            cnt => cnt.next_power_of_two(),
+            cnt => cnt,
         };
         let slots = flow_cnt
             .checked_mul(nr_queues)

@@ -4,7 +4,6 @@
 mod common;
 
 use std::fs;
-use std::net::SocketAddr;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -15,7 +14,6 @@ use rxsteer::kthread;
 use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::link::LinkConfig;
 use rxsteer::lab::setting::Setting;
-use rxsteer::lab::sink::{Sink, SinkConfig};
 use rxsteer::lab::wire::Wire;
 
 /// The threads of CPU 1's backlogs.
@@ -23,6 +21,16 @@ fn threads() -> Vec<u32> {
     let name = format!("cpumap/{OTHER_CPU}/map:");
     let threads = kthread::numbered(Path::new("/proc"), &name);
     threads.into_iter().map(|(_, pid)| pid).collect()
+}
+
+/// Takes CPU 1 offline and back, where that can be done.
+fn switch(test: &str) -> Option<Setting> {
+    let path = format!("/sys/devices/system/cpu/cpu{OTHER_CPU}/online");
+    let online = Setting::keep(&path).ok();
+    if online.is_none() {
+        common::not_run(test, "this machine's CPUs can't go offline");
+    }
+    online
 }
 
 fn cpus_allowed(pid: u32) -> Result<String> {
@@ -39,22 +47,13 @@ fn a_cpu_that_goes_is_left_and_found_again() -> Result<()> {
     let Some(_guard) = lab(test) else {
         return Ok(());
     };
-    let path = format!("/sys/devices/system/cpu/cpu{OTHER_CPU}/online");
-    let Ok(online) = Setting::keep(&path) else {
-        common::not_run(test, "this machine's CPUs can't go offline");
+    let Some(online) = switch(test) else {
         return Ok(());
     };
     let bed = Bed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 500);
-    let sink = Sink::start(
-        &dut.netns,
-        &SinkConfig {
-            check_order: true,
-            rcvbuf: 64 << 20,
-            ..SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport))
-        },
-    )?;
+    let sink = bed.sink_in_order(&flows)?;
     let active = Active::steer(dut, bed.options(&[OTHER_CPU]))?;
     let wire = Wire::start(
         &bed.link,
@@ -115,9 +114,7 @@ fn a_cpu_that_comes_later_is_used() -> Result<()> {
     let Some(_guard) = lab(test) else {
         return Ok(());
     };
-    let path = format!("/sys/devices/system/cpu/cpu{OTHER_CPU}/online");
-    let Ok(online) = Setting::keep(&path) else {
-        common::not_run(test, "this machine's CPUs can't go offline");
+    let Some(online) = switch(test) else {
         return Ok(());
     };
     let bed = Bed::new(&LinkConfig::default())?;

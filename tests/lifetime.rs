@@ -5,7 +5,6 @@ mod common;
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::net::SocketAddr;
 use std::process::{Child, Output, Stdio};
 use std::thread::JoinHandle;
 
@@ -21,7 +20,7 @@ use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::hog::Hog;
 use rxsteer::lab::link::LinkConfig;
 use rxsteer::lab::netns::Netns;
-use rxsteer::lab::sink::{Sink, SinkConfig};
+use rxsteer::lab::sink::Sink;
 use rxsteer::lab::wire::Wire;
 use rxsteer::lab::xdp::Xdp;
 use rxsteer::run;
@@ -168,15 +167,6 @@ fn attached(bed: &Bed) -> Result<Option<AttachedXdp>> {
     dut.netns.run(|| Ok(Device::open(&dut.name)?.xdp))
 }
 
-fn sink(bed: &Bed, flows: &UdpFlows) -> Result<Sink> {
-    let config = SinkConfig {
-        check_order: true,
-        rcvbuf: 64 << 20,
-        ..SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport))
-    };
-    Sink::start(&bed.link.dut.netns, &config)
-}
-
 /// Every datagram that was sent and not counted as dropped, in order.
 fn all_arrive_in_order(sink: Sink, count: u64) -> Result<()> {
     until("all datagrams received", || {
@@ -205,7 +195,7 @@ fn a_stop_signal_brings_every_packet_home() -> Result<()> {
         let bed = Bed::new(&LinkConfig::default())?;
         let dut = &bed.link.dut;
         let flows = UdpFlows::to(dut, 500);
-        let sink = sink(&bed, &flows)?;
+        let sink = bed.sink_in_order(&flows)?;
         let wire = Wire::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 50_000))?;
         let rxsteer = Rxsteer::steering(
             &dut.netns,
@@ -252,7 +242,7 @@ fn coming_and_going_a_hundred_times_loses_nothing() -> Result<()> {
     let bed = Bed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 500);
-    let sink = sink(&bed, &flows)?;
+    let sink = bed.sink_in_order(&flows)?;
     let wire = Wire::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 20_000))?;
     let (mut seen, mut redirected, mut dropped) = (0, 0, 0);
     for _ in 0..100 {
@@ -290,7 +280,7 @@ fn a_kill_leaves_no_steering_and_loses_nothing() -> Result<()> {
     let bed = Bed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 500);
-    let sink = sink(&bed, &flows)?;
+    let sink = bed.sink_in_order(&flows)?;
     let rxsteer = Rxsteer::steering(&dut.netns, &roomy(&dut.name, &["--rps-cpus=1-1"]))?;
     let redirected =
         || Ok::<_, anyhow::Error>(rxsteer.status()?.devices[0].queues[0].sums.redirected);

@@ -234,15 +234,7 @@ fn a_mask_change_moves_the_flows_in_order() -> Result<()> {
     let bed = Bed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 200);
-    // One socket: what it gets in order was delivered in order.
-    let sink = Sink::start(
-        &dut.netns,
-        &SinkConfig {
-            check_order: true,
-            rcvbuf: 64 << 20,
-            ..SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport))
-        },
-    )?;
+    let sink = bed.sink_in_order(&flows)?;
     let active = Active::steer(dut, bed.options(&[POLLING_CPU]))?;
     let wire = Wire::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 50_000))?;
     let set = |cpus: &str| {
@@ -305,12 +297,7 @@ fn the_sink_sees_what_is_out_of_order() -> Result<()> {
     };
     let bed = Bed::new(&LinkConfig::default())?;
     let flows = UdpFlows::to(&bed.link.dut, 200);
-    let config = SinkConfig {
-        check_order: true,
-        rcvbuf: 64 << 20,
-        ..SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport))
-    };
-    let sink = Sink::start(&bed.link.dut.netns, &config)?;
+    let sink = bed.sink_in_order(&flows)?;
     // The second wire counts from zero again: all its frames, and no other, come after later ones.
     for count in [COUNT, COUNT - 1_000] {
         bed.send(Frames::Udp(flows.clone()), count)?;

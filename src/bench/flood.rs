@@ -206,9 +206,9 @@ enum Application {
 
 impl Application {
     fn start(dut: &End, flows: &UdpFlows, to: Sockets, cpu: Option<u32>) -> Result<Self> {
+        let mut sink = SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport));
         Ok(match to {
             Sockets::Server | Sockets::Shared => {
-                let mut sink = SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport));
                 sink.threads = match to {
                     Sockets::Shared => vec![None; NR_THREADS],
                     _ => vec![cpu],
@@ -217,8 +217,7 @@ impl Application {
                 Self::Server(Sink::start(&dut.netns, &sink)?)
             }
             Sockets::Connected => {
-                let rcvbuf = SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport)).rcvbuf;
-                let sockets = sockets::connected(&dut.netns, flows, rcvbuf / 16)?;
+                let sockets = sockets::connected(&dut.netns, flows, sink.rcvbuf / 16)?;
                 // From one CPU to the same: it stays there.
                 let cpus: Vec<u32> = cpu.into_iter().collect();
                 let threads = Jumpers::start(&dut.netns, vec![sockets], Reads::Datagrams, &cpus)?;

@@ -40,11 +40,6 @@ impl Setting {
         })
     }
 
-    /// What it held before.
-    pub fn before(&self) -> &str {
-        &self.before
-    }
-
     /// Changes it; returns when the kernel has done so.
     ///
     /// # Errors

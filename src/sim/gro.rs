@@ -67,22 +67,12 @@ pub struct Gro {
 }
 
 impl Gro {
-    /// Whether its hash lists hold nothing (`gro.bitmask`).
-    pub fn holds_nothing(&self) -> bool {
-        self.held.is_empty()
-    }
-
-    /// Whether nothing is on its way up (`gro.rx_count`).
-    pub fn list_empty(&self) -> bool {
-        self.rx_list.is_empty()
-    }
-
     /// Packets in it.
     pub fn len(&self) -> usize {
         self.rx_list.len() + self.held.iter().map(|h| h.packets.len()).sum::<usize>()
     }
 
-    /// Whether it has no packets at all.
+    /// Whether it has no packets at all (`gro.bitmask` and `gro.rx_count`).
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

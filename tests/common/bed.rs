@@ -102,6 +102,17 @@ impl Bed {
         )
     }
 
+    /// One socket that checks the order of what it gets: what it gets in order was delivered in
+    /// order.
+    pub fn sink_in_order(&self, flows: &UdpFlows) -> Result<Sink> {
+        let config = SinkConfig {
+            check_order: true,
+            rcvbuf: 64 << 20,
+            ..SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport))
+        };
+        Sink::start(&self.link.dut.netns, &config)
+    }
+
     /// Sends exactly `count` frames into queue 0, and loses none on the way.
     pub fn send(&self, frames: Frames, count: u64) -> Result<()> {
         let report = Wire::start(&self.link, 0, &lossless(frames, Some(count), 200_000))?.wait()?;
