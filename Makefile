@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 PREFIX ?= /usr/local
-SCENARIO ?= decide record follow flood
+SCENARIO ?= 
 
 .PHONY: help demo test lint bench install
 

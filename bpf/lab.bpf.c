@@ -370,6 +370,35 @@ int empty(struct xdp_md *ctx)
 	return XDP_PASS;
 }
 
+/* ---- vary: one packet of many flows after the other ------------------------ */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} vary_target SEC(".maps");
+
+const volatile __u32 vary_nr_flows = 1; /* at most 2^24: the host part of 10.0.0.0/8 */
+const volatile __u32 vary_step = 1;	/* no divisor in common: each flow once a turn */
+__u32 vary_flow;
+
+/* The packet is IPv4; the target may not look at its checksums. */
+SEC("?xdp.frags")
+int vary(struct xdp_md *ctx)
+{
+	struct iphdr *ip = (struct iphdr *)((char *)(long)ctx->data + sizeof(struct ethhdr));
+	__u32 flow = vary_flow;
+
+	if ((char *)(ip + 1) > (char *)(long)ctx->data_end)
+		return XDP_ABORTED;
+	ip->saddr = bpf_htonl(0x0a000000 + flow);
+	flow += vary_step;
+	vary_flow = flow >= vary_nr_flows ? flow - vary_nr_flows : flow;
+	bpf_tail_call(ctx, &vary_target, 0);
+	return XDP_ABORTED;
+}
+
 /* ---- flow_probe: what flow.h makes of a packet ----------------------------- */
 
 /* What flow_probe made of the last packet: compared with the native run. */

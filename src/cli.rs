@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The command line.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::backlogs::LIMIT_MAX;
+use crate::bench::{Effort, Gro, Napi, Scenario};
 use crate::cpumask::CpuMaskError;
 use crate::datapath::{BACKLOG_NICE, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use crate::explain::Target;
@@ -290,8 +292,8 @@ pub struct DemoArgs {
 /// Options of `rxsteer bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
-    /// What to measure
-    #[arg(required = true, value_enum, value_name = "SCENARIO")]
+    /// What to measure; without, all of it
+    #[arg(value_enum, value_name = "SCENARIO")]
     pub scenarios: Vec<Scenario>,
 
     /// How often every mode runs, interleaved
@@ -302,23 +304,32 @@ pub struct BenchArgs {
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     pub seconds: Duration,
 
-    /// Print JSON, one object per scenario and line
+    /// How the queue under test is polled; both: one after the other. Default: as the scenario sees
+    /// fit
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub napi: Vec<Napi>,
+
+    /// GRO at the device under test. Default: as the scenario sees fit
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub gro: Vec<Gro>,
+
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
+
+    /// Write a page for people, and beside it what --json prints (FILE.json)
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<PathBuf>,
 }
 
-/// What `rxsteer bench` can measure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Scenario {
-    /// Time of one decision, against a program that only passes
-    Decide,
-    /// What it costs an application that rxsteer notes where it runs
-    Record,
-    /// How long a flow takes to arrive where its application has gone
-    Follow,
-    /// More UDP packets than the host can use, and the receiving CPU's cost per packet
-    Flood,
-    /// Packets that overtake an earlier one of their flow while masks, applications, interrupts and
-    /// CPUs change, against the same without the rule of order
-    Reorder,
+impl BenchArgs {
+    /// How often, how long, and under which conditions.
+    pub fn effort(&self) -> Effort {
+        Effort {
+            rounds: self.rounds,
+            seconds: self.seconds.as_secs_f64(),
+            napi: self.napi.clone(),
+            gro: self.gro.clone(),
+        }
+    }
 }

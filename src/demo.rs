@@ -7,8 +7,10 @@ use std::fmt::Write;
 use anyhow::Result;
 use serde::Serialize;
 
-use crate::bench::flood::{Bed, INTERRUPT_CPU, Sample, Sockets};
-use crate::bench::mode::Mode;
+use crate::bench::bed::{Bed, INTERRUPT_CPU};
+use crate::bench::flood::{Sample, Sockets, measure};
+use crate::bench::mode::{Cpus, Mode, Way};
+use crate::bench::{Condition, Gro, Napi};
 use crate::status::table;
 
 /// Each mode's turns, interleaved: the machine has other things to do too.
@@ -67,12 +69,14 @@ pub struct Demo {
 /// # Errors
 /// When the host does not allow the lab, or a turn did not measure what it claims.
 pub fn demo(progress: &dyn Fn(&str, u64)) -> Result<Demo> {
-    let mut bed = Bed::new()?;
-    let [others, all] = bed.masks().map(|(_, cpus)| cpus.clone());
+    let bed = Bed::new(Condition {
+        napi: Napi::Thread,
+        gro: Gro::On,
+    })?;
     let cases = [
-        (others.clone(), Sockets::Server, SPREAD),
-        (all.clone(), Sockets::Server, SPREAD),
-        (all, Sockets::Connected, FOLLOW),
+        (Cpus::Others, Sockets::Server, SPREAD),
+        (Cpus::All, Sockets::Server, SPREAD),
+        (Cpus::All, Sockets::Connected, FOLLOW),
     ];
     let total = (cases.len() * TURNS * SPREAD.len()) as u64;
     let cases = cases
@@ -81,8 +85,9 @@ pub fn demo(progress: &dyn Fn(&str, u64)) -> Result<Demo> {
             let mut samples = modes.map(|_| Vec::new());
             for _ in 0..TURNS {
                 for (mode, samples) in modes.iter().zip(&mut samples) {
-                    progress(&format!("{mode}, CPUs {cpus}"), total);
-                    samples.push(bed.measure(*mode, &cpus, sockets, None, SECONDS)?);
+                    let way = Way { mode: *mode, cpus };
+                    progress(&way.to_string(), total);
+                    samples.push(measure(&bed, way, sockets, None, SECONDS)?);
                 }
             }
             let rows = modes.iter().zip(samples).map(|(mode, mut samples)| {
@@ -90,7 +95,10 @@ pub fn demo(progress: &dyn Fn(&str, u64)) -> Result<Demo> {
                 Row::new(*mode, &samples[TURNS / 2])
             });
             Ok(Case {
-                rps_cpus: cpus.to_string(),
+                rps_cpus: match cpus {
+                    Cpus::Others => bed.masks().others.to_string(),
+                    _ => bed.masks().all.to_string(),
+                },
                 follow: sockets == Sockets::Connected,
                 flows: sockets.nr_flows(),
                 rows: rows.collect(),
@@ -106,7 +114,8 @@ pub fn demo(progress: &dyn Fn(&str, u64)) -> Result<Demo> {
 impl Row {
     fn new(mode: Mode, sample: &Sample) -> Self {
         let per_second = |n: u64| n as f64 / sample.seconds;
-        let processed: u64 = sample.processed.values().sum();
+        let by_cpu = sample.seen.processed();
+        let processed: u64 = by_cpu.values().sum();
         let share = |n: u64| {
             if processed == 0 {
                 0.0
@@ -119,11 +128,7 @@ impl Row {
             accepted_pps: per_second(sample.accepted),
             delivered_pps: per_second(sample.delivered),
             dropped_pps: per_second(sample.accepted.saturating_sub(sample.delivered)),
-            cpu_share: sample
-                .processed
-                .iter()
-                .map(|(&cpu, &n)| (cpu, share(n)))
-                .collect(),
+            cpu_share: by_cpu.iter().map(|(&cpu, &n)| (cpu, share(n))).collect(),
         }
     }
 }

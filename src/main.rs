@@ -4,19 +4,17 @@
 use std::io::IsTerminal;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use clap::Parser;
-use indicatif::{ProgressBar, ProgressStyle};
+use clap::{Parser, ValueEnum};
+use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
 use nix::sys::signalfd::SignalFd;
-use rxsteer::bench::{self, Effort};
+use rxsteer::bench::{self, Document, Effort, Experiment, Scenario};
 use rxsteer::caps::{self, Need};
-use rxsteer::cli::{
-    BenchArgs, Cli, Command, DemoArgs, ExplainArgs, FlowsArgs, Scenario, StatusArgs,
-};
+use rxsteer::cli::{BenchArgs, Cli, Command, DemoArgs, ExplainArgs, FlowsArgs, StatusArgs};
 use rxsteer::{demo, explain, flows, run, status};
-use serde::Serialize;
 use tracing_subscriber::filter::LevelFilter;
 
 fn main() -> ExitCode {
@@ -168,36 +166,51 @@ fn demo(args: &DemoArgs) -> Result<()> {
 
 fn bench(args: &BenchArgs) -> Result<()> {
     needs_lab()?;
-    for scenario in &args.scenarios {
-        let bar = ProgressBar::new(0);
-        let effort = Effort {
-            rounds: args.rounds,
-            seconds: args.seconds.as_secs_f64(),
-            progress: &progress(&bar),
-        };
-        let (json, text) = match scenario {
-            Scenario::Decide => both(bench::decide::decide(&effort), bench::Report::render),
-            Scenario::Record => both(bench::record::record(&effort), bench::Report::render),
-            Scenario::Follow => both(bench::follow::follow(&effort), bench::Report::render),
-            Scenario::Flood => both(bench::flood::flood(&effort), bench::Report::render),
-            Scenario::Reorder => both(bench::reorder::reorder(&effort), |report| report.render()),
-        }
-        .inspect_err(|_| bar.finish_and_clear())?;
+    let effort = args.effort();
+    let scenarios = match args.scenarios.as_slice() {
+        [] => Scenario::value_variants(),
+        some => some,
+    };
+    let mut experiments = scenarios
+        .iter()
+        .map(|scenario| scenario.prepare(&effort))
+        .collect::<Result<Vec<_>>>()?;
+    let mut document = Document::begin();
+    announce(&experiments, &effort);
+    for experiment in &mut experiments {
+        let bar = ProgressBar::new(experiment.plan().nr_measurements() * u64::from(effort.rounds));
+        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
+        bar.set_style(style.expect("a template without mistakes"));
+        let report = bench::run(experiment.as_mut(), &effort, &|what| {
+            bar.set_message(what.to_owned());
+            bar.inc(1);
+        });
         bar.finish_and_clear();
-        if args.json {
-            println!("{json}");
-        } else {
-            print!("{text}");
+        let report = report?;
+        if !args.json {
+            println!("{}", report.render());
         }
+        document.scenarios.push(report);
+    }
+    if args.json {
+        println!("{}", serde_json::to_string(&document)?);
     }
     Ok(())
 }
 
-/// A report for programs and for people.
-fn both<R: Serialize>(
-    report: Result<R>,
-    render: impl FnOnce(&R) -> String,
-) -> Result<(String, String)> {
-    let report = report?;
-    Ok((serde_json::to_string(&report)?, render(&report)))
+/// What is going to be done, and how long it will take.
+fn announce(experiments: &[Box<dyn Experiment>], effort: &Effort) {
+    let mut all = Duration::ZERO;
+    for plan in experiments.iter().map(|e| e.plan()) {
+        let each = plan.duration(effort.rounds);
+        all += each;
+        eprintln!(
+            "{:<9} {} {} measurements, about {}.",
+            plan.scenario,
+            plan.question,
+            plan.nr_measurements() * u64::from(effort.rounds),
+            HumanDuration(each)
+        );
+    }
+    eprintln!("About {} in all.\n", HumanDuration(all));
 }

@@ -5,87 +5,207 @@
 //! own that are never attached: nothing is redirected in truth, the caches are warm. The kernel
 //! reports the mean time of a run in ns.
 
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use etherparse::PacketBuilder;
-use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use indexmap::IndexMap;
+use libbpf_rs::{MapCore, MapFlags};
 
-use super::{Effort, Report, Rounds};
+use super::report::SUBJECT;
+use super::{Better, CasePlan, Effort, Experiment, Plan, Values, headline};
 use crate::cli::Tunnel;
 use crate::datapath::{
     Config, Datapath, DeviceConfig, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, draw_secret,
 };
 use crate::device::XdpMode;
-use crate::lab_skel::LabSkelBuilder;
+use crate::lab::xdp;
+use crate::lab_skel::LabSkel;
 use crate::rps_map::RpsMap;
+
+/// linux/bpf.h
+const XDP_ABORTED: u32 = 0;
 
 /// Runs of the program in one measured system call.
 const REPEAT: u32 = 200_000;
 
+/// Numbers of flows whose packets come in turn, for how the cost grows with them.
+const FLOWS: [u32; 4] = [1_000, 10_000, 100_000, 1_000_000];
+
 struct Packet {
-    case: &'static str,
+    case: String,
     tunnels: u32,
+    /// More than one: the program runs behind one that changes the packet's source each time.
+    nr_flows: u32,
     bytes: Vec<u8>,
 }
 
-/// Measures each packet in turn, the empty program and rxsteer interleaved.
-///
-/// # Errors
-/// When the programs can't be loaded or run.
-pub fn decide(effort: &Effort<'_>) -> Result<Report> {
-    let mut object = std::mem::MaybeUninit::uninit();
-    let mut lab = LabSkelBuilder::default().open(&mut object)?;
-    lab.progs.empty.set_autoload(true);
-    let lab = lab.load()?;
-    let empty = std::os::fd::AsFd::as_fd(&lab.progs.empty);
-    let packets = packets()?;
-    let total = u64::from(effort.rounds) * packets.len() as u64;
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    /// A program that only passes.
+    Empty,
+    /// rxsteer by RPS alone.
+    Rps,
+    /// rxsteer.
+    Rfs,
+    /// rxsteer without its rule of order.
+    Unguarded,
+}
 
-    let subjects = packets
-        .iter()
-        .map(|p| {
-            let rps = subject(p.tunnels, false)?;
-            let mut rfs = subject(p.tunnels, false)?;
-            rfs.follow(true)?;
-            let mut unguarded = subject(p.tunnels, true)?;
-            unguarded.follow(true)?;
-            Ok([rps, rfs, unguarded])
-        })
-        .collect::<Result<Vec<_>>>()?;
-    let mut rounds = Rounds::default();
-    for _ in 0..effort.rounds {
-        for (packet, subject) in packets.iter().zip(&subjects) {
-            (effort.progress)(packet.case, total);
-            let [rps, rfs, unguarded] = subject;
-            let programs = [empty, rps.program(0), rfs.program(0), unguarded.program(0)];
-            let modes = ["none", "rxsteer-rps", "rxsteer", "unguarded"];
-            let found = interleaved(programs, packet, effort.seconds)?;
-            for (mode, ns) in modes.into_iter().zip(found) {
-                rounds.add(packet.case, mode, "ns_per_packet", ns);
-            }
+impl Subject {
+    const ALL: [Self; 4] = [Self::Empty, Self::Rps, Self::Rfs, Self::Unguarded];
+
+    fn mode(self) -> &'static str {
+        match self {
+            Self::Empty => "none",
+            Self::Rps => "rxsteer-rps",
+            Self::Rfs => SUBJECT,
+            Self::Unguarded => "unguarded",
         }
     }
-    Ok(rounds.report("decide", effort.rounds))
+}
+
+/// The scenario: each packet, with each program.
+pub struct Decide {
+    packets: Vec<Packet>,
+    seconds: f64,
+}
+
+impl Decide {
+    /// Nothing is loaded yet.
+    ///
+    /// # Errors
+    /// When the packets can't be built.
+    pub fn new(effort: &Effort) -> Result<Self> {
+        let seconds = effort.seconds;
+        let packets = packets()?;
+        Ok(Self { packets, seconds })
+    }
+}
+
+impl Experiment for Decide {
+    fn plan(&self) -> Plan {
+        let cases = self.packets.iter().map(|packet| CasePlan {
+            case: packet.case.clone(),
+            modes: Subject::ALL.map(|s| s.mode().to_owned()).to_vec(),
+        });
+        Plan {
+            scenario: "decide",
+            question: "What does one decision cost, and how does that grow with the number of flows?",
+            metrics: IndexMap::from([headline("ns_per_packet", "A run", "ns", Better::Lower)]),
+            cases: cases.collect(),
+            conditions: IndexMap::new(),
+            notes: vec![
+                "none is a program that only passes: what running any program costs. With many flows \
+                 all modes run behind a program that changes the packet's source each time, and the \
+                 tables have as many slots as there are flows."
+                    .to_owned(),
+            ],
+            seconds_each: self.seconds + 0.1,
+        }
+    }
+
+    fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
+        let packet = &self.packets[case];
+        let runner = Runner::new(packet, Subject::ALL[mode])?;
+        // Twice around: the first time every slot is empty.
+        for _ in 0..(2 * packet.nr_flows).div_ceil(REPEAT) {
+            runner.run(packet)?;
+        }
+        let (mut sum, mut turns) = (0.0, 0.0);
+        let start = Instant::now();
+        while turns == 0.0 || start.elapsed().as_secs_f64() < self.seconds {
+            sum += f64::from(runner.run(packet)?);
+            turns += 1.0;
+        }
+        Ok(vec![("ns_per_packet", sum / turns)])
+    }
+}
+
+/// A program, and what it needs.
+struct Runner {
+    lab: LabSkel<'static>,
+    datapath: Option<Datapath>,
+    varied: bool,
+}
+
+impl Runner {
+    fn new(packet: &Packet, subject: Subject) -> Result<Self> {
+        let varied = packet.nr_flows > 1;
+        let lab = xdp::load(|open| {
+            open.progs.empty.set_autoload(true);
+            open.progs.vary.set_autoload(varied);
+            let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;
+            constants.vary_nr_flows = packet.nr_flows;
+            // A prime, which none of the numbers of flows is a multiple of: scattered, but all of them.
+            constants.vary_step = 618_041 % packet.nr_flows;
+            Ok(())
+        })?;
+        let datapath = match subject {
+            Subject::Empty => None,
+            _ => {
+                let entries = packet.nr_flows.next_power_of_two();
+                let (slots, entries) = (
+                    RPS_FLOW_CNT.max(entries),
+                    RPS_SOCK_FLOW_ENTRIES.max(entries),
+                );
+                Some(self::subject(subject, packet.tunnels, slots, entries)?)
+            }
+        };
+        let runner = Self {
+            lab,
+            datapath,
+            varied,
+        };
+        if varied {
+            let program = runner.subject().as_raw_fd().to_ne_bytes();
+            let targets = &runner.lab.maps.vary_target;
+            targets.update(&0u32.to_ne_bytes(), &program, MapFlags::ANY)?;
+        }
+        Ok(runner)
+    }
+
+    fn subject(&self) -> BorrowedFd<'_> {
+        match &self.datapath {
+            Some(datapath) => datapath.program(0),
+            None => self.lab.progs.empty.as_fd(),
+        }
+    }
+
+    /// Mean ns of [`REPEAT`] runs.
+    fn run(&self, packet: &Packet) -> Result<u32> {
+        let program = if self.varied {
+            self.lab.progs.vary.as_fd()
+        } else {
+            self.subject()
+        };
+        test_run(program, &packet.bytes)
+    }
 }
 
 /// A data path with one queue whose flows all go to a backlog: the whole way through the program.
-/// `unguarded` leaves out the rule of order.
-pub(super) fn subject(tunnels: u32, unguarded: bool) -> Result<Datapath> {
+pub(super) fn subject(
+    subject: Subject,
+    tunnels: u32,
+    rps_flow_cnt: u32,
+    rps_sock_flow_entries: u32,
+) -> Result<Datapath> {
     let config = Config {
         // Nothing is ever taken off, so that no limit would do.
         backlog_limit: u32::MAX,
         backlog_nice: 0,
-        rps_sock_flow_entries: RPS_SOCK_FLOW_ENTRIES,
-        rps_flow_cnt: RPS_FLOW_CNT,
+        rps_sock_flow_entries,
+        rps_flow_cnt,
         unconnected: true,
         dry_run: false,
         tunnels,
         rx_hash: false,
-        unguarded,
+        unguarded: subject == Subject::Unguarded,
         secret: draw_secret()?,
     };
-    let datapath = Datapath::load(
+    let mut datapath = Datapath::load(
         &config,
         &[DeviceConfig {
             ifindex: 1,
@@ -98,25 +218,10 @@ pub(super) fn subject(tunnels: u32, unguarded: bool) -> Result<Datapath> {
     datapath.backlogs().make(0, 1)?;
     datapath.set_rps_map(0, &RpsMap::inline().spread_over(&[1]))?;
     datapath.settle(0)?;
-    Ok(datapath)
-}
-
-/// Mean ns per run of each program, in turns until `seconds` have passed.
-fn interleaved<const N: usize>(
-    programs: [BorrowedFd<'_>; N],
-    packet: &Packet,
-    seconds: f64,
-) -> Result<[f64; N]> {
-    let mut sums = [0.0; N];
-    let mut turns = 0.0;
-    let start = std::time::Instant::now();
-    while turns == 0.0 || start.elapsed().as_secs_f64() < seconds {
-        for (sum, program) in sums.iter_mut().zip(programs) {
-            *sum += f64::from(test_run(program, &packet.bytes)?);
-        }
-        turns += 1.0;
+    if matches!(subject, Subject::Rfs | Subject::Unguarded) {
+        datapath.follow(true)?;
     }
-    Ok(sums.map(|sum| sum / turns))
+    Ok(datapath)
 }
 
 fn test_run(program: BorrowedFd<'_>, packet: &[u8]) -> Result<u32> {
@@ -132,6 +237,8 @@ fn test_run(program: BorrowedFd<'_>, packet: &[u8]) -> Result<u32> {
     if result < 0 {
         return Err(std::io::Error::from_raw_os_error(-result)).context("running the program");
     }
+    // What runs behind another program did not if this is not its verdict.
+    ensure!(opts.retval != XDP_ABORTED, "the program did not run");
     Ok(opts.duration)
 }
 
@@ -150,12 +257,13 @@ fn packets() -> Result<Vec<Packet>> {
     vxlan.extend(&inner);
 
     let mut packets = Vec::new();
-    let mut add = |case, tunnels, write: &dyn Fn(&mut Vec<u8>) -> Result<(), _>| {
+    let mut add = |case: &str, tunnels, write: &dyn Fn(&mut Vec<u8>) -> Result<(), _>| {
         let mut bytes = Vec::new();
         let written: Result<(), etherparse::err::packet::BuildWriteError> = write(&mut bytes);
         packets.push(Packet {
-            case,
+            case: case.to_owned(),
             tunnels,
+            nr_flows: 1,
             bytes,
         });
         written
@@ -179,5 +287,12 @@ fn packets() -> Result<Vec<Packet>> {
     add("vxlan-tcp4", Tunnel::Vxlan.bits(), &|b| {
         ipv4().udp(40_000, 4789).write(b, &vxlan)
     })?;
+    let tcp4 = packets[0].bytes.clone();
+    packets.extend(FLOWS.map(|nr_flows| Packet {
+        case: format!("tcp4, {nr_flows} flows"),
+        tunnels: 0,
+        nr_flows,
+        bytes: tcp4.clone(),
+    }));
     Ok(packets)
 }

@@ -1,35 +1,29 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `flood`: more UDP packets than a host can use, from thousands of flows, into one receive queue.
+//! `flood`: more UDP packets than a host can use, into one receive queue.
 //!
-//! The queue is polled on one CPU, where the wire sends too; the application, one socket and one
-//! thread, runs on another. Counted are the packets that the device accepted and those that the
-//! application got. Beside it, at a rate that every mode carries without loss: the CPU time that
-//! the receiving CPU spends per packet, that is its NAPI thread's; the wire is another thread.
+//! The queue is polled on one CPU, where the wire sends too; the application runs on another.
+//! Counted are the packets that the device accepted and those that the application got.
 
-use std::collections::BTreeMap;
+use std::fmt;
 use std::net::SocketAddr;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::Result;
+use indexmap::IndexMap;
 
-use super::mode::{Active, Mode};
-use super::{Effort, Report, Rounds};
-use crate::accounting::Queue;
-use crate::cpumask::CpuMask;
+use super::bed::{Bed, INTERRUPT_CPU};
+use super::mode::{Active, Mode, Way};
+use super::watch::{Seen, Watch};
+use super::{
+    Better, CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, fit, headline,
+};
 use crate::lab::frame::{Frames, UdpFlows};
 use crate::lab::jumper::{Jumpers, Reads};
-use crate::lab::link::{End, Link, LinkConfig};
-use crate::lab::netns::Netns;
-use crate::lab::nic::Nic;
+use crate::lab::link::End;
 use crate::lab::sink::{Sink, SinkConfig};
 use crate::lab::sockets;
-use crate::lab::softnet::softnet;
 use crate::lab::wire::{Wire, WireConfig};
-use crate::topology::Topology;
-
-/// The CPU that polls the queue.
-pub const INTERRUPT_CPU: u32 = 0;
 
 /// Flows of the flood.
 pub const NR_FLOWS: u32 = 4096;
@@ -41,140 +35,120 @@ pub const NR_CONNECTED: u32 = 64;
 /// Threads of an application that reads one socket with several.
 pub const NR_THREADS: usize = 8;
 
-/// Frames per second that every mode should carry; a quarter less until each of them does. High,
-/// because a thread that sleeps between bursts costs a wake-up each, which then is what is measured.
-const LOSSFREE_RATE: u64 = 200_000;
-
-/// Loss up to this share counts as none (as in RFC 2544 tests with real networks): a wake-up that
-/// comes late may cost a packet.
-const LOSSFREE: f64 = 0.001;
+/// Of the accepted packets, those that may be missing in the account: what was under way when the
+/// counters were read.
+const UNACCOUNTED: f64 = 0.001;
 
 /// Until the last packets have gone through, and the modes' threads are back to sleep.
 const SETTLE: Duration = Duration::from_millis(50);
-
-/// One queue on [`INTERRUPT_CPU`], and an application elsewhere.
-pub struct Bed {
-    pub(super) link: Link,
-    pub(super) nic: Nic,
-    others: CpuMask,
-    all: CpuMask,
-}
 
 /// What one measurement found.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
     /// Seconds of traffic.
     pub seconds: f64,
+    /// Frames that were sent.
+    pub sent: u64,
     /// Frames that the device took.
     pub accepted: u64,
     /// Datagrams that the application got.
     pub delivered: u64,
-    /// CPU time of the receiving CPU, ns, without the wire.
-    pub rx_cpu_ns: u64,
-    /// Packets that the stack processed, by CPU.
-    pub processed: BTreeMap<u32, u64>,
+    /// Datagrams that its sockets had no room for.
+    pub socket_drops: u64,
+    /// CPU time of the thread that polls the queue, ns, if one does.
+    pub rx_cpu_ns: Option<u64>,
+    /// What the kernel counted.
+    pub seen: Seen,
 }
 
-impl Bed {
-    /// Makes the lab.
-    ///
-    /// # Errors
-    /// When the host does not allow it, or has a single CPU.
-    pub fn new() -> Result<Self> {
-        let all = Topology::host().online()?;
-        let others = all.without(&CpuMask::from_iter([INTERRUPT_CPU]));
-        ensure!(
-            !others.is_empty(),
-            "one CPU has nothing to steer to: this takes two"
-        );
-        let (tester, dut) = (Netns::new("tester")?, Netns::new("dut")?);
-        let link = Link::new(&tester, &dut, &LinkConfig::default())?;
-        let nic = Nic::new(&link.dut, &[INTERRUPT_CPU])?;
-        Ok(Self {
-            link,
-            nic,
-            others,
-            all,
-        })
-    }
+/// Sends for `seconds`, as fast as it can or at `rate` frames per second, in one way to steer.
+///
+/// # Errors
+/// When something of the lab failed; [`Unfit`](super::Unfit) when the way had no effect, or packets
+/// are unaccounted for.
+pub fn measure(
+    bed: &Bed,
+    way: Way,
+    to: Sockets,
+    rate: Option<u64>,
+    seconds: f64,
+) -> Result<Sample> {
+    let active = bed.start(way)?;
+    let sample = traffic(bed, to, rate, seconds)?;
+    check(bed, &active, way, &sample)?;
+    active.stop()?;
+    Ok(sample)
+}
 
-    /// The masks to compare, by the name of their case.
-    pub fn masks(&self) -> [(&'static str, &CpuMask); 2] {
-        [("others", &self.others), ("all", &self.all)]
-    }
+/// Sends to these sockets, however it is steered.
+pub(super) fn traffic(bed: &Bed, to: Sockets, rate: Option<u64>, seconds: f64) -> Result<Sample> {
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, to.nr_flows());
+    let application = Application::start(dut, &flows, to, bed.masks().others.first())?;
+    let config = WireConfig {
+        frames: Frames::Udp(flows),
+        count: None,
+        rate,
+        lossless: false,
+        window: None,
+    };
+    let rx_cpu_ns = || bed.nic.as_ref().map(|nic| nic.cpu_ns(0)).transpose();
 
-    /// Sends for `seconds`, as fast as it can or at `rate` frames per second, with `mode` over
-    /// `cpus`, to these sockets.
-    ///
-    /// # Errors
-    /// When something of the lab failed, the mode had no effect, or packets are unaccounted for.
-    pub fn measure(
-        &mut self,
-        mode: Mode,
-        cpus: &CpuMask,
-        to: Sockets,
-        rate: Option<u64>,
-        seconds: f64,
-    ) -> Result<Sample> {
-        let active = Active::start(&self.link.dut, mode, cpus)?;
-        self.nic.bind()?;
-        let flows = UdpFlows::to(&self.link.dut, to.nr_flows());
-        let application = Application::start(&self.link.dut, &flows, to, self.others.first())?;
-        let config = WireConfig {
-            frames: Frames::Udp(flows),
-            count: None,
-            rate,
-            lossless: false,
-            window: None,
-        };
+    let cpu_before = rx_cpu_ns()?;
+    let watch = Watch::begin(&dut.netns)?;
+    let start = Instant::now();
+    let wire = Wire::start(&bed.link, INTERRUPT_CPU, &config)?;
+    sleep(Duration::from_secs_f64(seconds));
+    // What comes after the wire stops was accepted while it ran: only the backlogs are left.
+    let sent = wire.stop()?;
+    let elapsed = start.elapsed().as_secs_f64();
+    sleep(SETTLE);
+    let cpu_after = rx_cpu_ns()?;
+    let seen = watch.end()?;
+    let (delivered, socket_drops) = application.stop()?;
+    fit!(
+        sent.sent > sent.lost,
+        "the device accepted nothing: the generator did not run"
+    );
+    Ok(Sample {
+        seconds: elapsed,
+        sent: sent.sent,
+        accepted: sent.sent - sent.lost,
+        delivered,
+        socket_drops,
+        rx_cpu_ns: cpu_after
+            .zip(cpu_before)
+            .map(|(after, before)| after - before),
+        seen,
+    })
+}
 
-        let cpu_before = self.nic.cpu_ns(0)?;
-        let softnet_before = processed()?;
-        let start = Instant::now();
-        let wire = Wire::start(&self.link, INTERRUPT_CPU, &config)?;
-        sleep(Duration::from_secs_f64(seconds));
-        // What comes after the wire stops was accepted while it ran: only the backlogs are left.
-        let sent = wire.stop()?;
-        let elapsed = start.elapsed().as_secs_f64();
-        sleep(SETTLE);
-        let rx_cpu_ns = self.nic.cpu_ns(0)? - cpu_before;
-        let softnet_after = processed()?;
-        let delivered = application.stop()?;
-
-        let sample = Sample {
-            seconds: elapsed,
-            accepted: sent.sent - sent.lost,
-            delivered,
-            rx_cpu_ns,
-            processed: softnet_after
-                .iter()
-                .map(|(cpu, n)| {
-                    (
-                        *cpu,
-                        n.wrapping_sub(softnet_before.get(cpu).copied().unwrap_or(0)),
-                    )
-                })
-                .collect(),
-        };
-        if let Some(status) = active.status()? {
-            let queue: &Queue = &status.devices[0].queues[0];
-            if let Some(why) = queue.imbalance() {
-                anyhow::bail!("rxsteer's account does not close: {why}");
-            }
-            ensure!(
+/// Whether the way was in effect, and all packets are accounted for.
+fn check(bed: &Bed, active: &Active<'_>, way: Way, sample: &Sample) -> Result<()> {
+    bed.verify(active, way, &sample.seen)?;
+    let at_sockets = sample.delivered + sample.socket_drops;
+    let dropped: u64 = sample.seen.softnet.values().map(|s| s.dropped).sum();
+    let expected = match (way.mode, active.status()?) {
+        (_, Some(status)) => {
+            let queue = &status.devices[0].queues[0];
+            fit!(
                 queue.received == sample.accepted,
                 "rxsteer received {} of {} frames",
                 queue.received,
                 sample.accepted
             );
+            queue.inline + queue.sums.delivered
         }
-        active.stop()?;
-        ensure!(
-            sample.accepted > 0,
-            "the device accepted nothing: the wire did not run"
-        );
-        Ok(sample)
-    }
+        // Its full rings are counted nowhere.
+        (Mode::Cpumap, _) => return Ok(()),
+        _ => sample.accepted.saturating_sub(dropped),
+    };
+    let missing = at_sockets.abs_diff(expected) as f64 / sample.accepted as f64;
+    fit!(
+        missing < UNACCOUNTED,
+        "packets are unaccounted for: {expected} should have come to the sockets, and {at_sockets} did"
+    );
+    Ok(())
 }
 
 /// What the application receives on.
@@ -194,6 +168,16 @@ impl Sockets {
         match self {
             Self::Server | Self::Shared => NR_FLOWS,
             Self::Connected => NR_CONNECTED,
+        }
+    }
+}
+
+impl fmt::Display for Sockets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Server => write!(f, "one socket, {NR_FLOWS} flows"),
+            Self::Shared => write!(f, "one socket, {NR_THREADS} threads, {NR_FLOWS} flows"),
+            Self::Connected => write!(f, "{NR_CONNECTED} connected sockets"),
         }
     }
 }
@@ -226,116 +210,106 @@ impl Application {
         })
     }
 
-    /// Datagrams that it got.
-    fn stop(self) -> Result<u64> {
+    /// Datagrams that it got, and those that its sockets had no room for.
+    fn stop(self) -> Result<(u64, u64)> {
         Ok(match self {
-            Self::Server(sink) => sink.stop()?.received.iter().sum(),
-            Self::Connected(threads) => threads.stop()?.received,
+            Self::Server(sink) => {
+                let report = sink.stop()?;
+                (report.received.iter().sum(), report.dropped)
+            }
+            Self::Connected(threads) => {
+                let report = threads.stop()?;
+                (report.received, report.dropped)
+            }
         })
     }
 }
 
-/// Packets that the stack has processed on each CPU; the kernel's counters wrap at 32 bits.
-fn processed() -> Result<BTreeMap<u32, u64>> {
-    Ok(softnet()?
-        .into_iter()
-        .map(|s| (s.cpu, s.processed))
-        .collect())
+/// The scenario: to one socket, kernel RPS, a naive cpumap and rxsteer, by RPS alone and with its
+/// default policy; to connected sockets, which kernel RFS follows too, also that; and to a socket
+/// that several threads read, what their following costs.
+pub struct Flood {
+    conditions: Vec<Condition>,
+    beds: Vec<Bed>,
+    cases: Vec<(usize, Sockets, Vec<Way>)>,
+    seconds: f64,
 }
 
-/// Compares no steering, kernel RPS, a naive cpumap, rxsteer by RPS alone and with its default policy;
-/// to connected sockets, which kernel RFS follows too, kernel RFS and rxsteer; and to a socket that
-/// several threads read, what their following costs.
-///
-/// # Errors
-/// When a run did not measure what it claims.
-pub fn flood(effort: &Effort<'_>) -> Result<Report> {
-    const MODES: [Mode; 5] = [
-        Mode::None,
-        Mode::KernelRps,
-        Mode::Cpumap,
-        Mode::RxsteerRps,
-        Mode::Rxsteer,
-    ];
-    const OTHERS: [(&str, Sockets, [Mode; 3]); 2] = [
-        (
-            "connected",
-            Sockets::Connected,
-            [Mode::None, Mode::KernelRfs, Mode::Rxsteer],
-        ),
-        (
-            "shared",
-            Sockets::Shared,
-            [Mode::None, Mode::RxsteerRps, Mode::Rxsteer],
-        ),
-    ];
-    let mut bed = Bed::new()?;
-    let masks = bed.masks().map(|(case, cpus)| (case, cpus.clone()));
-    let all = &masks[1].1;
-    let total = masks.len() * MODES.len() * 2 + OTHERS.len() * 3;
-    let total = u64::from(effort.rounds) * total as u64;
-    let mut rounds = Rounds::default();
-    for _ in 0..effort.rounds {
-        for (case, cpus) in &masks {
-            for mode in MODES {
-                (effort.progress)(&format!("{case}: {mode}, flooded"), total);
-                let sample = bed
-                    .measure(mode, cpus, Sockets::Server, None, effort.seconds)
-                    .with_context(|| format!("{case}, {mode}"))?;
-                add(&mut rounds, case, mode, &sample);
-            }
-            for (mode, ns) in lossfree(&mut bed, &MODES, case, cpus, effort, total)? {
-                rounds.add(case, &mode.to_string(), "rx_cpu_ns_per_packet", ns);
-            }
-        }
-        for (case, sockets, modes) in OTHERS {
-            for mode in modes {
-                (effort.progress)(&format!("{case}: {mode}, flooded"), total);
-                let sample = bed
-                    .measure(mode, all, sockets, None, effort.seconds)
-                    .with_context(|| format!("{case}, {mode}"))?;
-                add(&mut rounds, case, mode, &sample);
-            }
+impl Flood {
+    /// Makes the lab.
+    ///
+    /// # Errors
+    /// When the host does not allow it, or has a single CPU.
+    pub fn new(effort: &Effort) -> Result<Self> {
+        use Mode::{Cpumap, KernelRfs, KernelRps, None, Rxsteer, RxsteerRps};
+        let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
+        let beds: Vec<Bed> = conditions
+            .iter()
+            .map(|c| Bed::new(*c))
+            .collect::<Result<_>>()?;
+        let cases = [
+            (
+                Sockets::Server,
+                &[None, KernelRps, Cpumap, RxsteerRps, Rxsteer][..],
+            ),
+            (
+                Sockets::Connected,
+                &[None, KernelRps, KernelRfs, Cpumap, Rxsteer],
+            ),
+            (Sockets::Shared, &[None, KernelRps, RxsteerRps, Rxsteer]),
+        ];
+        let ways = |modes| beds[0].masks().ways(modes);
+        let cases = (0..beds.len())
+            .flat_map(|bed| cases.map(|(to, modes)| (bed, to, ways(modes))))
+            .collect();
+        Ok(Self {
+            conditions,
+            beds,
+            cases,
+            seconds: effort.seconds,
+        })
+    }
+}
+
+impl Experiment for Flood {
+    fn plan(&self) -> Plan {
+        use Better::{Higher, Lower, Neither};
+        let cases = self.cases.iter().map(|(bed, to, ways)| CasePlan {
+            case: self.conditions[*bed].case(&to.to_string(), &self.conditions),
+            modes: ways.iter().map(Way::to_string).collect(),
+        });
+        Plan {
+            scenario: "flood",
+            question: "What does the application still get when far more UDP packets come than it can \
+                       use?",
+            metrics: IndexMap::from([
+                headline("delivered_pps", "Delivered to the application", "packets/s", Higher),
+                headline("accepted_pps", "Accepted from the wire", "packets/s", Neither),
+                detail("flow_limit_drops", "Dropped by the kernel's flow limit", "packets/s", Lower),
+            ]),
+            cases: cases.collect(),
+            conditions: self.beds[0].conditions(&self.conditions),
+            notes: vec![
+                "The generator shares the CPU that polls the queue, with the lowest priority: what \
+                 keeps that CPU busy throttles it too. Accepted alone proves nothing, since late drops \
+                 count as accepted."
+                    .to_owned(),
+            ],
+            seconds_each: self.seconds + 0.5,
         }
     }
-    Ok(rounds.report("flood", effort.rounds))
-}
 
-fn add(rounds: &mut Rounds, case: &str, mode: Mode, sample: &Sample) {
-    let per_second = |n: u64| n as f64 / sample.seconds;
-    let mode = mode.to_string();
-    rounds.add(case, &mode, "accepted_pps", per_second(sample.accepted));
-    rounds.add(case, &mode, "delivered_pps", per_second(sample.delivered));
-}
-
-/// The receiving CPU's time per packet, ns, in each mode, at a rate that all of them carry.
-fn lossfree(
-    bed: &mut Bed,
-    modes: &[Mode],
-    case: &str,
-    cpus: &CpuMask,
-    effort: &Effort<'_>,
-    total: u64,
-) -> Result<Vec<(Mode, f64)>> {
-    let mut rate = LOSSFREE_RATE;
-    'rate: loop {
-        ensure!(
-            rate > 1000,
-            "no mode carries {rate} packets per second without loss"
-        );
-        let mut found = Vec::new();
-        for &mode in modes {
-            (effort.progress)(&format!("{case}: {mode}, {rate} packets/s"), total);
-            let sample = bed
-                .measure(mode, cpus, Sockets::Server, Some(rate), effort.seconds)
-                .with_context(|| format!("{case}, {mode}"))?;
-            let lost = 1.0 - sample.delivered as f64 / sample.accepted as f64;
-            if lost > LOSSFREE {
-                rate -= rate / 4;
-                continue 'rate;
-            }
-            found.push((mode, sample.rx_cpu_ns as f64 / sample.accepted as f64));
+    fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
+        let (bed, to, ways) = &self.cases[case];
+        let sample = measure(&self.beds[*bed], ways[mode], *to, None, self.seconds)?;
+        let per_second = |n: u64| n as f64 / sample.seconds;
+        let mut values = vec![
+            ("delivered_pps", per_second(sample.delivered)),
+            ("accepted_pps", per_second(sample.accepted)),
+        ];
+        if ways[mode].mode.is_kernels() {
+            values.push(("flow_limit_drops", per_second(sample.seen.flow_limit())));
         }
-        return Ok(found);
+        Ok(values)
     }
 }

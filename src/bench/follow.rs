@@ -13,12 +13,15 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use indexmap::IndexMap;
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
-use super::flood::{Bed, INTERRUPT_CPU};
-use super::mode::{Active, Mode};
-use super::{Effort, Report, Rounds};
+use super::bed::{Bed, INTERRUPT_CPU};
+use super::mode::{Cpus, Mode, Way};
+use super::{
+    Better, CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, fit, headline,
+};
 use crate::lab::frame::{Frames, UdpFlows};
 use crate::lab::netns::bind;
 use crate::lab::sink::{Sink, SinkConfig};
@@ -37,39 +40,82 @@ const STAY: Duration = Duration::from_millis(5);
 /// A flow that takes longer has not followed.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Compares kernel RFS and rxsteer.
-///
-/// # Errors
-/// When a mode can't be had, or no packet comes.
-pub fn follow(effort: &Effort<'_>) -> Result<Report> {
-    const MODES: [Mode; 2] = [Mode::KernelRfs, Mode::Rxsteer];
-    let mut bed = Bed::new()?;
-    let total = u64::from(effort.rounds) * MODES.len() as u64;
-    let mut rounds = Rounds::default();
-    for _ in 0..effort.rounds {
-        for mode in MODES {
-            (effort.progress)(&mode.to_string(), total);
-            let mut times =
-                measure(&mut bed, mode, effort.seconds).with_context(|| mode.to_string())?;
-            ensure!(!times.is_empty(), "{mode}: the application never moved");
-            times.sort_by(f64::total_cmp);
-            let quantile = |q: f64| times[((times.len() - 1) as f64 * q) as usize];
-            let mode = mode.to_string();
-            rounds.add("10k packets/s", &mode, "moves", times.len() as f64);
-            rounds.add("10k packets/s", &mode, "arrived_us_p50", quantile(0.5));
-            rounds.add("10k packets/s", &mode, "arrived_us_p99", quantile(0.99));
+/// Those that follow.
+const MODES: [Mode; 2] = [Mode::KernelRfs, Mode::Rxsteer];
+
+/// The scenario: kernel RFS and rxsteer.
+pub struct Follow {
+    bed: Bed,
+    condition: Condition,
+    seconds: f64,
+}
+
+impl Follow {
+    /// Makes the lab.
+    ///
+    /// # Errors
+    /// When the host does not allow it, or has a single CPU.
+    pub fn new(effort: &Effort) -> Result<Self> {
+        let condition = effort.conditions(&[Napi::Thread], &[Gro::On])[0];
+        Ok(Self {
+            bed: Bed::new(condition)?,
+            condition,
+            seconds: effort.seconds,
+        })
+    }
+}
+
+impl Experiment for Follow {
+    fn plan(&self) -> Plan {
+        Plan {
+            scenario: "follow",
+            question: "How long does a flow take to arrive where its application has gone?",
+            metrics: IndexMap::from([
+                headline(
+                    "arrived_us_p50",
+                    "From move to arrival, median",
+                    "us",
+                    Better::Lower,
+                ),
+                headline(
+                    "arrived_us_p99",
+                    "From move to arrival, 99th percentile",
+                    "us",
+                    Better::Lower,
+                ),
+                detail("moves", "Moves of the application", "1", Better::Neither),
+            ]),
+            cases: vec![CasePlan {
+                case: format!("{RATE} packets/s in each of {NR_FLOWS} flows"),
+                modes: MODES.map(|mode| mode.to_string()).to_vec(),
+            }],
+            conditions: self.bed.conditions(&[self.condition]),
+            notes: Vec::new(),
+            seconds_each: self.seconds + 0.5,
         }
     }
-    Ok(rounds.report("follow", effort.rounds))
+
+    fn measure(&mut self, _: usize, mode: usize) -> Result<Values> {
+        let mut times = measure(&self.bed, MODES[mode], self.seconds)?;
+        fit!(!times.is_empty(), "the application never moved");
+        times.sort_by(f64::total_cmp);
+        let quantile = |q: f64| times[((times.len() - 1) as f64 * q) as usize];
+        Ok(vec![
+            ("arrived_us_p50", quantile(0.5)),
+            ("arrived_us_p99", quantile(0.99)),
+            ("moves", times.len() as f64),
+        ])
+    }
 }
 
 /// Microseconds from each move to the flow's arrival.
-fn measure(bed: &mut Bed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
-    let all = bed.masks()[1].1.clone();
-    let cpus: Vec<u32> = all.iter().collect();
+fn measure(bed: &Bed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
+    let cpus: Vec<u32> = bed.masks().all.iter().collect();
     let dut = &bed.link.dut;
-    let active = Active::start(dut, mode, &all)?;
-    bed.nic.bind()?;
+    let active = bed.start(Way {
+        mode,
+        cpus: Cpus::All,
+    })?;
     let flows = UdpFlows::to(dut, NR_FLOWS);
     let local = SocketAddr::new(flows.daddr, flows.dport);
     // Unconnected: it gets what the other socket is not connected to.

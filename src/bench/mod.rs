@@ -1,22 +1,280 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rxsteer bench`: measured comparisons, modes interleaved, medians and per-round ratios.
+//!
+//! A scenario is an [`Experiment`]: it says what it would measure, and measures one mode at a time.
+//! [`run`] does the rest: the rounds, the order, what becomes of a measurement that failed.
 
+use std::fmt;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use indexmap::IndexMap;
+
+pub mod bed;
 pub mod decide;
 pub mod flood;
 pub mod follow;
+pub mod host;
 pub mod mode;
 pub mod record;
 pub mod reorder;
 pub mod report;
+pub mod watch;
 
-pub use report::{Report, Rounds};
+pub use report::{Better, Document, Metric, Refusal, Report, Rounds};
 
-/// How often, how long, and whom to tell.
-pub struct Effort<'a> {
+/// What `rxsteer bench` can measure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Scenario {
+    /// Time of one decision, against a program that only passes
+    Decide,
+    /// What it costs an application that rxsteer notes where it runs
+    Record,
+    /// How long a flow takes to arrive where its application has gone
+    Follow,
+    /// More UDP packets than the host can use, and the receiving CPU's cost per packet
+    Flood,
+    /// Packets that overtake an earlier one of their flow while masks, applications, interrupts and
+    /// CPUs change, against the same without the rule of order
+    Reorder,
+}
+
+impl Scenario {
+    /// Makes what it needs.
+    ///
+    /// # Errors
+    /// When the host does not allow it.
+    pub fn prepare(self, effort: &Effort) -> Result<Box<dyn Experiment>> {
+        Ok(match self {
+            Self::Decide => Box::new(decide::Decide::new(effort)?),
+            Self::Record => Box::new(record::Record::new(effort)?),
+            Self::Follow => Box::new(follow::Follow::new(effort)?),
+            Self::Flood => Box::new(flood::Flood::new(effort)?),
+            Self::Reorder => Box::new(reorder::Reorder::new(effort)),
+        })
+    }
+}
+
+/// How often, how long, and under which conditions.
+#[derive(Clone, Debug)]
+pub struct Effort {
     /// Every mode runs once a round.
     pub rounds: u32,
-    /// Of one measurement, in seconds.
+    /// Of one measurement.
     pub seconds: f64,
-    /// Called before each measurement with what it is and how many there are.
-    pub progress: &'a dyn Fn(&str, u64),
+    /// How the queue is polled; empty: as the scenario sees fit.
+    pub napi: Vec<Napi>,
+    /// GRO at the device under test; empty: as the scenario sees fit.
+    pub gro: Vec<Gro>,
+}
+
+/// How the device's queue is polled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Napi {
+    /// In softirq, as after an interrupt
+    Interrupt,
+    /// By a thread bound to the interrupt's CPU (threaded NAPI)
+    Thread,
+}
+
+/// GRO at the device under test.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[allow(missing_docs)]
+pub enum Gro {
+    On,
+    Off,
+}
+
+/// What the lab's device is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Condition {
+    pub napi: Napi,
+    pub gro: Gro,
+}
+
+impl fmt::Display for Condition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let napi = match self.napi {
+            Napi::Interrupt => "interrupt",
+            Napi::Thread => "threaded NAPI",
+        };
+        let gro = match self.gro {
+            Gro::On => "GRO on",
+            Gro::Off => "GRO off",
+        };
+        write!(f, "{napi}, {gro}")
+    }
+}
+
+impl Condition {
+    /// The name of a case under this one of several conditions.
+    fn case(self, name: &str, conditions: &[Self]) -> String {
+        match conditions {
+            [_] => name.to_owned(),
+            _ => format!("{name}; {self}"),
+        }
+    }
+}
+
+impl Effort {
+    /// Every combination that was asked for; of what was not, the scenario's own.
+    pub fn conditions(&self, napi: &[Napi], gro: &[Gro]) -> Vec<Condition> {
+        let or = |asked: &[Napi]| if asked.is_empty() { napi } else { asked }.to_vec();
+        let or_gro = |asked: &[Gro]| if asked.is_empty() { gro } else { asked }.to_vec();
+        let gro = or_gro(&self.gro);
+        or(&self.napi)
+            .into_iter()
+            .flat_map(|napi| gro.iter().map(move |&gro| Condition { napi, gro }))
+            .collect()
+    }
+}
+
+/// What a scenario is going to do.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The scenario's name.
+    pub scenario: &'static str,
+    /// What it asks, in a sentence.
+    pub question: &'static str,
+    /// What it measures, the most important first.
+    pub metrics: IndexMap<String, Metric>,
+    /// In the order of a round.
+    pub cases: Vec<CasePlan>,
+    /// What shapes all figures.
+    pub conditions: IndexMap<String, String>,
+    /// What else should be known.
+    pub notes: Vec<String>,
+    /// Seconds that a measurement takes, all in all.
+    pub seconds_each: f64,
+}
+
+/// A case, and its modes in the order of a round.
+#[derive(Clone, Debug)]
+#[allow(missing_docs)]
+pub struct CasePlan {
+    pub case: String,
+    pub modes: Vec<String>,
+}
+
+impl Plan {
+    /// Measurements in a round.
+    pub fn nr_measurements(&self) -> u64 {
+        self.cases.iter().map(|case| case.modes.len() as u64).sum()
+    }
+
+    /// How long `rounds` take.
+    pub fn duration(&self, rounds: u32) -> Duration {
+        let measurements = self.nr_measurements() * u64::from(rounds);
+        Duration::from_secs_f64(self.seconds_each * measurements as f64)
+    }
+}
+
+/// A metric, with its name: its title and unit, and which way it gets better.
+pub fn headline(name: &str, title: &str, unit: &str, better: Better) -> (String, Metric) {
+    let metric = Metric {
+        title: title.to_owned(),
+        unit: unit.to_owned(),
+        better,
+        headline: true,
+    };
+    (name.to_owned(), metric)
+}
+
+/// The same, of one that explains the headlines.
+pub fn detail(name: &str, title: &str, unit: &str, better: Better) -> (String, Metric) {
+    let (name, metric) = headline(name, title, unit, better);
+    let headline = false;
+    (name, Metric { headline, ..metric })
+}
+
+/// What one measurement found, by metric.
+pub type Values = Vec<(&'static str, f64)>;
+
+/// A scenario.
+pub trait Experiment {
+    /// What it is going to do.
+    fn plan(&self) -> Plan;
+
+    /// Measures once; both numbers are indices into the plan.
+    ///
+    /// # Errors
+    /// [`Unfit`] when this measurement did not measure what it claims; any other error ends the
+    /// scenario.
+    fn measure(&mut self, case: usize, mode: usize) -> Result<Values>;
+}
+
+/// A measurement that did not measure what it claims: it gives no figure.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Unfit(pub String);
+
+/// `ensure!` for what makes a measurement [`Unfit`].
+macro_rules! fit {
+    ($condition:expr, $($why:tt)*) => {
+        let fit: bool = $condition;
+        if !fit {
+            return Err($crate::bench::Unfit(format!($($why)*)).into());
+        }
+    };
+}
+pub(crate) use fit;
+
+/// Measures every mode of every case once a round.
+///
+/// `progress` is called before each measurement with what it is.
+///
+/// # Errors
+/// When the experiment failed for another reason than that a measurement was unfit.
+pub fn run(
+    experiment: &mut dyn Experiment,
+    effort: &Effort,
+    progress: &dyn Fn(&str),
+) -> Result<Report> {
+    let plan = experiment.plan();
+    let mut rounds = Rounds::default();
+    let mut refused = Vec::new();
+    for round in 1..=effort.rounds {
+        for (c, CasePlan { case, modes }) in plan.cases.iter().enumerate() {
+            for (m, mode) in modes.iter().enumerate() {
+                progress(&format!("{}: {case}, {mode}", plan.scenario));
+                match experiment.measure(c, m) {
+                    Ok(values) => {
+                        for (metric, value) in values {
+                            rounds.add(round, case, mode, metric, value);
+                        }
+                    }
+                    Err(error) if error.is::<Unfit>() => refused.push(Refusal {
+                        case: case.clone(),
+                        mode: mode.clone(),
+                        round,
+                        why: format!("{error:#}"),
+                    }),
+                    Err(error) => {
+                        return Err(error)
+                            .with_context(|| format!("{}: {case}, {mode}", plan.scenario));
+                    }
+                }
+            }
+        }
+    }
+    let mut cases = rounds.cases(effort.rounds);
+    for case in &mut cases {
+        // What is neither good nor bad explains; to compare it would only confuse.
+        let compared =
+            |name: &str| plan.metrics.get(name).map(|m| m.better) != Some(Better::Neither);
+        case.ratios.retain(|metric, _| compared(metric));
+    }
+    Ok(Report {
+        scenario: plan.scenario.to_owned(),
+        question: plan.question.to_owned(),
+        rounds: effort.rounds,
+        seconds: effort.seconds,
+        conditions: plan.conditions,
+        metrics: plan.metrics,
+        cases,
+        refused,
+        notes: plan.notes,
+    })
 }

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The ways to steer that are compared, each switched on for as long as its value lives.
+//!
+//! A [`Mode`] with the CPUs that it may use is a [`Way`].
 
 use std::fmt;
 use std::fs;
@@ -9,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 
+use super::fit;
+use super::watch::Seen;
 use crate::accounting::Status;
 use crate::cpumask::CpuMask;
 use crate::datapath::{RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
@@ -41,6 +45,13 @@ pub enum Mode {
     Rxsteer,
 }
 
+impl Mode {
+    /// One of the kernel's own.
+    pub fn is_kernels(self) -> bool {
+        matches!(self, Self::KernelRps | Self::KernelRfs)
+    }
+}
+
 impl fmt::Display for Mode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -54,10 +65,48 @@ impl fmt::Display for Mode {
     }
 }
 
+/// The CPUs over which a mode spreads flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cpus {
+    /// As the mode itself chooses.
+    Default,
+    /// Those that are online.
+    All,
+    /// All but the one that polls the queue.
+    Others,
+}
+
+/// A mode and its CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Way {
+    pub mode: Mode,
+    pub cpus: Cpus,
+}
+
+impl Way {
+    /// A mode that chooses its CPUs itself, or has none.
+    pub fn by_default(mode: Mode) -> Self {
+        let cpus = Cpus::Default;
+        Self { mode, cpus }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.cpus {
+            Cpus::Default => write!(f, "{}", self.mode),
+            Cpus::All => write!(f, "{} (all)", self.mode),
+            Cpus::Others => write!(f, "{} (others)", self.mode),
+        }
+    }
+}
+
 /// A mode in effect on a device of the lab. All modes have an XDP program on the device: a veth
 /// receives differently without one.
 pub struct Active<'a> {
     end: &'a End,
+    mode: Mode,
     how: How,
 }
 
@@ -77,25 +126,30 @@ enum How {
 }
 
 impl<'a> Active<'a> {
-    /// Switches `mode` on, every queue over `cpus`; returns when it is in effect.
+    /// Switches `mode` on, every queue over `cpus`, or over what the mode chooses itself; returns
+    /// when it is in effect.
     ///
     /// # Errors
     /// When it can't be, with the reason.
-    pub fn start(end: &'a End, mode: Mode, cpus: &CpuMask) -> Result<Self> {
+    pub fn start(end: &'a End, mode: Mode, cpus: Option<&CpuMask>) -> Result<Self> {
+        let spread_over = || cpus.with_context(|| format!("{mode} over which CPUs?"));
         let how = match mode {
             Mode::None => How::Program {
                 _held: Xdp::pass(end, XdpMode::Native)?,
             },
-            Mode::Cpumap => How::Program {
-                _held: Xdp::cpumap(end, &cpus.iter().collect::<Vec<_>>(), CPUMAP_RING)?,
-            },
+            Mode::Cpumap => {
+                let cpus: Vec<u32> = spread_over()?.iter().collect();
+                How::Program {
+                    _held: Xdp::cpumap(end, &cpus, CPUMAP_RING)?,
+                }
+            }
             Mode::KernelRps | Mode::KernelRfs => {
                 let program = Xdp::pass(end, XdpMode::Native)?;
                 let rfs = match mode {
                     Mode::KernelRfs => Some(kernel_rfs(end)?),
                     _ => None,
                 };
-                write_queues(end, "rps_cpus", &cpus.to_mask_string())?;
+                write_queues(end, "rps_cpus", &spread_over()?.to_mask_string())?;
                 How::Kernel {
                     _held: program,
                     _rfs: rfs,
@@ -103,7 +157,9 @@ impl<'a> Active<'a> {
             }
             Mode::RxsteerRps | Mode::Rxsteer => {
                 let mut options = Options::new([end.name.as_str()]);
-                options.rps_cpus = RpsCpus::Mask(cpus.clone());
+                if let Some(cpus) = cpus {
+                    options.rps_cpus = RpsCpus::Mask(cpus.clone());
+                }
                 options.mode = Xdps::Native;
                 if mode == Mode::RxsteerRps {
                     options.policy = Policy::Rps;
@@ -111,7 +167,7 @@ impl<'a> Active<'a> {
                 steer(end, options)?
             }
         };
-        Ok(Self { end, how })
+        Ok(Self { end, mode, how })
     }
 
     /// rxsteer with options of its own.
@@ -119,10 +175,39 @@ impl<'a> Active<'a> {
     /// # Errors
     /// When it can't steer, with the reason.
     pub fn steer(end: &'a End, options: Options) -> Result<Self> {
-        Ok(Self {
-            end,
-            how: steer(end, options)?,
-        })
+        let mode = Mode::Rxsteer;
+        let how = steer(end, options)?;
+        Ok(Self { end, mode, how })
+    }
+
+    /// Whether the mode was in effect while `seen` was seen, by the kernel's own counters: packets of
+    /// many flows, spread over CPUs of which `elsewhere` don't poll the queue.
+    ///
+    /// # Errors
+    /// [`Unfit`](super::Unfit), with the reason.
+    pub fn verify(&self, seen: &Seen, elsewhere: &CpuMask) -> Result<()> {
+        let mode = self.mode;
+        let moved: u64 = elsewhere
+            .iter()
+            .filter_map(|cpu| seen.softnet.get(&cpu))
+            .map(|softnet| softnet.processed)
+            .sum();
+        let interrupts: u64 = seen.softnet.values().map(|s| s.received_rps).sum();
+        fit!(
+            mode == Mode::None || elsewhere.is_empty() || moved > 0,
+            "{mode} was not in effect: CPUs {elsewhere} processed no packet"
+        );
+        fit!(
+            !mode.is_kernels() || elsewhere.is_empty() || interrupts > 0,
+            "{mode} was not in effect: softnet_stat counts no interrupts of RPS"
+        );
+        if let Some(status) = self.status()? {
+            for queue in status.devices.iter().flat_map(|device| &device.queues) {
+                let why = queue.imbalance().unwrap_or_default();
+                fit!(why.is_empty(), "rxsteer's account does not close: {why}");
+            }
+        }
+        Ok(())
     }
 
     /// Where the frames went, if this mode keeps account of it.

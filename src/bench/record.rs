@@ -8,69 +8,99 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
+use indexmap::IndexMap;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
-use super::{Effort, Report, Rounds};
-use crate::datapath::Datapath;
+use super::decide::Subject;
+use super::report::SUBJECT;
+use super::{Better, CasePlan, Effort, Experiment, Plan, Values, fit, headline};
+use crate::datapath::{Datapath, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use crate::lab::netns::Netns;
 
-/// Calls in one measured turn.
-const CALLS: u32 = 200_000;
+/// Calls between two looks at the clock.
+const CALLS: u32 = 1000;
 
 /// Does one call.
 type Call = Box<dyn FnMut() -> std::io::Result<()> + Send>;
 
-/// Measures each case in turn, without and with the programs, interleaved.
-///
-/// # Errors
-/// When the programs can't be loaded, or sockets not be made.
-pub fn record(effort: &Effort<'_>) -> Result<Report> {
-    let mut datapath: Datapath = super::decide::subject(0, false)?;
-    let netns = Netns::new("app")?;
-    let mut cases = netns.run(cases)?;
-    let total = u64::from(effort.rounds) * cases.len() as u64;
-    let mut rounds = Rounds::default();
-    for _ in 0..effort.rounds {
-        for (case, call) in &mut cases {
-            (effort.progress)(case, total);
-            let [none, rxsteer] = interleaved(&mut datapath, call, effort.seconds)?;
-            rounds.add(case, "none", "ns_per_call", none);
-            rounds.add(case, "rxsteer", "ns_per_call", rxsteer);
-            rounds.add(case, "rxsteer", "ns_added", rxsteer - none);
-        }
-    }
-    Ok(rounds.report("record", effort.rounds))
+/// Without the programs of `bpf/socket.h`, and with them.
+const MODES: [&str; 2] = ["none", SUBJECT];
+
+/// The scenario.
+pub struct Record {
+    datapath: Datapath,
+    _netns: Netns,
+    cases: Vec<(&'static str, Call)>,
+    seconds: f64,
 }
 
-/// Mean ns of a call without and with the programs, in turns until `seconds` have passed.
-fn interleaved(datapath: &mut Datapath, call: &mut Call, seconds: f64) -> Result<[f64; 2]> {
-    let mut sums = [0.0; 2];
-    let mut turns = 0.0;
-    let start = Instant::now();
-    while turns == 0.0 || start.elapsed().as_secs_f64() < seconds {
-        for (sum, follow) in sums.iter_mut().zip([false, true]) {
-            let unseen = datapath.follow(follow)?.unwrap_or_default();
-            ensure!(unseen.is_empty(), "{}", unseen.join("; "));
-            *sum += std::thread::scope(|scope| scope.spawn(|| turn(call)).join())
-                .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
-        }
-        turns += 1.0;
+impl Record {
+    /// Loads the programs and makes the sockets.
+    ///
+    /// # Errors
+    /// When that can't be done.
+    pub fn new(effort: &Effort) -> Result<Self> {
+        let netns = Netns::new("app")?;
+        Ok(Self {
+            datapath: super::decide::subject(Subject::Rps, 0, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES)?,
+            cases: netns.run(cases)?,
+            _netns: netns,
+            seconds: effort.seconds,
+        })
     }
-    Ok(sums.map(|sum| sum / turns))
 }
 
-/// On one CPU, since the table is written when the caller has moved.
-fn turn(call: &mut Call) -> Result<f64> {
+impl Experiment for Record {
+    fn plan(&self) -> Plan {
+        Plan {
+            scenario: "record",
+            question: "What does it cost an application that rxsteer notes where it runs?",
+            metrics: IndexMap::from([headline("ns_per_call", "A call", "ns", Better::Lower)]),
+            cases: self
+                .cases
+                .iter()
+                .map(|(case, _)| CasePlan {
+                    case: (*case).to_owned(),
+                    modes: MODES.map(str::to_owned).to_vec(),
+                })
+                .collect(),
+            conditions: IndexMap::new(),
+            notes: vec![
+                "Calls that find nothing to read, but for those that read a datagram, which is sent \
+                 over loopback before and counts as part of the call."
+                    .to_owned(),
+            ],
+            seconds_each: self.seconds,
+        }
+    }
+
+    fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
+        let unseen = self.datapath.follow(mode == 1)?.unwrap_or_default();
+        fit!(unseen.is_empty(), "{}", unseen.join("; "));
+        let call = &mut self.cases[case].1;
+        let seconds = self.seconds;
+        let ns = std::thread::scope(|scope| scope.spawn(|| turns(call, seconds)).join())
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        Ok(vec![("ns_per_call", ns)])
+    }
+}
+
+/// Mean ns of a call, on one CPU, since the table is written when the caller has moved.
+fn turns(call: &mut Call, seconds: f64) -> Result<f64> {
     let mut cpu = CpuSet::new();
     cpu.set(0)?;
     sched_setaffinity(Pid::from_raw(0), &cpu)?;
     let start = Instant::now();
-    for _ in 0..CALLS {
-        call()?;
+    let mut calls = 0;
+    while calls == 0 || start.elapsed().as_secs_f64() < seconds {
+        for _ in 0..CALLS {
+            call()?;
+        }
+        calls += CALLS;
     }
-    Ok(start.elapsed().as_nanos() as f64 / f64::from(CALLS))
+    Ok(start.elapsed().as_nanos() as f64 / f64::from(calls))
 }
 
 fn cases() -> Result<Vec<(&'static str, Call)>> {

@@ -10,8 +10,7 @@
 //! Order is looked at twice: where the device hands its packets to the stack, which is what the rule
 //! of order is about, and where the application reads them.
 
-use std::collections::BTreeMap;
-use std::fmt::{self, Write};
+use std::fmt;
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -19,10 +18,11 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use serde::Serialize;
+use indexmap::IndexMap;
 
-use super::Effort;
 use super::mode::Active;
+use super::report::SUBJECT;
+use super::{Better, CasePlan, Effort, Experiment, Plan, Values, detail, fit, headline};
 use crate::accounting::Queue;
 use crate::backlogs::LIMIT_MAX;
 use crate::cli::Tunnel;
@@ -38,7 +38,6 @@ use crate::lab::wire::{Window, Wire, WireConfig};
 use crate::lab::witness::Witness;
 use crate::lab::{sockets, softnet};
 use crate::run::{self, Change, Mode, Options, RpsCpus};
-use crate::status::table;
 use crate::topology::Topology;
 
 /// The CPU that polls the queue, unless that is moved.
@@ -155,7 +154,7 @@ impl fmt::Display for Case {
 }
 
 /// What one measurement, or several together, found.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default)]
 pub struct Sample {
     /// Seconds of traffic.
     pub seconds: f64,
@@ -193,21 +192,6 @@ pub struct Progress {
     pub overtaken: u64,
     /// Whether the applications have moved, and what the case is about has happened.
     pub eventful: bool,
-}
-
-impl Sample {
-    fn add(&mut self, other: &Self) {
-        self.seconds += other.seconds;
-        self.packets += other.packets;
-        self.read += other.read;
-        self.overtaken_at_delivery += other.overtaken_at_delivery;
-        self.overtaken_at_socket += other.overtaken_at_socket;
-        self.moves += other.moves;
-        self.held += other.held;
-        self.jumps += other.jumps;
-        self.events += other.events;
-        self.dropped += other.dropped;
-    }
 }
 
 /// A link, its sockets, and what is sent to them.
@@ -504,7 +488,7 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         sleep(next.saturating_duration_since(Instant::now()));
         let events = match case {
             Case::BusyPoll => {
-                let tcp = tcp_since(&application, &tcp_before)?;
+                let tcp = softnet::since(&tcp_before, softnet::tcp(&application)?);
                 tcp.get("BusyPollRxPackets").copied().unwrap_or(0)
             }
             _ => storm.events,
@@ -539,7 +523,7 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         }
     })?;
     active.stop()?;
-    let tcp = tcp_since(&application, &tcp_before)?;
+    let tcp = softnet::since(&tcp_before, softnet::tcp(&application)?);
     let count = |name: &str| {
         let count = tcp.get(name).copied();
         count.with_context(|| format!("this kernel does not count {name}"))
@@ -624,15 +608,6 @@ fn read_all(
     }
 }
 
-/// What TCP has counted since.
-fn tcp_since(netns: &Netns, before: &BTreeMap<String, u64>) -> Result<BTreeMap<String, u64>> {
-    let mut now = softnet::tcp(netns)?;
-    for (name, value) in &mut now {
-        *value -= before.get(name).copied().unwrap_or(0).min(*value);
-    }
-    Ok(now)
-}
-
 /// The queue once nothing is under way. Both sums close then.
 fn at_rest(active: &Active<'_>, case: Case, accepted: u64) -> Result<Queue> {
     let deadline = Instant::now() + PATIENCE;
@@ -658,113 +633,74 @@ fn at_rest(active: &Active<'_>, case: Case, accepted: u64) -> Result<Queue> {
     }
 }
 
-/// A case in one mode, all rounds together.
-#[derive(Clone, Debug, Serialize)]
-pub struct Row {
-    /// Its name.
-    pub case: String,
-    /// `rxsteer`, or `unguarded`: without its rule of order.
-    pub mode: String,
-    /// What was found.
-    #[serde(flatten)]
-    pub sample: Sample,
+/// Every case with and without the rule.
+pub struct Reorder {
+    seconds: f64,
 }
 
-/// The result of the scenario.
-#[derive(Clone, Debug, Serialize)]
-pub struct Report {
-    /// `reorder`.
-    pub scenario: String,
-    /// How often every mode ran; the rows' figures are sums.
-    pub rounds: u32,
-    /// Two per case.
-    pub rows: Vec<Row>,
+impl Reorder {
+    /// Nothing is measured yet.
+    pub fn new(effort: &Effort) -> Self {
+        let seconds = effort.seconds;
+        Self { seconds }
+    }
 }
 
-/// Runs every case with and without the rule.
-///
-/// # Errors
-/// When a run did not measure what it claims.
-pub fn reorder(effort: &Effort<'_>) -> Result<Report> {
-    const MODES: [(&str, bool); 2] = [("rxsteer", false), ("unguarded", true)];
-    let length = Duration::from_secs_f64(effort.seconds);
-    let mut rows: Vec<Row> = Case::ALL
-        .iter()
-        .flat_map(|case| MODES.map(|(mode, _)| (case.to_string(), mode.to_owned())))
-        .map(|(case, mode)| Row {
-            case,
-            mode,
-            sample: Sample::default(),
-        })
-        .collect();
-    let total = u64::from(effort.rounds) * rows.len() as u64;
-    for _ in 0..effort.rounds {
-        let mut rows = rows.iter_mut();
-        for case in Case::ALL {
-            for (mode, unguarded) in MODES {
-                (effort.progress)(&format!("{case}: {mode}"), total);
-                let sample = measure(case, unguarded, &|progress| progress.elapsed >= length)
-                    .with_context(|| format!("{case}, {mode}"))?;
-                let row = rows.next().context("as many rows as cases and modes")?;
-                row.sample.add(&sample);
-            }
+/// With its rule of order, and without.
+const MODES: [&str; 2] = [SUBJECT, "unguarded"];
+
+impl Experiment for Reorder {
+    fn plan(&self) -> Plan {
+        use Better::{Higher, Lower, Neither};
+        Plan {
+            scenario: "reorder",
+            question: "Does a packet overtake an earlier one of its flow, while masks, applications, \
+                       interrupts and CPUs change?",
+            metrics: IndexMap::from([
+                headline("overtaken", "Overtaken when handed to the stack", "packets", Lower),
+                headline("moves_per_s", "Moves of flows", "1/s", Neither),
+                detail("overtaken_at_socket", "Overtaken when read", "packets", Lower),
+                detail("packets", "Delivered", "packets", Higher),
+                detail("held", "Whose flow had to wait", "packets", Neither),
+                detail("dropped", "Dropped before delivery", "packets", Lower),
+                detail("jumps", "Moves of applications", "1", Neither),
+                detail("events", "Events of the case", "1", Neither),
+            ]),
+            cases: Case::ALL
+                .map(|case| CasePlan {
+                    case: case.to_string(),
+                    modes: MODES.map(str::to_owned).to_vec(),
+                })
+                .to_vec(),
+            conditions: IndexMap::new(),
+            notes: vec![
+                "unguarded is rxsteer without its rule of order: it shows that these packets would \
+                 overtake each other. Above rxsteer, the vxlan case has a queue for each CPU, which \
+                 may reorder before the socket."
+                    .to_owned(),
+            ],
+            seconds_each: self.seconds + 1.0,
         }
     }
-    for row in &rows {
-        ensure!(
-            row.mode == "rxsteer" || row.sample.overtaken_at_delivery > 0,
-            "{}: nothing was overtaken without the rule either, so that this shows nothing: run it \
-             longer, on a machine with less to do",
-            row.case
+
+    fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
+        let length = Duration::from_secs_f64(self.seconds);
+        let (case, unguarded) = (Case::ALL[case], mode == 1);
+        let s = measure(case, unguarded, &|now| now.elapsed >= length)?;
+        fit!(
+            !unguarded || s.overtaken_at_delivery > 0,
+            "nothing was overtaken without the rule either, so that this round shows nothing: run it \
+             longer, on a machine with less to do"
         );
-    }
-    Ok(Report {
-        scenario: "reorder".to_owned(),
-        rounds: effort.rounds,
-        rows,
-    })
-}
-
-impl Report {
-    /// The report for people; ends with a newline.
-    pub fn render(&self) -> String {
-        let mut out = String::new();
-        let _ = writeln!(out, "{}, sums of {} rounds\n", self.scenario, self.rounds);
-        let mut table = table(&[
-            "case",
-            "mode",
-            "packets",
-            "read",
-            "overtaken at delivery",
-            "at the socket",
-            "moves",
-            "moves/s",
-            "held",
-            "jumps",
-            "events",
-            "dropped",
-        ]);
-        for row in &self.rows {
-            let s = &row.sample;
-            let mut cells = vec![row.case.clone(), row.mode.clone()];
-            cells.extend(
-                [
-                    s.packets,
-                    s.read,
-                    s.overtaken_at_delivery,
-                    s.overtaken_at_socket,
-                    s.moves,
-                    (s.moves as f64 / s.seconds) as u64,
-                    s.held,
-                    s.jumps,
-                    s.events,
-                    s.dropped,
-                ]
-                .map(|n| n.to_string()),
-            );
-            table.add_row(cells);
-        }
-        let _ = writeln!(out, "{}", table.trim_fmt());
-        out
+        Ok(vec![
+            ("overtaken", s.overtaken_at_delivery as f64),
+            ("moves_per_s", s.moves as f64 / s.seconds),
+            ("overtaken_at_socket", s.overtaken_at_socket as f64),
+            ("packets", s.packets as f64),
+            ("held", s.held as f64),
+            ("dropped", s.dropped as f64),
+            ("jumps", s.jumps as f64),
+            ("events", s.events as f64),
+        ])
     }
 }

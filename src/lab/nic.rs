@@ -5,6 +5,7 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use nix::unistd::Pid;
@@ -18,7 +19,7 @@ pub struct Nic {
     device: String,
     cpus: Vec<u32>,
     /// The NAPI threads in the order of their queues.
-    threads: Vec<Pid>,
+    threads: Mutex<Vec<Pid>>,
 }
 
 impl Nic {
@@ -37,10 +38,10 @@ impl Nic {
         let path = format!("/sys/class/net/{}/threaded", end.name);
         end.netns
             .run(|| fs::write(&path, "1").context("threaded NAPI cannot be switched on"))?;
-        let mut nic = Self {
+        let nic = Self {
             device: end.name.clone(),
             cpus: cpus.to_vec(),
-            threads: Vec::new(),
+            threads: Mutex::default(),
         };
         nic.bind()?;
         Ok(nic)
@@ -48,29 +49,34 @@ impl Nic {
 
     /// Finds and binds the threads again: without GRO a veth makes new ones when an XDP program
     /// comes.
-    pub fn bind(&mut self) -> Result<()> {
+    pub fn bind(&self) -> Result<()> {
         // NAPI ids count up as queues are made.
         let threads = kthread::numbered(Path::new("/proc"), &format!("napi/{}-", self.device));
-        self.threads = threads
+        let threads: Vec<Pid> = threads
             .iter()
             .map(|(_, pid)| Pid::from_raw(*pid as i32))
             .collect();
         ensure!(
-            self.threads.len() == self.cpus.len(),
+            threads.len() == self.cpus.len(),
             "{} has {} NAPI threads, not {}: has it GRO or an XDP program?",
             self.device,
-            self.threads.len(),
+            threads.len(),
             self.cpus.len()
         );
-        for (&thread, &cpu) in self.threads.iter().zip(&self.cpus) {
+        for (&thread, &cpu) in threads.iter().zip(&self.cpus) {
             netns::bind(thread, cpu)?;
         }
+        *self.threads() = threads;
         Ok(())
+    }
+
+    fn threads(&self) -> MutexGuard<'_, Vec<Pid>> {
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Polls a queue on another CPU from now on, as when its interrupt is moved.
     pub fn move_to(&mut self, queue: usize, cpu: u32) -> Result<()> {
-        let thread = *self.threads.get(queue).context("no such queue")?;
+        let thread = *self.threads().get(queue).context("no such queue")?;
         netns::bind(thread, cpu)?;
         self.cpus[queue] = cpu;
         Ok(())
@@ -78,7 +84,7 @@ impl Nic {
 
     /// CPU time that a queue's thread has used, ns.
     pub fn cpu_ns(&self, queue: usize) -> Result<u64> {
-        let thread = *self.threads.get(queue).context("no such queue")?;
+        let thread = *self.threads().get(queue).context("no such queue")?;
         let path = format!("/proc/{thread}/schedstat");
         let text = fs::read_to_string(&path).context("the NAPI thread is gone: bind again")?;
         let run_ns = text.split_whitespace().next();

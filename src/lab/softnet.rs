@@ -64,6 +64,8 @@ pub struct CpuTimes {
     pub softirq_ns: u64,
     /// Idle, and waiting for I/O.
     pub idle_ns: u64,
+    /// Taken by the hypervisor for others.
+    pub steal_ns: u64,
 }
 
 /// Reads /proc/stat, a line per online CPU.
@@ -90,6 +92,7 @@ fn parse_cpu_times(text: &str, tick_ns: u64) -> Result<Vec<CpuTimes>> {
             busy_ns: (ticks.iter().sum::<u64>() - idle) * tick_ns,
             softirq_ns: ticks[6] * tick_ns,
             idle_ns: idle * tick_ns,
+            steal_ns: ticks[7] * tick_ns,
         });
     }
     Ok(times)
@@ -125,6 +128,17 @@ pub fn tcp(netns: &Netns) -> Result<BTreeMap<String, u64>> {
         counters.extend(parse_group(&snmp, "Tcp")?);
         Ok(counters)
     })
+}
+
+/// By how much named counters have grown.
+pub fn since(
+    before: &BTreeMap<String, u64>,
+    mut now: BTreeMap<String, u64>,
+) -> BTreeMap<String, u64> {
+    for (name, value) in &mut now {
+        *value -= before.get(name).copied().unwrap_or(0).min(*value);
+    }
+    now
 }
 
 /// The line of names, and that of values, which begin with the group's name. A value below zero
@@ -171,6 +185,7 @@ mod tests {
             busy_ns: 27 * 10,
             softirq_ns: 7 * 10,
             idle_ns: 9 * 10,
+            steal_ns: 8 * 10,
         };
         assert_eq!(parse_cpu_times(text, 10).unwrap(), [expected]);
     }

@@ -25,7 +25,7 @@ pub fn attach(end: &End, program: BorrowedFd, mode: XdpMode) -> Result<OwnedFd> 
 }
 
 /// Opens the lab's object, lets `choose` switch programs on and set constants, and loads it.
-pub(super) fn load(
+pub(crate) fn load(
     choose: impl FnOnce(&mut OpenLabSkel) -> Result<()>,
 ) -> Result<LabSkel<'static>> {
     // The skeleton borrows this slot for its own life; it is one pointer, given up for a

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the kernel counts while a mode is measured.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use anyhow::Result;
+
+use super::fit;
+use crate::lab::netns::Netns;
+use crate::lab::softnet::{self, CpuTimes, Softnet};
+
+/// Of all CPUs' time, what the hypervisor may take for others.
+const STEAL: f64 = 0.05;
+
+/// The counters at one moment.
+pub struct Watch {
+    netns: Netns,
+    start: Instant,
+    softnet: Vec<Softnet>,
+    cpus: Vec<CpuTimes>,
+    udp: BTreeMap<String, u64>,
+    tcp: BTreeMap<String, u64>,
+}
+
+/// By how much they have grown.
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// Meanwhile.
+    pub seconds: f64,
+    /// By CPU.
+    pub softnet: BTreeMap<u32, Softnet>,
+    /// Of UDP, by name.
+    pub udp: BTreeMap<String, u64>,
+    /// Of TCP, by name.
+    pub tcp: BTreeMap<String, u64>,
+    /// All CPUs together: the time in which they were not idle, s.
+    pub busy: f64,
+    /// Of the time of all CPUs.
+    pub busy_share: f64,
+}
+
+impl Watch {
+    /// Reads the host's counters, and a namespace's.
+    ///
+    /// # Errors
+    /// When the kernel does not show them.
+    pub fn begin(netns: &Netns) -> Result<Self> {
+        Ok(Self {
+            netns: netns.clone(),
+            udp: softnet::udp(netns)?,
+            tcp: softnet::tcp(netns)?,
+            softnet: softnet::softnet()?,
+            cpus: softnet::cpu_times()?,
+            start: Instant::now(),
+        })
+    }
+
+    /// Reads them again.
+    ///
+    /// # Errors
+    /// [`Unfit`](super::Unfit) when the hypervisor gave the CPUs to others meanwhile.
+    pub fn end(self) -> Result<Seen> {
+        let seconds = self.start.elapsed().as_secs_f64();
+        let cpus = softnet::cpu_times()?;
+        let now: Vec<Softnet> = softnet::softnet()?;
+        let since = |now: &[CpuTimes], of: fn(&CpuTimes) -> u64| {
+            let sum = |times: &[CpuTimes]| times.iter().map(of).sum::<u64>();
+            sum(now).saturating_sub(sum(&self.cpus)) as f64 / 1e9
+        };
+        // Busy times are sampled at ticks, idle ones are measured (NO_HZ_IDLE).
+        let all = seconds * cpus.len() as f64;
+        let busy = (all - since(&cpus, |cpu| cpu.idle_ns)).max(0.0);
+        let steal = since(&cpus, |cpu| cpu.steal_ns) / all;
+        fit!(
+            steal < STEAL,
+            "the hypervisor took {:.0} % of the CPUs' time for others",
+            100.0 * steal
+        );
+        Ok(Seen {
+            seconds,
+            softnet: grown(&self.softnet, &now),
+            udp: softnet::since(&self.udp, softnet::udp(&self.netns)?),
+            tcp: softnet::since(&self.tcp, softnet::tcp(&self.netns)?),
+            busy,
+            busy_share: busy / all,
+        })
+    }
+}
+
+impl Seen {
+    /// Packets that the stack processed, by CPU.
+    pub fn processed(&self) -> BTreeMap<u32, u64> {
+        self.softnet
+            .iter()
+            .map(|(&c, s)| (c, s.processed))
+            .collect()
+    }
+
+    /// Packets that the kernel's flow limit dropped.
+    pub fn flow_limit(&self) -> u64 {
+        self.softnet.values().map(|s| s.flow_limit).sum()
+    }
+}
+
+/// The counters have 32 bits, and wrap.
+fn grown(before: &[Softnet], now: &[Softnet]) -> BTreeMap<u32, Softnet> {
+    let less = |now: u64, before: u64| u64::from((now as u32).wrapping_sub(before as u32));
+    let of = |now: &Softnet| {
+        let zero = Softnet::default();
+        let before = before.iter().find(|b| b.cpu == now.cpu).unwrap_or(&zero);
+        let grown = Softnet {
+            cpu: now.cpu,
+            processed: less(now.processed, before.processed),
+            dropped: less(now.dropped, before.dropped),
+            time_squeeze: less(now.time_squeeze, before.time_squeeze),
+            received_rps: less(now.received_rps, before.received_rps),
+            flow_limit: less(now.flow_limit, before.flow_limit),
+        };
+        (now.cpu, grown)
+    };
+    now.iter().map(of).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_wrap_at_32_bits() {
+        let at = |processed| Softnet {
+            cpu: 1,
+            processed,
+            ..Default::default()
+        };
+        let grown = grown(&[at(0xffff_fffe)], &[at(3)]);
+        assert_eq!(grown[&1].processed, 5);
+    }
+}
