@@ -11,6 +11,7 @@ use super::watch::Seen;
 use super::{Condition, Gro, Napi};
 use crate::cpumask::CpuMask;
 use crate::device::XdpMode;
+use crate::lab::ethtool::Offload;
 use crate::lab::link::{Link, LinkConfig};
 use crate::lab::netns::Netns;
 use crate::lab::nic::Nic;
@@ -101,11 +102,24 @@ impl Bed {
         };
         let link = Link::new(&tester, &dut, &config)?;
         let threaded = condition.napi == Napi::Thread;
+        // An XDP program at the other end sees what is sent as it would be on a wire.
+        link.dut.ethtool.set(Offload::TxChecksum, false)?;
         // Without GRO a NAPI comes and goes with the XDP program; start() binds the next ones.
         let _napi = Xdp::pass(&link.dut, XdpMode::Native)?;
         let nic = threaded.then(|| Nic::new(&link.dut, &[INTERRUPT_CPU]));
         let nic = nic.transpose()?;
         Ok(Self { link, nic, masks })
+    }
+
+    /// One for each condition.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn under(conditions: &[Condition]) -> Result<Vec<Self>> {
+        conditions
+            .iter()
+            .map(|condition| Self::new(*condition))
+            .collect()
     }
 
     /// The CPUs to choose from.
@@ -138,13 +152,19 @@ impl Bed {
         Ok(active)
     }
 
-    /// Whether a way was in effect for packets of many flows.
+    /// Whether a way was in effect for packets of so many flows.
     ///
     /// # Errors
     /// [`Unfit`](super::Unfit), with the reason.
-    pub fn verify(&self, active: &Active<'_>, way: Way, seen: &Seen) -> Result<()> {
-        let cpus = self.masks.of(way).unwrap_or(&self.masks.auto);
+    pub fn verify(&self, active: &Active<'_>, way: Way, seen: &Seen, nr_flows: u32) -> Result<()> {
+        /// With so many flows, each CPU of a mask has some.
+        const MANY: u32 = 16;
         let polling = CpuMask::from_iter([INTERRUPT_CPU]);
+        let cpus = match self.masks.of(way) {
+            // The hash may choose the CPU that polls for all of them.
+            _ if nr_flows < MANY && way.cpus == Cpus::All => &polling,
+            cpus => cpus.unwrap_or(&self.masks.auto),
+        };
         active.verify(seen, &cpus.without(&polling))
     }
 }

@@ -75,7 +75,7 @@ pub fn measure(
 ) -> Result<Sample> {
     let active = bed.start(way)?;
     let sample = traffic(bed, to, rate, seconds)?;
-    check(bed, &active, way, &sample)?;
+    check(bed, &active, way, to, &sample)?;
     active.stop()?;
     Ok(sample)
 }
@@ -124,8 +124,8 @@ pub(super) fn traffic(bed: &Bed, to: Sockets, rate: Option<u64>, seconds: f64) -
 }
 
 /// Whether the way was in effect, and all packets are accounted for.
-fn check(bed: &Bed, active: &Active<'_>, way: Way, sample: &Sample) -> Result<()> {
-    bed.verify(active, way, &sample.seen)?;
+fn check(bed: &Bed, active: &Active<'_>, way: Way, to: Sockets, sample: &Sample) -> Result<()> {
+    bed.verify(active, way, &sample.seen, to.nr_flows())?;
     let at_sockets = sample.delivered + sample.socket_drops;
     let dropped: u64 = sample.seen.softnet.values().map(|s| s.dropped).sum();
     let expected = match (way.mode, active.status()?) {
@@ -243,10 +243,7 @@ impl Flood {
     pub fn new(effort: &Effort) -> Result<Self> {
         use Mode::{Cpumap, KernelRfs, KernelRps, None, Rxsteer, RxsteerRps};
         let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
-        let beds: Vec<Bed> = conditions
-            .iter()
-            .map(|c| Bed::new(*c))
-            .collect::<Result<_>>()?;
+        let beds = Bed::under(&conditions)?;
         let cases = [
             (
                 Sockets::Server,

@@ -12,6 +12,8 @@ use clap::ValueEnum;
 use indexmap::IndexMap;
 
 pub mod bed;
+pub mod busypoll;
+pub mod closed_loop;
 pub mod decide;
 pub mod flood;
 pub mod follow;
@@ -20,6 +22,9 @@ pub mod mode;
 pub mod record;
 pub mod reorder;
 pub mod report;
+pub mod rpc;
+pub mod rr;
+pub mod stream;
 pub mod watch;
 
 pub use report::{Better, Document, Metric, Refusal, Report, Rounds};
@@ -35,6 +40,14 @@ pub enum Scenario {
     Follow,
     /// More UDP packets than the host can use, and the receiving CPU's cost per packet
     Flood,
+    /// One byte to and fro, over one connection and over 500
+    Rr,
+    /// Requests that make the server work
+    Rpc,
+    /// One TCP connection in bulk, to a consumer that polls and to one that sleeps
+    Stream,
+    /// One connection whose reads poll the device's queue
+    Busypoll,
     /// Packets that overtake an earlier one of their flow while masks, applications, interrupts and
     /// CPUs change, against the same without the rule of order
     Reorder,
@@ -51,6 +64,10 @@ impl Scenario {
             Self::Record => Box::new(record::Record::new(effort)?),
             Self::Follow => Box::new(follow::Follow::new(effort)?),
             Self::Flood => Box::new(flood::Flood::new(effort)?),
+            Self::Rr => Box::new(rr::Rr::new(effort)?),
+            Self::Rpc => Box::new(rpc::Rpc::new(effort)?),
+            Self::Stream => Box::new(stream::TcpStream::new(effort)?),
+            Self::Busypoll => Box::new(busypoll::BusyPoll::new(effort)?),
             Self::Reorder => Box::new(reorder::Reorder::new(effort)),
         })
     }

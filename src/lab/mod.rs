@@ -9,6 +9,7 @@
 use anyhow::Result;
 use nix::time::{ClockId, clock_gettime};
 
+pub mod client;
 pub mod ethtool;
 pub mod frame;
 pub mod hog;
@@ -17,10 +18,12 @@ pub mod link;
 pub mod netns;
 pub mod nic;
 mod rtnl;
+pub mod server;
 pub mod setting;
 pub mod sink;
 pub mod sockets;
 pub mod softnet;
+pub mod stream;
 pub mod wire;
 pub mod witness;
 pub mod xdp;

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, ensure};
+use nix::errno::Errno;
 use nix::unistd::Pid;
 
 use super::link::End;
@@ -72,6 +73,22 @@ impl Nic {
 
     fn threads(&self) -> MutexGuard<'_, Vec<Pid>> {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets the threads run before all others on their CPUs, as hardware and interrupts do.
+    ///
+    /// # Errors
+    /// Without CAP_SYS_NICE.
+    pub fn before_others(self) -> Result<Self> {
+        let param = libc::sched_param { sched_priority: 1 };
+        for thread in self.threads().iter() {
+            // SAFETY: the parameter outlives the call.
+            let ret = unsafe {
+                libc::sched_setscheduler(thread.as_raw(), libc::SCHED_FIFO, &raw const param)
+            };
+            Errno::result(ret).context("SCHED_FIFO")?;
+        }
+        Ok(self)
     }
 
     /// Polls a queue on another CPU from now on, as when its interrupt is moved.
