@@ -40,7 +40,7 @@ impl Document {
             rxsteer: env!("CARGO_PKG_VERSION").to_owned(),
             command: std::env::args().collect::<Vec<_>>().join(" "),
             unix_time: now.unwrap_or_default().as_secs(),
-            host: Host::default(),
+            host: Host::this(),
             scenarios: Vec::new(),
         }
     }
