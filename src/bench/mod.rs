@@ -12,11 +12,16 @@ use clap::ValueEnum;
 use indexmap::IndexMap;
 
 pub mod bed;
+pub mod compare;
 pub mod decide;
+pub mod files;
 pub mod flood;
 pub mod follow;
 pub mod host;
 pub mod mode;
+pub mod page;
+pub mod plot;
+pub mod published;
 pub mod record;
 pub mod reorder;
 pub mod report;
