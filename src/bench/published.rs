@@ -149,7 +149,7 @@ pub const PUBLISHED: [Published; 7] = [
         date: Some("11 June 2013"),
         test: "netperf tcp_rr and udp_rr, 1 byte: round trips per second.",
         machine: Some(
-            "two machines, each with two Intel Xeon 2680 CPUs and X520 (82599) optical NICs; \
+            "machines each with two Intel Xeon 2680 CPUs and X520 (82599) optical NICs; \
              unmodified and patched Linux 3.9",
         ),
         columns: &[

@@ -38,7 +38,11 @@ impl Document {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             rxsteer: env!("CARGO_PKG_VERSION").to_owned(),
-            command: std::env::args().collect::<Vec<_>>().join(" "),
+            // By its name: where it was installed says nothing.
+            command: std::iter::once("rxsteer".to_owned())
+                .chain(std::env::args().skip(1))
+                .collect::<Vec<_>>()
+                .join(" "),
             unix_time: now.unwrap_or_default().as_secs(),
             host: Host::this(),
             scenarios: Vec::new(),
@@ -374,6 +378,7 @@ impl std::fmt::Display for Ratio {
 /// A ratio, with two digits after the point or as many as say something.
 pub fn factor(value: f64) -> String {
     match value.abs() {
+        v if v >= 1e5 || (v > 0.0 && v < 1e-3) => format!("{value:.1e}"),
         v if v >= 100.0 => format!("{value:.0}"),
         v if v >= 10.0 => format!("{value:.1}"),
         v if v >= 0.1 || v == 0.0 => format!("{value:.2}"),
