@@ -360,7 +360,14 @@ fn a_report_that_cannot_be_written_is_refused_at_once() {
             "beside.json exists and is not a file",
         ),
     ] {
-        let output = rxsteer(&["bench", "decide", "--report", path.to_str().unwrap()]);
+        let short = [
+            "bench",
+            "record",
+            "--rounds=1",
+            "--seconds=0.01",
+            "--report",
+        ];
+        let output = rxsteer(&[&short[..], &[path.to_str().unwrap()]].concat());
         let stderr = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{stderr}");
         assert!(stderr.contains(why), "{stderr}");
