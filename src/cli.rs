@@ -291,7 +291,12 @@ pub struct DemoArgs {
 
 /// Options of `rxsteer bench`.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true)]
 pub struct BenchArgs {
+    /// Something else than to measure
+    #[command(subcommand)]
+    pub command: Option<BenchCommand>,
+
     /// What to measure; without, all of it
     #[arg(value_enum, value_name = "SCENARIO")]
     pub scenarios: Vec<Scenario>,
@@ -318,8 +323,40 @@ pub struct BenchArgs {
     pub json: bool,
 
     /// Write a page for people, and beside it what --json prints (FILE.json)
-    #[arg(long, value_name = "FILE.html")]
+    #[arg(long, value_name = "FILE.html", value_parser = html)]
     pub report: Option<PathBuf>,
+}
+
+/// What `rxsteer bench` does besides measuring.
+#[derive(Debug, Subcommand)]
+pub enum BenchCommand {
+    /// Say whether two reports agree. Exit status: 0 if no ratio differs, 1 otherwise
+    Compare(CompareArgs),
+}
+
+/// Options of `rxsteer bench compare`.
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// A report, as --json printed or --report wrote it
+    #[arg(value_name = "OLD.json")]
+    pub old: PathBuf,
+
+    /// Another one, of the same machine
+    #[arg(value_name = "NEW.json")]
+    pub new: PathBuf,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The name of a page. Any other could be a slip, or the name of the JSON beside it.
+fn html(path: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(path);
+    match path.extension() {
+        Some(extension) if extension == "html" => Ok(path),
+        _ => Err("write FILE.html".to_owned()),
+    }
 }
 
 impl BenchArgs {

@@ -11,9 +11,14 @@ use clap::{Parser, ValueEnum};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
 use nix::sys::signalfd::SignalFd;
-use rxsteer::bench::{self, Document, Effort, Experiment, Scenario};
+use rxsteer::bench::compare::{Comparison, read};
+use rxsteer::bench::files::{self, Files};
+use rxsteer::bench::{self, Document, Effort, Experiment, Report, Scenario};
 use rxsteer::caps::{self, Need};
-use rxsteer::cli::{BenchArgs, Cli, Command, DemoArgs, ExplainArgs, FlowsArgs, StatusArgs};
+use rxsteer::cli::{
+    BenchArgs, BenchCommand, Cli, Command, CompareArgs, DemoArgs, ExplainArgs, FlowsArgs,
+    StatusArgs,
+};
 use rxsteer::{demo, explain, flows, run, status};
 use tracing_subscriber::filter::LevelFilter;
 
@@ -42,7 +47,7 @@ fn main() -> ExitCode {
         .with_target(false)
         .init();
     match execute(cli.command) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(e) => {
             for line in format!("{e:#}").lines() {
                 tracing::error!("{line}");
@@ -52,24 +57,27 @@ fn main() -> ExitCode {
     }
 }
 
-fn execute(command: Command) -> Result<()> {
+fn execute(command: Command) -> Result<ExitCode> {
     match command {
         Command::Run(args) => {
             let signals = stop_signals()?;
-            run::run(&args.into(), signals.as_fd())
+            run::run(&args.into(), signals.as_fd())?;
         }
-        Command::Status(args) => print_status(&args),
-        Command::Flows(args) => print_flows(args),
-        Command::Explain(args) => print_explanation(&args),
-        Command::Demo(args) => demo(&args),
-        Command::Bench(args) => bench(&args),
+        Command::Status(args) => print_status(&args)?,
+        Command::Flows(args) => print_flows(args)?,
+        Command::Explain(args) => print_explanation(&args)?,
+        Command::Demo(args) => demo(&args)?,
+        Command::Bench(args) => match &args.command {
+            Some(BenchCommand::Compare(reports)) => return compare(reports),
+            None => bench(&args)?,
+        },
         Command::Set(args) => {
             for line in run::set(args.into())? {
                 println!("{line}");
             }
-            Ok(())
         }
     }
+    Ok(ExitCode::SUCCESS)
 }
 
 /// SIGINT, SIGTERM and SIGHUP as a file descriptor; they no longer end the process by themselves.
@@ -165,6 +173,7 @@ fn demo(args: &DemoArgs) -> Result<()> {
 }
 
 fn bench(args: &BenchArgs) -> Result<()> {
+    let files = args.report.as_deref().map(Files::at).transpose()?;
     needs_lab()?;
     let effort = args.effort();
     let scenarios = match args.scenarios.as_slice() {
@@ -177,25 +186,50 @@ fn bench(args: &BenchArgs) -> Result<()> {
         .collect::<Result<Vec<_>>>()?;
     let mut document = Document::begin();
     announce(&experiments, &effort);
-    for experiment in &mut experiments {
-        let bar = ProgressBar::new(experiment.plan().nr_measurements() * u64::from(effort.rounds));
-        let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
-        bar.set_style(style.expect("a template without mistakes"));
-        let report = bench::run(experiment.as_mut(), &effort, &|what| {
-            bar.set_message(what.to_owned());
-            bar.inc(1);
-        });
-        bar.finish_and_clear();
-        let report = report?;
+    // One that fails takes nothing away from those before it.
+    let measured = experiments.iter_mut().try_for_each(|experiment| {
+        let report = measure(experiment.as_mut(), &effort)?;
         if !args.json {
             println!("{}", report.render());
         }
         document.scenarios.push(report);
-    }
+        match &files {
+            Some(files) => files.write(&document),
+            None => Ok(()),
+        }
+    });
     if args.json {
-        println!("{}", serde_json::to_string(&document)?);
+        print!("{}", files::json(&document)?);
     }
-    Ok(())
+    measured
+}
+
+/// Measures a scenario, and shows how far it is.
+fn measure(experiment: &mut dyn Experiment, effort: &Effort) -> Result<Report> {
+    let bar = ProgressBar::new(experiment.plan().nr_measurements() * u64::from(effort.rounds));
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
+    bar.set_style(style.expect("a template without mistakes"));
+    let report = bench::run(experiment, effort, &|what| {
+        bar.set_message(what.to_owned());
+        bar.inc(1);
+    });
+    bar.finish_and_clear();
+    report
+}
+
+/// Fails, in the exit status alone, if a ratio differs.
+fn compare(args: &CompareArgs) -> Result<ExitCode> {
+    end_with_the_reader()?;
+    let comparison = Comparison::of(&read(&args.old)?, &read(&args.new)?)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&comparison)?);
+    } else {
+        print!("{}", comparison.render());
+    }
+    Ok(match comparison.nr_differ() {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
 }
 
 /// What is going to be done, and how long it will take.

@@ -166,7 +166,6 @@ fn flows_and_explain() {
 
 #[test]
 fn bench() {
-    wrong(&["bench"], &["<SCENARIO>"]);
     wrong(
         &["bench", "floods"],
         &["decide, record, follow, flood, reorder"],
@@ -181,6 +180,11 @@ fn bench() {
         let option = format!("--rounds={rounds}");
         wrong(&["bench", "decide", &option], &["--rounds", rounds]);
     }
+    for report in ["decide", "report.json", "", "html"] {
+        let option = format!("--report={report}");
+        wrong(&["bench", "decide", &option], &["write FILE.html"]);
+    }
+    wrong(&["bench", "compare", "old.json"], &["<NEW.json>"]);
 }
 
 /// The control: what is refused above is refused for what was said, not for all that is written.

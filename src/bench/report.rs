@@ -38,9 +38,13 @@ impl Document {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             rxsteer: env!("CARGO_PKG_VERSION").to_owned(),
-            command: std::env::args().collect::<Vec<_>>().join(" "),
+            // By its name: where it was installed says nothing.
+            command: std::iter::once("rxsteer".to_owned())
+                .chain(std::env::args().skip(1))
+                .collect::<Vec<_>>()
+                .join(" "),
             unix_time: now.unwrap_or_default().as_secs(),
-            host: Host::default(),
+            host: Host::this(),
             scenarios: Vec::new(),
         }
     }
@@ -93,6 +97,19 @@ pub struct Ratio {
     /// The interval for the true ratio, see [`CONFIDENCE`]. None with fewer than three rounds, or
     /// where a ratio is not above zero.
     pub interval: Option<(f64, f64)>,
+}
+
+/// What a ratio says about rxsteer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The interval is on the good side of 1.
+    Better,
+    /// It is on the other.
+    Worse,
+    /// It contains 1: the rounds don't tell the two modes apart.
+    Same,
+    /// There is no interval, or no good side.
+    Unknown,
 }
 
 /// One case of a scenario.
@@ -252,6 +269,20 @@ impl Ratio {
         }
     }
 
+    /// What this ratio of a metric says, by its interval.
+    pub fn verdict(&self, better: Better) -> Verdict {
+        let above = match self.interval {
+            None => return Verdict::Unknown,
+            Some((low, high)) if low <= 1.0 && high >= 1.0 => return Verdict::Same,
+            Some((low, _)) => low > 1.0,
+        };
+        match (better, above) {
+            (Better::Neither, _) => Verdict::Unknown,
+            (Better::Higher, true) | (Better::Lower, false) => Verdict::Better,
+            (Better::Higher, false) | (Better::Lower, true) => Verdict::Worse,
+        }
+    }
+
     /// Whether both may be one and the same ratio, measured twice.
     pub fn agrees(&self, other: &Self) -> bool {
         let ends = |r: &Self| r.interval.unwrap_or((r.median, r.median));
@@ -336,11 +367,22 @@ impl std::fmt::Display for Spread {
 
 impl std::fmt::Display for Ratio {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "× {:.2}", self.median)?;
+        write!(f, "× {}", factor(self.median))?;
         match self.interval {
-            Some((low, high)) => write!(f, " ({low:.2} … {high:.2})"),
+            Some((low, high)) => write!(f, " ({} … {})", factor(low), factor(high)),
             None => Ok(()),
         }
+    }
+}
+
+/// A ratio, with two digits after the point or as many as say something.
+pub fn factor(value: f64) -> String {
+    match value.abs() {
+        v if v >= 1e5 || (v > 0.0 && v < 1e-3) => format!("{value:.1e}"),
+        v if v >= 100.0 => format!("{value:.0}"),
+        v if v >= 10.0 => format!("{value:.1}"),
+        v if v >= 0.1 || v == 0.0 => format!("{value:.2}"),
+        _ => format!("{value:.4}"),
     }
 }
 
@@ -401,12 +443,30 @@ mod tests {
     }
 
     #[test]
+    fn a_verdict_needs_an_interval_that_leaves_one_out() {
+        let ratio = |interval| Ratio {
+            median: 1.5,
+            interval,
+        };
+        let above = ratio(Some((1.01, 2.0)));
+        let below = ratio(Some((0.5, 0.99)));
+        assert_eq!(above.verdict(Better::Higher), Verdict::Better);
+        assert_eq!(above.verdict(Better::Lower), Verdict::Worse);
+        assert_eq!(below.verdict(Better::Higher), Verdict::Worse);
+        assert_eq!(below.verdict(Better::Lower), Verdict::Better);
+        assert_eq!(above.verdict(Better::Neither), Verdict::Unknown);
+        let same = ratio(Some((1.0, 2.0)));
+        assert_eq!(same.verdict(Better::Higher), Verdict::Same);
+        assert_eq!(ratio(None).verdict(Better::Higher), Verdict::Unknown);
+    }
+
+    #[test]
     fn an_interval_is_students_and_wider_than_the_rounds() {
         let ratio = Ratio::of(&[1.0, 1.1, 1.2, 1.3, 1.4]);
         let (low, high) = ratio.interval.unwrap();
-        // t(0.995, 4) = 4.604; the logarithms' mean is 0.1745, their deviation 0.1329.
-        assert!((low - (0.1745f64 - 0.2737).exp()).abs() < 1e-3, "{low}");
-        assert!((high - (0.1745f64 + 0.2737).exp()).abs() < 1e-3, "{high}");
+        // t(0.995, 4) = 4.604; the logarithms' mean is 0.1753, their deviation 0.1330.
+        assert!((low - (0.1753f64 - 0.2738).exp()).abs() < 1e-3, "{low}");
+        assert!((high - (0.1753f64 + 0.2738).exp()).abs() < 1e-3, "{high}");
         assert!(ratio.agrees(&Ratio::of(&[1.5, 1.55, 1.6, 1.6, 1.6])));
         assert!(!ratio.agrees(&Ratio::of(&[1.9, 1.95, 1.96, 1.97, 1.98])));
         assert_eq!(Ratio::of(&[1.0, 2.0]).interval, None);
