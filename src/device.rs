@@ -231,6 +231,14 @@ impl Device {
         topology.interrupt_cpu(&self.name, queue, self.rx_queues, napis)
     }
 
+    /// Fails if an XDP program is on the device, which is never replaced.
+    pub fn without_xdp(&self) -> Result<()> {
+        match self.attached_xdp() {
+            Some(objection) => bail!("{objection}"),
+            None => Ok(()),
+        }
+    }
+
     fn attached_xdp(&self) -> Option<Objection> {
         let xdp = self.xdp.as_ref()?;
         let name = match xdp.name.as_str() {

@@ -10,7 +10,7 @@ use super::mode::{Active, Cpus, Mode, Way};
 use super::watch::Seen;
 use super::{Condition, Gro, Napi};
 use crate::cpumask::CpuMask;
-use crate::device::XdpMode;
+use crate::device::{Device, XdpMode};
 use crate::lab::ethtool::Offload;
 use crate::lab::link::{Link, LinkConfig};
 use crate::lab::netns::Netns;
@@ -34,27 +34,53 @@ pub struct Bed {
 pub struct Masks {
     /// Online.
     pub all: CpuMask,
-    /// Without the one that polls the queue.
+    /// Without those that poll the queues; may be empty.
     pub others: CpuMask,
     /// rxsteer's own choice.
     pub auto: CpuMask,
+    /// Those that poll the queues.
+    pub polling: CpuMask,
 }
 
 impl Masks {
-    /// This host's.
+    /// For the lab's queue, polled on [`INTERRUPT_CPU`].
     ///
     /// # Errors
     /// When the host has a single CPU.
     pub fn host() -> Result<Self> {
+        Self::around(&[Some(INTERRUPT_CPU)])
+    }
+
+    /// For a device's queues, wherever their interrupts go.
+    ///
+    /// # Errors
+    /// When the host has a single CPU.
+    pub fn of_device(device: &Device) -> Result<Self> {
+        let topology = Topology::host();
+        let polling = (0..device.rx_queues).map(|queue| device.interrupt_cpu(&topology, queue));
+        Self::around(&polling.collect::<Vec<_>>())
+    }
+
+    /// For queues that these CPUs poll, as far as it is known.
+    fn around(polling: &[Option<u32>]) -> Result<Self> {
         let topology = Topology::host();
         let all = topology.online()?;
-        let others = all.without(&CpuMask::from_iter([INTERRUPT_CPU]));
         ensure!(
-            !others.is_empty(),
+            all.len() > 1,
             "one CPU has nothing to steer to: this takes two"
         );
-        let auto = topology.auto_mask(Some(INTERRUPT_CPU))?.cpus;
-        Ok(Self { all, others, auto })
+        let auto: Vec<CpuMask> = polling
+            .iter()
+            .map(|&cpu| Ok(topology.auto_mask(cpu)?.cpus))
+            .collect::<Result<_>>()?;
+        let auto = auto.iter().flat_map(CpuMask::iter).collect();
+        let polling: CpuMask = polling.iter().flatten().copied().collect();
+        Ok(Self {
+            others: all.without(&polling),
+            all,
+            auto,
+            polling,
+        })
     }
 
     /// Each mode over its own choice of CPUs, if it makes one, and over both masks that the kernel's
@@ -66,9 +92,11 @@ impl Masks {
             Mode::Rxsteer => &[Cpus::Default, Cpus::All, Cpus::Others],
             _ => &[Cpus::All, Cpus::Others],
         };
+        let differs = !self.others.is_empty() && self.others != self.all;
         modes
             .iter()
             .flat_map(|&mode| cpus(mode).iter().map(move |&cpus| Way { mode, cpus }))
+            .filter(|way| way.cpus != Cpus::Others || differs)
             .collect()
     }
 
@@ -80,11 +108,28 @@ impl Masks {
             Cpus::Others => Some(&self.others),
         }
     }
+
+    /// The CPUs that don't poll a queue, and where a way has put some of so many flows.
+    pub fn elsewhere(&self, way: Way, nr_flows: u32) -> CpuMask {
+        /// With so many flows, each CPU of a mask has some.
+        const MANY: u32 = 16;
+        let cpus = match self.of(way) {
+            // The hash may choose the CPUs that poll for all of them.
+            _ if nr_flows < MANY && way.cpus == Cpus::All => &self.polling,
+            cpus => cpus.unwrap_or(&self.auto),
+        };
+        cpus.without(&self.polling)
+    }
 }
 
 impl fmt::Display for Masks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "all: CPUs {}; others: CPUs {}", self.all, self.others)
+        write!(f, "all: CPUs {}", self.all)?;
+        match (self.polling.is_empty(), self.others.is_empty()) {
+            (true, _) => write!(f, "; which of them poll is not known"),
+            (_, true) => write!(f, ", which all poll"),
+            _ => write!(f, "; others: CPUs {}", self.others),
+        }
     }
 }
 
@@ -157,14 +202,42 @@ impl Bed {
     /// # Errors
     /// [`Unfit`](super::Unfit), with the reason.
     pub fn verify(&self, active: &Active<'_>, way: Way, seen: &Seen, nr_flows: u32) -> Result<()> {
-        /// With so many flows, each CPU of a mask has some.
-        const MANY: u32 = 16;
-        let polling = CpuMask::from_iter([INTERRUPT_CPU]);
-        let cpus = match self.masks.of(way) {
-            // The hash may choose the CPU that polls for all of them.
-            _ if nr_flows < MANY && way.cpus == Cpus::All => &polling,
-            cpus => cpus.unwrap_or(&self.masks.auto),
+        active.verify(seen, &self.masks.elsewhere(way, nr_flows))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ways_that_would_be_the_same_are_left_out() {
+        let masks = |polling: &[u32]| {
+            let all = CpuMask::from_iter(0..4);
+            let polling = polling.iter().copied().collect();
+            Masks {
+                others: all.without(&polling),
+                auto: all.clone(),
+                all,
+                polling,
+            }
         };
-        active.verify(seen, &cpus.without(&polling))
+        let ways = |polling: &[u32]| {
+            let ways = masks(polling).ways(&[Mode::None, Mode::KernelRps, Mode::Rxsteer]);
+            ways.iter().map(Way::to_string).collect::<Vec<_>>()
+        };
+        let some = [
+            "none",
+            "kernel-rps (all)",
+            "kernel-rps (others)",
+            "rxsteer",
+            "rxsteer (others)",
+        ];
+        assert_eq!(ways(&[0, 2]), some);
+        for same in [&[][..], &[0, 1, 2, 3]] {
+            assert_eq!(ways(same), ["none", "kernel-rps (all)", "rxsteer"]);
+        }
+        let way = Way::by_default(Mode::Rxsteer);
+        assert_eq!(masks(&[0, 2]).elsewhere(way, 1), CpuMask::from_iter([1, 3]));
     }
 }

@@ -16,7 +16,7 @@ use super::watch::Seen;
 use crate::accounting::Status;
 use crate::cpumask::CpuMask;
 use crate::datapath::{RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
-use crate::device::XdpMode;
+use crate::device::{Device, XdpMode};
 use crate::lab::link::End;
 use crate::lab::setting::Setting;
 use crate::lab::xdp::Xdp;
@@ -102,27 +102,22 @@ impl fmt::Display for Way {
     }
 }
 
-/// A mode in effect on a device of the lab. All modes have an XDP program on the device: a veth
-/// receives differently without one.
+/// A mode in effect on a device. Kernel RPS and RFS are off for it in all modes but their own, and
+/// afterwards as they were before.
 pub struct Active<'a> {
     end: &'a End,
     mode: Mode,
-    how: How,
+    /// This program, if it steers.
+    steering: Option<Steering>,
+    /// Another, if there is one.
+    program: Option<Xdp>,
+    /// Put back when all else has ended.
+    settings: Vec<Setting>,
 }
 
-enum How {
-    Program {
-        _held: Xdp,
-    },
-    Kernel {
-        _held: Xdp,
-        /// The size of the host's table of applications' CPUs.
-        _rfs: Option<Setting>,
-    },
-    Steering {
-        stop: OwnedFd,
-        thread: Option<JoinHandle<Option<Result<()>>>>,
-    },
+struct Steering {
+    stop: OwnedFd,
+    thread: Option<JoinHandle<Option<Result<()>>>>,
 }
 
 impl<'a> Active<'a> {
@@ -133,27 +128,26 @@ impl<'a> Active<'a> {
     /// When it can't be, with the reason.
     pub fn start(end: &'a End, mode: Mode, cpus: Option<&CpuMask>) -> Result<Self> {
         let spread_over = || cpus.with_context(|| format!("{mode} over which CPUs?"));
-        let how = match mode {
-            Mode::None => How::Program {
-                _held: Xdp::pass(end, XdpMode::Native)?,
-            },
+        let device = end.netns.run(|| Device::open(&end.name))?;
+        device.without_xdp()?;
+        let mut active = Self {
+            end,
+            mode,
+            steering: None,
+            program: None,
+            settings: Vec::new(),
+        };
+        if !mode.is_kernels() && !device.kernel_rps.is_empty() {
+            active.settings = vec![rps_off(end, &device.kernel_rps)?];
+        }
+        match mode {
+            Mode::None | Mode::KernelRps | Mode::KernelRfs if end.pass => {
+                active.program = Some(Xdp::pass(end, XdpMode::Native)?);
+            }
+            Mode::None | Mode::KernelRps | Mode::KernelRfs => {}
             Mode::Cpumap => {
                 let cpus: Vec<u32> = spread_over()?.iter().collect();
-                How::Program {
-                    _held: Xdp::cpumap(end, &cpus, CPUMAP_RING)?,
-                }
-            }
-            Mode::KernelRps | Mode::KernelRfs => {
-                let program = Xdp::pass(end, XdpMode::Native)?;
-                let rfs = match mode {
-                    Mode::KernelRfs => Some(kernel_rfs(end)?),
-                    _ => None,
-                };
-                write_queues(end, "rps_cpus", &spread_over()?.to_mask_string())?;
-                How::Kernel {
-                    _held: program,
-                    _rfs: rfs,
-                }
+                active.program = Some(Xdp::cpumap(end, &cpus, CPUMAP_RING)?);
             }
             Mode::RxsteerRps | Mode::Rxsteer => {
                 let mut options = Options::new([end.name.as_str()]);
@@ -164,10 +158,13 @@ impl<'a> Active<'a> {
                 if mode == Mode::RxsteerRps {
                     options.policy = Policy::Rps;
                 }
-                steer(end, options)?
+                active.steering = Some(steer(end, options)?);
             }
-        };
-        Ok(Self { end, mode, how })
+        }
+        if mode.is_kernels() {
+            active.settings = kernel_steering(end, spread_over()?, mode == Mode::KernelRfs)?;
+        }
+        Ok(active)
     }
 
     /// rxsteer with options of its own.
@@ -176,8 +173,14 @@ impl<'a> Active<'a> {
     /// When it can't steer, with the reason.
     pub fn steer(end: &'a End, options: Options) -> Result<Self> {
         let mode = Mode::Rxsteer;
-        let how = steer(end, options)?;
-        Ok(Self { end, mode, how })
+        let steering = Some(steer(end, options)?);
+        Ok(Self {
+            end,
+            mode,
+            steering,
+            program: None,
+            settings: Vec::new(),
+        })
     }
 
     /// Whether the mode was in effect while `seen` was seen, by the kernel's own counters: packets of
@@ -216,10 +219,8 @@ impl<'a> Active<'a> {
     /// # Errors
     /// When rxsteer has ended.
     pub fn status(&self) -> Result<Option<Status>> {
-        match self.how {
-            How::Steering { .. } => self.end.netns.run(run::status).map(Some),
-            _ => Ok(None),
-        }
+        let status = || self.end.netns.run(run::status);
+        self.steering.is_some().then(status).transpose()
     }
 
     /// Switches it off, and says so if it had failed meanwhile.
@@ -231,20 +232,14 @@ impl<'a> Active<'a> {
     }
 
     fn end_now(&mut self) -> Result<()> {
-        match &mut self.how {
-            How::Program { .. } => Ok(()),
-            How::Kernel { .. } => {
-                write_queues(self.end, "rps_cpus", "0")?;
-                write_queues(self.end, "rps_flow_cnt", "0")
-            }
-            How::Steering { stop, thread } => {
-                let Some(thread) = thread.take() else {
-                    return Ok(());
-                };
-                nix::unistd::write(&*stop, &[0])?;
-                join(thread)
-            }
-        }
+        let Some(Steering { stop, thread }) = &mut self.steering else {
+            return Ok(());
+        };
+        let Some(thread) = thread.take() else {
+            return Ok(());
+        };
+        nix::unistd::write(&*stop, &[0])?;
+        join(thread)
     }
 }
 
@@ -263,20 +258,43 @@ fn join(thread: JoinHandle<Option<Result<()>>>) -> Result<()> {
     }
 }
 
-/// Gives kernel RFS tables of rxsteer's sizes. That of applications' CPUs is the host's, in the
-/// initial network namespace, and put back by the [`Setting`].
-fn kernel_rfs(end: &End) -> Result<Setting> {
-    write_queues(end, "rps_flow_cnt", &RPS_FLOW_CNT.to_string())?;
-    let entries = Setting::keep("/proc/sys/net/core/rps_sock_flow_entries")?;
-    entries.set(&RPS_SOCK_FLOW_ENTRIES.to_string())?;
-    Ok(entries)
+/// Switches kernel RPS and RFS off in these files below a device's `queues/`.
+fn rps_off(end: &End, files: &[String]) -> Result<Setting> {
+    let paths = files.iter().map(|file| queue_file(end, file)).collect();
+    end.netns.run(|| {
+        let kept = Setting::keep_all(paths)?;
+        kept.set("0")?;
+        Ok(kept)
+    })
+}
+
+/// Switches kernel RPS on, or kernel RFS with tables of rxsteer's sizes. That of applications' CPUs is
+/// the host's, in the initial network namespace.
+fn kernel_steering(end: &End, cpus: &CpuMask, rfs: bool) -> Result<Vec<Setting>> {
+    let files = |queue| ["rps_cpus", "rps_flow_cnt"].map(|file| format!("rx-{queue}/{file}"));
+    let files = (0..end.queues).flat_map(files);
+    let paths = files.map(|file| queue_file(end, &file)).collect();
+    let mut kept = vec![end.netns.run(|| Setting::keep_all(paths))?];
+    if rfs {
+        let entries = Setting::keep("/proc/sys/net/core/rps_sock_flow_entries")?;
+        entries.set(&RPS_SOCK_FLOW_ENTRIES.to_string())?;
+        kept.push(entries);
+    }
+    let slots = if rfs { RPS_FLOW_CNT } else { 0 };
+    write_queues(end, "rps_flow_cnt", &slots.to_string())?;
+    write_queues(end, "rps_cpus", &cpus.to_mask_string())?;
+    Ok(kept)
+}
+
+fn queue_file(end: &End, file: &str) -> String {
+    format!("/sys/class/net/{}/queues/{file}", end.name)
 }
 
 /// Writes a file of every receive queue.
 fn write_queues(end: &End, file: &str, value: &str) -> Result<()> {
     end.netns.run(|| {
         for queue in 0..end.queues {
-            let path = format!("/sys/class/net/{}/queues/rx-{queue}/{file}", end.name);
+            let path = queue_file(end, &format!("rx-{queue}/{file}"));
             fs::write(&path, value).with_context(|| format!("writing {value} to {path}"))?;
         }
         Ok(())
@@ -284,7 +302,7 @@ fn write_queues(end: &End, file: &str, value: &str) -> Result<()> {
 }
 
 /// Runs rxsteer on a thread in the device's namespace, as a process would.
-fn steer(end: &End, options: Options) -> Result<How> {
+fn steer(end: &End, options: Options) -> Result<Steering> {
     let (wait, stop) = nix::unistd::pipe()?;
     let thread = end
         .netns
@@ -292,7 +310,7 @@ fn steer(end: &End, options: Options) -> Result<How> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if end.netns.run(run::status).is_ok() {
-            return Ok(How::Steering {
+            return Ok(Steering {
                 stop,
                 thread: Some(thread),
             });

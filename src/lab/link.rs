@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use anyhow::{Context, Result, ensure};
+use nix::ifaddrs::getifaddrs;
 use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan};
 
@@ -14,6 +15,7 @@ use super::ethtool::{Ethtool, Offload};
 use super::frame::VXLAN_PORT;
 use super::netns::Netns;
 use super::rtnl;
+use crate::device::Device;
 
 /// How a [`Link`] is made.
 #[derive(Clone, Debug)]
@@ -44,19 +46,22 @@ impl Default for LinkConfig {
     }
 }
 
-/// One end of a [`Link`].
+/// One end of a [`Link`], or a device of the host.
 pub struct End {
     /// Where it is.
     pub netns: Netns,
-    /// The device's name: unlike any other on the host, so that its NAPI threads can be found.
+    /// The device's name; in the lab unlike any other on the host, so that its NAPI threads can be
+    /// found.
     pub name: String,
     /// The device's index in its namespace.
     pub ifindex: u32,
     /// Its Ethernet address.
     pub mac: [u8; 6],
-    /// Its address in 198.18.0.0/15, the range for benchmarks (RFC 2544, RFC 6815).
+    /// Its address, in the lab in 198.18.0.0/15, the range for benchmarks (RFC 2544, RFC 6815);
+    /// unspecified if it has none.
     pub ipv4: Ipv4Addr,
-    /// Its address in 2001:2::/48, the range for benchmarks (RFC 5180), if IPv6 is on.
+    /// Its address, in the lab in 2001:2::/48, the range for benchmarks (RFC 5180), whether IPv6 is
+    /// on or not; unspecified if a device of the host has none.
     pub ipv6: Ipv6Addr,
     /// Receive queues.
     pub queues: u32,
@@ -64,6 +69,9 @@ pub struct End {
     pub id: u8,
     /// Its counters and offloads.
     pub ethtool: Ethtool,
+    /// Ways to steer that need no XDP program get one that only passes: a veth receives differently
+    /// without one.
+    pub pass: bool,
 }
 
 /// A veth pair. It lives as long as its two namespaces; addresses and neighbours are permanent,
@@ -133,6 +141,7 @@ impl Plan<'_> {
             queues: config.queues,
             id: config.id,
             ethtool,
+            pass: true,
         })
     }
 
@@ -170,6 +179,66 @@ impl Plan<'_> {
 }
 
 impl End {
+    /// A device that the caller's network namespace has, with its first address of each family.
+    /// Nothing of it is changed.
+    ///
+    /// # Errors
+    /// When there is no such device, it is down or has no address.
+    pub fn of_host(name: &str) -> Result<Self> {
+        let device = Device::open(name)?;
+        ensure!(
+            device.up,
+            "{name} is down: nothing can be received; `ip link set dev {name} up`"
+        );
+        let (mut ipv4, mut ipv6, mut mac) = (None, None, None);
+        for address in getifaddrs().context("cannot list addresses")? {
+            let Some(is) = address.address.filter(|_| address.interface_name == name) else {
+                continue;
+            };
+            if let Some(v4) = is.as_sockaddr_in() {
+                ipv4 = ipv4.or(Some(v4.ip()));
+            } else if let Some(v6) = is.as_sockaddr_in6() {
+                // A link-local address means nothing without its link.
+                ipv6 = ipv6.or(Some(v6.ip()).filter(|ip| !ip.is_unicast_link_local()));
+            } else if let Some(link) = is.as_link_addr() {
+                mac = link.addr();
+            }
+        }
+        ensure!(
+            ipv4.is_some() || ipv6.is_some(),
+            "{name} has no address to send to: `ip address add ADDRESS/PREFIX dev {name}`"
+        );
+        Ok(Self {
+            netns: Netns::current()?,
+            name: name.to_owned(),
+            ifindex: device.ifindex,
+            mac: mac.unwrap_or_default(),
+            ipv4: ipv4.unwrap_or(Ipv4Addr::UNSPECIFIED),
+            ipv6: ipv6.unwrap_or(Ipv6Addr::UNSPECIFIED),
+            queues: device.rx_queues,
+            id: 0,
+            ethtool: Ethtool::open(name)?,
+            pass: false,
+        })
+    }
+
+    /// Its address of a peer's family.
+    ///
+    /// # Errors
+    /// When it has none.
+    pub fn address_towards(&self, peer: IpAddr) -> Result<IpAddr> {
+        let address: IpAddr = match peer {
+            IpAddr::V4(_) => self.ipv4.into(),
+            IpAddr::V6(_) => self.ipv6.into(),
+        };
+        ensure!(
+            !address.is_unspecified(),
+            "{} has no address of the family of {peer}",
+            self.name
+        );
+        Ok(address)
+    }
+
     /// The inner end of a VXLAN tunnel that ends here, on the subnet of a link that there is not.
     ///
     /// # Errors

@@ -67,6 +67,16 @@ impl Netns {
         })))
     }
 
+    /// That of the calling thread, with its mount namespace.
+    ///
+    /// # Errors
+    /// When /proc does not show them.
+    pub fn current() -> Result<Self> {
+        let (net, mnt) = own().context("cannot open the namespace that this runs in")?;
+        let name = "of the host".to_owned();
+        Ok(Self(Arc::new(Handles { name, net, mnt })))
+    }
+
     /// The name it was made with.
     pub fn name(&self) -> &str {
         &self.0.name
@@ -174,6 +184,11 @@ fn create() -> Result<(OwnedFd, OwnedFd)> {
         handle.link().set(up.build()).execute().await
     })?
     .context("cannot bring lo up")?;
+    Ok(own()?)
+}
+
+/// The calling thread's.
+fn own() -> io::Result<(OwnedFd, OwnedFd)> {
     let open = |kind| File::open(format!("/proc/thread-self/ns/{kind}")).map(OwnedFd::from);
     Ok((open("net")?, open("mnt")?))
 }

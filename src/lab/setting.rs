@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A setting of the host, changed for as long as the lab needs it and put back whatever happens.
+//! Settings of the host, changed for as long as they are needed and put back whatever happens.
 
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -7,13 +7,23 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 
-/// A file in /proc/sys or /sys. Dropped, it holds again what it held before; should this process
-/// be killed, a child that waits for nothing else writes it.
+/// Files in /proc/sys or /sys. When this is dropped, or this process killed, they hold again what
+/// they held before: a child that waits for nothing else writes it.
 pub struct Setting {
-    path: String,
-    before: String,
+    paths: Vec<String>,
     guardian: Child,
 }
+
+/// Its standard input ends when the last who could write to it has: that is this process. Its
+/// arguments are files, each with what it held.
+const GUARD: &str = r#"
+    trap "" INT TERM HUP
+    read -r _
+    while [ $# -gt 0 ]; do
+        echo "$2" >"$1" || bad=1
+        shift 2
+    done
+    exit ${bad:-0}"#;
 
 impl Setting {
     /// Nothing changes yet.
@@ -21,41 +31,47 @@ impl Setting {
     /// # Errors
     /// When the host has no such setting.
     pub fn keep(path: &str) -> Result<Self> {
-        let before = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
-        let before = before.trim().to_owned();
-        // Its standard input ends when the last who could write to it has: that is this process.
-        let guardian = Command::new("sh")
-            .args(["-c", r#"trap "" INT TERM HUP; read -r _; echo "$1" >"$0""#])
-            .args([path, before.as_str()])
+        Self::keep_all(vec![path.to_owned()])
+    }
+
+    /// Several that belong together. They are those of the calling thread's namespaces.
+    ///
+    /// # Errors
+    /// When the host lacks one.
+    pub fn keep_all(paths: Vec<String>) -> Result<Self> {
+        let mut guardian = Command::new("sh");
+        guardian.args(["-c", GUARD, "sh"]);
+        for path in &paths {
+            let before = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
+            guardian.args([path, before.trim()]);
+        }
+        let guardian = guardian
             .stdin(Stdio::piped())
             .stdout(Stdio::null())
             // Away from a terminal's Ctrl-C.
             .process_group(0)
             .spawn()
-            .with_context(|| format!("nobody to put {path} back: is there no sh?"))?;
-        Ok(Self {
-            path: path.to_owned(),
-            before,
-            guardian,
-        })
+            .with_context(|| format!("nobody to put {} back: is there no sh?", paths.join(", ")))?;
+        Ok(Self { paths, guardian })
     }
 
-    /// Changes it; returns when the kernel has done so.
+    /// Changes all of them; returns when the kernel has done so.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub fn set(&self, value: &str) -> Result<()> {
-        fs::write(&self.path, value)
-            .with_context(|| format!("cannot write {value} to {}", self.path))
+        self.paths.iter().try_for_each(|path| {
+            fs::write(path, value).with_context(|| format!("cannot write {value} to {path}"))
+        })
     }
 }
 
 impl Drop for Setting {
     fn drop(&mut self) {
-        if let Err(error) = self.set(&self.before) {
-            tracing::warn!("{error:#}");
-        }
         drop(self.guardian.stdin.take());
-        let _ = self.guardian.wait();
+        match self.guardian.wait() {
+            Ok(status) if status.success() => {}
+            done => tracing::error!("not put back: {} ({done:?})", self.paths.join(", ")),
+        }
     }
 }
