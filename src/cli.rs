@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The command line.
 
+use std::net::{AddrParseError, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::backlogs::LIMIT_MAX;
-use crate::bench::{Effort, Gro, Napi, Scenario};
+use crate::bench::peer::PORT;
+use crate::bench::{Effort, Gro, Napi, On, Scenario};
 use crate::cpumask::CpuMaskError;
 use crate::datapath::{BACKLOG_NICE, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use crate::explain::Target;
@@ -318,6 +320,16 @@ pub struct BenchArgs {
     #[arg(long, value_enum, value_delimiter = ',')]
     pub gro: Vec<Gro>,
 
+    /// Measure on this device of the host, under the load of a peer host, rather than in namespaces
+    /// (rr, rpc, stream). While a mode runs, the device has its XDP program or its kernel RPS
+    #[arg(long, value_name = "DEVICE", requires = "peer", conflicts_with_all = ["napi", "gro"])]
+    pub on: Option<String>,
+
+    /// The peer host, where `rxsteer bench serve` runs: ADDRESS or ADDRESS:PORT, for example
+    /// [2001:db8::2]:5533. It sends to the device's address
+    #[arg(long, value_name = "ADDRESS[:PORT]", requires = "on", value_parser = peer)]
+    pub peer: Option<SocketAddr>,
+
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -332,6 +344,9 @@ pub struct BenchArgs {
 pub enum BenchCommand {
     /// Say whether two reports agree. Exit status: 0 if no ratio differs, 1 otherwise
     Compare(CompareArgs),
+    /// Put load on other hosts that ask for it (rxsteer bench --on), until stopped. Whoever reaches
+    /// the port may ask, and gets it to the address from which it asked
+    Serve(ServeArgs),
 }
 
 /// Options of `rxsteer bench compare`.
@@ -367,6 +382,29 @@ impl BenchArgs {
             seconds: self.seconds.as_secs_f64(),
             napi: self.napi.clone(),
             gro: self.gro.clone(),
+            on: self
+                .on
+                .clone()
+                .zip(self.peer)
+                .map(|(device, peer)| On { device, peer }),
         }
     }
+}
+
+/// Options of `rxsteer bench serve`.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Where to listen: ADDRESS or ADDRESS:PORT, TCP [default: port 5533 of all addresses]
+    #[arg(long, value_name = "ADDRESS[:PORT]", value_parser = peer)]
+    pub listen: Option<SocketAddr>,
+}
+
+/// An address, with the peer's port unless it has one.
+fn peer(text: &str) -> Result<SocketAddr, String> {
+    let address = text.trim_start_matches('[').trim_end_matches(']').parse();
+    text.parse()
+        .or_else(|_| address.map(|address| SocketAddr::new(address, PORT)))
+        .map_err(|_: AddrParseError| {
+            format!("{text:?} is not an address: write 192.0.2.2, 192.0.2.2:{PORT} or [2001:db8::2]:{PORT}")
+        })
 }

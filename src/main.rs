@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The `rxsteer` command. Exit status: 0 done, 1 failed, 2 wrong usage.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Parser, ValueEnum};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
 use nix::sys::signalfd::SignalFd;
 use rxsteer::bench::compare::{Comparison, read};
 use rxsteer::bench::files::{self, Files};
+use rxsteer::bench::peer::Server;
 use rxsteer::bench::{self, Document, Effort, Experiment, Report, Scenario};
 use rxsteer::caps::{self, Need};
 use rxsteer::cli::{
     BenchArgs, BenchCommand, Cli, Command, CompareArgs, DemoArgs, ExplainArgs, FlowsArgs,
-    StatusArgs,
+    ServeArgs, StatusArgs,
 };
 use rxsteer::{demo, explain, flows, run, status};
 use tracing_subscriber::filter::LevelFilter;
@@ -69,6 +70,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Demo(args) => demo(&args)?,
         Command::Bench(args) => match &args.command {
             Some(BenchCommand::Compare(reports)) => return compare(reports),
+            Some(BenchCommand::Serve(serve)) => bench_serve(serve)?,
             None => bench(&args)?,
         },
         Command::Set(args) => {
@@ -172,14 +174,25 @@ fn demo(args: &DemoArgs) -> Result<()> {
     Ok(())
 }
 
+fn bench_serve(args: &ServeArgs) -> Result<()> {
+    let signals = stop_signals()?;
+    let server = Server::bind(args.listen)?;
+    // Who reads may stop reading.
+    let say = |what: &str| drop(writeln!(std::io::stdout(), "{what}"));
+    say(&format!("listening on {}", server.address()?));
+    server.serve(signals.as_fd(), &say)
+}
+
 fn bench(args: &BenchArgs) -> Result<()> {
     let files = args.report.as_deref().map(Files::at).transpose()?;
     needs_lab()?;
     let effort = args.effort();
-    let scenarios = match args.scenarios.as_slice() {
-        [] => Scenario::value_variants(),
-        some => some,
-    };
+    let mut scenarios = args.scenarios.clone();
+    if scenarios.is_empty() {
+        scenarios = Scenario::value_variants().to_vec();
+        scenarios.retain(|scenario| effort.on.is_none() || scenario.takes_peer());
+        ensure!(!scenarios.is_empty(), "nothing is measured on a device yet");
+    }
     let mut experiments = scenarios
         .iter()
         .map(|scenario| scenario.prepare(&effort))

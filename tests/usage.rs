@@ -201,3 +201,24 @@ fn what_is_right_gets_further() {
         assert!(!stderr.contains('\u{1b}'), "colours in a pipe: {stderr}");
     }
 }
+
+#[test]
+fn bench_between_hosts() {
+    wrong(&["bench", "--on=eth0"], &["--peer"]);
+    wrong(&["bench", "--peer=192.0.2.1"], &["--on"]);
+    // A device is taken as it is.
+    let on = ["bench", "--on=eth0", "--peer=192.0.2.1"];
+    for condition in ["--napi=thread", "--gro=on"] {
+        let args = [&on[..], &[condition]].concat();
+        wrong(&args, &["cannot be used with"]);
+    }
+    for address in ["host", "192.0.2.1:x", "2001:db8::2:"] {
+        let peer = format!("--peer={address}");
+        wrong(
+            &["bench", "--on=eth0", &peer],
+            &["is not an address", "192.0.2.2:5533"],
+        );
+    }
+    wrong(&["bench", "serve", "--listen=x"], &["is not an address"]);
+    wrong(&["bench", "serve", "flood"], &["flood"]);
+}

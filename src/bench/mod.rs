@@ -5,9 +5,10 @@
 //! [`run`] does the rest: the rounds, the order, what becomes of a measurement that failed.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use indexmap::IndexMap;
 
@@ -20,8 +21,11 @@ pub mod files;
 pub mod flood;
 pub mod follow;
 pub mod host;
+pub mod load;
 pub mod mode;
 pub mod page;
+pub mod pair;
+pub mod peer;
 pub mod plot;
 pub mod published;
 pub mod record;
@@ -59,11 +63,34 @@ pub enum Scenario {
 }
 
 impl Scenario {
+    /// Whether a peer host can put its load on: what needs a generator inside the kernel is for the
+    /// lab alone.
+    pub fn takes_peer(self) -> bool {
+        match self {
+            Self::Decide | Self::Record | Self::Follow | Self::Flood | Self::Reorder => false,
+            Self::Rr | Self::Rpc | Self::Stream | Self::Busypoll => false,
+        }
+    }
+
     /// Makes what it needs.
     ///
     /// # Errors
     /// When the host does not allow it.
     pub fn prepare(self, effort: &Effort) -> Result<Box<dyn Experiment>> {
+        if effort.on.is_some() {
+            let name = |scenario: &Self| {
+                scenario
+                    .to_possible_value()
+                    .map(|v| v.get_name().to_owned())
+            };
+            let able = Self::value_variants().iter().filter(|s| s.takes_peer());
+            ensure!(
+                self.takes_peer(),
+                "{} runs in the lab alone; on a device: {}",
+                name(&self).unwrap_or_default(),
+                able.filter_map(name).collect::<Vec<_>>().join(", ")
+            );
+        }
         Ok(match self {
             Self::Decide => Box::new(decide::Decide::new(effort)?),
             Self::Record => Box::new(record::Record::new(effort)?),
@@ -89,6 +116,17 @@ pub struct Effort {
     pub napi: Vec<Napi>,
     /// GRO at the device under test; empty: as the scenario sees fit.
     pub gro: Vec<Gro>,
+    /// On a device of the host, rather than in the lab.
+    pub on: Option<On>,
+}
+
+/// A device of the host, and who puts the load on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct On {
+    /// Its name.
+    pub device: String,
+    /// Where `rxsteer bench serve` listens.
+    pub peer: SocketAddr,
 }
 
 /// How the device's queue is polled.
