@@ -363,7 +363,7 @@ static __always_inline __u32 client_bucket(__u64 ns)
 	__u32 exponent = 0;
 
 	if (ns >= 1ULL << CLIENT_NS_BITS) {
-		client_nr_clipped++;
+		__sync_fetch_and_add(&client_nr_clipped, 1);
 		return NR_CLIENT_BUCKETS - 1;
 	}
 	for (__u32 bits = 32; bits; bits >>= 1) {
@@ -433,7 +433,7 @@ int client(struct xdp_md *ctx)
 		__u32 bucket = client_bucket(now - state->sent_ns);
 
 		if (bucket < NR_CLIENT_BUCKETS)
-			client_buckets[bucket]++;
+			__sync_fetch_and_add(&client_buckets[bucket], 1);
 	}
 	if (client_stopping) {
 		state->sent_ns = 0;

@@ -10,6 +10,7 @@ use common::bed::{lab, until};
 use rxsteer::bench::bed::Bed;
 use rxsteer::bench::closed_loop::ClosedLoop;
 use rxsteer::bench::mode::{Mode, Way};
+use rxsteer::bench::place::Place;
 use rxsteer::bench::{Condition, Gro, Napi, Unfit};
 use rxsteer::device::XdpMode;
 use rxsteer::lab::client::Client;
@@ -146,7 +147,11 @@ fn polling_that_finds_nothing_gives_no_figure() -> Result<()> {
             busy_poll,
         };
         let way = Way::by_default(Mode::None);
-        case.measure(&Bed::new(condition)?, way, A_WHILE.as_secs_f64())
+        case.measure(
+            &Place::Lab(Bed::new(condition)?),
+            way,
+            A_WHILE.as_secs_f64(),
+        )
     };
     let values = measure(true, 1)?;
     assert!(

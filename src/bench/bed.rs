@@ -21,6 +21,9 @@ use crate::topology::Topology;
 /// The CPU that polls the queue.
 pub const INTERRUPT_CPU: u32 = 0;
 
+/// Rings for what the device under test sends: 500 servers may answer at once.
+const REPLY_QUEUES: u32 = 4;
+
 /// The lab of a scenario.
 pub struct Bed {
     pub(super) link: Link,
@@ -143,6 +146,7 @@ impl Bed {
         let (tester, dut) = (Netns::new("tester")?, Netns::new("dut")?);
         let config = LinkConfig {
             gro: condition.gro == Gro::On,
+            reply_queues: REPLY_QUEUES,
             ..Default::default()
         };
         let link = Link::new(&tester, &dut, &config)?;
@@ -165,6 +169,16 @@ impl Bed {
             .iter()
             .map(|condition| Self::new(*condition))
             .collect()
+    }
+
+    /// Makes the far end's NAPI threads, which need an XDP program there, stand for the wire and the
+    /// interrupt: on the CPU that polls the queue.
+    ///
+    /// # Errors
+    /// When there are none.
+    pub(super) fn interrupt(&self) -> Result<Nic> {
+        let tester = &self.link.tester;
+        Nic::new(tester, &vec![INTERRUPT_CPU; tester.queues as usize])
     }
 
     /// The CPUs to choose from.

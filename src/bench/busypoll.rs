@@ -3,10 +3,10 @@
 
 use anyhow::Result;
 
-use super::bed::Bed;
-use super::closed_loop::{BUSY_POLL_US, ClosedLoop};
+use super::closed_loop::{self, BUSY_POLL_US, ClosedLoop};
 use super::mode::{Cpus, Mode, Way};
-use super::{CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values};
+use super::place::Places;
+use super::{CasePlan, Effort, Experiment, Gro, Napi, Plan, Values};
 
 /// The modes: a way to steer, and whether the application polls.
 const MODES: [(&str, Mode, bool); 4] = [
@@ -18,25 +18,21 @@ const MODES: [(&str, Mode, bool); 4] = [
 
 /// The scenario.
 pub struct BusyPoll {
-    conditions: Vec<Condition>,
-    beds: Vec<Bed>,
+    places: Places,
     cases: Vec<(usize, bool)>,
     seconds: f64,
 }
 
 impl BusyPoll {
-    /// Makes the lab.
+    /// Makes the lab, or meets the peer.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU.
+    /// When the host does not allow it, or has a single CPU; when the peer is not there.
     pub fn new(effort: &Effort) -> Result<Self> {
-        let conditions = effort.conditions(&[Napi::Interrupt], &[Gro::On, Gro::Off]);
-        let beds = Bed::under(&conditions)?;
-        let cases = (0..beds.len()).flat_map(|bed| [(bed, true), (bed, false)]);
+        let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On, Gro::Off])?;
         Ok(Self {
-            cases: cases.collect(),
-            conditions,
-            beds,
+            cases: places.each([true, false]),
+            places,
             seconds: effort.seconds,
         })
     }
@@ -44,12 +40,13 @@ impl BusyPoll {
 
 impl Experiment for BusyPoll {
     fn plan(&self) -> Plan {
-        let cases = self.cases.iter().map(|(bed, tcp)| CasePlan {
-            case: self.conditions[*bed]
-                .case(if *tcp { "TCP_RR" } else { "UDP_RR" }, &self.conditions),
+        let cases = self.cases.iter().map(|(place, tcp)| CasePlan {
+            case: self
+                .places
+                .case(*place, if *tcp { "TCP_RR" } else { "UDP_RR" }),
             modes: MODES.map(|(name, ..)| name.to_owned()).to_vec(),
         });
-        let mut conditions = self.beds[0].conditions(&self.conditions);
+        let mut conditions = self.places.conditions();
         conditions.insert(
             "poll".to_owned(),
             format!("{BUSY_POLL_US} us for each read at most"),
@@ -60,17 +57,17 @@ impl Experiment for BusyPoll {
             metrics: ClosedLoop::metrics(),
             cases: cases.collect(),
             conditions,
-            notes: vec![
-                "rxsteer does not work together with busy polling yet, so that mode is missing: \
-                 behind a redirect, as in the naive cpumap, polling finds nothing."
-                    .to_owned(),
-            ],
+            notes: self.places.notes(&[
+                closed_loop::NOTE,
+                "rxsteer does not work together with busy polling yet, so that mode is missing: behind a \
+                 redirect, as in the naive cpumap, polling finds nothing.",
+            ]),
             seconds_each: self.seconds + 0.5,
         }
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let (bed, tcp) = self.cases[case];
+        let (place, tcp) = self.cases[case];
         let (_, mode, busy_poll) = MODES[mode];
         // To the application's CPU, where the others take the packet too.
         let cpus = match mode {
@@ -85,6 +82,6 @@ impl Experiment for BusyPoll {
             work: None,
             busy_poll,
         };
-        case.measure(&self.beds[bed], Way { mode, cpus }, self.seconds)
+        case.measure(self.places.get(place), Way { mode, cpus }, self.seconds)
     }
 }

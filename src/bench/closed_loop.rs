@@ -1,20 +1,39 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Transactions: each connection has one request under way, and a server that answers.
 
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use anyhow::Result;
 use indexmap::IndexMap;
+use socket2::{Domain, Socket, Type};
 
-use super::bed::{Bed, INTERRUPT_CPU};
+use super::bed::{Bed, Masks};
+use super::latency::Latency;
+use super::load::{Kind, Load, Transport};
 use super::mode::{Mode, Way};
-use super::watch::Watch;
-use super::{Better, Metric, Values, detail, fit, headline};
-use crate::lab::client::{Client, Replies};
+use super::pair::Pair;
+use super::place::Place;
+use super::watch::{Seen, Watch};
+use super::{Better, Metric, Unfit, Values, detail, fit, headline};
+use crate::lab::client::Client;
 use crate::lab::frame::{Frames, TcpFlows, UdpFlows};
-use crate::lab::nic::Nic;
+use crate::lab::netns::Netns;
 use crate::lab::server::{Server, Work};
 use crate::lab::sockets;
+
+/// What should be known of the lab.
+pub const NOTE: &str = "A server has a thread for each connection, unless the case says otherwise; a \
+     single one is bound to the first CPU that does not poll the queue. The client is an XDP program \
+     at the other end: what it costs, some hundred ns for each transaction, is part of the service \
+     demand in all modes.";
+
+/// How long connections may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Of a CPU of the peer: busier, and the peer is what is measured.
+const SATURATED: f64 = 0.95;
 
 /// Before anything is counted: connections leave their slow beginning, flows arrive at their CPUs.
 const WARM_UP: Duration = Duration::from_millis(150);
@@ -73,55 +92,26 @@ impl ClosedLoop {
     /// # Errors
     /// When something of the lab failed; [`Unfit`](super::Unfit) when the way was not in effect, or
     /// requests were lost.
-    pub fn measure(&self, bed: &Bed, way: Way, seconds: f64) -> Result<Values> {
-        let (link, others) = (&bed.link, &bed.masks().others);
-        let active = bed.start(way)?;
-        let frames = self.frames(bed);
-        let sockets = match &frames {
-            Frames::Tcp(tcp) => sockets::established(&link.dut.netns, tcp, RCVBUF)?,
-            _ => sockets::connected(&link.dut.netns, &self.flows(bed), RCVBUF)?,
+    pub fn measure(&self, place: &Place, way: Way, seconds: f64) -> Result<Values> {
+        let active = place.start(way)?;
+        let sample = match place {
+            Place::Lab(bed) => self.in_the_lab(bed, seconds)?,
+            Place::Device(pair) => self.on_device(pair, seconds)?,
         };
-        if self.busy_poll {
-            for socket in &sockets {
-                sockets::busy_poll(socket, BUSY_POLL_US)?;
-            }
-        }
-        let mut threads: Vec<Vec<_>> = (0..self.threads).map(|_| Vec::new()).collect();
-        for (index, socket) in sockets.into_iter().enumerate() {
-            threads[index % self.threads as usize].push(socket);
-        }
-        // A single one would be put now here, now there by the scheduler, and that be measured.
-        let cpu = others.first().filter(|_| self.threads == 1);
-        let server = Server::start(&link.dut.netns, threads, cpu, self.work.as_ref())?;
-        let mut client = Client::new(link, &frames, self.len)?;
-        // The sender's side stands for the wire and the interrupt.
-        let _interrupt = match bed.nic {
-            Some(_) => None,
-            None => Some(Nic::new(&link.tester, &[INTERRUPT_CPU])?.before_others()?),
-        };
-        client.start()?;
-        client.run(WARM_UP)?;
-        let watch = Watch::begin(&link.dut.netns)?;
-        let replies = client.run(Duration::from_secs_f64(seconds))?;
-        let seen = watch.end()?;
-        let ended = client.stop()?;
-        let answered = server.stop()?;
-
-        let count = replies.latency.len();
-        fit!(count > 0, "no request was answered");
-        let lost = ended.lost + ended.unanswered;
+        let count = sample.latency.count as f64;
         fit!(
-            lost as f64 <= (LOST * ended.replies as f64).max(1.0),
-            "of {} requests {lost} were lost",
-            ended.replies + lost
+            sample.lost as f64 <= (LOST * count).max(1.0),
+            "of {count} requests {} were lost",
+            sample.lost
         );
-        fit!(
-            ended.replies.abs_diff(answered) <= lost,
-            "the server answered {answered} requests, and {} replies came",
-            ended.replies
-        );
-        bed.verify(&active, way, &seen, self.connections)?;
-        let polled = seen.tcp.get("BusyPollRxPackets").copied().unwrap_or(0);
+        place.verify(&active, way, &sample.seen, self.connections)?;
+        let polled = sample
+            .seen
+            .tcp
+            .get("BusyPollRxPackets")
+            .copied()
+            .unwrap_or(0);
+        // Behind a redirect there is nothing to be found: that is what this mode shows.
         fit!(
             !self.busy_poll || polled > 0 || way.mode == Mode::Cpumap,
             "no packet was found by busy polling"
@@ -131,40 +121,159 @@ impl ClosedLoop {
             "{polled} packets were found by busy polling: is net.core.busy_read set?"
         );
         active.stop()?;
-        Ok(self.values(&replies, seen.busy, seen.busy_share))
+        Ok(sample.values())
     }
 
-    fn flows(&self, bed: &Bed) -> UdpFlows {
-        UdpFlows::to(&bed.link.dut, self.connections)
+    /// The client is a program at the far end of a veth.
+    fn in_the_lab(&self, bed: &Bed, seconds: f64) -> Result<Sample> {
+        let link = &bed.link;
+        let flows = UdpFlows::to(&link.dut, self.connections);
+        let (frames, sockets) = match self.tcp {
+            true => {
+                let tcp = TcpFlows {
+                    flows,
+                    first_seq: 1,
+                    ack: 1,
+                    push: true,
+                };
+                let sockets = sockets::established(&link.dut.netns, &tcp, RCVBUF)?;
+                (Frames::Tcp(tcp), sockets)
+            }
+            false => {
+                let sockets = sockets::connected(&link.dut.netns, &flows, RCVBUF)?;
+                (Frames::Udp(flows), sockets)
+            }
+        };
+        let server = self.serve(&link.dut.netns, sockets, bed.masks())?;
+        let mut client = Client::new(link, &frames, self.len)?;
+        // The sender's side stands for the wire and the interrupt.
+        let _interrupt = match bed.nic {
+            Some(_) => None,
+            None => Some(bed.interrupt()?.before_others()?),
+        };
+        client.start()?;
+        client.run(WARM_UP)?;
+        let watch = Watch::begin(&link.dut.netns)?;
+        let replies = client.run(Duration::from_secs_f64(seconds))?;
+        let seen = watch.end()?;
+        let ended = client.stop()?;
+        let answered = server.stop()?;
+        let lost = ended.lost + ended.unanswered;
+        fit!(
+            ended.replies.abs_diff(answered) <= lost,
+            "the server answered {answered} requests, and {} replies came",
+            ended.replies
+        );
+        let latency = Latency::of(&replies.latency, replies.clipped);
+        Ok(Sample {
+            seconds: replies.seconds,
+            latency: latency.ok_or_else(unanswered)?,
+            lost,
+            seen,
+        })
     }
 
-    fn frames(&self, bed: &Bed) -> Frames {
-        let flows = self.flows(bed);
-        match self.tcp {
-            false => Frames::Udp(flows),
-            true => Frames::Tcp(TcpFlows {
-                flows,
-                first_seq: 1,
-                ack: 1,
-                push: true,
-            }),
+    /// The client is the peer's.
+    fn on_device(&self, pair: &Pair, seconds: f64) -> Result<Sample> {
+        let netns = &pair.end.netns;
+        let address = pair.end.address_towards(pair.peer.address().ip())?;
+        let load = |transport, port| Load {
+            kind: Kind::Rr {
+                transport,
+                request: self.len,
+                response: self.len,
+            },
+            connections: self.connections,
+            port,
+            warm_up: WARM_UP.as_secs_f64(),
+            seconds,
+        };
+        let (session, sockets) = match self.tcp {
+            true => {
+                let listener = listener(address, self.connections)?;
+                let port = listener.local_addr()?.port();
+                let session = pair.peer.prepare(&load(Transport::Tcp, port))?;
+                let streams = sockets::accepted(&listener, self.connections, PATIENCE)?;
+                (session, streams.into_iter().map(OwnedFd::from).collect())
+            }
+            false => {
+                // Holds the port until the sockets are there, which need to know their peers.
+                let holder = sockets::reuseaddr(SocketAddr::new(address, 0))?;
+                let local = holder.local_addr()?;
+                let session = pair.peer.prepare(&load(Transport::Udp, local.port()))?;
+                let sources: Vec<SocketAddr> = session.sources().collect();
+                let sockets = sockets::connected_to(netns, local, sources.into_iter(), RCVBUF)?;
+                (session, sockets)
+            }
+        };
+        let server = self.serve(netns, sockets, pair.masks())?;
+        session.start()?;
+        let watch = Watch::begin(netns)?;
+        let loaded = session.end()?;
+        let seen = watch.end()?;
+        server.stop()?;
+        fit!(
+            loaded.busiest_share < SATURATED,
+            "a CPU of the peer was busy for {:.0} % of the time: that is what was measured",
+            100.0 * loaded.busiest_share
+        );
+        Ok(Sample {
+            seconds: loaded.seconds,
+            latency: loaded.latency.ok_or_else(unanswered)?,
+            lost: loaded.lost,
+            seen,
+        })
+    }
+
+    fn serve(&self, netns: &Netns, sockets: Vec<OwnedFd>, masks: &Masks) -> Result<Server> {
+        let mut threads: Vec<Vec<_>> = (0..self.threads).map(|_| Vec::new()).collect();
+        for (index, socket) in sockets.into_iter().enumerate() {
+            if self.busy_poll {
+                sockets::busy_poll(&socket, BUSY_POLL_US)?;
+            }
+            threads[index % self.threads as usize].push(socket);
         }
+        // A single one would be put now here, now there by the scheduler, and that be measured.
+        let cpu = masks.others.first().filter(|_| self.threads == 1);
+        Server::start(netns, threads, cpu, self.work.as_ref())
     }
+}
 
-    fn values(&self, replies: &Replies, busy: f64, busy_share: f64) -> Values {
-        let latency = &replies.latency;
-        let us = |quantile| latency.value_at_quantile(quantile) as f64 / 1e3;
-        let count = latency.len() as f64;
+/// What one measurement found.
+struct Sample {
+    seconds: f64,
+    latency: Latency,
+    lost: u64,
+    seen: Seen,
+}
+
+impl Sample {
+    fn values(&self) -> Values {
+        let latency = &self.latency;
+        let count = latency.count as f64;
         vec![
-            ("tps", count / replies.seconds),
-            ("latency_us_p99", us(0.99)),
-            ("demand_us", busy * 1e6 / count),
-            ("latency_us_p50", us(0.5)),
-            ("latency_us_p90", us(0.9)),
-            ("latency_us_sd", latency.stdev() / 1e3),
-            ("cpu_percent", 100.0 * busy_share),
-            ("sent_again", replies.lost as f64),
-            ("clipped", replies.clipped as f64),
+            ("tps", count / self.seconds),
+            ("latency_us_p99", latency.p99),
+            ("demand_us", self.seen.busy * 1e6 / count),
+            ("latency_us_p50", latency.p50),
+            ("latency_us_p90", latency.p90),
+            ("latency_us_sd", latency.stddev),
+            ("cpu_percent", 100.0 * self.seen.busy_share),
+            ("sent_again", self.lost as f64),
+            ("clipped", latency.out_of_range as f64),
         ]
     }
+}
+
+fn unanswered() -> Unfit {
+    Unfit("no request was answered".to_owned())
+}
+
+/// Many connections may come at once.
+fn listener(address: IpAddr, connections: u32) -> Result<TcpListener> {
+    let address = SocketAddr::new(address, 0);
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.bind(&address.into())?;
+    socket.listen(connections as i32)?;
+    Ok(socket.into())
 }

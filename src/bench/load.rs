@@ -20,6 +20,7 @@ use nix::sys::time::TimeSpec;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, Socket, Type};
 
+use super::latency::Latency;
 use crate::lab::softnet::{CpuTimes, cpu_times};
 
 /// Connections at most: source ports for more may be missing.
@@ -145,7 +146,8 @@ pub struct Loaded {
     pub seconds: f64,
     /// Responses.
     pub transactions: u64,
-    /// From requests to their responses, if there was one.
+    /// From requests to their responses, if there was one. A request that was lost counts from its
+    /// first try, and what is over a minute as a minute.
     pub latency: Option<Latency>,
     /// Requests over UDP that had no response within a second, and were sent again.
     pub lost: u64,
@@ -155,42 +157,6 @@ pub struct Loaded {
     pub busy_share: f64,
     /// The same of the busiest one: near 1, the peer may have been what was measured.
     pub busiest_share: f64,
-}
-
-/// Times in us, with three significant digits. A request that was lost counts from its first try.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-#[allow(missing_docs)]
-pub struct Latency {
-    pub count: u64,
-    /// Of them, those over a minute, which count as a minute.
-    pub out_of_range: u64,
-    pub mean: f64,
-    pub stddev: f64,
-    pub min: f64,
-    pub p50: f64,
-    pub p90: f64,
-    pub p99: f64,
-    pub p999: f64,
-    pub max: f64,
-}
-
-impl Latency {
-    fn of(tally: &Tally) -> Option<Self> {
-        let ns = &tally.latency;
-        let us = |ns: u64| ns as f64 / 1e3;
-        (!ns.is_empty()).then(|| Self {
-            count: ns.len(),
-            out_of_range: tally.out_of_range,
-            mean: ns.mean() / 1e3,
-            stddev: ns.stdev() / 1e3,
-            min: us(ns.min()),
-            p50: us(ns.value_at_quantile(0.5)),
-            p90: us(ns.value_at_quantile(0.9)),
-            p99: us(ns.value_at_quantile(0.99)),
-            p999: us(ns.value_at_quantile(0.999)),
-            max: us(ns.max()),
-        })
-    }
 }
 
 /// The connections of a load. They last as long as this, and end with a reset: ports are free at
@@ -456,7 +422,7 @@ fn loaded(before: &Moment, after: &Moment, tally: &Tally) -> Loaded {
     Loaded {
         seconds,
         transactions: tally.latency.len(),
-        latency: Latency::of(tally),
+        latency: Latency::of(&tally.latency, tally.out_of_range),
         lost: tally.lost,
         bytes: after.acknowledged.saturating_sub(before.acknowledged),
         busy_share: busy.iter().sum::<f64>() / busy.len() as f64,
@@ -684,14 +650,14 @@ mod tests {
     #[test]
     fn what_is_out_of_range_is_told() {
         let mut tally = Tally::new().unwrap();
-        assert_eq!(Latency::of(&tally), None);
+        assert_eq!(Latency::of(&tally.latency, tally.out_of_range), None);
         for ms in [1, 2, 59_000, 61_000] {
             tally.count(Duration::from_millis(ms));
         }
         let mut sum = Tally::new().unwrap();
         sum.add(&tally).unwrap();
         sum.add(&tally).unwrap();
-        let latency = Latency::of(&sum).unwrap();
+        let latency = Latency::of(&sum.latency, sum.out_of_range).unwrap();
         assert_eq!((latency.count, latency.out_of_range), (8, 2));
         let near = |us: f64, expected: f64| (us / expected - 1.0).abs() < 1e-3;
         assert!(near(latency.min, 1e3), "{latency:?}");

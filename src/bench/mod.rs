@@ -21,11 +21,13 @@ pub mod files;
 pub mod flood;
 pub mod follow;
 pub mod host;
+pub mod latency;
 pub mod load;
 pub mod mode;
 pub mod page;
 pub mod pair;
 pub mod peer;
+pub mod place;
 pub mod plot;
 pub mod published;
 pub mod record;
@@ -67,8 +69,9 @@ impl Scenario {
     /// lab alone.
     pub fn takes_peer(self) -> bool {
         match self {
-            Self::Decide | Self::Record | Self::Follow | Self::Flood | Self::Reorder => false,
-            Self::Rr | Self::Rpc | Self::Stream | Self::Busypoll => false,
+            Self::Rr | Self::Rpc | Self::Stream => true,
+            Self::Decide | Self::Record | Self::Follow | Self::Flood => false,
+            Self::Busypoll | Self::Reorder => false,
         }
     }
 

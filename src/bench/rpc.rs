@@ -5,10 +5,10 @@ use std::fs;
 
 use anyhow::Result;
 
-use super::bed::Bed;
-use super::closed_loop::ClosedLoop;
+use super::closed_loop::{self, ClosedLoop};
 use super::mode::{Mode, Way};
-use super::{CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values};
+use super::place::Places;
+use super::{CasePlan, Effort, Experiment, Gro, Napi, Plan, Values};
 use crate::lab::server::Work;
 
 /// Connections and the server's threads.
@@ -25,8 +25,7 @@ const LEN: usize = 64;
 
 /// The scenario.
 pub struct Rpc {
-    conditions: Vec<Condition>,
-    beds: Vec<Bed>,
+    places: Places,
     ways: Vec<Way>,
     cases: Vec<(usize, ClosedLoop)>,
     work: Work,
@@ -39,8 +38,7 @@ impl Rpc {
     /// # Errors
     /// When the host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
-        let conditions = effort.conditions(&[Napi::Interrupt], &[Gro::On]);
-        let beds = Bed::under(&conditions)?;
+        let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On])?;
         let modes = [Mode::None, Mode::KernelRps, Mode::KernelRfs, Mode::Rxsteer];
         let work = Work::up_to(WORK_US, TIMES_L2 * l2_bytes());
         let case = |(connections, threads)| ClosedLoop {
@@ -51,12 +49,10 @@ impl Rpc {
             work: Some(work.clone()),
             busy_poll: false,
         };
-        let cases = (0..beds.len()).flat_map(|bed| CASES.map(|c| (bed, case(c))));
         Ok(Self {
-            ways: beds[0].masks().ways(&modes),
-            cases: cases.collect(),
-            conditions,
-            beds,
+            ways: places.masks().ways(&modes),
+            cases: places.each(CASES.map(case)),
+            places,
             work,
             seconds: effort.seconds,
         })
@@ -65,14 +61,14 @@ impl Rpc {
 
 impl Experiment for Rpc {
     fn plan(&self) -> Plan {
-        let cases = self.cases.iter().map(|(bed, case)| {
+        let cases = self.cases.iter().map(|(place, case)| {
             let name = format!("{} flows, {} threads", case.connections, case.threads);
             CasePlan {
-                case: self.conditions[*bed].case(&name, &self.conditions),
+                case: self.places.case(*place, &name),
                 modes: self.ways.iter().map(Way::to_string).collect(),
             }
         });
-        let mut conditions = self.beds[0].conditions(&self.conditions);
+        let mut conditions = self.places.conditions();
         let work = format!(
             "0 to {} us for each request, evenly spread: random reads in {} MiB",
             self.work.us,
@@ -85,18 +81,18 @@ impl Experiment for Rpc {
             metrics: ClosedLoop::metrics(),
             cases: cases.collect(),
             conditions,
-            notes: vec![
+            notes: self.places.notes(&[
+                closed_loop::NOTE,
                 "The number of reads is fixed before the first measurement: where caches are colder, \
-                 the same work takes longer."
-                    .to_owned(),
-            ],
+                 the same work takes longer.",
+            ]),
             seconds_each: self.seconds + 0.6,
         }
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let (bed, case) = &self.cases[case];
-        case.measure(&self.beds[*bed], self.ways[mode], self.seconds)
+        let (place, case) = &self.cases[case];
+        case.measure(self.places.get(*place), self.ways[mode], self.seconds)
     }
 }
 

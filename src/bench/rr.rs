@@ -3,31 +3,29 @@
 
 use anyhow::Result;
 
-use super::bed::Bed;
-use super::closed_loop::ClosedLoop;
+use super::closed_loop::{self, ClosedLoop};
 use super::mode::{Mode, Way};
-use super::{CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values};
+use super::place::Places;
+use super::{CasePlan, Effort, Experiment, Gro, Napi, Plan, Values};
 
 /// Connections of a case; a thread each, as each netserver is a process.
 const CONNECTIONS: [u32; 2] = [1, 500];
 
 /// The scenario.
 pub struct Rr {
-    conditions: Vec<Condition>,
-    beds: Vec<Bed>,
+    places: Places,
     ways: Vec<Way>,
     cases: Vec<(usize, ClosedLoop)>,
     seconds: f64,
 }
 
 impl Rr {
-    /// Makes the lab.
+    /// Makes the lab, or meets the peer.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU.
+    /// When the host does not allow it, or has a single CPU; when the peer is not there.
     pub fn new(effort: &Effort) -> Result<Self> {
-        let conditions = effort.conditions(&[Napi::Interrupt], &[Gro::On]);
-        let beds = Bed::under(&conditions)?;
+        let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On])?;
         let modes = [Mode::None, Mode::KernelRps, Mode::KernelRfs, Mode::Rxsteer];
         let case = |tcp, connections| ClosedLoop {
             tcp,
@@ -37,17 +35,14 @@ impl Rr {
             work: None,
             busy_poll: false,
         };
-        let cases = (0..beds.len()).flat_map(|bed| {
-            CONNECTIONS
-                .map(|n| [true, false].map(|tcp| (bed, case(tcp, n))))
-                .into_iter()
-                .flatten()
-        });
+        let cases = CONNECTIONS
+            .map(|n| [case(true, n), case(false, n)])
+            .into_iter()
+            .flatten();
         Ok(Self {
-            ways: beds[0].masks().ways(&modes),
-            cases: cases.collect(),
-            conditions,
-            beds,
+            ways: places.masks().ways(&modes),
+            cases: places.each(cases),
+            places,
             seconds: effort.seconds,
         })
     }
@@ -55,12 +50,12 @@ impl Rr {
 
 impl Experiment for Rr {
     fn plan(&self) -> Plan {
-        let cases = self.cases.iter().map(|(bed, case)| {
+        let cases = self.cases.iter().map(|(place, case)| {
             let proto = if case.tcp { "TCP_RR" } else { "UDP_RR" };
             let plural = if case.connections > 1 { "s" } else { "" };
             let name = format!("{proto}, {} connection{plural}", case.connections);
             CasePlan {
-                case: self.conditions[*bed].case(&name, &self.conditions),
+                case: self.places.case(*place, &name),
                 modes: self.ways.iter().map(Way::to_string).collect(),
             }
         });
@@ -70,20 +65,14 @@ impl Experiment for Rr {
                        does it cost?",
             metrics: ClosedLoop::metrics(),
             cases: cases.collect(),
-            conditions: self.beds[0].conditions(&self.conditions),
-            notes: vec![
-                "A server has a thread for each connection; a single one is bound to the first CPU \
-                 that does not poll the queue. The client is an XDP program at the other end: what it \
-                 costs, some hundred ns for each transaction, is part of the service demand in all \
-                 modes."
-                    .to_owned(),
-            ],
+            conditions: self.places.conditions(),
+            notes: self.places.notes(&[closed_loop::NOTE]),
             seconds_each: self.seconds + 0.6,
         }
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let (bed, case) = &self.cases[case];
-        case.measure(&self.beds[*bed], self.ways[mode], self.seconds)
+        let (place, case) = &self.cases[case];
+        case.measure(self.places.get(*place), self.ways[mode], self.seconds)
     }
 }

@@ -2,6 +2,7 @@
 //! `stream`: netperf's TCP_STREAM, to a consumer that polls and works in between, and to one that
 //! sleeps.
 
+use std::net::TcpListener;
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -9,49 +10,123 @@ use anyhow::{Context, Result};
 use indexmap::IndexMap;
 
 use super::bed::{Bed, INTERRUPT_CPU};
+use super::load::{Kind, Load};
 use super::mode::{Mode, Way};
-use super::watch::Watch;
-use super::{
-    Better, CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, fit, headline,
-};
+use super::pair::Pair;
+use super::place::{Place, Places};
+use super::watch::{Seen, Watch};
+use super::{Better, CasePlan, Effort, Experiment, Gro, Napi, Plan, Values, detail, fit, headline};
 use crate::device::XdpMode;
-use crate::lab::nic::Nic;
-use crate::lab::stream::{Consumer, Stream};
+use crate::lab::stream::{self, Consumer, Worker};
 use crate::lab::xdp::Xdp;
+use crate::lab::{sockets, softnet};
 
 /// The consumer that polls works for so long before it looks again.
 const WORK: Duration = Duration::from_micros(20);
+
+/// What should be known of the lab.
+const NOTES: [&str; 2] = [
+    "The sender is the kernel's TCP on the CPU that polls the queue, without segmentation offload, \
+     since a veth with an XDP program takes frames of the MTU alone: it is a part of the service \
+     demand, and of what limits the throughput. Of the modes that spread by hash, one flow uses one \
+     CPU of the mask, in each measurement another perhaps.",
+    "Steering to idle CPUs is not there yet: rxsteer runs as it is, and no mode with it off.",
+];
+
+/// How long a connection may take.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Until the windows are open and the flow has found its CPU.
 const WARM_UP: Duration = Duration::from_millis(200);
 
 /// The scenario.
 pub struct TcpStream {
-    conditions: Vec<Condition>,
-    beds: Vec<Bed>,
+    places: Places,
     ways: Vec<Way>,
     cases: Vec<(usize, Consumer)>,
     seconds: f64,
 }
 
+/// What one measurement found.
+struct Sample {
+    bytes: f64,
+    worked: f64,
+    retransmitted: Option<f64>,
+    seen: Seen,
+}
+
 impl TcpStream {
-    /// Makes the lab.
+    /// Makes the lab, or meets the peer.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU.
+    /// When the host does not allow it, or has a single CPU; when the peer is not there.
     pub fn new(effort: &Effort) -> Result<Self> {
-        let conditions = effort.conditions(&[Napi::Interrupt], &[Gro::On]);
-        let beds = Bed::under(&conditions)?;
+        let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On])?;
         let modes = [Mode::None, Mode::KernelRps, Mode::KernelRfs, Mode::Rxsteer];
-        let consumers = [Consumer::Polls(WORK), Consumer::Blocks];
         Ok(Self {
-            ways: beds[0].masks().ways(&modes),
-            cases: (0..beds.len())
-                .flat_map(|bed| consumers.map(|c| (bed, c)))
-                .collect(),
-            conditions,
-            beds,
+            ways: places.masks().ways(&modes),
+            cases: places.each([Consumer::Polls(WORK), Consumer::Blocks]),
+            places,
             seconds: effort.seconds,
+        })
+    }
+
+    fn in_the_lab(&self, bed: &Bed, consumer: Consumer) -> Result<Sample> {
+        let link = &bed.link;
+        // Acknowledgements are the sender's business, on its CPU.
+        let _polled = Xdp::pass(&link.tester, XdpMode::Native)?;
+        let _thread = bed.interrupt()?;
+        let (to, from) = stream::connect(link)?;
+        let cpu = bed.masks().others.first();
+        let consumer = Worker::consume(&link.dut.netns, cpu, from, consumer)?;
+        let sender = Worker::produce(&link.tester.netns, INTERRUPT_CPU, to)?;
+        sleep(WARM_UP);
+        let sent = softnet::tcp(&link.tester.netns)?;
+        let watch = Watch::begin(&link.dut.netns)?;
+        let before = (consumer.read(), consumer.worked());
+        sleep(Duration::from_secs_f64(self.seconds));
+        let after = (consumer.read(), consumer.worked());
+        let seen = watch.end()?;
+        let sent = softnet::since(&sent, softnet::tcp(&link.tester.netns)?);
+        // In this order: nobody writes to a connection that is closed.
+        sender.stop()?;
+        consumer.stop()?;
+        Ok(Sample {
+            bytes: (after.0 - before.0) as f64,
+            worked: (after.1 - before.1) as f64,
+            retransmitted: sent.get("RetransSegs").map(|&n| n as f64),
+            seen,
+        })
+    }
+
+    fn on_device(&self, pair: &Pair, consumer: Consumer) -> Result<Sample> {
+        let address = pair.end.address_towards(pair.peer.address().ip())?;
+        let listener = TcpListener::bind((address, 0))?;
+        let session = pair.peer.prepare(&Load {
+            kind: Kind::Stream,
+            connections: 1,
+            port: listener.local_addr()?.port(),
+            warm_up: WARM_UP.as_secs_f64(),
+            seconds: self.seconds,
+        })?;
+        let mut streams = sockets::accepted(&listener, 1, PATIENCE)?;
+        let from = streams.pop().context("a connection")?;
+        let cpu = pair.masks().others.first();
+        let consumer = Worker::consume(&pair.end.netns, cpu, from, consumer)?;
+        session.start()?;
+        let watch = Watch::begin(&pair.end.netns)?;
+        let before = (consumer.read(), consumer.worked());
+        sleep(Duration::from_secs_f64(self.seconds));
+        let after = (consumer.read(), consumer.worked());
+        let seen = watch.end()?;
+        session.end()?;
+        // Before the session, which ends with a reset.
+        consumer.stop()?;
+        Ok(Sample {
+            bytes: (after.0 - before.0) as f64,
+            worked: (after.1 - before.1) as f64,
+            retransmitted: None,
+            seen,
         })
     }
 }
@@ -59,17 +134,17 @@ impl TcpStream {
 impl Experiment for TcpStream {
     fn plan(&self) -> Plan {
         use Better::{Higher, Lower, Neither};
-        let cases = self.cases.iter().map(|(bed, consumer)| {
+        let cases = self.cases.iter().map(|(place, consumer)| {
             let name = match consumer {
                 Consumer::Polls(_) => "a consumer that polls",
                 Consumer::Blocks => "a consumer that sleeps",
             };
             CasePlan {
-                case: self.conditions[*bed].case(name, &self.conditions),
+                case: self.places.case(*place, name),
                 modes: self.ways.iter().map(Way::to_string).collect(),
             }
         });
-        let mut conditions = self.beds[0].conditions(&self.conditions);
+        let mut conditions = self.places.conditions();
         conditions.insert("work".to_owned(), format!("{WORK:?} between two looks"));
         Plan {
             scenario: "stream",
@@ -77,56 +152,45 @@ impl Experiment for TcpStream {
                        between, and to one that sleeps?",
             metrics: IndexMap::from([
                 headline("mbit_per_s", "Throughput", "Mbit/s", Higher),
-                headline("demand_us_per_mb", "Service demand", "us of CPU per MB", Lower),
+                headline(
+                    "demand_us_per_mb",
+                    "Service demand",
+                    "us of CPU per MB",
+                    Lower,
+                ),
                 detail("work_per_s", "Work done in between", "1/s", Higher),
                 detail("cpu_percent", "CPU, of all CPUs", "%", Neither),
                 detail("retransmitted", "Segments sent again", "1/s", Lower),
             ]),
             cases: cases.collect(),
             conditions,
-            notes: vec![
-                "The sender is the kernel's TCP on the CPU that polls the queue, without segmentation \
-                 offload, since a veth with an XDP program takes frames of the MTU alone: it is a part \
-                 of the service demand, and of what limits the throughput. Of the modes that spread by \
-                 hash, one flow uses one CPU of the mask, in each measurement another perhaps."
-                    .to_owned(),
-                "Steering to idle CPUs is not there yet: rxsteer runs as it is, and no mode with it off."
-                    .to_owned(),
-            ],
+            notes: self.places.notes(&NOTES),
             seconds_each: self.seconds + 0.6,
         }
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let (bed, consumer) = &self.cases[case];
-        let (bed, way) = (&self.beds[*bed], self.ways[mode]);
-        let link = &bed.link;
-        let active = bed.start(way)?;
-        // Acknowledgements are the sender's business, on its CPU.
-        let _polled = Xdp::pass(&link.tester, XdpMode::Native)?;
-        let _thread = Nic::new(&link.tester, &[INTERRUPT_CPU])?;
-        let cpu = bed.masks().others.first().context("another CPU")?;
-        let stream = Stream::start(link, INTERRUPT_CPU, cpu, *consumer)?;
-        sleep(WARM_UP);
-        let sent = Watch::begin(&link.tester.netns)?;
-        let watch = Watch::begin(&link.dut.netns)?;
-        let before = (stream.read(), stream.worked());
-        sleep(Duration::from_secs_f64(self.seconds));
-        let bytes = (stream.read() - before.0) as f64;
-        let worked = (stream.worked() - before.1) as f64;
-        let seen = watch.end()?;
-        let sent = sent.end()?;
-        stream.stop()?;
-        fit!(bytes > 0.0, "nothing came");
-        bed.verify(&active, way, &seen, 1)?;
+        let (place, consumer) = self.cases[case];
+        let (place, way) = (self.places.get(place), self.ways[mode]);
+        let active = place.start(way)?;
+        let sample = match place {
+            Place::Lab(bed) => self.in_the_lab(bed, consumer)?,
+            Place::Device(pair) => self.on_device(pair, consumer)?,
+        };
+        fit!(sample.bytes > 0.0, "nothing came");
+        place.verify(&active, way, &sample.seen, 1)?;
         active.stop()?;
-        let again = sent.tcp.get("RetransSegs").copied().unwrap_or(0);
-        Ok(vec![
-            ("mbit_per_s", bytes * 8.0 / 1e6 / seen.seconds),
-            ("demand_us_per_mb", seen.busy * 1e6 / (bytes / 1e6)),
-            ("work_per_s", worked / seen.seconds),
-            ("cpu_percent", 100.0 * seen.busy_share),
-            ("retransmitted", again as f64 / seen.seconds),
-        ])
+        let seconds = sample.seen.seconds;
+        let mut values = vec![
+            ("mbit_per_s", sample.bytes * 8.0 / 1e6 / seconds),
+            ("demand_us_per_mb", sample.seen.busy * 1e12 / sample.bytes),
+            ("cpu_percent", 100.0 * sample.seen.busy_share),
+        ];
+        if matches!(consumer, Consumer::Polls(_)) {
+            values.push(("work_per_s", sample.worked / seconds));
+        }
+        let again = sample.retransmitted.map(|n| ("retransmitted", n / seconds));
+        values.extend(again);
+        Ok(values)
     }
 }

@@ -22,9 +22,11 @@ use crate::device::Device;
 pub struct LinkConfig {
     /// Tells apart the links that meet in one namespace: 0…31 choose subnet and MACs.
     pub id: u8,
-    /// Receive and transmit queues of each end. A frame sent on CPU c arrives in queue
+    /// Receive queues of the device under test. A frame sent on CPU c arrives in queue
     /// c modulo this (veth_select_rxq() in drivers/net/veth.c).
     pub queues: u32,
+    /// Receive queues of the tester, by flow: for more replies at once than a ring of 256 frames holds.
+    pub reply_queues: u32,
     /// MTU of both ends, bytes.
     pub mtu: u32,
     /// Gives the ends IPv6 addresses too. Without, IPv6 is off on both.
@@ -39,6 +41,7 @@ impl Default for LinkConfig {
         Self {
             id: 0,
             queues: 1,
+            reply_queues: 1,
             mtu: 1500,
             ipv6: false,
             gro: true,
@@ -105,6 +108,8 @@ struct Plan<'a> {
     name: String,
     mac: [u8; 6],
     host: u32,
+    rx_queues: u32,
+    tx_queues: u32,
 }
 
 impl Plan<'_> {
@@ -113,8 +118,8 @@ impl Plan<'_> {
         message.attributes.extend([
             LinkAttribute::Address(self.mac.to_vec()),
             LinkAttribute::Mtu(config.mtu),
-            LinkAttribute::NumTxQueues(config.queues),
-            LinkAttribute::NumRxQueues(config.queues),
+            LinkAttribute::NumTxQueues(self.tx_queues),
+            LinkAttribute::NumRxQueues(self.rx_queues),
         ]);
         message
     }
@@ -138,7 +143,7 @@ impl Plan<'_> {
             mac: self.mac,
             ipv4: ipv4(config.id, self.host),
             ipv6: ipv6(config.id, self.host),
-            queues: config.queues,
+            queues: self.rx_queues,
             id: config.id,
             ethtool,
             pass: true,
@@ -249,6 +254,8 @@ impl End {
             name: format!("{prefix}{}", self.name.trim_start_matches("nic")),
             mac: [2, b'r', b'x', 0, id, host as u8],
             host,
+            rx_queues: 1,
+            tx_queues: 1,
         };
         let (inner, peer) = (plan("vx", 1), plan("", 2));
         let mut message = LinkVxlan::new(&inner.name, vni)
@@ -282,13 +289,18 @@ impl Link {
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed) & 0xfff;
         let unique = format!("{:x}-{serial:x}", std::process::id());
-        let plan = |prefix: &str, netns, host| Plan {
+        let plan = |prefix: &str, netns, host, rx_queues, tx_queues| Plan {
             netns,
             name: format!("{prefix}{unique}"),
             mac: [2, b'r', b'x', 0, config.id, host as u8],
             host,
+            rx_queues,
+            tx_queues,
         };
-        let (dut, tester) = (plan("nic", dut, 1), plan("tst", tester, 2));
+        // An end with an XDP program has a receive queue for each transmit queue of the other.
+        let (queues, replies) = (config.queues, config.queues.max(config.reply_queues));
+        let dut = plan("nic", dut, 1, queues, replies);
+        let tester = plan("tst", tester, 2, replies, queues);
 
         tester.netns.run(|| {
             let peer = LinkMessageBuilder::<LinkUnspec>::new()

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Sockets of an application that reads: servers, connected ones, and TCP without a handshake.
 
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
@@ -20,11 +22,8 @@ use super::sink::IDLE;
 /// # Errors
 /// The address is taken, or not the namespace's.
 pub fn server(netns: &Netns, flows: &UdpFlows, rcvbuf: usize) -> Result<OwnedFd> {
-    netns.run(|| {
-        let fd = open(SockType::Datagram, flows, rcvbuf)?;
-        bind_to(&fd, flows)?;
-        Ok(fd)
-    })
+    let local = SocketAddr::new(flows.daddr, flows.dport);
+    netns.run(|| bound(SockType::Datagram, local, rcvbuf))
 }
 
 /// A UDP socket that shares its address with others (SO_REUSEPORT), in the caller's namespace.
@@ -42,18 +41,40 @@ pub fn reuseport(local: SocketAddr) -> Result<UdpSocket> {
     Ok(fd.into())
 }
 
+/// A UDP socket that lets others have its address too (SO_REUSEADDR), in the caller's namespace.
+///
+/// # Errors
+/// As [`reuseport`].
+pub fn reuseaddr(local: SocketAddr) -> Result<UdpSocket> {
+    Ok(bound(SockType::Datagram, local, 0)?.into())
+}
+
 /// One UDP socket per flow, connected to its source.
 ///
 /// # Errors
 /// As [`server`], and when a source can't be reached.
 pub fn connected(netns: &Netns, flows: &UdpFlows, rcvbuf: usize) -> Result<Vec<OwnedFd>> {
-    let open = |flow| -> Result<OwnedFd> {
-        let fd = open(SockType::Datagram, flows, rcvbuf)?;
-        bind_to(&fd, flows)?;
-        connect(fd.as_raw_fd(), &SockaddrStorage::from(flows.source(flow)))?;
+    let local = SocketAddr::new(flows.daddr, flows.dport);
+    let sources = (0..flows.nr_flows).map(|flow| flows.source(flow));
+    connected_to(netns, local, sources, rcvbuf)
+}
+
+/// One UDP socket for each of these sources, connected to it.
+///
+/// # Errors
+/// As [`server`], and when a source can't be reached.
+pub fn connected_to(
+    netns: &Netns,
+    local: SocketAddr,
+    sources: impl Iterator<Item = SocketAddr> + Send,
+    rcvbuf: usize,
+) -> Result<Vec<OwnedFd>> {
+    let open = |source| -> Result<OwnedFd> {
+        let fd = bound(SockType::Datagram, local, rcvbuf)?;
+        connect(fd.as_raw_fd(), &SockaddrStorage::from(source))?;
         Ok(fd)
     };
-    netns.run(|| (0..flows.nr_flows).map(open).collect())
+    netns.run(|| sources.map(open).collect())
 }
 
 /// One established TCP socket per flow, which waits for the flow's first segment, with room for
@@ -64,11 +85,12 @@ pub fn connected(netns: &Netns, flows: &UdpFlows, rcvbuf: usize) -> Result<Vec<O
 /// Without CAP_NET_ADMIN, or when a source can't be reached.
 pub fn established(netns: &Netns, tcp: &TcpFlows, rcvbuf: usize) -> Result<Vec<OwnedFd>> {
     let establish = |flow| -> Result<OwnedFd> {
-        let fd = open(SockType::Stream, &tcp.flows, rcvbuf)?;
+        let local = SocketAddr::new(tcp.flows.daddr, tcp.flows.dport);
+        let fd = open(SockType::Stream, local, rcvbuf)?;
         let set = |name, value: &[u32]| setsockopt_words(&fd, libc::IPPROTO_TCP, name, value);
         // Under repair all may have the same port, and connecting takes no packet.
         set(libc::TCP_REPAIR, &[1]).context("no TCP_REPAIR here")?;
-        bind_to(&fd, &tcp.flows)?;
+        bind_to(&fd, local)?;
         for (queue, seq) in [(TCP_RECV_QUEUE, tcp.first_seq), (TCP_SEND_QUEUE, tcp.ack)] {
             set(libc::TCP_REPAIR_QUEUE, &[queue])?;
             set(libc::TCP_QUEUE_SEQ, &[seq])?;
@@ -118,10 +140,10 @@ const TCPOPT_WINDOW: u32 = 3;
 /// Without a window probe, -1.
 const TCP_REPAIR_OFF_NO_WP: u32 = u32::MAX;
 
-fn open(kind: SockType, flows: &UdpFlows, rcvbuf: usize) -> Result<OwnedFd> {
-    let family = match flows.daddr {
-        IpAddr::V4(_) => AddressFamily::Inet,
-        IpAddr::V6(_) => AddressFamily::Inet6,
+fn open(kind: SockType, local: SocketAddr, rcvbuf: usize) -> Result<OwnedFd> {
+    let family = match local {
+        SocketAddr::V4(_) => AddressFamily::Inet,
+        SocketAddr::V6(_) => AddressFamily::Inet6,
     };
     let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
     // Many UDP sockets on one port.
@@ -133,10 +155,42 @@ fn open(kind: SockType, flows: &UdpFlows, rcvbuf: usize) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-fn bind_to(fd: &OwnedFd, flows: &UdpFlows) -> Result<()> {
-    let local = SocketAddr::new(flows.daddr, flows.dport);
+fn bind_to(fd: &OwnedFd, local: SocketAddr) -> Result<()> {
     bind(fd.as_raw_fd(), &SockaddrStorage::from(local))
         .with_context(|| format!("cannot receive on {local}"))
+}
+
+fn bound(kind: SockType, local: SocketAddr, rcvbuf: usize) -> Result<OwnedFd> {
+    let fd = open(kind, local, rcvbuf)?;
+    bind_to(&fd, local)?;
+    Ok(fd)
+}
+
+/// Takes `count` TCP connections that are made to a listener, whose reads wake up now and then.
+///
+/// # Errors
+/// When one does not come within `patience`.
+pub fn accepted(listener: &TcpListener, count: u32, patience: Duration) -> Result<Vec<TcpStream>> {
+    let deadline = Instant::now() + patience;
+    listener.set_nonblocking(true)?;
+    let mut streams = Vec::new();
+    while streams.len() < count as usize {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                stream.set_read_timeout(Some(IDLE))?;
+                stream.set_nodelay(true)?;
+                streams.push(stream);
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(e) => {
+                return Err(e).context(format!("{} of {count} connections came", streams.len()));
+            }
+        }
+    }
+    Ok(streams)
 }
 
 /// An option that is one word, or a structure of words.

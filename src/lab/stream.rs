@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::link::Link;
+use super::netns::Netns;
 use super::sink::{Counters, IDLE};
 
 /// Bytes of a read, and of a write: netperf's default for its receiver, rounded up.
@@ -25,9 +26,9 @@ pub enum Consumer {
     Polls(Duration),
 }
 
-/// The connection and its two threads, until stopped.
-pub struct Stream {
-    threads: Vec<JoinHandle<Option<Result<()>>>>,
+/// One end of the connection: a thread, until stopped.
+pub struct Worker {
+    thread: Option<JoinHandle<Option<Result<()>>>>,
     shared: Arc<Shared>,
 }
 
@@ -37,49 +38,69 @@ struct Shared {
     counters: Counters,
 }
 
-impl Stream {
-    /// Connects the two ends of a link, the sender on `sender_cpu`, the consumer on `consumer_cpu`.
+/// Connects the two ends of a link; the receiver's is the second.
+///
+/// # Errors
+/// When they can't be connected.
+pub fn connect(link: &Link) -> Result<(TcpStream, TcpStream)> {
+    let (tester, dut) = (&link.tester.netns, &link.dut.netns);
+    let listener = dut.run(|| Ok(TcpListener::bind((link.dut.ipv4, 0))?))?;
+    let to: SocketAddr = listener.local_addr()?;
+    let from = tester.run(|| TcpStream::connect(to).context("the other end can't be reached"))?;
+    let (reader, _) = listener.accept()?;
+    Ok((from, reader))
+}
+
+impl Worker {
+    /// Reads what comes, on `cpu` if there is one.
     ///
     /// # Errors
-    /// When they can't be connected.
-    pub fn start(
-        link: &Link,
-        sender_cpu: u32,
-        consumer_cpu: u32,
+    /// When the thread can't be started.
+    pub fn consume(
+        netns: &Netns,
+        cpu: Option<u32>,
+        from: TcpStream,
         consumer: Consumer,
     ) -> Result<Self> {
-        let (tester, dut) = (&link.tester.netns, &link.dut.netns);
-        let listener = dut.run(|| Ok(TcpListener::bind((link.dut.ipv4, 0))?))?;
-        let to: SocketAddr = listener.local_addr()?;
-        let from =
-            tester.run(|| TcpStream::connect(to).context("the other end can't be reached"))?;
-        let (reader, _) = listener.accept()?;
-        from.set_write_timeout(Some(IDLE))?;
         match consumer {
-            Consumer::Blocks => reader.set_read_timeout(Some(IDLE))?,
-            Consumer::Polls(_) => reader.set_nonblocking(true)?,
+            Consumer::Blocks => from.set_read_timeout(Some(IDLE))?,
+            Consumer::Polls(_) => from.set_nonblocking(true)?,
         }
+        Self::start(netns, cpu, "consumer", move |shared| {
+            consume(from, consumer, shared)
+        })
+    }
+
+    /// Sends as much as goes through, on `cpu`.
+    ///
+    /// # Errors
+    /// When the thread can't be started.
+    pub fn produce(netns: &Netns, cpu: u32, to: TcpStream) -> Result<Self> {
+        to.set_write_timeout(Some(IDLE))?;
+        Self::start(netns, Some(cpu), "sender", move |shared| {
+            produce(to, &shared.stop)
+        })
+    }
+
+    fn start(
+        netns: &Netns,
+        cpu: Option<u32>,
+        name: &str,
+        work: impl FnOnce(&Shared) -> Result<()> + Send + 'static,
+    ) -> Result<Self> {
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
             counters: Counters::new(2),
         });
-        let mut stream = Self {
-            threads: Vec::new(),
-            shared: shared.clone(),
-        };
         let seen = shared.clone();
-        let read = move || consume(reader, consumer, &seen);
-        stream
-            .threads
-            .push(dut.spawn(Some(consumer_cpu), "consumer", read)?);
-        let send = move || produce(from, &shared.stop);
-        stream
-            .threads
-            .push(tester.spawn(Some(sender_cpu), "sender", send)?);
-        Ok(stream)
+        let thread = netns.spawn(cpu, name, move || work(&seen))?;
+        Ok(Self {
+            thread: Some(thread),
+            shared,
+        })
     }
 
-    /// Bytes that the consumer has read so far.
+    /// Bytes read so far.
     pub fn read(&self) -> u64 {
         self.shared.counters.of(0).load(Ordering::Relaxed)
     }
@@ -89,24 +110,21 @@ impl Stream {
         self.shared.counters.of(1).load(Ordering::Relaxed)
     }
 
-    /// Ends the connection.
+    /// Ends it, and with it its end of the connection.
     ///
     /// # Errors
-    /// When a thread could not read or write.
+    /// When it could not read or write.
     pub fn stop(mut self) -> Result<()> {
         self.shared.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            match thread.join() {
-                Ok(done) => done.context("a thread of a stream did not start")??,
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
+        match self.thread.take().context("it has ended")?.join() {
+            Ok(done) => done.context("a thread of a stream did not start")?,
+            Err(panic) => std::panic::resume_unwind(panic),
         }
-        Ok(())
     }
 }
 
-impl Drop for Stream {
-    /// The threads end by themselves, within their idle time.
+impl Drop for Worker {
+    /// The thread ends by itself, within its idle time.
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
     }
@@ -117,8 +135,6 @@ fn produce(mut to: TcpStream, stop: &AtomicBool) -> Result<()> {
     while !stop.load(Ordering::Relaxed) {
         match to.write(&block) {
             Err(e) if is_idle(&e) => (),
-            // The consumer has closed: it was told to stop too.
-            Err(_) if stop.load(Ordering::Relaxed) => (),
             written => {
                 written.context("sending")?;
             }
@@ -142,6 +158,10 @@ fn consume(mut from: TcpStream, consumer: Consumer, shared: &Shared) -> Result<(
             }
             read => {
                 let read = read.context("receiving")? as u64;
+                // The sender has closed.
+                if read == 0 {
+                    return Ok(());
+                }
                 shared.counters.of(0).fetch_add(read, Ordering::Relaxed);
             }
         }
