@@ -169,7 +169,7 @@ fn bench() {
     wrong(&["bench"], &["<SCENARIO>"]);
     wrong(
         &["bench", "floods"],
-        &["decide, record, follow, flood, reorder"],
+        &["decide, record, follow, flood, lossfree, forward, reorder"],
     );
     for (seconds, why) in SECONDS {
         wrong(
