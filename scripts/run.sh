@@ -5,7 +5,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-scripts/setup.sh build
+jobs=(build)
+if [ "${1:-}" = bench ]; then
+    jobs+=(bench)
+fi
+scripts/setup.sh "${jobs[@]}"
 # shellcheck source=scripts/cargo.sh
 . scripts/cargo.sh
 builder cargo build --release

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# setup.sh JOB...: sees to it that this machine has what the jobs need (build, test, lint).
+# setup.sh JOB...: sees to it that this machine has what the jobs need (build, test, lint, bench).
 #
 # Silent when nothing is missing. On Debian and Ubuntu what is missing is named, with the reason,
 # and installed; elsewhere it is named, and the build stops only if it can't do without.
@@ -52,6 +52,10 @@ want() {
 
 have_build_tools() { have cc && have make; }
 
+# Only root's PATH is sure to have it, and only root runs it.
+have_nft() { PATH=$PATH:/usr/sbin:/sbin have nft; }
+want_nft() { want nftables "makes the firewall of the benchmark's router" have_nft; }
+
 probe() {
     missing=()
     fatal=false
@@ -67,14 +71,18 @@ probe() {
     test)
         want "$(fuzzer_package)" "runs the fuzz targets of the packet parser" have_fuzzer
         want spin "checks the model of the rule of order" have spin
+        want_nft
         ;;
     lint)
         need clang-format "checks the layout of the C files" have clang-format
         need git "lists the files whose licence is checked" have git
         need shellcheck "checks the scripts" have shellcheck
         ;;
+    bench)
+        want_nft
+        ;;
     *)
-        echo "usage: setup.sh build|test|lint ..." >&2
+        echo "usage: setup.sh build|test|lint|bench ..." >&2
         exit 2
         ;;
     esac

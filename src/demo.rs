@@ -87,11 +87,11 @@ pub fn demo(progress: &dyn Fn(&str, u64)) -> Result<Demo> {
                 for (mode, samples) in modes.iter().zip(&mut samples) {
                     let way = Way { mode: *mode, cpus };
                     progress(&way.to_string(), total);
-                    samples.push(measure(&bed, way, sockets, None, SECONDS)?);
+                    samples.push(measure(&bed, way, sockets, SECONDS)?);
                 }
             }
             let rows = modes.iter().zip(samples).map(|(mode, mut samples)| {
-                samples.sort_by_key(|s: &Sample| s.delivered);
+                samples.sort_by_key(|s: &Sample| s.traffic.meanwhile.delivered);
                 Row::new(*mode, &samples[TURNS / 2])
             });
             Ok(Case {
@@ -113,7 +113,8 @@ pub fn demo(progress: &dyn Fn(&str, u64)) -> Result<Demo> {
 
 impl Row {
     fn new(mode: Mode, sample: &Sample) -> Self {
-        let per_second = |n: u64| n as f64 / sample.seconds;
+        let traffic = &sample.traffic;
+        let (accepted_pps, delivered_pps) = (traffic.accepted_pps(), traffic.delivered_pps());
         let by_cpu = sample.seen.processed();
         let processed: u64 = by_cpu.values().sum();
         let share = |n: u64| {
@@ -125,9 +126,9 @@ impl Row {
         };
         Self {
             mode: mode.to_string(),
-            accepted_pps: per_second(sample.accepted),
-            delivered_pps: per_second(sample.delivered),
-            dropped_pps: per_second(sample.accepted.saturating_sub(sample.delivered)),
+            accepted_pps,
+            delivered_pps,
+            dropped_pps: accepted_pps - delivered_pps,
             cpu_share: by_cpu.iter().map(|(&cpu, &n)| (cpu, share(n))).collect(),
         }
     }

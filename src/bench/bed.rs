@@ -26,7 +26,8 @@ const REPLY_QUEUES: u32 = 4;
 
 /// The lab of a scenario.
 pub struct Bed {
-    pub(super) link: Link,
+    /// From the generator to the steered device.
+    pub link: Link,
     /// Without it, the queue is polled in softirq, on the CPU that sends.
     pub(super) nic: Option<Nic>,
     masks: Masks,

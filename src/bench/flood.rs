@@ -6,24 +6,21 @@
 
 use std::fmt;
 use std::net::SocketAddr;
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use indexmap::IndexMap;
 
-use super::bed::{Bed, INTERRUPT_CPU};
-use super::mode::{Active, Mode, Way};
+use super::bed::Bed;
+use super::mode::{Mode, Way};
+use super::traffic::{Receiver, Traffic, check};
 use super::watch::{Seen, Watch};
 use super::{
-    Better, CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, fit, headline,
+    Better, CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, headline,
 };
 use crate::lab::frame::{Frames, UdpFlows};
 use crate::lab::jumper::{Jumpers, Reads};
-use crate::lab::link::End;
 use crate::lab::sink::{Sink, SinkConfig};
 use crate::lab::sockets;
-use crate::lab::wire::{Wire, WireConfig};
 
 /// Flows of the flood.
 pub const NR_FLOWS: u32 = 4096;
@@ -35,120 +32,33 @@ pub const NR_CONNECTED: u32 = 64;
 /// Threads of an application that reads one socket with several.
 pub const NR_THREADS: usize = 8;
 
-/// Of the accepted packets, those that may be missing in the account: what was under way when the
-/// counters were read.
-const UNACCOUNTED: f64 = 0.001;
-
-/// Until the last packets have gone through, and the modes' threads are back to sleep.
-const SETTLE: Duration = Duration::from_millis(50);
-
 /// What one measurement found.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
-    /// Seconds of traffic.
-    pub seconds: f64,
-    /// Frames that were sent.
-    pub sent: u64,
-    /// Frames that the device took.
-    pub accepted: u64,
-    /// Datagrams that the application got.
-    pub delivered: u64,
-    /// Datagrams that its sockets had no room for.
-    pub socket_drops: u64,
-    /// CPU time of the thread that polls the queue, ns, if one does.
-    pub rx_cpu_ns: Option<u64>,
+    /// What the wire sent, and the application got.
+    pub traffic: Traffic,
     /// What the kernel counted.
     pub seen: Seen,
 }
 
-/// Sends for `seconds`, as fast as it can or at `rate` frames per second, in one way to steer.
+/// Sends for `seconds`, as fast as it can, in one way to steer.
 ///
 /// # Errors
 /// When something of the lab failed; [`Unfit`](super::Unfit) when the way had no effect, or packets
 /// are unaccounted for.
-pub fn measure(
-    bed: &Bed,
-    way: Way,
-    to: Sockets,
-    rate: Option<u64>,
-    seconds: f64,
-) -> Result<Sample> {
+pub fn measure(bed: &Bed, way: Way, to: Sockets, seconds: f64) -> Result<Sample> {
     let active = bed.start(way)?;
-    let sample = traffic(bed, to, rate, seconds)?;
-    check(bed, &active, way, to, &sample)?;
+    let frames = Frames::Udp(to.flows(bed));
+    let application = Application::start(bed, to)?;
+    let watch = Watch::begin(&bed.link.dut.netns)?;
+    let traffic = Traffic::send(bed, &application, &frames, None, seconds);
+    let seen = watch.end();
+    // Before the next one binds its socket, also when this measurement is refused.
+    application.stop()?;
+    let (traffic, seen) = (traffic?, seen?);
+    check(bed, &active, way, &traffic, &seen)?;
     active.stop()?;
-    Ok(sample)
-}
-
-/// Sends to these sockets, however it is steered.
-pub(super) fn traffic(bed: &Bed, to: Sockets, rate: Option<u64>, seconds: f64) -> Result<Sample> {
-    let dut = &bed.link.dut;
-    let flows = UdpFlows::to(dut, to.nr_flows());
-    let application = Application::start(dut, &flows, to, bed.masks().others.first())?;
-    let config = WireConfig {
-        frames: Frames::Udp(flows),
-        count: None,
-        rate,
-        lossless: false,
-        window: None,
-    };
-    let rx_cpu_ns = || bed.nic.as_ref().map(|nic| nic.cpu_ns(0)).transpose();
-
-    let cpu_before = rx_cpu_ns()?;
-    let watch = Watch::begin(&dut.netns)?;
-    let start = Instant::now();
-    let wire = Wire::start(&bed.link, INTERRUPT_CPU, &config)?;
-    sleep(Duration::from_secs_f64(seconds));
-    // What comes after the wire stops was accepted while it ran: only the backlogs are left.
-    let sent = wire.stop()?;
-    let elapsed = start.elapsed().as_secs_f64();
-    sleep(SETTLE);
-    let cpu_after = rx_cpu_ns()?;
-    let seen = watch.end()?;
-    let (delivered, socket_drops) = application.stop()?;
-    fit!(
-        sent.sent > sent.lost,
-        "the device accepted nothing: the generator did not run"
-    );
-    Ok(Sample {
-        seconds: elapsed,
-        sent: sent.sent,
-        accepted: sent.sent - sent.lost,
-        delivered,
-        socket_drops,
-        rx_cpu_ns: cpu_after
-            .zip(cpu_before)
-            .map(|(after, before)| after - before),
-        seen,
-    })
-}
-
-/// Whether the way was in effect, and all packets are accounted for.
-fn check(bed: &Bed, active: &Active<'_>, way: Way, to: Sockets, sample: &Sample) -> Result<()> {
-    bed.verify(active, way, &sample.seen, to.nr_flows())?;
-    let at_sockets = sample.delivered + sample.socket_drops;
-    let dropped: u64 = sample.seen.softnet.values().map(|s| s.dropped).sum();
-    let expected = match (way.mode, active.status()?) {
-        (_, Some(status)) => {
-            let queue = &status.devices[0].queues[0];
-            fit!(
-                queue.received == sample.accepted,
-                "rxsteer received {} of {} frames",
-                queue.received,
-                sample.accepted
-            );
-            queue.inline + queue.sums.delivered
-        }
-        // Its full rings are counted nowhere.
-        (Mode::Cpumap, _) => return Ok(()),
-        _ => sample.accepted.saturating_sub(dropped),
-    };
-    let missing = at_sockets.abs_diff(expected) as f64 / sample.accepted as f64;
-    fit!(
-        missing < UNACCOUNTED,
-        "packets are unaccounted for: {expected} should have come to the sockets, and {at_sockets} did"
-    );
-    Ok(())
+    Ok(Sample { traffic, seen })
 }
 
 /// What the application receives on.
@@ -170,6 +80,11 @@ impl Sockets {
             Self::Connected => NR_CONNECTED,
         }
     }
+
+    /// What is sent to them.
+    pub(super) fn flows(self, bed: &Bed) -> UdpFlows {
+        UdpFlows::to(&bed.link.dut, self.nr_flows())
+    }
 }
 
 impl fmt::Display for Sockets {
@@ -183,13 +98,16 @@ impl fmt::Display for Sockets {
 }
 
 /// Its threads.
-enum Application {
+pub(super) enum Application {
     Server(Sink),
     Connected(Jumpers),
 }
 
 impl Application {
-    fn start(dut: &End, flows: &UdpFlows, to: Sockets, cpu: Option<u32>) -> Result<Self> {
+    /// On a CPU that does not poll the queue, unless its threads are many.
+    pub(super) fn start(bed: &Bed, to: Sockets) -> Result<Self> {
+        let (dut, flows) = (&bed.link.dut, to.flows(bed));
+        let cpu = bed.masks().others.first();
         let mut sink = SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport));
         Ok(match to {
             Sockets::Server | Sockets::Shared => {
@@ -201,7 +119,7 @@ impl Application {
                 Self::Server(Sink::start(&dut.netns, &sink)?)
             }
             Sockets::Connected => {
-                let sockets = sockets::connected(&dut.netns, flows, sink.rcvbuf / 16)?;
+                let sockets = sockets::connected(&dut.netns, &flows, sink.rcvbuf / 16)?;
                 // From one CPU to the same: it stays there.
                 let cpus: Vec<u32> = cpu.into_iter().collect();
                 let threads = Jumpers::start(&dut.netns, vec![sockets], Reads::Datagrams, &cpus)?;
@@ -210,18 +128,28 @@ impl Application {
         })
     }
 
-    /// Datagrams that it got, and those that its sockets had no room for.
-    fn stop(self) -> Result<(u64, u64)> {
-        Ok(match self {
-            Self::Server(sink) => {
-                let report = sink.stop()?;
-                (report.received.iter().sum(), report.dropped)
-            }
-            Self::Connected(threads) => {
-                let report = threads.stop()?;
-                (report.received, report.dropped)
-            }
-        })
+    /// Stops it, and says so if it had failed meanwhile.
+    pub(super) fn stop(self) -> Result<()> {
+        match self {
+            Self::Server(sink) => sink.stop().map(drop),
+            Self::Connected(threads) => threads.stop().map(drop),
+        }
+    }
+}
+
+impl Receiver for Application {
+    fn received(&self) -> u64 {
+        match self {
+            Self::Server(sink) => Receiver::received(sink),
+            Self::Connected(threads) => Receiver::received(threads),
+        }
+    }
+
+    fn dropped(&self) -> Result<u64> {
+        match self {
+            Self::Server(sink) => Receiver::dropped(sink),
+            Self::Connected(threads) => Receiver::dropped(threads),
+        }
     }
 }
 
@@ -243,7 +171,10 @@ impl Flood {
     pub fn new(effort: &Effort) -> Result<Self> {
         use Mode::{Cpumap, KernelRfs, KernelRps, None, Rxsteer, RxsteerRps};
         let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
-        let beds = Bed::under(&conditions)?;
+        let beds: Vec<Bed> = conditions
+            .iter()
+            .map(|c| Bed::new(*c))
+            .collect::<Result<_>>()?;
         let cases = [
             (
                 Sockets::Server,
@@ -298,14 +229,15 @@ impl Experiment for Flood {
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
         let (bed, to, ways) = &self.cases[case];
-        let sample = measure(&self.beds[*bed], ways[mode], *to, None, self.seconds)?;
-        let per_second = |n: u64| n as f64 / sample.seconds;
+        let way = ways[mode];
+        let Sample { traffic, seen } = measure(&self.beds[*bed], way, *to, self.seconds)?;
         let mut values = vec![
-            ("delivered_pps", per_second(sample.delivered)),
-            ("accepted_pps", per_second(sample.accepted)),
+            ("delivered_pps", traffic.delivered_pps()),
+            ("accepted_pps", traffic.accepted_pps()),
         ];
-        if ways[mode].mode.is_kernels() {
-            values.push(("flow_limit_drops", per_second(sample.seen.flow_limit())));
+        if way.mode.is_kernels() {
+            let drops = seen.flow_limit() as f64 / traffic.meanwhile.seconds;
+            values.push(("flow_limit_drops", drops));
         }
         Ok(values)
     }

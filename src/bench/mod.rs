@@ -20,9 +20,11 @@ pub mod decide;
 pub mod files;
 pub mod flood;
 pub mod follow;
+pub mod forward;
 pub mod host;
 pub mod latency;
 pub mod load;
+pub mod lossfree;
 pub mod mode;
 pub mod page;
 pub mod pair;
@@ -33,9 +35,12 @@ pub mod published;
 pub mod record;
 pub mod reorder;
 pub mod report;
+pub mod router;
 pub mod rpc;
 pub mod rr;
 pub mod stream;
+pub mod throughput;
+pub mod traffic;
 pub mod watch;
 
 pub use report::{Better, Document, Metric, Refusal, Report, Rounds};
@@ -49,7 +54,7 @@ pub enum Scenario {
     Record,
     /// How long a flow takes to arrive where its application has gone
     Follow,
-    /// More UDP packets than the host can use, and the receiving CPU's cost per packet
+    /// More UDP packets than the host can use
     Flood,
     /// One byte to and fro, over one connection and over 500
     Rr,
@@ -59,6 +64,11 @@ pub enum Scenario {
     Stream,
     /// One connection whose reads poll the device's queue
     Busypoll,
+    /// The highest rate without loss, what is left of it at twice that rate and at the most that can
+    /// be offered, and the receiving CPU's cost per packet
+    Lossfree,
+    /// The same of a router with a firewall that tracks connections
+    Forward,
     /// Packets that overtake an earlier one of their flow while masks, applications, interrupts and
     /// CPUs change, against the same without the rule of order
     Reorder,
@@ -70,7 +80,8 @@ impl Scenario {
     pub fn takes_peer(self) -> bool {
         match self {
             Self::Rr | Self::Rpc | Self::Stream => true,
-            Self::Decide | Self::Record | Self::Follow | Self::Flood => false,
+            Self::Decide | Self::Record | Self::Follow => false,
+            Self::Flood | Self::Lossfree | Self::Forward => false,
             Self::Busypoll | Self::Reorder => false,
         }
     }
@@ -78,7 +89,8 @@ impl Scenario {
     /// Makes what it needs.
     ///
     /// # Errors
-    /// When the host does not allow it.
+    /// When the host does not allow it. What this host lacks for this scenario alone is no error: it
+    /// then has nothing to measure, and says why.
     pub fn prepare(self, effort: &Effort) -> Result<Box<dyn Experiment>> {
         if effort.on.is_some() {
             let name = |scenario: &Self| {
@@ -103,6 +115,8 @@ impl Scenario {
             Self::Rpc => Box::new(rpc::Rpc::new(effort)?),
             Self::Stream => Box::new(stream::TcpStream::new(effort)?),
             Self::Busypoll => Box::new(busypoll::BusyPoll::new(effort)?),
+            Self::Lossfree => Box::new(lossfree::Lossfree::new(effort)?),
+            Self::Forward => possible("forward", forward::Forward::new(effort))?,
             Self::Reorder => Box::new(reorder::Reorder::new(effort)),
         })
     }
@@ -272,6 +286,45 @@ pub trait Experiment {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unfit(pub String);
+
+/// A scenario that this host lacks something for: nothing to measure, and the reason.
+struct Impossible {
+    scenario: &'static str,
+    why: String,
+}
+
+impl Experiment for Impossible {
+    fn plan(&self) -> Plan {
+        Plan {
+            scenario: self.scenario,
+            question: "Not measured on this host.",
+            metrics: IndexMap::new(),
+            cases: Vec::new(),
+            conditions: IndexMap::new(),
+            notes: vec![self.why.clone()],
+            seconds_each: 0.0,
+        }
+    }
+
+    fn measure(&mut self, _: usize, _: usize) -> Result<Values> {
+        Err(Unfit(self.why.clone()).into())
+    }
+}
+
+/// The scenario, or if it is [`Unfit`] for this host, one that says so.
+fn possible<E: Experiment + 'static>(
+    scenario: &'static str,
+    made: Result<E>,
+) -> Result<Box<dyn Experiment>> {
+    match made {
+        Ok(experiment) => Ok(Box::new(experiment)),
+        Err(error) if error.is::<Unfit>() => Ok(Box::new(Impossible {
+            scenario,
+            why: format!("{error:#}"),
+        })),
+        Err(error) => Err(error),
+    }
+}
 
 /// `ensure!` for what makes a measurement [`Unfit`].
 macro_rules! fit {

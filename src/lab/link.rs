@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use anyhow::{Context, Result, ensure};
 use nix::ifaddrs::getifaddrs;
 use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
-use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan};
+use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan, RouteMessageBuilder};
 
 use super::ethtool::{Ethtool, Offload};
 use super::frame::VXLAN_PORT;
@@ -242,6 +242,20 @@ impl End {
             self.name
         );
         Ok(address)
+    }
+
+    /// Sends what is for others by a router on this link.
+    ///
+    /// # Errors
+    /// When there is a default route already, or the router is not on this link.
+    pub fn route_by(&self, router: Ipv4Addr) -> Result<()> {
+        let route = RouteMessageBuilder::<Ipv4Addr>::new()
+            .gateway(router)
+            .build();
+        self.netns.run(|| {
+            rtnl::run(async |handle| handle.route().add(route).execute().await)?
+                .with_context(|| format!("cannot route by {router}"))
+        })
     }
 
     /// The inner end of a VXLAN tunnel that ends here, on the subnet of a link that there is not.

@@ -92,6 +92,8 @@ pub struct WireReport {
 pub struct Wire {
     thread: Option<JoinHandle<Option<Result<WireReport>>>>,
     shared: Arc<Shared>,
+    ring: Ring,
+    accepted_before: u64,
 }
 
 #[derive(Default)]
@@ -111,6 +113,8 @@ impl Wire {
     pub fn start(link: &Link, cpu: u32, config: &WireConfig) -> Result<Self> {
         let shared = Arc::new(Shared::default());
         let sender = Sender::new(link, cpu, config, shared.clone())?;
+        let ring = Ring::new(link, cpu)?;
+        let accepted_before = ring.accepted()?;
         let thread = link
             .tester
             .netns
@@ -118,7 +122,18 @@ impl Wire {
         Ok(Self {
             thread: Some(thread),
             shared,
+            ring,
+            accepted_before,
         })
+    }
+
+    /// Frames put into the receiver's ring so far. No other wire or socket may send into the same
+    /// queue meanwhile.
+    ///
+    /// # Errors
+    /// When the device is gone.
+    pub fn accepted(&self) -> Result<u64> {
+        Ok(self.ring.accepted()? - self.accepted_before)
     }
 
     /// Frames sent so far; up to 65536 late at full speed.
@@ -399,7 +414,7 @@ struct Ring {
     dut: Ethtool,
     accepted: String,
     taken: String,
-    /// Taken less accepted when the wire began and the ring was empty.
+    /// Taken less accepted when the ring is empty: as when the wire begins, or the most seen since.
     offset: u64,
 }
 
@@ -433,16 +448,24 @@ impl Ring {
     }
 
     /// Waits until `burst` more frames fit.
-    fn wait_for_room(&self, burst: u64) -> Result<()> {
+    fn wait_for_room(&mut self, burst: u64) -> Result<()> {
         let start = Instant::now();
-        let accepted = self.accepted()?.wrapping_add(self.offset);
-        while accepted.wrapping_sub(self.taken()?) + burst > RING_ROOM {
+        let accepted = self.accepted()?;
+        loop {
+            let taken = self.taken()?.wrapping_sub(accepted);
+            let held = self.offset.wrapping_sub(taken) as i64;
+            if held < 0 {
+                // It still held another wire's frames when this one began.
+                self.offset = taken;
+            }
+            if held.max(0) as u64 + burst <= RING_ROOM {
+                return Ok(());
+            }
             ensure!(
                 start.elapsed() < PATIENCE,
                 "the receiver takes no frames: has its device a NAPI, and is that running?"
             );
             std::thread::sleep(Duration::from_micros(20));
         }
-        Ok(())
     }
 }

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The scenarios of traffic measure what they say they will, and refuse what did not measure it.
+
+mod common;
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::Result;
+use common::bed::{lab, until};
+use rxsteer::bench::bed::{Bed, INTERRUPT_CPU};
+use rxsteer::bench::mode::{Cpus, Mode, Way};
+use rxsteer::bench::router::Router;
+use rxsteer::bench::traffic::{Traffic, check};
+use rxsteer::bench::watch::Watch;
+use rxsteer::bench::{self, Condition, Effort, Gro, Napi, Refusal, Scenario, Unfit};
+use rxsteer::kthread;
+use rxsteer::lab::frame::{Frames, UdpFlows};
+use rxsteer::lab::sink::{Sink, SinkConfig};
+
+const CONDITION: Condition = Condition {
+    napi: Napi::Thread,
+    gro: Gro::On,
+};
+
+/// Of what the tests send themselves: frames per second that any machine carries, and for how long.
+const RATE: u64 = 20_000;
+const SECONDS: f64 = 0.2;
+
+/// What tells of a mistake of ours. Other refusals tell of a host with other things to do: counters
+/// of all namespaces, CPUs given to others.
+const MISTAKES: [&str; 3] = [
+    "not in effect",
+    "account does not close",
+    "rxsteer received",
+];
+
+/// What is delivered, and of what.
+const RATES: [(&str, &str); 3] = [
+    ("delivered_pps", "accepted_pps"),
+    ("delivered_at_2x_pps", "offered_at_2x_pps"),
+    ("delivered_at_most_pps", "offered_at_most_pps"),
+];
+
+fn has_nft() -> bool {
+    Command::new("nft").arg("--version").output().is_ok()
+}
+
+/// A round of it: every planned mode of every case has all headlines, or was refused.
+fn run(scenario: Scenario, headlines: &[&str]) -> Result<()> {
+    let effort = Effort {
+        rounds: 1,
+        seconds: 0.05,
+        napi: Vec::new(),
+        gro: Vec::new(),
+    };
+    let mut experiment = scenario.prepare(&effort)?;
+    let plan = experiment.plan();
+    let report = bench::run(experiment.as_mut(), &effort, &|_| {})?;
+    assert!(!plan.cases.is_empty(), "{:?}", plan.notes);
+    for case in &plan.cases {
+        let modes = report.cases.iter().find(|found| found.case == case.case);
+        for mode in &case.modes {
+            let refused = |r: &&Refusal| r.case == case.case && r.mode == *mode;
+            let refusal = report.refused.iter().find(refused);
+            let values = modes.and_then(|found| found.modes.get(mode));
+            assert_eq!(refusal.is_some(), values.is_none(), "{}, {mode}", case.case);
+            let Some(values) = values else { continue };
+            for (metric, value) in values {
+                assert!(plan.metrics.contains_key(metric), "{metric}");
+                assert!(value.median.is_finite() && value.median >= 0.0, "{metric}");
+            }
+            for (delivered, offered) in RATES {
+                let of = |metric: &str| values.get(metric).map(|value| value.median);
+                assert!(of(delivered) <= of(offered), "{mode}: {values:?}");
+            }
+            for headline in headlines {
+                assert!(values.contains_key(*headline), "{mode}: {headline}");
+            }
+        }
+    }
+    for refusal in &report.refused {
+        let mistake = MISTAKES.iter().any(|mistake| refusal.why.contains(mistake));
+        assert!(!mistake, "{refusal:?}");
+    }
+    if report.cases.is_empty() {
+        let why = &report.refused[0].why;
+        common::not_run(plan.scenario, &format!("all was refused: {why}"));
+    }
+    Ok(())
+}
+
+const SEARCHED: [&str; 6] = [
+    "lossfree_pps",
+    "delivered_at_2x_pps",
+    "delivered_at_most_pps",
+    "offered_at_2x_pps",
+    "offered_at_most_pps",
+    "generator_bound",
+];
+
+#[test]
+fn flood() -> Result<()> {
+    let Some(_guard) = lab("flood") else {
+        return Ok(());
+    };
+    run(Scenario::Flood, &["delivered_pps", "accepted_pps"])
+}
+
+#[test]
+fn lossfree() -> Result<()> {
+    let Some(_guard) = lab("lossfree") else {
+        return Ok(());
+    };
+    run(Scenario::Lossfree, &SEARCHED)
+}
+
+#[test]
+fn forward() -> Result<()> {
+    let Some(_guard) = lab("forward") else {
+        return Ok(());
+    };
+    if !has_nft() {
+        common::not_run("forward", "nft is missing");
+        return Ok(());
+    }
+    run(Scenario::Forward, &SEARCHED)
+}
+
+#[test]
+fn without_nft_there_is_a_note_and_no_figure() -> Result<()> {
+    let Some(_guard) = lab("without_nft_there_is_a_note_and_no_figure") else {
+        return Ok(());
+    };
+    let output = Command::new(env!("CARGO_BIN_EXE_rxsteer"))
+        .args(["bench", "forward", "--rounds=1", "--seconds=0.1", "--json"])
+        .env("PATH", "/nonexistent")
+        .output()?;
+    assert!(output.status.success(), "{output:?}");
+    let document: bench::Document = serde_json::from_slice(&output.stdout)?;
+    let [report] = &document.scenarios[..] else {
+        panic!("{document:?}");
+    };
+    assert_eq!(
+        (report.scenario.as_str(), report.cases.len()),
+        ("forward", 0)
+    );
+    assert!(report.notes[0].contains("nft is missing"), "{report:?}");
+    Ok(())
+}
+
+/// Sends while kernel RPS is on, after something has been done to the device; what came of it, and
+/// of the check.
+fn under_rps(done: impl FnOnce(&Bed) -> Result<()>) -> Result<(Traffic, Result<()>)> {
+    let bed = Bed::new(CONDITION)?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, 512);
+    let way = Way {
+        mode: Mode::KernelRps,
+        cpus: Cpus::Others,
+    };
+    let active = bed.start(way)?;
+    done(&bed)?;
+    let sink = SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport));
+    let sink = Sink::start(&dut.netns, &sink)?;
+    let watch = Watch::begin(&dut.netns)?;
+    let traffic = Traffic::send(&bed, &sink, &Frames::Udp(flows), Some(RATE), SECONDS)?;
+    let seen = watch.end()?;
+    let checked = check(&bed, &active, way, &traffic, &seen);
+    Ok((traffic, checked))
+}
+
+/// The reason for which a measurement was refused, if it was.
+fn refusal(checked: Result<()>) -> Option<String> {
+    checked.err().map(|error| {
+        assert!(error.is::<Unfit>(), "{error:#}");
+        error.to_string()
+    })
+}
+
+#[test]
+fn a_mode_that_was_not_in_effect_is_refused() -> Result<()> {
+    let Some(_guard) = lab("a_mode_that_was_not_in_effect_is_refused") else {
+        return Ok(());
+    };
+    let (_, checked) = under_rps(|bed| {
+        let dut = &bed.link.dut;
+        let path = format!("/sys/class/net/{}/queues/rx-0/rps_cpus", dut.name);
+        dut.netns.run(|| Ok(fs::write(&path, "0")?))
+    })?;
+    let why = refusal(checked).expect("nothing was steered");
+    assert!(why.contains("kernel-rps was not in effect"), "{why}");
+    // The control: as it is, it is in effect.
+    let (traffic, checked) = under_rps(|_| Ok(()))?;
+    if let Some(why) = refusal(checked) {
+        assert!(!why.contains("not in effect"), "{why}");
+    }
+    let meanwhile = traffic.meanwhile;
+    assert!(
+        traffic.accepted >= traffic.delivered + traffic.dropped,
+        "{traffic:?}"
+    );
+    assert!(
+        meanwhile.accepted >= meanwhile.delivered && meanwhile.delivered > 0,
+        "{traffic:?}"
+    );
+    Ok(())
+}
+
+/// Threads that poll a device, on the host.
+fn napi_threads(device: &str) -> usize {
+    kthread::numbered(Path::new("/proc"), &format!("napi/{device}-")).len()
+}
+
+#[test]
+fn a_router_knows_its_connections_and_leaves_nothing() -> Result<()> {
+    let Some(_guard) = lab("a_router_knows_its_connections_and_leaves_nothing") else {
+        return Ok(());
+    };
+    if !has_nft() {
+        common::not_run(
+            "a_router_knows_its_connections_and_leaves_nothing",
+            "nft is missing",
+        );
+        return Ok(());
+    }
+    let bed = Bed::new(CONDITION)?;
+    let dut = &bed.link.dut;
+    let router = Router::new(dut)?;
+    let flows = router.flows(dut, 512);
+    let plain = bed.start(Way::by_default(Mode::None))?;
+    let send = |flows: &UdpFlows| {
+        let before = router.passed()?;
+        let frames = Frames::Udp(flows.clone());
+        let traffic = Traffic::send(&bed, &router, &frames, Some(RATE), SECONDS)?;
+        let after = router.passed()?;
+        let established = after.established - before.established;
+        anyhow::Ok((traffic, established, after.fresh - before.fresh))
+    };
+    // The control: without a reply, every packet is a connection's first.
+    let (traffic, established, fresh) = send(&flows)?;
+    assert!(traffic.delivered > 0, "{traffic:?}");
+    assert_eq!(
+        (established, fresh),
+        (0, traffic.delivered + traffic.dropped)
+    );
+
+    router.establish(&bed.link, INTERRUPT_CPU, &flows)?;
+    let (traffic, established, fresh) = send(&flows)?;
+    assert!(traffic.delivered > 0, "{traffic:?}");
+    assert_eq!(
+        (established, fresh),
+        (traffic.delivered + traffic.dropped, 0)
+    );
+
+    // What the firewall does not allow goes nowhere.
+    let (traffic, established, fresh) = send(&UdpFlows { dport: 10, ..flows })?;
+    assert!(traffic.accepted > 0, "{traffic:?}");
+    assert_eq!((traffic.delivered, established, fresh), (0, 0, 0));
+
+    plain.stop()?;
+    let device = dut.name.clone();
+    assert_eq!(napi_threads(&device), 1);
+    drop((bed, router));
+    until("the router's device is gone", || {
+        Ok((napi_threads(&device) == 0).then_some(()))
+    })
+}
