@@ -51,6 +51,7 @@ fn has_nft() -> bool {
 /// A round of it: every planned mode of every case has all headlines, or was refused.
 fn run(scenario: Scenario, headlines: &[&str]) -> Result<()> {
     let effort = Effort {
+        on: None,
         rounds: 1,
         seconds: 0.05,
         napi: Vec::new(),
