@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use clap::ValueEnum;
 use common::bed::{OTHER_CPU, lab, mask, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -21,7 +22,7 @@ use rxsteer::bench::load::{CONNECTIONS_MAX, Kind, Load, SIZE_MAX, Transport};
 use rxsteer::bench::mode::{Active, Mode};
 use rxsteer::bench::pair::Pair;
 use rxsteer::bench::peer::{Peer, Server};
-use rxsteer::bench::{Effort, On, Scenario};
+use rxsteer::bench::{Effort, On, Scenario, Unfit};
 use rxsteer::device::{Device, XdpMode};
 use rxsteer::lab::link::{End, Link, LinkConfig};
 use rxsteer::lab::netns::Netns;
@@ -856,5 +857,65 @@ fn settings_are_put_back_together() -> Result<()> {
     drop(setting);
     assert_eq!(fs::read_to_string(&paths[0])?, "0,1\n");
     assert_eq!(fs::read_to_string(&paths[1])?, "*\n");
+    Ok(())
+}
+
+/// Two that keep one setting would each put back what the other has written.
+#[test]
+fn who_keeps_a_setting_keeps_it_alone() -> Result<()> {
+    let file = tempfile::NamedTempFile::new()?;
+    let path = file.path().to_string_lossy().into_owned();
+    fs::write(&path, "0\n")?;
+    let first = Setting::keep(&path)?;
+    first.set("1")?;
+    let second = std::thread::spawn(move || Setting::keep(&path)?.set("2"));
+    // Long enough for it to read what is there, if it does not wait.
+    std::thread::sleep(Duration::from_millis(200));
+    drop(first);
+    second.join().expect("no panic")?;
+    assert_eq!(fs::read_to_string(file.path())?, "0\n");
+    Ok(())
+}
+
+/// The scenarios that a peer can put its load on, as `rxsteer bench --on` runs them.
+#[test]
+fn scenarios_on_a_device() -> Result<()> {
+    let Some(_guard) = lab("scenarios_on_a_device") else {
+        return Ok(());
+    };
+    let hosts = Hosts::new()?;
+    let effort = Effort {
+        rounds: 1,
+        seconds: 0.1,
+        napi: Vec::new(),
+        gro: Vec::new(),
+        on: Some(On {
+            device: hosts.end.name.clone(),
+            peer: hosts.peer,
+        }),
+    };
+    let able = Scenario::value_variants().iter().filter(|s| s.takes_peer());
+    for scenario in able {
+        hosts.end.netns.run(|| {
+            let mut experiment = scenario.prepare(&effort)?;
+            let plan = experiment.plan();
+            for (c, case) in plan.cases.iter().enumerate() {
+                let name = format!("{}: {}", plan.scenario, case.case);
+                for mode in ["none", "kernel-rps (all)", "rxsteer"] {
+                    let m = case.modes.iter().position(|m| m == mode);
+                    let m = m.with_context(|| format!("{name}: no {mode}"))?;
+                    match experiment.measure(c, m) {
+                        // A host with other things to do loses packets, and a peer on it is busy.
+                        Err(error) if error.is::<Unfit>() => eprintln!("{name}, {mode}: {error:#}"),
+                        measured => {
+                            let values = measured.with_context(|| format!("{name}, {mode}"))?;
+                            assert!(values[0].1 > 0.0, "{name}, {mode}: {values:?}");
+                        }
+                    }
+                }
+            }
+            Ok(())
+        })?;
+    }
     Ok(())
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Settings of the host, changed for as long as they are needed and put back whatever happens.
 
-use std::fs;
+use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
@@ -39,6 +39,12 @@ impl Setting {
     /// # Errors
     /// When the host lacks one.
     pub fn keep_all(paths: Vec<String>) -> Result<Self> {
+        // Whoever changes the same settings waits until they are back. The guardian holds the lock, by
+        // an output that it does not use.
+        let first = paths.first().context("no settings to keep")?;
+        let lock = File::open(first).with_context(|| format!("cannot read {first}"))?;
+        lock.lock()
+            .with_context(|| format!("cannot lock {first}"))?;
         let mut guardian = Command::new("sh");
         guardian.args(["-c", GUARD, "sh"]);
         for path in &paths {
@@ -47,7 +53,7 @@ impl Setting {
         }
         let guardian = guardian
             .stdin(Stdio::piped())
-            .stdout(Stdio::null())
+            .stdout(lock)
             // Away from a terminal's Ctrl-C.
             .process_group(0)
             .spawn()
