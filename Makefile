@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 PREFIX ?= /usr/local
-SCENARIO ?= 
+SCENARIO ?=
+REPORT ?= bench.html
 
 .PHONY: help demo test lint bench install
 
@@ -16,8 +17,8 @@ test: ## every test, native and end to end (ARGS=FILTER); the latter need root: 
 lint: ## layout, warnings, licences
 	@scripts/lint.sh
 
-bench: ## the measured comparison (SCENARIO=flood, ARGS=--json)
-	@scripts/run.sh bench $(SCENARIO) $(ARGS)
+bench: ## the measured comparison, 15 minutes (SCENARIO=flood, REPORT=FILE.html, ARGS=--json)
+	@scripts/run.sh bench $(SCENARIO) --report $(REPORT) $(ARGS)
 
 install: ## puts rxsteer into PREFIX/bin (PREFIX=/usr/local)
 	@scripts/install.sh "$(DESTDIR)$(PREFIX)"

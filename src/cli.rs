@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::backlogs::LIMIT_MAX;
 use crate::bench::peer::PORT;
-use crate::bench::{Effort, Gro, Napi, On, Scenario};
+use crate::bench::{Effort, Gro, Napi, On, Only, Scenario};
 use crate::cpumask::CpuMaskError;
 use crate::datapath::{BACKLOG_NICE, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use crate::explain::Target;
@@ -307,8 +307,8 @@ pub struct BenchArgs {
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     pub rounds: u32,
 
-    /// Length of one measurement
-    #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    /// Length of one measurement; some need less, or several of a part of it
+    #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
     pub seconds: Duration,
 
     /// How the queue under test is polled; both: one after the other. Default: as the scenario sees
@@ -319,6 +319,14 @@ pub struct BenchArgs {
     /// GRO at the device under test. Default: as the scenario sees fit
     #[arg(long, value_enum, value_delimiter = ',')]
     pub gro: Vec<Gro>,
+
+    /// Only cases whose names contain this
+    #[arg(long, value_name = "TEXT")]
+    pub case: Vec<String>,
+
+    /// Only these modes, named as in the report: none, rxsteer, 'kernel-rps (all)', …
+    #[arg(long, value_delimiter = ',', value_name = "MODE")]
+    pub mode: Vec<String>,
 
     /// Measure on this device of the host, under the load of a peer host, rather than in namespaces
     /// (rr, rpc, stream). While a mode runs, the device has its XDP program or its kernel RPS
@@ -382,6 +390,10 @@ impl BenchArgs {
             seconds: self.seconds.as_secs_f64(),
             napi: self.napi.clone(),
             gro: self.gro.clone(),
+            only: Only {
+                cases: self.case.clone(),
+                modes: self.mode.clone(),
+            },
             on: self
                 .on
                 .clone()

@@ -14,7 +14,7 @@ use nix::sys::signalfd::SignalFd;
 use rxsteer::bench::compare::{Comparison, read};
 use rxsteer::bench::files::{self, Files};
 use rxsteer::bench::peer::Server;
-use rxsteer::bench::{self, Document, Effort, Experiment, Report, Scenario};
+use rxsteer::bench::{self, CasePlan, Document, Effort, Experiment, Only, Report, Scenario};
 use rxsteer::caps::{self, Need};
 use rxsteer::cli::{
     BenchArgs, BenchCommand, Cli, Command, CompareArgs, DemoArgs, ExplainArgs, FlowsArgs,
@@ -196,6 +196,16 @@ fn bench(args: &BenchArgs) -> Result<()> {
         .iter()
         .map(|scenario| scenario.prepare(&effort))
         .collect::<Result<Vec<_>>>()?;
+    let nr: u64 = experiments
+        .iter()
+        .map(|e| e.plan().nr_measurements(&effort))
+        .sum();
+    if nr == 0 && effort.only != Only::default() {
+        bail!(
+            "there is no such case, or no such mode; there are\n{}",
+            names(&experiments)
+        );
+    }
     let mut document = Document::begin();
     announce(&experiments, &effort);
     // One that fails takes nothing away from those before it.
@@ -218,7 +228,7 @@ fn bench(args: &BenchArgs) -> Result<()> {
 
 /// Measures a scenario, and shows how far it is.
 fn measure(experiment: &mut dyn Experiment, effort: &Effort) -> Result<Report> {
-    let bar = ProgressBar::new(experiment.plan().nr_measurements() * u64::from(effort.rounds));
+    let bar = ProgressBar::new(experiment.plan().nr_measurements(effort));
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
     bar.set_style(style.expect("a template without mistakes"));
     let report = bench::run(experiment, effort, &|what| {
@@ -244,17 +254,34 @@ fn compare(args: &CompareArgs) -> Result<ExitCode> {
     })
 }
 
+/// All cases and modes, a line each.
+fn names(experiments: &[Box<dyn Experiment>]) -> String {
+    let lines = experiments.iter().flat_map(|experiment| {
+        let plan = experiment.plan();
+        let line = |case: CasePlan| {
+            format!(
+                "{}: {}: {}",
+                plan.scenario,
+                case.case,
+                case.modes.join(", ")
+            )
+        };
+        plan.cases.into_iter().map(line).collect::<Vec<_>>()
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
 /// What is going to be done, and how long it will take.
 fn announce(experiments: &[Box<dyn Experiment>], effort: &Effort) {
     let mut all = Duration::ZERO;
     for plan in experiments.iter().map(|e| e.plan()) {
-        let each = plan.duration(effort.rounds);
+        let each = plan.duration(effort);
         all += each;
         eprintln!(
             "{:<9} {} {} measurements, about {}.",
             plan.scenario,
             plan.question,
-            plan.nr_measurements() * u64::from(effort.rounds),
+            plan.nr_measurements(effort),
             HumanDuration(each)
         );
     }

@@ -15,7 +15,7 @@ use rxsteer::bench::mode::{Cpus, Mode, Way};
 use rxsteer::bench::router::Router;
 use rxsteer::bench::traffic::{Traffic, check};
 use rxsteer::bench::watch::Watch;
-use rxsteer::bench::{self, Condition, Effort, Gro, Napi, Refusal, Scenario, Unfit};
+use rxsteer::bench::{self, Condition, Effort, Gro, Napi, Only, Refusal, Scenario, Unfit};
 use rxsteer::kthread;
 use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::sink::{Sink, SinkConfig};
@@ -52,6 +52,7 @@ fn has_nft() -> bool {
 fn run(scenario: Scenario, headlines: &[&str]) -> Result<()> {
     let effort = Effort {
         on: None,
+        only: Only::default(),
         rounds: 1,
         seconds: 0.05,
         napi: Vec::new(),

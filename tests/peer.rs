@@ -22,7 +22,7 @@ use rxsteer::bench::load::{CONNECTIONS_MAX, Kind, Load, SIZE_MAX, Transport};
 use rxsteer::bench::mode::{Active, Mode};
 use rxsteer::bench::pair::Pair;
 use rxsteer::bench::peer::{Peer, Server};
-use rxsteer::bench::{Effort, On, Scenario, Unfit};
+use rxsteer::bench::{Effort, On, Only, Scenario, Unfit};
 use rxsteer::device::{Device, XdpMode};
 use rxsteer::lab::link::{End, Link, LinkConfig};
 use rxsteer::lab::netns::Netns;
@@ -827,6 +827,7 @@ fn what_needs_the_lab_says_so() -> Result<()> {
         seconds: 0.1,
         napi: Vec::new(),
         gro: Vec::new(),
+        only: Only::default(),
         on: Some(On {
             device: "eth0".to_owned(),
             peer: SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1),
@@ -889,6 +890,7 @@ fn scenarios_on_a_device() -> Result<()> {
         seconds: 0.1,
         napi: Vec::new(),
         gro: Vec::new(),
+        only: Only::default(),
         on: Some(On {
             device: hosts.end.name.clone(),
             peer: hosts.peer,

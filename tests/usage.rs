@@ -168,7 +168,7 @@ fn flows_and_explain() {
 fn bench() {
     wrong(
         &["bench", "floods"],
-        &["decide, record, follow, flood, lossfree, forward, reorder"],
+        &["decide, record, follow, flood, rr, rpc, stream, busypoll, lossfree, forward, reorder"],
     );
     for (seconds, why) in SECONDS {
         wrong(

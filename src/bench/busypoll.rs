@@ -62,7 +62,7 @@ impl Experiment for BusyPoll {
                 "rxsteer does not work together with busy polling yet, so that mode is missing: behind a \
                  redirect, as in the naive cpumap, polling finds nothing.",
             ]),
-            seconds_each: self.seconds + 0.5,
+            seconds_each: self.seconds + 0.3,
         }
     }
 

@@ -184,7 +184,7 @@ impl Flood {
                 Sockets::Connected,
                 &[None, KernelRps, KernelRfs, Cpumap, Rxsteer],
             ),
-            (Sockets::Shared, &[None, KernelRps, RxsteerRps, Rxsteer]),
+            (Sockets::Shared, &[None, RxsteerRps, Rxsteer]),
         ];
         let ways = |modes| beds[0].masks().ways(modes);
         let cases = (0..beds.len())
@@ -223,7 +223,7 @@ impl Experiment for Flood {
                  count as accepted."
                     .to_owned(),
             ],
-            seconds_each: self.seconds + 0.5,
+            seconds_each: self.seconds + 0.15,
         }
     }
 

@@ -91,7 +91,7 @@ impl Experiment for Follow {
             }],
             conditions: self.bed.conditions(&[self.condition]),
             notes: Vec::new(),
-            seconds_each: self.seconds + 0.5,
+            seconds_each: self.seconds + 0.15,
         }
     }
 

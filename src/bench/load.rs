@@ -41,6 +41,9 @@ const LOOK: Duration = Duration::from_millis(50);
 /// How long all connections together may take.
 const CONNECT: Duration = Duration::from_secs(10);
 
+/// Of TCP.
+const ENDED: &str = "the server has ended a connection";
+
 /// Written at once to a stream, bytes.
 const CHUNK: usize = 128 << 10;
 
@@ -606,9 +609,9 @@ impl Rr<'_> {
             let mut socket = connection.socket;
             match socket.read(&mut self.response[..connection.missing]) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Ok(0) if self.transport == Transport::Tcp => {
-                    bail!("the server has ended a connection")
-                }
+                // In order, or with requests unread.
+                Ok(0) if self.transport == Transport::Tcp => bail!("{ENDED}"),
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => bail!("{ENDED}"),
                 bytes => {
                     let bytes = bytes.context("no response: is the server there?")?;
                     if self.is_complete(connection, bytes) {

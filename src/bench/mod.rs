@@ -135,6 +135,27 @@ pub struct Effort {
     pub gro: Vec<Gro>,
     /// On a device of the host, rather than in the lab.
     pub on: Option<On>,
+    /// A part of it.
+    pub only: Only,
+}
+
+/// Which of a scenario's measurements are made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Only {
+    /// Cases whose names contain one of these; empty: all.
+    pub cases: Vec<String>,
+    /// Modes of these names; empty: all.
+    pub modes: Vec<String>,
+}
+
+impl Only {
+    fn case(&self, name: &str) -> bool {
+        self.cases.is_empty() || self.cases.iter().any(|part| name.contains(part))
+    }
+
+    fn mode(&self, name: &str) -> bool {
+        self.modes.is_empty() || self.modes.iter().any(|mode| mode == name)
+    }
 }
 
 /// A device of the host, and who puts the load on it.
@@ -236,15 +257,26 @@ pub struct CasePlan {
 }
 
 impl Plan {
-    /// Measurements in a round.
-    pub fn nr_measurements(&self) -> u64 {
-        self.cases.iter().map(|case| case.modes.len() as u64).sum()
+    /// One round's measurements: the numbers and names of case and mode.
+    fn round(&self, only: &Only) -> impl Iterator<Item = ((usize, &str), (usize, &str))> {
+        let cases = self.cases.iter().enumerate();
+        cases
+            .filter(|(_, case)| only.case(&case.case))
+            .flat_map(|(c, CasePlan { case, modes })| {
+                let modes = modes.iter().enumerate();
+                modes.map(move |(m, mode)| ((c, case.as_str()), (m, mode.as_str())))
+            })
+            .filter(|(_, (_, mode))| only.mode(mode))
     }
 
-    /// How long `rounds` take.
-    pub fn duration(&self, rounds: u32) -> Duration {
-        let measurements = self.nr_measurements() * u64::from(rounds);
-        Duration::from_secs_f64(self.seconds_each * measurements as f64)
+    /// Measurements of all rounds.
+    pub fn nr_measurements(&self, effort: &Effort) -> u64 {
+        u64::from(effort.rounds) * self.round(&effort.only).count() as u64
+    }
+
+    /// How long they take.
+    pub fn duration(&self, effort: &Effort) -> Duration {
+        Duration::from_secs_f64(self.seconds_each * self.nr_measurements(effort) as f64)
     }
 }
 
@@ -350,28 +382,27 @@ pub fn run(
 ) -> Result<Report> {
     let plan = experiment.plan();
     let mut rounds = Rounds::default();
+    for ((_, case), (_, mode)) in plan.round(&effort.only) {
+        rounds.expect(case, mode);
+    }
     let mut refused = Vec::new();
     for round in 1..=effort.rounds {
-        for (c, CasePlan { case, modes }) in plan.cases.iter().enumerate() {
-            for (m, mode) in modes.iter().enumerate() {
-                progress(&format!("{}: {case}, {mode}", plan.scenario));
-                match experiment.measure(c, m) {
-                    Ok(values) => {
-                        for (metric, value) in values {
-                            rounds.add(round, case, mode, metric, value);
-                        }
-                    }
-                    Err(error) if error.is::<Unfit>() => refused.push(Refusal {
-                        case: case.clone(),
-                        mode: mode.clone(),
-                        round,
-                        why: format!("{error:#}"),
-                    }),
-                    Err(error) => {
-                        return Err(error)
-                            .with_context(|| format!("{}: {case}, {mode}", plan.scenario));
+        for ((c, case), (m, mode)) in plan.round(&effort.only) {
+            let what = format!("{}: {case}, {mode}", plan.scenario);
+            progress(&what);
+            match experiment.measure(c, m) {
+                Ok(values) => {
+                    for (metric, value) in values {
+                        rounds.add(round, case, mode, metric, value);
                     }
                 }
+                Err(error) if error.is::<Unfit>() => refused.push(Refusal {
+                    case: case.to_owned(),
+                    mode: mode.to_owned(),
+                    round,
+                    why: format!("{error:#}"),
+                }),
+                Err(error) => return Err(error).context(what),
             }
         }
     }

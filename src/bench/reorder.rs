@@ -678,7 +678,7 @@ impl Experiment for Reorder {
                  may reorder before the socket."
                     .to_owned(),
             ],
-            seconds_each: self.seconds + 1.0,
+            seconds_each: self.seconds + 0.3,
         }
     }
 

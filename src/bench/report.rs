@@ -164,6 +164,12 @@ pub struct Rounds {
 }
 
 impl Rounds {
+    /// Gives a mode its place, whether it comes to a figure or not.
+    pub fn expect(&mut self, case: &str, mode: &str) {
+        let modes = self.cases.entry(case.to_owned()).or_default();
+        modes.entry(mode.to_owned()).or_default();
+    }
+
     /// Adds what `mode` reached in a round of `case`.
     pub fn add(&mut self, round: u32, case: &str, mode: &str, metric: &str, value: f64) {
         let modes = self.cases.entry(case.to_owned()).or_default();

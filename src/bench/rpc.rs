@@ -86,7 +86,7 @@ impl Experiment for Rpc {
                 "The number of reads is fixed before the first measurement: where caches are colder, \
                  the same work takes longer.",
             ]),
-            seconds_each: self.seconds + 0.6,
+            seconds_each: self.seconds + 0.35,
         }
     }
 

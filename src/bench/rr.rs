@@ -67,7 +67,7 @@ impl Experiment for Rr {
             cases: cases.collect(),
             conditions: self.places.conditions(),
             notes: self.places.notes(&[closed_loop::NOTE]),
-            seconds_each: self.seconds + 0.6,
+            seconds_each: self.seconds + 0.8,
         }
     }
 

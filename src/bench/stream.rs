@@ -165,7 +165,7 @@ impl Experiment for TcpStream {
             cases: cases.collect(),
             conditions,
             notes: self.places.notes(&NOTES),
-            seconds_each: self.seconds + 0.6,
+            seconds_each: self.seconds + 0.35,
         }
     }
 
