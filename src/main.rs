@@ -14,7 +14,7 @@ use nix::sys::signalfd::SignalFd;
 use rxsteer::bench::compare::{Comparison, read};
 use rxsteer::bench::files::{self, Files};
 use rxsteer::bench::peer::Server;
-use rxsteer::bench::{self, CasePlan, Document, Effort, Experiment, Only, Report, Scenario};
+use rxsteer::bench::{CasePlan, Document, Effort, Measurement, Only, Scenario};
 use rxsteer::caps::{self, Need};
 use rxsteer::cli::{
     BenchArgs, BenchCommand, Cli, Command, CompareArgs, DemoArgs, ExplainArgs, FlowsArgs,
@@ -192,51 +192,58 @@ fn bench(args: &BenchArgs) -> Result<()> {
         scenarios = Scenario::value_variants().to_vec();
         scenarios.retain(|scenario| effort.on.is_none() || scenario.takes_peer());
     }
-    let mut experiments = scenarios
+    let prepare = |scenario: &Scenario| Ok(Measurement::new(scenario.prepare(&effort)?, &effort));
+    let mut measurements = scenarios.iter().map(prepare).collect::<Result<Vec<_>>>()?;
+    let nr = measurements
         .iter()
-        .map(|scenario| scenario.prepare(&effort))
-        .collect::<Result<Vec<_>>>()?;
-    let nr: u64 = experiments
-        .iter()
-        .map(|e| e.plan().nr_measurements(&effort))
+        .map(|m| m.plan().nr_measurements(&effort))
         .sum();
     if nr == 0 && effort.only != Only::default() {
         bail!(
             "there is no such case, or no such mode; there are\n{}",
-            names(&experiments)
+            names(&measurements)
         );
     }
     let mut document = Document::begin();
-    announce(&experiments, &effort);
-    // One that fails takes nothing away from those before it.
-    let measured = experiments.iter_mut().try_for_each(|experiment| {
-        let report = measure(experiment.as_mut(), &effort)?;
-        if !args.json {
-            println!("{}", report.render());
+    announce(&measurements, &effort);
+
+    let bar = ProgressBar::new(nr);
+    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {eta} left, {msg}");
+    bar.set_style(style.expect("a template without mistakes"));
+    // One that fails takes nothing away from the others, or from its own rounds before.
+    let mut failed = vec![false; measurements.len()];
+    for _ in 0..effort.rounds {
+        for (measurement, failed) in measurements.iter_mut().zip(&mut failed) {
+            if *failed {
+                continue;
+            }
+            let round = measurement.round(&effort, &|what| {
+                bar.set_message(what.to_owned());
+                bar.inc(1);
+            });
+            if let Err(error) = round {
+                *failed = true;
+                bar.suspend(|| tracing::error!("{error:#}"));
+            }
         }
-        document.scenarios.push(report);
-        match &files {
-            Some(files) => files.write(&document),
-            None => Ok(()),
+        let reports = measurements.iter().filter_map(|m| m.report(&effort));
+        document.scenarios = reports.collect();
+        if let Some(files) = &files {
+            files.write(&document)?;
         }
-    });
+    }
+    bar.finish_and_clear();
     if args.json {
         print!("{}", files::json(&document)?);
+    } else {
+        for report in &document.scenarios {
+            println!("{}", report.render());
+        }
     }
-    measured
-}
-
-/// Measures a scenario, and shows how far it is.
-fn measure(experiment: &mut dyn Experiment, effort: &Effort) -> Result<Report> {
-    let bar = ProgressBar::new(experiment.plan().nr_measurements(effort));
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
-    bar.set_style(style.expect("a template without mistakes"));
-    let report = bench::run(experiment, effort, &|what| {
-        bar.set_message(what.to_owned());
-        bar.inc(1);
-    });
-    bar.finish_and_clear();
-    report
+    match failed.iter().filter(|failed| **failed).count() {
+        0 => Ok(()),
+        nr => bail!("{nr} of {} scenarios failed", failed.len()),
+    }
 }
 
 /// Fails, in the exit status alone, if a ratio differs.
@@ -255,10 +262,10 @@ fn compare(args: &CompareArgs) -> Result<ExitCode> {
 }
 
 /// All cases and modes, a line each.
-fn names(experiments: &[Box<dyn Experiment>]) -> String {
-    let lines = experiments.iter().flat_map(|experiment| {
-        let plan = experiment.plan();
-        let line = |case: CasePlan| {
+fn names(measurements: &[Measurement]) -> String {
+    let lines = measurements.iter().flat_map(|measurement| {
+        let plan = measurement.plan();
+        let line = |case: &CasePlan| {
             format!(
                 "{}: {}: {}",
                 plan.scenario,
@@ -266,15 +273,15 @@ fn names(experiments: &[Box<dyn Experiment>]) -> String {
                 case.modes.join(", ")
             )
         };
-        plan.cases.into_iter().map(line).collect::<Vec<_>>()
+        plan.cases.iter().map(line).collect::<Vec<_>>()
     });
     lines.collect::<Vec<_>>().join("\n")
 }
 
 /// What is going to be done, and how long it will take.
-fn announce(experiments: &[Box<dyn Experiment>], effort: &Effort) {
+fn announce(measurements: &[Measurement], effort: &Effort) {
     let mut all = Duration::ZERO;
-    for plan in experiments.iter().map(|e| e.plan()) {
+    for plan in measurements.iter().map(Measurement::plan) {
         let each = plan.duration(effort);
         all += each;
         eprintln!(

@@ -82,8 +82,8 @@ impl ClosedLoop {
             detail("latency_us_p90", "Latency, 90th percentile", "us", Lower),
             detail("latency_us_sd", "Latency, standard deviation", "us", Lower),
             detail("cpu_percent", "CPU, of all CPUs", "%", Neither),
-            detail("sent_again", "Requests sent again", "1", Lower),
-            detail("clipped", "Latencies beyond the histogram", "1", Lower),
+            detail("sent_again", "Requests sent again", "1", Neither),
+            detail("clipped", "Latencies beyond the histogram", "1", Neither),
         ])
     }
 

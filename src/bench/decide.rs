@@ -95,7 +95,7 @@ impl Experiment for Decide {
         Plan {
             scenario: "decide",
             question: "What does one decision cost, and how does that grow with the number of flows?",
-            metrics: IndexMap::from([headline("ns_per_packet", "A run", "ns", Better::Lower)]),
+            metrics: IndexMap::from([headline("ns_per_packet", "Time of one run", "ns", Better::Lower)]),
             cases: cases.collect(),
             conditions: IndexMap::new(),
             notes: vec![

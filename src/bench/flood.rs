@@ -201,7 +201,7 @@ impl Flood {
 
 impl Experiment for Flood {
     fn plan(&self) -> Plan {
-        use Better::{Higher, Lower, Neither};
+        use Better::{Higher, Neither};
         let cases = self.cases.iter().map(|(bed, to, ways)| CasePlan {
             case: self.conditions[*bed].case(&to.to_string(), &self.conditions),
             modes: ways.iter().map(Way::to_string).collect(),
@@ -213,13 +213,13 @@ impl Experiment for Flood {
             metrics: IndexMap::from([
                 headline("delivered_pps", "Delivered to the application", "packets/s", Higher),
                 headline("accepted_pps", "Accepted from the wire", "packets/s", Neither),
-                detail("flow_limit_drops", "Dropped by the kernel's flow limit", "packets/s", Lower),
+                detail("flow_limit_drops", "Dropped by the kernel's flow limit", "packets/s", Neither),
             ]),
             cases: cases.collect(),
             conditions: self.beds[0].conditions(&self.conditions),
             notes: vec![
-                "The generator shares the CPU that polls the queue, with the lowest priority: what \
-                 keeps that CPU busy throttles it too. Accepted alone proves nothing, since late drops \
+                "The generator shares the CPU that polls the queue, with the lowest priority that its \
+                 scheduling group has: what keeps that CPU busy throttles it too. Accepted alone proves nothing, since late drops \
                  count as accepted."
                     .to_owned(),
             ],

@@ -79,7 +79,7 @@ pub(super) fn metrics() -> IndexMap<String, Metric> {
             "flow_limit_drops",
             "Dropped by the kernel's flow limit",
             "packets",
-            Lower,
+            Neither,
         ),
     ])
 }

@@ -2,7 +2,9 @@
 //! `rxsteer bench`: measured comparisons, modes interleaved, medians and per-round ratios.
 //!
 //! A scenario is an [`Experiment`]: it says what it would measure, and measures one mode at a time.
-//! [`run`] does the rest: the rounds, the order, what becomes of a measurement that failed.
+//! [`Measurement`] does the rest: the order, what becomes of a measurement that failed. A round goes
+//! through all scenarios before the next one begins: what changes slowly on a machine then shows in the
+//! spread of the rounds, and not as a difference between two runs.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -369,59 +371,85 @@ macro_rules! fit {
 }
 pub(crate) use fit;
 
-/// Measures every mode of every case once a round.
-///
-/// `progress` is called before each measurement with what it is.
-///
-/// # Errors
-/// When the experiment failed for another reason than that a measurement was unfit.
-pub fn run(
-    experiment: &mut dyn Experiment,
-    effort: &Effort,
-    progress: &dyn Fn(&str),
-) -> Result<Report> {
-    let plan = experiment.plan();
-    let mut rounds = Rounds::default();
-    for ((_, case), (_, mode)) in plan.round(&effort.only) {
-        rounds.expect(case, mode);
+/// A scenario under way.
+pub struct Measurement {
+    experiment: Box<dyn Experiment>,
+    plan: Plan,
+    /// How many are complete.
+    nr_rounds: u32,
+    rounds: Rounds,
+    refused: Vec<Refusal>,
+}
+
+impl Measurement {
+    /// Nothing is measured yet.
+    pub fn new(experiment: Box<dyn Experiment>, effort: &Effort) -> Self {
+        let plan = experiment.plan();
+        let mut rounds = Rounds::default();
+        for ((_, case), (_, mode)) in plan.round(&effort.only) {
+            rounds.expect(case, mode);
+        }
+        Self {
+            experiment,
+            plan,
+            nr_rounds: 0,
+            rounds,
+            refused: Vec::new(),
+        }
     }
-    let mut refused = Vec::new();
-    for round in 1..=effort.rounds {
-        for ((c, case), (m, mode)) in plan.round(&effort.only) {
-            let what = format!("{}: {case}, {mode}", plan.scenario);
+
+    /// What is going to be done.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Measures every mode of every case once. `progress` is told before each what it is.
+    ///
+    /// # Errors
+    /// When the experiment failed for another reason than that a measurement was unfit.
+    pub fn round(&mut self, effort: &Effort, progress: &dyn Fn(&str)) -> Result<()> {
+        for ((c, case), (m, mode)) in self.plan.round(&effort.only) {
+            let what = format!("{}: {case}, {mode}", self.plan.scenario);
             progress(&what);
-            match experiment.measure(c, m) {
+            match self.experiment.measure(c, m) {
                 Ok(values) => {
                     for (metric, value) in values {
-                        rounds.add(round, case, mode, metric, value);
+                        self.rounds.add(self.nr_rounds, case, mode, metric, value);
                     }
                 }
-                Err(error) if error.is::<Unfit>() => refused.push(Refusal {
+                Err(error) if error.is::<Unfit>() => self.refused.push(Refusal {
                     case: case.to_owned(),
                     mode: mode.to_owned(),
-                    round,
+                    round: self.nr_rounds + 1,
                     why: format!("{error:#}"),
                 }),
                 Err(error) => return Err(error).context(what),
             }
         }
+        self.nr_rounds += 1;
+        Ok(())
     }
-    let mut cases = rounds.cases(effort.rounds);
-    for case in &mut cases {
-        // What is neither good nor bad explains; to compare it would only confuse.
-        let compared =
-            |name: &str| plan.metrics.get(name).map(|m| m.better) != Some(Better::Neither);
-        case.ratios.retain(|metric, _| compared(metric));
+
+    /// What the complete rounds found, if there are any.
+    pub fn report(&self, effort: &Effort) -> Option<Report> {
+        let plan = self.plan.clone();
+        let mut cases = self.rounds.cases(self.nr_rounds);
+        for case in &mut cases {
+            // What is neither good nor bad explains; to compare it would only confuse.
+            let compared =
+                |name: &str| plan.metrics.get(name).map(|m| m.better) != Some(Better::Neither);
+            case.ratios.retain(|metric, _| compared(metric));
+        }
+        (self.nr_rounds > 0).then(|| Report {
+            scenario: plan.scenario.to_owned(),
+            question: plan.question.to_owned(),
+            rounds: self.nr_rounds,
+            seconds: effort.seconds,
+            conditions: plan.conditions,
+            metrics: plan.metrics,
+            cases,
+            refused: self.refused.clone(),
+            notes: plan.notes,
+        })
     }
-    Ok(Report {
-        scenario: plan.scenario.to_owned(),
-        question: plan.question.to_owned(),
-        rounds: effort.rounds,
-        seconds: effort.seconds,
-        conditions: plan.conditions,
-        metrics: plan.metrics,
-        cases,
-        refused,
-        notes: plan.notes,
-    })
 }

@@ -58,7 +58,7 @@ impl Experiment for Record {
         Plan {
             scenario: "record",
             question: "What does it cost an application that rxsteer notes where it runs?",
-            metrics: IndexMap::from([headline("ns_per_call", "A call", "ns", Better::Lower)]),
+            metrics: IndexMap::from([headline("ns_per_call", "Time of one call", "ns", Better::Lower)]),
             cases: self
                 .cases
                 .iter()

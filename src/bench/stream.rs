@@ -160,7 +160,7 @@ impl Experiment for TcpStream {
                 ),
                 detail("work_per_s", "Work done in between", "1/s", Higher),
                 detail("cpu_percent", "CPU, of all CPUs", "%", Neither),
-                detail("retransmitted", "Segments sent again", "1/s", Lower),
+                detail("retransmitted", "Segments sent again", "1/s", Neither),
             ]),
             cases: cases.collect(),
             conditions,
