@@ -13,6 +13,7 @@ use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
 use nix::sys::signalfd::SignalFd;
 use rxsteer::bench::compare::{Comparison, read};
 use rxsteer::bench::files::{self, Files};
+use rxsteer::bench::host::nic;
 use rxsteer::bench::peer::Server;
 use rxsteer::bench::{CasePlan, Document, Effort, Measurement, Only, Scenario};
 use rxsteer::caps::{self, Need};
@@ -205,6 +206,9 @@ fn bench(args: &BenchArgs) -> Result<()> {
         );
     }
     let mut document = Document::begin();
+    if let Some(on) = &effort.on {
+        document.host.nic = nic(&on.device)?;
+    }
     announce(&measurements, &effort);
 
     let bar = ProgressBar::new(nr);

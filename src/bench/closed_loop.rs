@@ -84,6 +84,12 @@ impl ClosedLoop {
             detail("cpu_percent", "CPU, of all CPUs", "%", Neither),
             detail("sent_again", "Requests sent again", "1", Neither),
             detail("clipped", "Latencies beyond the histogram", "1", Neither),
+            detail(
+                "flow_limit_drops",
+                "Dropped by the kernel's flow limit",
+                "packets",
+                Neither,
+            ),
         ])
     }
 
@@ -121,7 +127,11 @@ impl ClosedLoop {
             "{polled} packets were found by busy polling: is net.core.busy_read set?"
         );
         active.stop()?;
-        Ok(sample.values())
+        let mut values = sample.values();
+        if way.mode.is_kernels() {
+            values.push(("flow_limit_drops", sample.seen.flow_limit() as f64));
+        }
+        Ok(values)
     }
 
     /// The client is a program at the far end of a veth.

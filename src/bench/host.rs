@@ -5,12 +5,14 @@ use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
 
+use anyhow::Result;
 use flate2::bufread::GzDecoder;
 use procfs::prelude::*;
 use procfs::{ConfigSetting, CpuInfo, KernelCmdline, KernelConfig, Meminfo};
 use serde::{Deserialize, Serialize};
 
 use crate::cpumask::CpuMask;
+use crate::device::Device;
 use crate::topology::Topology;
 
 /// What was there when the measurement began. What can't be known is left out: empty, or 0.
@@ -44,6 +46,23 @@ pub struct Host {
     pub memory: u64,
     /// The device under test: `veth, in the lab`, or name, driver, queues and NUMA node.
     pub nic: String,
+}
+
+/// A device of this host, for [`Host::nic`].
+///
+/// # Errors
+/// When there is no such device.
+pub fn nic(name: &str) -> Result<String> {
+    let device = Device::open(name)?;
+    let node = fs::read_to_string(format!("/sys/class/net/{name}/device/numa_node"));
+    // -1: no node is nearer than another.
+    let node = node.ok().and_then(|node| node.trim().parse::<u32>().ok());
+    let node = node.map_or(String::new(), |node| format!(", NUMA node {node}"));
+    let queues = device.rx_queues;
+    Ok(format!(
+        "{name}, {}, {queues} receive queues{node}",
+        device.driver
+    ))
 }
 
 /// Options of the kernel's command line that shape how fast packets are received. A name that ends

@@ -161,6 +161,12 @@ impl Experiment for TcpStream {
                 detail("work_per_s", "Work done in between", "1/s", Higher),
                 detail("cpu_percent", "CPU, of all CPUs", "%", Neither),
                 detail("retransmitted", "Segments sent again", "1/s", Neither),
+                detail(
+                    "flow_limit_drops",
+                    "Dropped by the kernel's flow limit",
+                    "packets",
+                    Neither,
+                ),
             ]),
             cases: cases.collect(),
             conditions,
@@ -191,6 +197,9 @@ impl Experiment for TcpStream {
         }
         let again = sample.retransmitted.map(|n| ("retransmitted", n / seconds));
         values.extend(again);
+        if way.mode.is_kernels() {
+            values.push(("flow_limit_drops", sample.seen.flow_limit() as f64));
+        }
         Ok(values)
     }
 }
