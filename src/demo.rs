@@ -128,7 +128,8 @@ impl Row {
             mode: mode.to_string(),
             accepted_pps,
             delivered_pps,
-            dropped_pps: accepted_pps - delivered_pps,
+            // What was under way when the wire stopped is not lost.
+            dropped_pps: accepted_pps * traffic.loss(),
             cpu_share: by_cpu.iter().map(|(&cpu, &n)| (cpu, share(n))).collect(),
         }
     }
