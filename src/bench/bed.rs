@@ -161,17 +161,6 @@ impl Bed {
         Ok(Self { link, nic, masks })
     }
 
-    /// One for each condition.
-    ///
-    /// # Errors
-    /// As [`new`](Self::new).
-    pub fn under(conditions: &[Condition]) -> Result<Vec<Self>> {
-        conditions
-            .iter()
-            .map(|condition| Self::new(*condition))
-            .collect()
-    }
-
     /// Makes the far end's NAPI threads, which need an XDP program there, stand for the wire and the
     /// interrupt: on the CPU that polls the queue.
     ///

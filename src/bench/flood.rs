@@ -157,9 +157,7 @@ impl Receiver for Application {
 /// default policy; to connected sockets, which kernel RFS follows too, also that; and to a socket
 /// that several threads read, what their following costs.
 pub struct Flood {
-    conditions: Vec<Condition>,
-    beds: Vec<Bed>,
-    cases: Vec<(usize, Sockets, Vec<Way>)>,
+    labs: Labs,
     seconds: f64,
 }
 
@@ -170,11 +168,6 @@ impl Flood {
     /// When the host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
         use Mode::{Cpumap, KernelRfs, KernelRps, None, Rxsteer, RxsteerRps};
-        let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
-        let beds: Vec<Bed> = conditions
-            .iter()
-            .map(|c| Bed::new(*c))
-            .collect::<Result<_>>()?;
         let cases = [
             (
                 Sockets::Server,
@@ -186,26 +179,65 @@ impl Flood {
             ),
             (Sockets::Shared, &[None, RxsteerRps, Rxsteer]),
         ];
+        Ok(Self {
+            labs: Labs::new(effort, &cases)?,
+            seconds: effort.seconds,
+        })
+    }
+}
+
+/// A lab for each condition, and in each the same sockets and ways to steer.
+pub(super) struct Labs {
+    conditions: Vec<Condition>,
+    beds: Vec<Bed>,
+    cases: Vec<(usize, Sockets, Vec<Way>)>,
+}
+
+impl Labs {
+    /// Of each case the sockets, and the modes over all masks.
+    pub(super) fn new(effort: &Effort, cases: &[(Sockets, &[Mode])]) -> Result<Self> {
+        let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
+        let beds: Vec<Bed> = conditions
+            .iter()
+            .map(|c| Bed::new(*c))
+            .collect::<Result<_>>()?;
         let ways = |modes| beds[0].masks().ways(modes);
+        let in_bed = |bed| cases.iter().map(move |&(to, modes)| (bed, to, modes));
         let cases = (0..beds.len())
-            .flat_map(|bed| cases.map(|(to, modes)| (bed, to, ways(modes))))
+            .flat_map(in_bed)
+            .map(|(bed, to, modes)| (bed, to, ways(modes)))
             .collect();
         Ok(Self {
             conditions,
             beds,
             cases,
-            seconds: effort.seconds,
         })
+    }
+
+    /// For a plan.
+    pub(super) fn cases(&self) -> Vec<CasePlan> {
+        let plan = |(bed, to, ways): &(usize, Sockets, Vec<Way>)| CasePlan {
+            case: self.conditions[*bed].case(&to.to_string(), &self.conditions),
+            modes: ways.iter().map(Way::to_string).collect(),
+        };
+        self.cases.iter().map(plan).collect()
+    }
+
+    /// For a plan.
+    pub(super) fn conditions(&self) -> IndexMap<String, String> {
+        self.beds[0].conditions(&self.conditions)
+    }
+
+    /// What the numbers of a plan stand for.
+    pub(super) fn get(&self, case: usize, mode: usize) -> (&Bed, Sockets, Way) {
+        let (bed, to, ways) = &self.cases[case];
+        (&self.beds[*bed], *to, ways[mode])
     }
 }
 
 impl Experiment for Flood {
     fn plan(&self) -> Plan {
         use Better::{Higher, Neither};
-        let cases = self.cases.iter().map(|(bed, to, ways)| CasePlan {
-            case: self.conditions[*bed].case(&to.to_string(), &self.conditions),
-            modes: ways.iter().map(Way::to_string).collect(),
-        });
         Plan {
             scenario: "flood",
             question: "What does the application still get when far more UDP packets come than it can \
@@ -215,8 +247,8 @@ impl Experiment for Flood {
                 headline("accepted_pps", "Accepted from the wire", "packets/s", Neither),
                 detail("flow_limit_drops", "Dropped by the kernel's flow limit", "packets/s", Neither),
             ]),
-            cases: cases.collect(),
-            conditions: self.beds[0].conditions(&self.conditions),
+            cases: self.labs.cases(),
+            conditions: self.labs.conditions(),
             notes: vec![
                 "The generator shares the CPU that polls the queue, with the lowest priority that its \
                  scheduling group has: what keeps that CPU busy throttles it too. Accepted alone proves nothing, since late drops \
@@ -228,9 +260,8 @@ impl Experiment for Flood {
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let (bed, to, ways) = &self.cases[case];
-        let way = ways[mode];
-        let Sample { traffic, seen } = measure(&self.beds[*bed], way, *to, self.seconds)?;
+        let (bed, to, way) = self.labs.get(case, mode);
+        let Sample { traffic, seen } = measure(bed, way, to, self.seconds)?;
         let mut values = vec![
             ("delivered_pps", traffic.delivered_pps()),
             ("accepted_pps", traffic.accepted_pps()),

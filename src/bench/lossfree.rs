@@ -8,15 +8,12 @@ use anyhow::Result;
 use indexmap::IndexMap;
 
 use super::bed::Bed;
-use super::flood::{Application, Sockets};
+use super::flood::{Application, Labs, Sockets};
 use super::mode::{Active, Mode, Way};
 use super::throughput::{FLOOR, LOSSFREE, Throughput, Trial};
 use super::traffic::{Receiver, Traffic, check};
 use super::watch::Watch;
-use super::{
-    Better, CasePlan, Condition, Effort, Experiment, Gro, Metric, Napi, Plan, Values, detail,
-    headline,
-};
+use super::{Better, Effort, Experiment, Metric, Plan, Values, detail, headline};
 use crate::lab::frame::Frames;
 
 /// Trials in a measurement's length; a search takes about ten.
@@ -180,9 +177,7 @@ impl From<&Traffic> for Trial {
 
 /// The scenario: to one socket, and to connected sockets, which kernel RFS follows too.
 pub struct Lossfree {
-    conditions: Vec<Condition>,
-    beds: Vec<Bed>,
-    cases: Vec<(usize, Sockets, Vec<Way>)>,
+    labs: Labs,
     seconds: f64,
 }
 
@@ -193,23 +188,12 @@ impl Lossfree {
     /// When the host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
         use Mode::{Cpumap, KernelRfs, KernelRps, None, Rxsteer};
-        let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
-        let beds: Vec<Bed> = conditions
-            .iter()
-            .map(|c| Bed::new(*c))
-            .collect::<Result<_>>()?;
         let cases = [
             (Sockets::Server, &[None, KernelRps, Cpumap, Rxsteer][..]),
             (Sockets::Connected, &[None, KernelRfs, Cpumap, Rxsteer]),
         ];
-        let ways = |modes| beds[0].masks().ways(modes);
-        let cases = (0..beds.len())
-            .flat_map(|bed| cases.map(|(to, modes)| (bed, to, ways(modes))))
-            .collect();
         Ok(Self {
-            conditions,
-            beds,
-            cases,
+            labs: Labs::new(effort, &cases)?,
             seconds: effort.seconds,
         })
     }
@@ -217,27 +201,22 @@ impl Lossfree {
 
 impl Experiment for Lossfree {
     fn plan(&self) -> Plan {
-        let cases = self.cases.iter().map(|(bed, to, ways)| CasePlan {
-            case: self.conditions[*bed].case(&to.to_string(), &self.conditions),
-            modes: ways.iter().map(Way::to_string).collect(),
-        });
         Plan {
             scenario: "lossfree",
             question: "How many UDP packets reach an application without loss, and how many when \
                        more come?",
             metrics: metrics(),
-            cases: cases.collect(),
-            conditions: self.beds[0].conditions(&self.conditions),
+            cases: self.labs.cases(),
+            conditions: self.labs.conditions(),
             notes: notes(self.seconds),
             seconds_each: search_seconds(self.seconds),
         }
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let (bed, to, ways) = &self.cases[case];
-        let (bed, way) = (&self.beds[*bed], ways[mode]);
+        let (bed, to, way) = self.labs.get(case, mode);
         let active = bed.start(way)?;
-        let application = Application::start(bed, *to)?;
+        let application = Application::start(bed, to)?;
         let frames = Frames::Udp(to.flows(bed));
         let found = search(bed, &active, way, &application, &frames, self.seconds);
         // Before the next one binds its socket, also when this measurement is refused.

@@ -8,7 +8,6 @@ use super::On;
 use super::bed::Masks;
 use super::mode::{Active, Way};
 use super::peer::Peer;
-use super::watch::Seen;
 use crate::device::Device;
 use crate::lab::link::End;
 
@@ -85,13 +84,5 @@ impl Pair {
     /// When it can't be, with the reason.
     pub fn start(&self, way: Way) -> Result<Active<'_>> {
         Active::start(&self.end, way.mode, self.masks.of(way))
-    }
-
-    /// Whether a way was in effect for packets of so many flows.
-    ///
-    /// # Errors
-    /// [`Unfit`](super::Unfit), with the reason.
-    pub fn verify(&self, active: &Active<'_>, way: Way, seen: &Seen, nr_flows: u32) -> Result<()> {
-        active.verify(seen, &self.masks.elsewhere(way, nr_flows))
     }
 }

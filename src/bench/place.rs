@@ -9,7 +9,6 @@ use super::mode::{Active, Way};
 use super::pair::Pair;
 use super::watch::Seen;
 use super::{Condition, Effort, Gro, Napi};
-use crate::lab::link::End;
 
 /// One of them.
 pub enum Place {
@@ -20,14 +19,6 @@ pub enum Place {
 }
 
 impl Place {
-    /// The device under test.
-    pub fn dut(&self) -> &End {
-        match self {
-            Self::Lab(bed) => &bed.link.dut,
-            Self::Device(pair) => &pair.end,
-        }
-    }
-
     /// The CPUs to choose from.
     pub fn masks(&self) -> &Masks {
         match self {
