@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 PREFIX ?= /usr/local
+KERNEL ?= 6.12
+CPUS ?= 8
 SCENARIO ?=
 REPORT ?= bench.html
 
-.PHONY: help demo test lint bench install
+.PHONY: help demo test guest lint bench install
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -14,10 +16,13 @@ demo: ## before and after, on real packets, in under a minute (ARGS=--json)
 test: ## every test, native and end to end (ARGS=FILTER); the latter need root: sudo make test
 	@scripts/test.sh $(ARGS)
 
+guest: ## tests in a virtual machine (TEST=rfs, ARGS=FILTER, KERNEL=6.12, CPUS=8)
+	@scripts/guest.sh --kernel $(KERNEL) --cpus $(CPUS) $(TEST) $(ARGS)
+
 lint: ## layout, warnings, licences
 	@scripts/lint.sh
 
-bench: ## the measured comparison, 15 minutes (SCENARIO=flood, REPORT=FILE.html, ARGS=--json)
+bench: ## the measured comparison, 16 minutes (SCENARIO=flood, REPORT=FILE.html, ARGS=--json)
 	@scripts/run.sh bench $(SCENARIO) --report $(REPORT) $(ARGS)
 
 install: ## puts rxsteer into PREFIX/bin (PREFIX=/usr/local)

@@ -36,16 +36,36 @@ static __always_inline __u64 backlog_read_ordered(__u64 *field)
 	return value;
 }
 
+enum backlog_room {
+	BACKLOG_OPEN,
+	BACKLOG_CROWDED, /* half full, and a flow limit is set: not open to large flows */
+	BACKLOG_FULL,
+};
+
 /*
- * Whether no frame may enter. `taken` is the kthread's cache line, so it is read
- * only when the frames seen to have room are used up.
+ * Whether a frame may enter. `taken` is the kthread's cache line, so it is read only when the
+ * frames seen to have room are used up.
  */
-static __always_inline bool backlog_full(struct backlog *b)
+static __always_inline enum backlog_room backlog_room(struct backlog *b, bool flow_limit)
 {
+	__u64 limit = backlog_limit_of();
+	__u64 taken;
+
 	if (likely(b->tail < b->tail_limit))
-		return false;
-	b->tail_limit = backlog_read(b->taken) + b->nr_lost + backlog_limit_of();
-	return b->tail >= b->tail_limit;
+		return BACKLOG_OPEN;
+	taken = backlog_read(b->taken) + b->nr_lost;
+	b->tail_limit = taken + (flow_limit ? (limit + 1) / 2 : limit);
+	if (b->tail < b->tail_limit)
+		return BACKLOG_OPEN;
+	return b->tail < taken + limit ? BACKLOG_CROWDED : BACKLOG_FULL;
+}
+
+/* Whether more than half of what may wait does. */
+static __always_inline bool backlog_crowded(const struct backlog *b)
+{
+	__u64 queued = b->tail - b->nr_lost - backlog_read(b->taken);
+
+	return queued > backlog_limit_of() / 2;
 }
 
 /*

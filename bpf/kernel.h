@@ -11,10 +11,35 @@
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
+struct sched_avg {
+	unsigned long runnable_avg; /* of 1024 for each that runs or waits to */
+	unsigned long util_avg;	    /* of 1024, the CPU's time */
+};
+
+struct sched_entity {
+	struct sched_avg avg;
+};
+
 struct task_struct {
 	unsigned int __state;
 	int on_rq;
+	int pid; /* 0: the idle task of a CPU */
+	struct sched_entity se;
 	void *worker_private; /* of a kthread: its struct kthread */
+};
+
+struct cfs_rq {
+	struct sched_avg avg;
+};
+
+struct rq {
+	struct task_struct *curr;
+	struct task_struct *idle;
+	struct cfs_rq cfs;
+	struct sched_avg avg_rt;
+	struct sched_avg avg_dl;
+	struct sched_avg avg_irq; /* only where interrupts' time is accounted for */
+	int cpu;
 };
 
 struct kthread {

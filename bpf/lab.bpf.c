@@ -183,6 +183,7 @@ struct wire_layout {
 	__u32 saddr_mask;	 /* flow & mask is added to the source address */
 	__u32 saddr_shift;	 /* flow >> shift is added to the source port */
 	__u32 dport_mask;	 /* flow & mask is added to the destination port */
+	__u32 flood;		 /* frames of one more flow, nr_flows, after each other frame */
 	struct wire_stamp first; /* stamp of the first frame */
 };
 
@@ -249,6 +250,7 @@ int wire(struct xdp_md *ctx)
 {
 	__u32 flow = wire_flow, step = wire_step, len = wire_layout.template_len;
 	__u64 seq = wire_nr_sent, sum = 0;
+	bool flood = seq % (wire_layout.flood + 1);
 	struct wire_stamp *stamp;
 	char *data, *data_end;
 	__be16 *ports;
@@ -256,6 +258,8 @@ int wire(struct xdp_md *ctx)
 
 	if (seq >= wire_limit || !wire_is_due())
 		return XDP_DROP;
+	if (flood)
+		flow = wire_layout.nr_flows;
 	if (!len || len > WIRE_TEMPLATE_LEN)
 		goto refuse;
 	if (bpf_xdp_store_bytes(ctx, 0, (void *)wire_template, len))
@@ -307,6 +311,8 @@ int wire(struct xdp_md *ctx)
 
 out:
 	wire_nr_sent = seq + 1;
+	if (flood)
+		return XDP_TX;
 	wire_step = step + 1;
 	if (wire_step >= wire_layout.run) {
 		wire_step = 0;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * napi.h: which NAPI instance polls a queue, when its polls end, and whether its
- * GRO lists hold packets: what a flow that is INLINE needs to leave (steer.h).
+ * napi.h: which NAPI instance polls a queue, when its polls end, how long they take, and whether
+ * its GRO lists hold packets: what a flow that is INLINE needs to leave (steer.h), and to want to
+ * (policy.h).
  */
 #pragma once
 
@@ -9,7 +10,9 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
+#include "cpu.h"
 #include "kernel.h"
+#include "load.h"
 #include "types.h"
 
 /*
@@ -33,16 +36,60 @@ struct {
 	__type(value, struct poll_cpu);
 } poll_cpus SEC(".maps");
 
-/*
- * A poll has ended on this CPU. If a queue's program ran since the last one ended,
- * this was that queue's NAPI instance.
- */
-static __always_inline void napi_polled(struct napi_struct *napi)
+/* A frame has come: from the first of a poll on, its time is the queue's. */
+static __always_inline void poll_begin(__u32 cpu, __u32 queue)
+{
+	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
+	struct task_struct *task;
+
+	if (!poll || likely(poll->start))
+		return;
+	task = (void *)bpf_get_current_task();
+	poll->start = bpf_ktime_get_ns();
+	poll->over_idle = !BPF_CORE_READ(task, pid);
+	poll->queue = queue + 1;
+}
+
+static __always_inline void queue_polled(struct rx_queue *q, struct poll_cpu *poll, __u32 cpu,
+					 bool exhausted)
+{
+	__u64 now = bpf_ktime_get_ns();
+	struct rx_load *l = &q->load;
+
+	poll->poll_ns += now - poll->start;
+	if (poll->over_idle)
+		poll->over_idle_ns += now - poll->start;
+	if (!load_polled(l, poll->start, now, poll->over_idle, exhausted))
+		return;
+	if (l->cpu == cpu)
+		load_others(l, poll->poll_ns - l->cpu_poll_ns,
+			    poll->over_idle_ns - l->cpu_over_idle_ns);
+	load_turn(q, now, cpu_busy(cpu));
+	l->cpu = cpu;
+	l->cpu_poll_ns = poll->poll_ns;
+	l->cpu_over_idle_ns = poll->over_idle_ns;
+}
+
+/* A poll has ended in which the program of a queue ran: it was that queue's NAPI instance. */
+static __always_inline void queue_polled_by(struct rx_queue *q, struct napi_struct *napi)
+{
+	__u32 ifindex;
+
+	if (q->napi == (__u64)napi)
+		return;
+	/* Some drivers poll all their devices with instances on one that has no number. */
+	ifindex = BPF_CORE_READ(napi, dev, ifindex);
+	if (!ifindex || ifindex == q->ifindex)
+		q->napi = (__u64)napi;
+}
+
+/* A poll has ended on this CPU. */
+static __always_inline void napi_polled(struct napi_struct *napi, bool exhausted)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
 	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
 	struct rx_queue *q;
-	__u32 queue, ifindex;
+	__u32 queue;
 
 	if (!poll)
 		return;
@@ -50,14 +97,13 @@ static __always_inline void napi_polled(struct napi_struct *napi)
 	if (!poll->queue)
 		return;
 	queue = poll->queue - 1;
-	poll->queue = 0;
 	q = bpf_map_lookup_elem(&rx_queues, &queue);
-	if (!q || q->napi == (__u64)napi)
-		return;
-	/* Some drivers poll all their devices with instances on one that has no number. */
-	ifindex = BPF_CORE_READ(napi, dev, ifindex);
-	if (!ifindex || ifindex == q->ifindex)
-		q->napi = (__u64)napi;
+	if (q && poll->start)
+		queue_polled(q, poll, cpu, exhausted);
+	if (q)
+		queue_polled_by(q, napi);
+	poll->start = 0;
+	poll->queue = 0;
 }
 
 /*

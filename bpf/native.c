@@ -4,6 +4,7 @@
  * tests run what the kernel runs.
  */
 #include "flow.h"
+#include "load.h"
 #include "native.h"
 #include "steer.h"
 
@@ -103,6 +104,39 @@ static void rx_flow_new(const struct rx *rx)
 	facts->nr_flows_new++;
 }
 
+static bool rx_consumer_waits(const struct rx *rx, __u32 cpu)
+{
+	(void)rx;
+	(void)cpu;
+	return facts->consumer_waits;
+}
+
+static __u32 flow_limit_of(void)
+{
+	return facts->flow_limit;
+}
+
+static const struct cpu *cpu_of(__u32 cpu)
+{
+	return cpu < facts->nr_cpus ? &facts->cpus[cpu] : NULL;
+}
+
+static bool cpu_is_idle(__u32 cpu)
+{
+	return facts->idle >> cpu & 1;
+}
+
+static __u32 cpu_busy(__u32 cpu)
+{
+	return facts->busy[cpu];
+}
+
+static __u32 cpu_demand(__u32 cpu, const struct backlog *b)
+{
+	(void)b;
+	return facts->demand[cpu];
+}
+
 /* ---- steer.h --------------------------------------------------------------- */
 
 enum rx_verdict native_rx_steer(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
@@ -115,6 +149,19 @@ enum rx_verdict native_rx_steer(struct rx_facts *f, struct rx_queue *q, struct b
 	backlogs = b;
 	q->nr_received++;
 	return rx_steer(&rx, map, flow);
+}
+
+/* ---- load.h ----------------------------------------------------------------- */
+
+bool native_load_polled(struct rx_queue *q, __u64 start, __u64 now, __u32 over_idle,
+			__u32 exhausted)
+{
+	return load_polled(&q->load, start, now, over_idle, exhausted);
+}
+
+void native_load_turn(struct rx_queue *q, __u64 now, __u32 busy)
+{
+	load_turn(q, now, busy);
 }
 
 /* ---- tables.h ----------------------------------------------------------- */

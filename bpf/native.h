@@ -5,7 +5,7 @@
  */
 #pragma once
 
-#include <linux/types.h>
+#include "types.h"
 
 /* One packet's surroundings; the sets of CPUs are bits: CPUs 0 to 63. */
 struct rx_facts {
@@ -19,6 +19,12 @@ struct rx_facts {
 	__u32 jiffies;
 	__u32 gro_empty; /* of the NAPI instance that polls */
 	__u32 unguarded;
+	__u64 idle;	  /* CPUs that are */
+	__u32 busy[64];	  /* by CPU: cpu_busy() */
+	__u32 demand[64]; /* by CPU: cpu_demand() */
+	__u32 flow_limit;
+	__u32 consumer_waits;
+	struct cpu cpus[64]; /* where each looks for an idle one */
 
 	/* The answers' other half. */
 	__u32 poll_asked;   /* the poll's stamp was */

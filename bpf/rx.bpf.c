@@ -12,6 +12,7 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
+#include "cpu.h"
 #include "cpumap.h"
 #include "flow.h"
 #include "napi.h"
@@ -25,6 +26,9 @@ const volatile __u32 ifindex = 0;
 
 /* Frames a backlog may hold, at most (ring size - 16): docs/backlog.md. */
 const volatile __u64 backlog_limit = 1000;
+
+/* A flow with a larger part of its queue's frames, of 1024, is shed first; 0: none is. */
+const volatile __u32 flow_limit = 0;
 
 /* 32 - log2(rps_flow_cnt) */
 const volatile __u32 flow_shift = 32;
@@ -50,6 +54,9 @@ const enum flow_tunnel flow_tunnel_type = 0;
 const enum rps_location rps_location_type = 0;
 const enum flow_result flow_result_type = 0;
 const enum rx_verdict rx_verdict_type = 0;
+const enum rx_policy rx_policy_type = 0;
+const enum rx_reason rx_reason_type = 0;
+const enum rx_pressure rx_pressure_type = 0;
 
 /* Indexed by queue. */
 struct {
@@ -75,7 +82,7 @@ struct {
 	__type(value, struct flow_key);
 } flow_keys SEC(".maps");
 
-/* ---- what steer.h asks ---------------------------------------------------- */
+/* ---- what steer.h and policy.h ask ---------------------------------------- */
 
 static __always_inline bool steer_unguarded(void)
 {
@@ -145,6 +152,16 @@ static __always_inline void rx_flow_new(const struct rx *rx)
 		*key = *rx->key;
 }
 
+static __always_inline __u32 flow_limit_of(void)
+{
+	return flow_limit;
+}
+
+static __always_inline bool rx_consumer_waits(const struct rx *rx, __u32 cpu)
+{
+	return sock_consumer_waits(rx->hash) || cpu_is_idle(cpu);
+}
+
 /* ---- the program ---------------------------------------------------------- */
 
 static __always_inline int rx_act(enum rx_verdict verdict)
@@ -180,28 +197,27 @@ static __always_inline int rx_hashed(struct rx *rx)
 		return XDP_PASS;
 	}
 	if (dry_run)
-		return rx_dry_run(rx, rx_wanted(rx, map));
+		return rx_dry_run(rx, rx_base(rx, map));
 	return rx_act(rx_steer(rx, map, flow));
 }
 
-/* Steers by the flow that the packet's headers name. */
-static __always_inline int rx_parse(struct rx *rx, struct xdp_md *ctx)
+/* Names the packet's flow by its headers; false if it has none. */
+static __always_inline bool rx_parse(struct rx *rx, struct xdp_md *ctx, struct flow_key *key)
 {
 	void *data = (void *)(long)ctx->data;
 	void *data_end = (void *)(long)ctx->data_end;
 	enum flow_result result = FLOW_KEYED;
-	struct flow_key key;
 
 	/* flow_parse(), but the frame's length costs a call: only off the short road. */
-	if (!flow_plain(data, data_end, flow_tunnels, &key))
-		result = flow_follow(data, data_end, bpf_xdp_get_buff_len(ctx), flow_tunnels, &key);
+	if (!flow_plain(data, data_end, flow_tunnels, key))
+		result = flow_follow(data, data_end, bpf_xdp_get_buff_len(ctx), flow_tunnels, key);
 	if (unlikely(result != FLOW_KEYED)) {
 		rx->q->nr_no_flow[result < NR_FLOW_RESULTS ? result : FLOW_UNKNOWN]++;
-		return XDP_PASS;
+		return false;
 	}
-	rx->key = &key;
-	rx->hash = flow_hash(&key, &flow_secret);
-	return rx_hashed(rx);
+	rx->key = key;
+	rx->hash = flow_hash(key, &flow_secret);
+	return true;
 }
 
 /* Counts the packet in; false if its queue is not ours. */
@@ -218,6 +234,8 @@ static __always_inline bool rx_begin(struct rx *rx, const struct xdp_md *ctx)
 		return false;
 	rx->epoch = *(volatile __u16 *)&rx->q->epoch;
 	rx->q->nr_received++;
+	if (flow_limit || (rx->q->policy & (RX_IDLE | RX_ADAPT)))
+		poll_begin(rx->cpu, rx->queue);
 	return true;
 }
 
@@ -225,9 +243,12 @@ static __always_inline bool rx_begin(struct rx *rx, const struct xdp_md *ctx)
 SEC("?xdp")
 int rxsteer(struct xdp_md *ctx)
 {
+	struct flow_key key;
 	struct rx rx = {};
 
-	return rx_begin(&rx, ctx) ? rx_parse(&rx, ctx) : XDP_PASS;
+	if (!rx_begin(&rx, ctx) || !rx_parse(&rx, ctx, &key))
+		return XDP_PASS;
+	return rx_hashed(&rx);
 }
 
 /*
@@ -246,10 +267,13 @@ int rxsteer_rx_hash(struct xdp_md *ctx)
 
 	if (!rx_begin(&rx, ctx))
 		return XDP_PASS;
-	if (bpf_xdp_metadata_rx_hash(ctx, &key.ports, &type) || !(type & XDP_RSS_L4))
-		return rx_parse(&rx, ctx);
-	rx.q->nr_rx_hash++;
-	rx.hash = flow_hash(&key, &flow_secret);
+	if (bpf_xdp_metadata_rx_hash(ctx, &key.ports, &type) || !(type & XDP_RSS_L4)) {
+		if (!rx_parse(&rx, ctx, &key))
+			return XDP_PASS;
+	} else {
+		rx.q->nr_rx_hash++;
+		rx.hash = flow_hash(&key, &flow_secret);
+	}
 	return rx_hashed(&rx);
 }
 
@@ -311,7 +335,7 @@ int BPF_PROG(on_napi_poll, struct napi_struct *napi, int work, int budget)
 {
 	/* Without a budget it was netpoll, perhaps in the middle of another poll on this CPU. */
 	if (budget)
-		napi_polled(napi);
+		napi_polled(napi, work >= budget);
 	return 0;
 }
 
@@ -359,7 +383,7 @@ int backlog_forget(__u32 *index)
 	return 1;
 }
 
-/* Whether a queue's flows follow applications, and what its slots mean, from now on. */
+/* What a queue's flows follow, and what its slots mean, from now on. */
 SEC("syscall")
 int rx_queue_set(struct rx_queue_setting *setting)
 {
@@ -368,7 +392,7 @@ int rx_queue_set(struct rx_queue_setting *setting)
 
 	if (!q)
 		return 0;
-	q->rfs = setting->rfs;
+	q->policy = setting->policy;
 	q->epoch = setting->epoch;
 	return 1;
 }

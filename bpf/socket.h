@@ -38,20 +38,51 @@ static __always_inline __u32 *sock_flow_entry_of(__u32 hash)
 	return flows ? &flows->ents[index & ((1 << RPS_SOCK_FLOW_ORDER) - 1)] : NULL;
 }
 
-/* Only if it differs: the line is shared by all CPUs (rps_record_sock_flow() in the kernel). */
-static __always_inline void sock_flow_write(__u32 *entry, __u32 value)
+/*
+ * The threads that were last seen to take or send a flow's data, by the index of its entry in the
+ * sock_flow_table: struct task_struct *, not held.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} sock_flow_consumers SEC(".maps");
+
+static __always_inline __u64 *sock_flow_consumer_of(__u32 hash)
 {
-	if (entry && *(volatile __u32 *)entry != value)
-		*(volatile __u32 *)entry = value;
+	__u32 index = hash & sock_flow_mask;
+
+	return bpf_map_lookup_elem(&sock_flow_consumers, &index);
 }
 
-/* The flow with this key is processed by an application on this CPU. */
+/* Whether the thread that takes the flow's data sleeps. A hint: it may have ended long ago. */
+static __always_inline bool sock_consumer_waits(__u32 hash)
+{
+	__u64 *consumer = sock_flow_consumer_of(hash);
+
+	if (!consumer || !*consumer)
+		return false;
+	return BPF_CORE_READ((struct task_struct *)*consumer, __state) != TASK_RUNNING;
+}
+
+/*
+ * The flow with this key is processed by an application on this CPU. Written only if it differs:
+ * the line is shared by all CPUs (rps_record_sock_flow() in the kernel).
+ */
 static __always_inline void sock_flow_record(const struct flow_key *key)
 {
 	__u32 hash = flow_hash(key, &flow_secret);
+	__u32 value = sock_flow_entry(hash, bpf_get_smp_processor_id(), sock_flow_cpu_mask);
+	__u32 *entry = sock_flow_entry_of(hash);
+	__u64 *consumer;
 
-	sock_flow_write(sock_flow_entry_of(hash),
-			sock_flow_entry(hash, bpf_get_smp_processor_id(), sock_flow_cpu_mask));
+	if (!entry || *(volatile __u32 *)entry == value)
+		return;
+	*(volatile __u32 *)entry = value;
+	consumer = sock_flow_consumer_of(hash);
+	if (consumer)
+		*(volatile __u64 *)consumer = bpf_get_current_task();
 }
 
 /* Its socket is closed: what is left in the table would send stragglers after it. */

@@ -3,53 +3,17 @@
  * steer.h: from a flow's hash to the location where its packet is processed: where the flow
  * wants to be, and whether it may go there (docs/order.md).
  *
- * Plain C without helpers, maps or a clock (types.h). What it has to ask, it asks through the
- * functions declared below, which whoever includes this defines: rx.bpf.c by asking the kernel,
- * native.c by asking a test.
+ * Plain C without helpers, maps or a clock (types.h); asks through the functions of rx.h.
  */
 #pragma once
 
 #include <stdbool.h>
 
 #include "backlog.h"
+#include "policy.h"
+#include "rx.h"
 #include "tables.h"
 #include "types.h"
-
-/* ---- a packet and its surroundings ---------------------------------------- */
-
-/* A packet to be steered: its queue, its flow, and who polls. */
-struct rx {
-	struct rx_queue *q;
-	__u32 queue;
-	__u32 hash;
-	__u32 cpu;		    /* polling */
-	__u16 epoch;		    /* the queue's, read once */
-	const struct flow_key *key; /* NULL: the device gave the hash alone */
-	__u64 poll;		    /* rx_queue.nr_polls with this poll in it; 0 until asked for */
-};
-
-enum rx_verdict {
-	RX_PASS,
-	RX_REDIRECTED,
-	RX_DROP,
-};
-
-/* Tests' control: the rule of order is off. */
-static bool steer_unguarded(void);
-/* The queue's backlog for a CPU, or NULL beyond nr_cpus. */
-static struct backlog *rx_backlog(const struct rx *rx, __u32 cpu);
-/* Redirects the packet; false, and asks for the backlog, while it does not exist. */
-static bool rx_enqueue(const struct rx *rx, __u32 cpu);
-/* poll_stamp() of now; marks the poll as the queue's. */
-static __u64 rx_poll_stamp(const struct rx *rx);
-/* Whether GRO of the NAPI instance that polls right now holds nothing. */
-static bool rx_gro_empty(const struct rx *rx);
-/* The sock_flow_table's entry for the flow. */
-static __u32 rx_sock_flow(const struct rx *rx);
-static __u32 rx_cpu_mask(void);
-static __u32 rx_jiffies(void);
-/* A slot has a new flow: whoever shows flows wants to know its key. */
-static void rx_flow_new(const struct rx *rx);
 
 /* ---- INLINE's own backlog ------------------------------------------------- */
 
@@ -137,52 +101,23 @@ static __always_inline bool rx_delivered(struct rx *rx, __u16 location, __u64 la
 	return false;
 }
 
-/* ---- where a flow wants to be --------------------------------------------- */
-
-/*
- * A CPU as a location: INLINE if it is the one that polls, since there is no hop to where the
- * packet already is; RPS_NO_CPU if it is offline, or no CPU at all.
- */
-static __always_inline __u16 rx_usable(const struct rx *rx, __u16 cpu)
-{
-	struct backlog *b;
-
-	if (cpu == rx->cpu)
-		return RPS_INLINE;
-	if (cpu >= RPS_INLINE_SHED)
-		return cpu;
-	b = rx_backlog(rx, cpu);
-	return b && likely(!b->closed) ? cpu : RPS_NO_CPU;
-}
-
-/*
- * As get_rps_cpu() in net/core/dev.c: the CPU of the application if it is known and online, in the
- * queue's mask or not; RPS otherwise; and where neither knows a CPU, here.
- */
-static __always_inline __u16 rx_wanted(const struct rx *rx, const struct rps_map *map)
-{
-	__u16 wanted = RPS_NO_CPU;
-
-	if (rx->q->rfs)
-		wanted = rx_usable(rx, sock_flow_cpu(rx_sock_flow(rx), rx->hash, rx_cpu_mask()));
-	if (wanted == RPS_NO_CPU)
-		wanted = rx_usable(rx, rps_location_of(map, rx->hash));
-	return wanted == RPS_NO_CPU ? RPS_INLINE : wanted;
-}
-
 /* ---- what becomes of a packet --------------------------------------------- */
+
+/* The slot is the flow's from now on, if it was another's; where the slot is does not change. */
+static __always_inline void rx_own(const struct rx *rx, struct rps_dev_flow *flow, bool set)
+{
+	if (likely(flow->hash == rx->hash && set))
+		return;
+	flow->hash = rx->hash;
+	flow->frames -= flow->nr_packets + flow->nr_dropped;
+	flow->nr_packets = flow->nr_dropped = flow->nr_moves = 0;
+	rx_flow_new(rx);
+}
 
 static __always_inline void rx_locate(const struct rx *rx, struct rps_dev_flow *flow,
 				      __u16 location, __u64 last_qtail)
 {
-	bool set = flow->epoch == rx->epoch;
-
-	if (unlikely(flow->hash != rx->hash || !set)) {
-		flow->hash = rx->hash;
-		flow->nr_packets = flow->nr_moves = 0;
-		rx_flow_new(rx);
-	}
-	if (unlikely(flow->location != location && set)) {
+	if (unlikely(flow->location != location && flow->epoch == rx->epoch)) {
 		rx->q->nr_moves++;
 		flow->nr_moves++;
 	}
@@ -194,11 +129,55 @@ static __always_inline void rx_locate(const struct rx *rx, struct rps_dev_flow *
 	flow->last_seen = rx_jiffies();
 }
 
+/* Whether a large flow's frame is dropped, since the polling CPU can't keep up: so many of them,
+ * one by one. */
+static __always_inline bool rx_policed(const struct rx *rx, const struct rps_dev_flow *flow)
+{
+	__u32 number = flow->nr_packets + flow->nr_dropped;
+
+	return (number * 0x9e3779b1u) >> 22 < rx->q->load.police &&
+	       flow_is_large(rx->q, flow, flow_limit_of());
+}
+
 static __always_inline enum rx_verdict rx_inline(struct rx *rx, struct rps_dev_flow *flow)
 {
+	if (unlikely(rx->q->load.police) && rx_policed(rx, flow)) {
+		rx->q->load.nr_limited++;
+		flow->nr_dropped++;
+		return RX_DROP;
+	}
 	rx->q->nr_inline++;
 	rx_locate(rx, flow, RPS_INLINE, rx_poll(rx));
 	return RX_PASS;
+}
+
+/* Whether a frame of the flow may enter. */
+static __always_inline enum backlog_room rx_room(const struct rx *rx,
+						 const struct rps_dev_flow *flow, struct backlog *b)
+{
+	enum backlog_room room = backlog_room(b, flow_limit_of());
+
+	if (room == BACKLOG_CROWDED && !flow_is_large(rx->q, flow, flow_limit_of()))
+		return BACKLOG_OPEN;
+	return room;
+}
+
+/* Whether the backlog takes a frame of the flow; counts it if not. */
+static __always_inline bool rx_admit(const struct rx *rx, struct rps_dev_flow *flow,
+				     struct backlog *b)
+{
+	switch (rx_room(rx, flow, b)) {
+	case BACKLOG_OPEN:
+		return true;
+	case BACKLOG_CROWDED:
+		b->nr_limited++;
+		break;
+	case BACKLOG_FULL:
+		b->nr_dropped++;
+		break;
+	}
+	flow->nr_dropped++;
+	return false;
 }
 
 /*
@@ -212,10 +191,8 @@ static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev
 
 	if (!b)
 		return rx_inline(rx, flow);
-	if (backlog_full(b)) {
-		b->nr_dropped++;
+	if (!rx_admit(rx, flow, b))
 		return RX_DROP;
-	}
 	if (!rx_enqueue(rx, cpu))
 		return rx_inline(rx, flow);
 	/* Once a poll's first frame is in, the kthread has not taken all, asleep or not: a flow
@@ -232,17 +209,18 @@ static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev
 
 /*
  * Whether a frame whose flow has to wait at `location` is better dropped. A full backlog may stay
- * full for as long as the overload lasts, and the flow with it: from the first frame that finds it
- * full, the flow's frames are dropped until those before have been delivered.
+ * full for as long as the overload lasts, and the flow with it: from the first frame that has no
+ * room, the flow's frames are dropped until those before have been delivered.
  */
 static __always_inline bool rx_shed(const struct rx *rx, struct rps_dev_flow *flow, __u16 location,
 				    bool all)
 {
 	struct backlog *b = rx_backlog(rx, location);
 
-	if (!b || (!all && !flow->shed && !backlog_full(b)))
+	if (!b || (!all && !flow->shed && rx_room(rx, flow, b) == BACKLOG_OPEN))
 		return false;
 	flow->shed = 1;
+	flow->nr_dropped++;
 	b->nr_shed++;
 	return true;
 }
@@ -252,16 +230,35 @@ static __always_inline enum rx_verdict rx_steer(struct rx *rx, const struct rps_
 {
 	bool set = likely(flow->epoch == rx->epoch);
 	__u16 location = set ? flow->location : RPS_INLINE;
-	__u16 wanted = rx_wanted(rx, map);
-	bool shed_all = wanted == RPS_INLINE_SHED;
+	struct rx_queue *q = rx->q;
+	bool new_turn, shed_all;
+	__u16 wanted;
 
-	if (shed_all)
+	rx_own(rx, flow, set);
+	/* While the polling CPU has room, nothing has to be asked. */
+	if ((q->policy & RX_ADAPT) && q->load.pressure == RX_RELAXED && set &&
+	    location == RPS_INLINE) {
+		flow->wanted = RPS_INLINE;
+		flow->reason = RX_ROOM;
+		return rx_inline(rx, flow);
+	}
+	new_turn = flow->turn != q->load.turn;
+	if (unlikely(new_turn))
+		flow_turn(&q->load, flow);
+	wanted = rx_base(rx, map);
+	shed_all = wanted == RPS_INLINE_SHED;
+	if (shed_all) {
 		wanted = RPS_INLINE;
+	} else if (q->policy & (RX_IDLE | RX_ADAPT)) {
+		if (unlikely(!set))
+			flow_begin(rx, flow, wanted);
+		wanted = rx_wanted(rx, flow, wanted, new_turn);
+	}
 	if (unlikely(location != wanted)) {
 		if (rx_delivered(rx, location, set ? flow->last_qtail : rx_first_poll(rx))) {
 			location = wanted;
 		} else {
-			rx->q->nr_held++;
+			q->nr_held++;
 			if (location != RPS_INLINE && rx_shed(rx, flow, location, shed_all))
 				return RX_DROP;
 		}

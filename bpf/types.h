@@ -111,6 +111,26 @@ struct rps_sock_takers {
 #define RPS_SOCK_SETTLES 32
 #define RPS_SOCK_CHANGES 8 /* with more, the socket's flows follow nobody */
 
+/* What a queue's flows do besides what RPS says: bits of rx_queue.policy (docs/policy.md). */
+enum rx_policy {
+	RX_FOLLOW = 1 << 0, /* applications (RFS) */
+	RX_IDLE = 1 << 1,   /* an idle CPU near an application that is busy */
+	RX_ADAPT = 1 << 2,  /* stay INLINE while the polling CPU has room */
+};
+
+/* Why a flow wants to be where it does. Zero: by the tables alone. */
+enum rx_reason {
+	RX_TABLES = 0,
+	RX_ROOM,     /* INLINE: the polling CPU has room */
+	RX_SMALL,    /* INLINE: larger flows leave first */
+	RX_NO_GAIN,  /* INLINE: no other CPU could take it on */
+	RX_CONSUMER, /* at its application's CPU, where somebody waits for it */
+	RX_SPREAD,   /* at the CPU that RPS says, which has room */
+	RX_IDLE_CPU, /* at an idle CPU: its application's is busy */
+	RX_STAY,     /* where it is: nothing speaks against it, and a move is not free */
+	NR_RX_REASONS,
+};
+
 /* A slot of a queue's dev_flow_table; written only by the queue's NAPI owner. */
 struct rps_dev_flow {
 	/* At a CPU: frames that had entered the backlog right after the flow's last one.
@@ -119,15 +139,28 @@ struct rps_dev_flow {
 	__u16 location;
 	/* The slot is unset unless this is the queue's epoch; zero is no epoch. */
 	__u16 epoch;
-	/* The flow that used the slot last: the other two count for it. */
+	/* The flow that used the slot last: all below is its. */
 	__u32 hash;
-	__u32 nr_packets; /* wraps */
+	__u32 nr_packets; /* accepted; wraps */
+	__u32 nr_dropped; /* in XDP, for whatever reason; wraps */
 	__u32 nr_moves;
 	__u32 last_seen; /* jiffies, the low 32 bits */
 	/* It may not go on queueing where it is: frames are dropped until it may move. */
-	__u32 shed;
+	__u8 shed;
+
+	/* Policies that look at the load (policy.h). */
+	__u8 reason;  /* enum rx_reason of `wanted` */
+	__u8 backoff; /* it changes its mind once in 2^backoff turns at most */
+	__u8 pad;
+	__u16 wanted;  /* where it wants to be, decided once a turn */
+	__u16 base;    /* where the tables alone would have it */
+	__u32 turn;    /* rx_queue.turn when it was decided */
+	__u32 frames;  /* nr_packets + nr_dropped then */
+	__u32 load;    /* frames in the turn before that */
+	__u32 changed; /* the turn in which `wanted` changed last */
+	__u32 pad_line[2];
 };
-_Static_assert(sizeof(struct rps_dev_flow) == 32, "two slots in a cache line");
+_Static_assert(sizeof(struct rps_dev_flow) == 64, "a cache line");
 
 /* ---- backlogs (backlog.h) ------------------------------------------------ */
 
@@ -149,7 +182,8 @@ struct backlog {
 	__u64 wanted;	   /* a flow wants this CPU and the cpumap has no entry for it */
 	__u64 closed;	   /* the CPU is offline: nobody may want to be here (by user space) */
 	__u64 leaving;	   /* the poll in which a flow could not leave; 0 nobody waits */
-	__u64 pad_producer[6];
+	__u64 nr_limited;  /* dropped in XDP: of a large flow, the backlog was half full */
+	__u64 pad_producer[5];
 
 	/* Written by the kthread, on whatever CPU it runs. */
 	__u64 taken;	  /* taken off the ring */
@@ -185,16 +219,55 @@ struct backlog_closing {
 };
 struct rx_queue_setting {
 	__u32 queue;
-	__u16 rfs;
+	__u16 policy;
 	__u16 epoch;
 };
 
 /* ---- receive queues ------------------------------------------------------ */
 
+/* Whether the CPU that polls a queue has room. */
+enum rx_pressure {
+	RX_RELAXED = 0, /* for all of the queue's flows */
+	RX_FULL,	/* not for more than it has */
+	RX_PRESSED,	/* hardly any time is left */
+};
+
+/*
+ * The load of a queue, turn by turn (policy.h); written when its polls end, by its NAPI owner.
+ * Shares are of 1024.
+ */
+struct rx_load {
+	__u64 turn_start;   /* ns of the monotonic clock */
+	__u64 poll_ns;	    /* in this turn, spent in the queue's polls */
+	__u64 others_ns;    /* in this turn, spent in other queues' polls by the same CPU */
+	__u64 over_idle_ns; /* of both, while nobody else wanted the CPU */
+	/* The CPU that ended the last turn, and its poll_cpu.poll_ns and over_idle_ns then: other
+	 * queues' polls count, too. */
+	__u64 cpu_poll_ns;
+	__u64 cpu_over_idle_ns;
+	__u64 turn_received; /* rx_queue.nr_received when the turn began */
+	__u64 turn_here;     /* and of these, those that had not gone elsewhere */
+	__u32 turn;	     /* the number of this turn */
+	__u32 nr_polls;	     /* in this turn */
+	__u32 nr_exhausted;  /* of these, those that used up their budget */
+	__u32 received;	     /* frames in the last turn */
+	__u32 inline_ns;     /* what a frame costs INLINE, in 1/16 ns; 0 not known yet */
+	__u32 largest;	     /* flow seen in this turn: frames in a turn */
+	__u32 leaving;	     /* flows of so many frames in a turn may leave */
+	__u16 pressure;	     /* enum rx_pressure */
+	__u16 poll_share;    /* of the CPU's time, spent in polls in the last turn */
+	__u16 busy_share;    /* of the CPU's time, not idle */
+	__u16 police;	     /* of large flows' INLINE frames, dropped */
+	__u32 cpu;
+	__u64 nr_limited; /* frames dropped so */
+	__u64 pad_line[2];
+};
+_Static_assert(sizeof(struct rx_load) == 128, "a pair of cache lines");
+
 /*
  * One receive queue. Written by its NAPI owner, except for the last group.
  *
- * received = inline + sum(no_flow) + sum over backlogs(tail + dropped + shed)
+ * received = inline + limited + sum(no_flow) + sum over backlogs(tail + dropped + shed + limited)
  */
 struct rx_queue {
 	__u64 nr_received;
@@ -215,16 +288,38 @@ struct rx_queue {
 
 	/* Written by user space. */
 	__u32 ifindex;
-	__u16 epoch; /* new whenever the slots of the dev_flow_table mean something else */
-	__u16 rfs;   /* follow applications; RPS alone if 0 */
+	__u16 epoch;  /* new whenever the slots of the dev_flow_table mean something else */
+	__u16 policy; /* bits of enum rx_policy; RPS alone if 0 */
 	__u64 pad_line;
+
+	struct rx_load load;
 };
-_Static_assert(sizeof(struct rx_queue) == 128, "a pair of cache lines");
+_Static_assert(sizeof(struct rx_queue) == 256, "two pairs of cache lines");
 
 /* What runs on a CPU right now: which queue's poll, and how many polls ended here. */
 struct poll_cpu {
-	__u64 nr_polls; /* polls of any NAPI instance that have ended on this CPU */
-	__u32 queue;	/* 1 + the queue whose program ran since; 0 none */
-	__u32 pad;
-	__u64 pad_line[6];
+	__u64 nr_polls;	    /* polls of any NAPI instance that have ended on this CPU */
+	__u32 queue;	    /* 1 + the queue whose program ran since; 0 none */
+	__u32 over_idle;    /* this poll took nobody's time: it came while the CPU was idle */
+	__u64 start;	    /* of this poll: ns of the monotonic clock; 0 unless it is timed */
+	__u64 poll_ns;	    /* spent in polls of our queues */
+	__u64 over_idle_ns; /* of that, while nobody else wanted the CPU */
+	__u64 pad_line[3];
 };
+
+/* ---- CPUs (cpu.h) --------------------------------------------------------- */
+
+/* CPUs among which an idle one is looked for, at most: each look is a read of another CPU's line.
+ */
+#define CPU_NEAR 16
+
+/* What is known of a CPU, by its number. Written by user space, but for `rq` and `running`. */
+struct cpu {
+	__u64 rq;      /* struct rq *, learnt from the scheduler; 0 unknown */
+	__u64 idle;    /* its idle task: struct task_struct * */
+	__u32 running; /* without `rq`: something else than the idle task runs here */
+	__u32 nr_near;
+	__u16 near[CPU_NEAR]; /* where else to process what is for this CPU, the nearest first */
+	__u64 pad_line;
+};
+_Static_assert(sizeof(struct cpu) == 64, "a cache line");

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# setup.sh JOB...: sees to it that this machine has what the jobs need (build, test, lint, bench).
+# setup.sh JOB...: sees to it that this machine has what the jobs need (build, test, guest, lint,
+# bench).
 #
 # Silent when nothing is missing. On Debian and Ubuntu what is missing is named, with the reason,
 # and installed; elsewhere it is named, and the build stops only if it can't do without.
@@ -73,6 +74,12 @@ probe() {
         want spin "checks the model of the rule of order" have spin
         want_nft
         ;;
+    guest)
+        need qemu-system-x86 "is the virtual machine" have qemu-system-x86_64
+        need busybox-static "is all that the machine has besides the tests" have busybox
+        need cpio "packs the machine's files" have cpio
+        want_nft
+        ;;
     lint)
         need clang-format "checks the layout of the C files" have clang-format
         need git "lists the files whose licence is checked" have git
@@ -82,7 +89,7 @@ probe() {
         want_nft
         ;;
     *)
-        echo "usage: setup.sh build|test|lint|bench ..." >&2
+        echo "usage: setup.sh build|test|guest|lint|bench ..." >&2
         exit 2
         ;;
     esac

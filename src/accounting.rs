@@ -2,7 +2,7 @@
 //! Where every received frame went: the counters of the data path as terms of two sums.
 //!
 //! ```text
-//! received   = inline + redirected + dropped + shed + no_flow
+//! received   = inline + redirected + dropped + shed + limited + inline_limited + no_flow
 //! redirected = delivered + lost + queued
 //! ```
 //!
@@ -15,6 +15,8 @@ use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
 use crate::datapath::Datapath;
+use crate::flows::Flows;
+use crate::load::Load;
 use crate::rx::types::{backlog, flow_result};
 
 /// What became of the frames that were meant for other CPUs.
@@ -26,6 +28,8 @@ pub struct Terms {
     pub dropped: u64,
     /// Dropped in XDP because the flow had to leave and could not yet.
     pub shed: u64,
+    /// Dropped in XDP: of a large flow, and the backlog half full.
+    pub limited: u64,
     /// Redirected and handed to the network stack on the CPU.
     pub delivered: u64,
     /// Redirected, and lost in the kernel.
@@ -57,6 +61,8 @@ pub struct Queue {
     pub received: u64,
     /// Processed in the poll that received them.
     pub inline: u64,
+    /// Dropped in XDP: of a large flow, and the CPU that polls could not keep up.
+    pub inline_limited: u64,
     /// Sums over the backlogs.
     #[serde(flatten)]
     pub sums: Terms,
@@ -70,6 +76,10 @@ pub struct Queue {
     pub moves: u64,
     /// Frames whose flow wanted to move and had to wait.
     pub held: u64,
+    /// What policies decide by; null where none looks at it, and before the first packets.
+    pub load: Option<Load>,
+    /// Times that a slot of the `rps_map` went to another CPU, to balance them.
+    pub balanced: u64,
     /// The backlogs that have ever been used.
     pub backlogs: Vec<Backlog>,
 }
@@ -79,6 +89,7 @@ impl AddAssign<&Self> for Terms {
         self.redirected += b.redirected;
         self.dropped += b.dropped;
         self.shed += b.shed;
+        self.limited += b.limited;
         self.delivered += b.delivered;
         self.lost += b.lost;
         self.queued += b.queued;
@@ -92,6 +103,7 @@ impl From<&backlog> for Terms {
             redirected: b.tail,
             dropped: b.nr_dropped,
             shed: b.nr_shed,
+            limited: b.nr_limited,
             // Read while they are written: what was taken may include what entered since.
             delivered: b.taken.saturating_sub(b.nr_unbuilt),
             lost: b.nr_lost + b.nr_unbuilt,
@@ -102,7 +114,8 @@ impl From<&backlog> for Terms {
 }
 
 impl Queue {
-    /// The terms of a queue of the data path: `index` counts over all devices, `queue` within one.
+    /// The terms of a queue of the data path: `index` counts over all devices, `queue` within one. What
+    /// was balanced is not known there.
     ///
     /// # Errors
     /// When the maps can't be read.
@@ -123,14 +136,22 @@ impl Queue {
             rps_cpus,
             received: q.nr_received,
             inline: q.nr_inline,
+            inline_limited: q.load.nr_limited,
             sums,
             no_flow_truncated: no_flow(flow_result::FLOW_TRUNCATED),
             no_flow_unknown: no_flow(flow_result::FLOW_UNKNOWN),
             rx_hash: q.nr_rx_hash,
             moves: q.nr_moves,
             held: q.nr_held,
+            load: Load::of(&q),
+            balanced: 0,
             backlogs,
         })
+    }
+
+    /// Frames dropped in XDP, for whatever reason.
+    pub fn dropped(&self) -> u64 {
+        self.sums.dropped + self.sums.shed + self.sums.limited + self.inline_limited
     }
 
     /// What keeps the two sums from closing, in words; nothing when they do.
@@ -140,6 +161,8 @@ impl Queue {
             + s.redirected
             + s.dropped
             + s.shed
+            + s.limited
+            + self.inline_limited
             + self.no_flow_truncated
             + self.no_flow_unknown;
         let left = s.delivered + s.lost + s.queued;
@@ -178,7 +201,7 @@ pub struct Status {
     pub pid: u32,
     /// Its version.
     pub version: String,
-    /// What is in effect: `rfs`, `rps` or `off`.
+    /// What is in effect, as `--policy` has it: `adaptive`, `rps+balance`, …
     pub policy: String,
     /// Decides and counts, moves nothing.
     pub dry_run: bool,
@@ -186,4 +209,6 @@ pub struct Status {
     pub backlog_limit: u32,
     /// Steered devices.
     pub devices: Vec<Device>,
+    /// The few flows that lost the most packets in XDP; null if none was dropped.
+    pub dropped_flows: Option<Flows>,
 }

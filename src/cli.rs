@@ -8,13 +8,15 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::backlogs::LIMIT_MAX;
+use crate::balance::MOVES_PER_SECOND;
 use crate::bench::peer::PORT;
 use crate::bench::{Effort, Gro, Napi, On, Only, Scenario};
 use crate::cpumask::CpuMaskError;
-use crate::datapath::{BACKLOG_NICE, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
+use crate::datapath::{BACKLOG_NICE, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use crate::explain::Target;
 use crate::flows;
-use crate::run::{Change, Hash, Mode, Options, Policy, QueueCpus, RpsCpus};
+use crate::policy::Policy;
+use crate::run::{Change, Hash, Mode, Options, QueueCpus, RpsCpus};
 use crate::rx::types::flow_tunnel;
 
 /// Receive steering for Linux: decides on which CPU each received packet is processed.
@@ -52,9 +54,25 @@ pub struct RunArgs {
     #[arg(required = true, value_name = "DEVICE")]
     pub devices: Vec<String>,
 
-    /// How packets find their CPU [default: rfs; with --hash device: rps]
-    #[arg(long, value_enum)]
+    /// How packets find their CPU: rfs (to where the flow's application runs), rps (by hash, over
+    /// --rps-cpus) or off, and to the first two may be added +idle (an idle CPU near a busy
+    /// application), +adapt (a flow stays where it is received while that CPU has room) and
+    /// +balance (between the CPUs of RPS). adaptive is rfs with all three [default: adaptive; with
+    /// --hash device: rps+adapt+balance]
+    #[arg(long)]
     pub policy: Option<Policy>,
+
+    /// Large flows are those with more than so many percent of their queue's packets. They are
+    /// dropped first: at half a backlog, or when the CPU that polls can't keep up; 0: no flow is
+    /// large
+    #[arg(long, value_name = "PERCENT", default_value_t = FLOW_LIMIT,
+          value_parser = clap::value_parser!(u32).range(0..=100))]
+    pub flow_limit: u32,
+
+    /// Under +balance: of the 1024 slots over which each queue's flows are spread, at most so many go to
+    /// another CPU in a second; 0: none
+    #[arg(long, value_name = "SLOTS", default_value_t = MOVES_PER_SECOND)]
+    pub balance_moves: u32,
 
     /// CPUs that may process packets: a mask as in rps_cpus (ff), a list (0-3,8), or auto: those
     /// that share a last-level cache with the interrupt's CPU. A single number is a mask: 8 is CPU
@@ -150,7 +168,7 @@ impl From<RunArgs> for Options {
             devices: args.devices,
             policy: args.policy.unwrap_or(match args.hash {
                 Hash::Packet => Policy::default(),
-                Hash::Device => Policy::Rps,
+                Hash::Device => Policy::default().without_following(),
             }),
             rps_cpus: args.rps_cpus,
             queues: args.queues,
@@ -162,6 +180,8 @@ impl From<RunArgs> for Options {
             rps_flow_cnt: args.rps_flow_cnt,
             unconnected: !args.ignore_unconnected,
             hash: args.hash,
+            flow_limit: args.flow_limit,
+            balance_moves: args.balance_moves,
             unguarded: false,
             tunnels: args
                 .tunnels
@@ -237,8 +257,8 @@ pub struct SetArgs {
     #[arg(long, value_name = "QUEUE", requires = "rps_cpus")]
     pub queue: Option<u32>,
 
-    /// How packets find their CPU from now on, on all devices
-    #[arg(long, value_enum)]
+    /// How packets find their CPU from now on, on all devices: as in `run`
+    #[arg(long)]
     pub policy: Option<Policy>,
 
     /// As in `run`. All flows start anew

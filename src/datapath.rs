@@ -20,10 +20,14 @@ use libbpf_rs::{
 
 use crate::backlogs::{self, Backlogs};
 use crate::caps;
+use crate::cpus::{self, Cpus};
 use crate::device::XdpMode;
+use crate::load;
+use crate::native;
+use crate::policy::Policy;
 use crate::rps_map::RpsMap;
 use crate::rx::types::{
-    backlog, backlog_closing, backlog_request, flow_secret, rodata, rps_map, rx_queue,
+    backlog, backlog_closing, backlog_request, flow_secret, rodata, rps_map, rx_policy, rx_queue,
     rx_queue_setting,
 };
 use crate::rx::{OpenRxSkel, RxSkel, RxSkelBuilder};
@@ -38,6 +42,10 @@ pub const BACKLOG_NICE: i32 = 5;
 
 /// The epoch of slots that have one; 0 is that of unset ones.
 const FIRST_EPOCH: u16 = 1;
+
+/// A flow with more than this part of its queue's frames, in percent, is large, unless configured:
+/// no more than eight flows can be.
+pub const FLOW_LIMIT: u32 = 12;
 
 /// `rps_sock_flow_entries` unless configured: what the kernel's documentation suggests for a busy
 /// host.
@@ -68,6 +76,8 @@ pub struct Config {
     pub tunnels: u32,
     /// Steer by the hash that the device computed, where it has one.
     pub rx_hash: bool,
+    /// Flows with a larger part of their queue's frames, in percent, are shed first; 0: none are.
+    pub flow_limit: u32,
     /// The rule of order switched off: for tests and measurements that need a control.
     pub unguarded: bool,
     /// The key of the flow hash.
@@ -139,6 +149,7 @@ pub struct Datapath {
     // the tracepoints no longer count.
     devices: Vec<Device>,
     sockets: Option<Sockets>,
+    scheduler: Option<Cpus>,
     _tracepoints: Vec<Link>,
     backlogs: Arc<Backlogs>,
     shared: RxSkel<'static>,
@@ -197,6 +208,7 @@ impl Datapath {
             maps.cpumaps.set_max_entries(nr_queues)?;
             maps.cpumap_queues.set_max_entries(nr_queues)?;
             maps.poll_cpus.set_max_entries(nr_cpus)?;
+            maps.cpus.set_max_entries(nr_cpus)?;
         }
         set_constants(&mut open_shared, config, nr_cpus, &tables);
         for mut prog in open_shared.open_object_mut().progs_mut() {
@@ -209,6 +221,7 @@ impl Datapath {
             .progs
             .on_redirect_map_err
             .set_autoload(gone.is_empty());
+        cpus::choose(&mut open_shared.progs)?;
         let shared = open_shared
             .load()
             .context("the kernel refused the tracepoint programs")?;
@@ -261,6 +274,7 @@ impl Datapath {
             .object()
             .progs_mut()
             .filter(|prog| prog.autoload() && prog.prog_type() == ProgramType::Tracing)
+            .filter(|prog| !cpus::owns(&prog.name().to_string_lossy()))
             .map(|prog| {
                 prog.attach_trace()
                     .with_context(|| format!("attaching {}", prog.name().display()))
@@ -270,6 +284,7 @@ impl Datapath {
         Ok(Self {
             devices: loaded,
             sockets: None,
+            scheduler: None,
             _tracepoints: tracepoints,
             backlogs: Arc::new(Backlogs::new(cpumaps, config)),
             shared,
@@ -280,25 +295,45 @@ impl Datapath {
         })
     }
 
-    /// Lets the flows of these queues follow their applications, or follow RPS alone. Returns what
-    /// can't be followed on this host, in words, when applications begin to be watched.
+    /// Lets the flows of all queues want to be where the policy says. Returns what can't be followed
+    /// on this host, in words, when applications begin to be watched.
     ///
     /// # Errors
-    /// When there are no tables for it, or the kernel refuses the programs that watch sockets.
-    pub fn follow(&mut self, follow: bool) -> Result<Option<Vec<String>>> {
+    /// When there are no tables for it, or the kernel refuses the programs that watch sockets or the
+    /// scheduler.
+    pub fn steer_by(&mut self, policy: Policy) -> Result<Option<Vec<String>>> {
         let mut unseen = None;
-        if follow && self.sockets.is_none() {
+        if policy.follows() && self.sockets.is_none() {
             let (sockets, missed) = self.watch_sockets()?;
             self.sockets = Some(sockets);
             unseen = Some(missed);
         }
-        for queue in 0..self.nr_queues() {
-            self.set_queue(queue, follow)?;
+        let looks = policy.idle || policy.adapt || self.config.flow_limit > 0;
+        if looks && self.scheduler.is_none() {
+            self.scheduler = Some(Cpus::learn(&self.shared)?);
         }
-        if !follow {
+        for queue in 0..self.nr_queues() {
+            self.set_queue(queue, policy)?;
+        }
+        if !policy.follows() {
             self.sockets = None;
         }
+        if !looks {
+            self.scheduler = None;
+        }
         Ok(unseen)
+    }
+
+    /// CPUs have come online or gone: what is known of them, if a policy looks at them, is learnt
+    /// anew.
+    ///
+    /// # Errors
+    /// When the kernel refuses the programs that watch the scheduler.
+    pub fn cpus_changed(&mut self) -> Result<()> {
+        if self.scheduler.is_some() {
+            self.scheduler = Some(Cpus::learn(&self.shared)?);
+        }
+        Ok(())
     }
 
     fn watch_sockets(&self) -> Result<(Sockets, Vec<String>)> {
@@ -314,10 +349,10 @@ impl Datapath {
         Sockets::attach(open, self.config.unconnected)
     }
 
-    fn set_queue(&self, queue: u32, rfs: bool) -> Result<()> {
+    fn set_queue(&self, queue: u32, policy: Policy) -> Result<()> {
         let setting = rx_queue_setting {
             queue,
-            rfs: rfs.into(),
+            policy: policy.bits(),
             epoch: self.epoch,
         };
         self.call(&self.shared.progs.rx_queue_set, setting)?;
@@ -329,7 +364,17 @@ impl Datapath {
     /// # Errors
     /// When the map can't be read.
     pub fn follows(&self, queue: u32) -> Result<bool> {
-        Ok(self.rx_queue(queue)?.rfs != 0)
+        Ok(u32::from(self.rx_queue(queue)?.policy) & rx_policy::RX_FOLLOW.0 != 0)
+    }
+
+    /// The `sock_flow_table`'s entry for a hash, and the CPU in it or `RPS_NO_CPU`.
+    ///
+    /// # Errors
+    /// When the map can't be read.
+    pub fn application(&self, hash: u32) -> Result<(u32, u16)> {
+        let entry = self.tables.sock_flow(hash)?;
+        let mask = tables::cpu_mask(self.nr_cpus);
+        Ok((entry, native::sock_flow_cpu(entry, hash, mask)))
     }
 
     /// The tables of flows, and their keys.
@@ -386,7 +431,7 @@ impl Datapath {
             (self.tables, self.config) = before;
         }
         self.epoch = self.epoch.wrapping_add(1).max(FIRST_EPOCH);
-        self.follow(false)?;
+        self.steer_by(Policy::OFF)?;
         // The epoch is another for every program before any flow may want to move again.
         self.grace_period()?;
         swapped
@@ -598,7 +643,7 @@ impl Datapath {
     /// When a map can't be read or written.
     pub fn bring_home(&self, patience: Duration) -> Result<bool> {
         for queue in 0..self.nr_queues() {
-            self.set_queue(queue, false)?;
+            self.set_queue(queue, Policy::OFF)?;
         }
         for (map, wait) in [
             (RpsMap::inline(), patience / 2),
@@ -733,6 +778,7 @@ fn set_constants<'a>(
         .expect("the object has constants");
     rodata.nr_cpus = nr_cpus;
     rodata.backlog_limit = config.backlog_limit.into();
+    rodata.flow_limit = config.flow_limit * load::WHOLE / 100;
     rodata.flow_tunnels = config.tunnels;
     rodata.flow_secret = config.secret;
     rodata.flow_shift = tables.flow_shift();
@@ -794,7 +840,7 @@ fn load_device(
 }
 
 /// The bytes of a value that has come from, or goes to, a map of that type.
-fn bytes_of<T: Copy>(value: &T) -> Vec<u8> {
+pub(crate) fn bytes_of<T: Copy>(value: &T) -> Vec<u8> {
     // SAFETY: `T` is one of the skeleton's plain C structs, whose padding is named in types.h.
     unsafe { std::slice::from_raw_parts(std::ptr::from_ref(value).cast(), size_of::<T>()) }.to_vec()
 }

@@ -22,6 +22,9 @@ const SECONDS: f64 = 1.5;
 /// Spread over CPUs by the flow's hash; in this order, in every round.
 const SPREAD: [Mode; 3] = [Mode::None, Mode::KernelRps, Mode::RxsteerRps];
 
+/// The same over all CPUs, where rxsteer by default looks at which of them has time.
+const ADAPT: [Mode; 3] = [Mode::None, Mode::KernelRps, Mode::Rxsteer];
+
 /// To the application's CPU.
 const FOLLOW: [Mode; 3] = [Mode::None, Mode::KernelRfs, Mode::Rxsteer];
 
@@ -75,7 +78,7 @@ pub fn demo(progress: &dyn Fn(&str, u64)) -> Result<Demo> {
     })?;
     let cases = [
         (Cpus::Others, Sockets::Server, SPREAD),
-        (Cpus::All, Sockets::Server, SPREAD),
+        (Cpus::All, Sockets::Server, ADAPT),
         (Cpus::All, Sockets::Connected, FOLLOW),
     ];
     let total = (cases.len() * TURNS * SPREAD.len()) as u64;

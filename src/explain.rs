@@ -7,12 +7,14 @@ use std::str::FromStr;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
+use crate::accounting;
 use crate::flow::{Flow, FlowError, FlowHash};
 use crate::flows::{self, Entry, Hints, Location, Query, Queue, Reader, Reason};
+use crate::load::{self, Load, Pressure, TURN_MS};
 use crate::native;
+use crate::policy::{Base, Policy};
 use crate::rps_map;
-use crate::run::Policy;
-use crate::rx::types::{backlog, flow_tunnel, rps_dev_flow};
+use crate::rx::types::{backlog, flow_tunnel, rps_dev_flow, rx_policy, rx_queue};
 
 /// A flow by one of its two names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -124,7 +126,7 @@ pub struct Question {
 pub enum Unknown {
     /// Policy off.
     PolicyOff,
-    /// Policy rps.
+    /// Policy rps, whatever is added to it.
     PolicyRps,
     /// One of the tables has no size.
     NoTable,
@@ -194,6 +196,54 @@ pub enum Wait {
     },
 }
 
+/// What is known of a flow where the load decides. A turn is that of [`load::TURN_MS`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Decision {
+    /// The queue's load; null before the first packets.
+    pub load: Option<Load>,
+    /// The flow's packets in a turn when that was last asked: not while the CPU that polls has room.
+    pub turn_packets: u32,
+    /// Turns since it changed its mind, or since it has the slot.
+    pub changed_turns_ago: u32,
+    /// Turns that have to lie between two changes.
+    pub turns_between_changes: u32,
+}
+
+impl Decision {
+    fn of(q: &rx_queue, flow: &rps_dev_flow) -> Option<Self> {
+        load::decides(q).then(|| Self {
+            load: Load::of(q),
+            turn_packets: flow.load,
+            changed_turns_ago: q.load.turn.wrapping_sub(flow.changed),
+            turns_between_changes: 1 << flow.backoff.min(31),
+        })
+    }
+}
+
+/// What a queue has dropped in XDP, of all its flows; packets.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drops {
+    /// The CPU's backlog was full.
+    pub full: u64,
+    /// The flow had to leave and could not yet.
+    pub shed: u64,
+    /// Of a large flow, and the backlog half full.
+    pub limited: u64,
+    /// Of a large flow, and the CPU that polls could not keep up.
+    pub inline_limited: u64,
+}
+
+impl From<&accounting::Queue> for Drops {
+    fn from(q: &accounting::Queue) -> Self {
+        Self {
+            full: q.sums.dropped,
+            shed: q.sums.shed,
+            limited: q.sums.limited,
+            inline_limited: q.inline_limited,
+        }
+    }
+}
+
 /// A flow on a queue where it has been seen.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Seen {
@@ -214,6 +264,10 @@ pub struct Seen {
     pub slots: u32,
     /// What it waits for, if it is not where it wants to be.
     pub waits: Option<Wait>,
+    /// What was decided by; null where the tables alone decide.
+    pub decision: Option<Decision>,
+    /// Why packets were dropped is counted for the queue; null if the flow lost none.
+    pub queue_dropped: Option<Drops>,
 }
 
 /// A queue where another flow has the slot.
@@ -327,11 +381,12 @@ impl Reader<'_> {
         let mut names = question.names.clone();
         let (mut in_tables, mut slots_missed) = (0, 0);
         if !question.local_ports.is_empty() {
-            let found = self.flows(&Query {
+            let query = Query {
                 local_ports: question.local_ports.clone(),
                 limit: question.limit,
-                device: None,
-            })?;
+                ..Query::default()
+            };
+            let found = self.flows(&query, flows::PATIENCE)?;
             in_tables = found.total;
             slots_missed = found.slots - found.slots_read;
             let name = |entry: Entry| entry.flow.map_or(Name::Hash(entry.hash), Name::Flow);
@@ -382,7 +437,7 @@ impl Reader<'_> {
         for queue in &self.queues {
             let slot = tables.slot(queue.index, hash);
             let dev_flow = tables.dev_flow(slot)?;
-            if !flows::in_use(queue, &dev_flow) {
+            if !flows::in_use(&queue.counters, &dev_flow) {
                 continue;
             }
             let name = self.name(slot, dev_flow.hash)?;
@@ -398,7 +453,7 @@ impl Reader<'_> {
                 });
             }
         }
-        let (value, _) = self.application(hash)?;
+        let (value, _) = self.datapath.application(hash)?;
         let hints = match self.queues.first() {
             Some(queue) => self.hints(queue, hash)?,
             None => Hints::default(),
@@ -425,23 +480,22 @@ impl Reader<'_> {
 
     fn unknown(&self, flow: Option<&Flow>, value: u32, unconnected: &[u16]) -> Unknown {
         let config = self.datapath.config();
-        let follows = self.queues.first().is_some_and(|q| q.counters.rfs != 0);
+        let follows = self
+            .queues
+            .first()
+            .is_some_and(|q| u32::from(q.counters.policy) & rx_policy::RX_FOLLOW.0 != 0);
         let port = flow.and_then(Flow::local_port);
         match self.policy {
-            Policy::Off => Unknown::PolicyOff,
-            Policy::Rps if self.datapath.config().rx_hash => Unknown::DeviceHash,
-            Policy::Rps => Unknown::PolicyRps,
-            Policy::Rfs if !config.can_follow() => Unknown::NoTable,
-            Policy::Rfs if !follows => Unknown::Unsupported,
-            Policy::Rfs if flow.is_some_and(|flow| is_tunnel(flow, config.tunnels)) => {
-                Unknown::Tunnel
-            }
-            Policy::Rfs if flow.is_some() && port.is_none() => Unknown::NoPorts,
-            Policy::Rfs if value != 0 => Unknown::EntryTaken,
-            Policy::Rfs if port.is_some_and(|port| unconnected.contains(&port)) => {
-                Unknown::Unconnected
-            }
-            Policy::Rfs => Unknown::NotSeen,
+            policy if policy.base == Base::Off => Unknown::PolicyOff,
+            policy if !policy.follows() && self.datapath.config().rx_hash => Unknown::DeviceHash,
+            policy if !policy.follows() => Unknown::PolicyRps,
+            _ if !config.can_follow() => Unknown::NoTable,
+            _ if !follows => Unknown::Unsupported,
+            _ if flow.is_some_and(|flow| is_tunnel(flow, config.tunnels)) => Unknown::Tunnel,
+            _ if flow.is_some() && port.is_none() => Unknown::NoPorts,
+            _ if value != 0 => Unknown::EntryTaken,
+            _ if port.is_some_and(|port| unconnected.contains(&port)) => Unknown::Unconnected,
+            _ => Unknown::NotSeen,
         }
     }
 
@@ -451,15 +505,26 @@ impl Reader<'_> {
         let slots = self.datapath.tables().flow_cnt();
         let standing = self.standing(queue, flow, &entry)?;
         Ok(Seen {
-            rps_slot: flow.hash >> (u32::BITS - rps_map::SLOTS.ilog2()),
+            rps_slot: rps_map::slot_of(flow.hash) as u32,
             rps_slots: rps_map::SLOTS as u32,
             rps: hints.rps.map_or(Location::Inline, Location::Cpu),
             rps_offline: hints.rps_offline,
             slot: slot % slots,
             slots,
             waits: wait(entry.location, entry.wanted, standing),
+            decision: Decision::of(&queue.counters, flow),
+            queue_dropped: match entry.dropped {
+                0 => None,
+                _ => Some(self.drops(queue)?),
+            },
             entry,
         })
+    }
+
+    fn drops(&self, queue: &Queue) -> Result<Drops> {
+        let no_mask = String::new();
+        let q = accounting::Queue::read(self.datapath, queue.index, queue.number, no_mask)?;
+        Ok(Drops::from(&q))
     }
 
     fn standing(&self, queue: &Queue, flow: &rps_dev_flow, entry: &Entry) -> Result<Standing> {
@@ -590,26 +655,31 @@ fn one(out: &mut String, e: &Explanation, all: &Explanations) {
         Some(unknown) => writeln!(
             out,
             "  application: not known where: {}",
-            why_unknown(unknown, &all.not_followed)
+            why_unknown(unknown, all.policy, &all.not_followed)
         ),
     };
     for seen in &e.seen {
         let entry = &seen.entry;
         let _ = writeln!(out, "  {} queue {}:", entry.device, entry.queue);
         let _ = writeln!(out, "    {}", is_at(entry));
-        let _ = writeln!(out, "    {}", wants(seen));
+        let _ = writeln!(out, "    {}", wants(seen, all.policy));
+        for line in pressure(seen).into_iter().chain(change(seen)) {
+            let _ = writeln!(out, "    {line}");
+        }
         for why in waits(seen) {
             let _ = writeln!(out, "    {why}");
         }
         let _ = writeln!(
             out,
-            "    {} packet{}, the last {} ago; moved {} time{}.",
-            entry.packets,
-            if entry.packets == 1 { "" } else { "s" },
+            "    {}, the last {} ago; moved {} time{}.",
+            packets(entry.packets.into()),
             flows::ago(entry.idle_seconds),
             entry.moves,
             if entry.moves == 1 { "" } else { "s" },
         );
+        if let Some(dropped) = dropped(seen) {
+            let _ = writeln!(out, "    {dropped}");
+        }
         let _ = writeln!(
             out,
             "    dev_flow_table slot {} of {}; rps_map slot {} of {}: {}{}",
@@ -668,7 +738,7 @@ fn is_at(entry: &Entry) -> String {
 }
 
 /// Where it wants to be, and why.
-fn wants(seen: &Seen) -> String {
+fn wants(seen: &Seen, policy: Policy) -> String {
     let entry = &seen.entry;
     let place = match (entry.wanted == entry.location, entry.wanted) {
         (true, _) => "That is where it wants to be".to_owned(),
@@ -692,8 +762,153 @@ fn wants(seen: &Seen) -> String {
         }
         (Reason::PolicyOff, _) => "policy off steers nothing".to_owned(),
         (Reason::Offline, _) => "every CPU that it could want is offline".to_owned(),
+        (Reason::Undecided, _) => {
+            "so it was at its last packet, and the next ones decide anew".to_owned()
+        }
+        (Reason::Room, _) => format!("{}, which polls the queue, has room", polling(entry)),
+        (Reason::Small, _) => small(seen),
+        (Reason::NoGain, _) => no_gain(entry, policy),
+        (Reason::Consumer, _) => "its application waits for packets there".to_owned(),
+        (Reason::Spread, _) => "its hash chooses that CPU, which has room".to_owned(),
+        (Reason::IdleCpu, _) => format!(
+            "that CPU was idle when it was chosen, and is near {}, which is busy",
+            base(entry)
+        ),
+        (Reason::Stay, _) => match entry.wanted {
+            Location::Inline => format!(
+                "{}, which polls the queue, has no room for more flows, but keeps what it has",
+                polling(entry)
+            ),
+            Location::Cpu(_) => "it is there, and another place would gain it nothing".to_owned(),
+        },
     };
     format!("{place}: {why}.")
+}
+
+fn polling(entry: &Entry) -> String {
+    match entry.polling_cpu {
+        Some(cpu) => format!("CPU {cpu}"),
+        None => "the CPU".to_owned(),
+    }
+}
+
+/// The CPU that the tables say, and how they come to it.
+fn base(entry: &Entry) -> String {
+    match (entry.base, entry.application_cpu) {
+        (Some(Location::Cpu(cpu)), Some(application)) if cpu == application => {
+            format!("CPU {cpu}, its application's")
+        }
+        (Some(Location::Cpu(cpu)), _) => format!("CPU {cpu}, its hash's choice"),
+        _ => "the CPU that the tables say".to_owned(),
+    }
+}
+
+/// Why a flow stays although the CPU that polls is pressed.
+fn small(seen: &Seen) -> String {
+    let Some(decision) = &seen.decision else {
+        return "larger flows leave first".to_owned();
+    };
+    let threshold = match decision.load.as_ref().and_then(|load| load.leaving) {
+        Some(leaving) => format!("those with {leaving} and more may leave now"),
+        None => "none may leave now".to_owned(),
+    };
+    format!(
+        "larger flows leave {} first: this one had {} in a turn of {TURN_MS} ms, and {threshold}",
+        polling(&seen.entry),
+        packets(decision.turn_packets.into()),
+    )
+}
+
+/// Why a flow stays although it might leave.
+fn no_gain(entry: &Entry, policy: Policy) -> String {
+    let idle = match policy.idle {
+        true => ", and no CPU near it is idle and has time enough",
+        false => "",
+    };
+    format!(
+        "no other CPU could take it on: {}, is busy or has half a backlog to process{idle}",
+        base(entry)
+    )
+}
+
+fn packets(number: u64) -> String {
+    format!("{number} packet{}", if number == 1 { "" } else { "s" })
+}
+
+/// The load of the CPU that polls, where it decides.
+fn pressure(seen: &Seen) -> Option<String> {
+    let load = seen.decision.as_ref()?.load.as_ref()?;
+    let state = match load.pressure {
+        Pressure::Relaxed => "has room for all flows of the queue",
+        Pressure::Full => "has no room for more than it has",
+        Pressure::Pressed => "is pressed",
+    };
+    Some(format!(
+        "Load: {}, which polls the queue, {state}: busy {} % of the time, {} % in its polls.",
+        match load.polling_cpu {
+            Some(cpu) => format!("CPU {cpu}"),
+            None => "the CPU".to_owned(),
+        },
+        load.busy_percent,
+        load.polls_percent
+    ))
+}
+
+/// That it is not free to change its mind again, if so.
+fn change(seen: &Seen) -> Option<String> {
+    let decision = seen.decision.as_ref()?;
+    let (ago, between) = (decision.changed_turns_ago, decision.turns_between_changes);
+    (between > 1).then(|| {
+        let again = match between.saturating_sub(ago) {
+            0 => "and may again".to_owned(),
+            left => format!("and may again in {left}"),
+        };
+        format!(
+            "It changed its mind {ago} turns of {TURN_MS} ms ago, {again}: since it did so often, \
+             once in {between} at most."
+        )
+    })
+}
+
+/// What it lost, and why, as far as its queue's counters tell.
+fn dropped(seen: &Seen) -> Option<String> {
+    let of_queue = seen.queue_dropped.as_ref()?;
+    let reasons = [
+        (of_queue.full, "a backlog was full"),
+        (
+            of_queue.shed,
+            "a flow had to leave a backlog and could not yet (shed)",
+        ),
+        (
+            of_queue.limited,
+            "a backlog was half full, and the flow large",
+        ),
+        (
+            of_queue.inline_limited,
+            "the CPU that polls could not keep up, and the flow was large",
+        ),
+    ];
+    let reasons: Vec<_> = reasons.iter().filter(|(count, _)| *count > 0).collect();
+    let why = match &reasons[..] {
+        [] => return None,
+        [(_, why)] => (*why).to_owned(),
+        several => {
+            let each = several
+                .iter()
+                .map(|(count, why)| format!("{count}, since {why}"));
+            let each: Vec<_> = each.collect();
+            format!("this queue dropped {}", each.join("; "))
+        }
+    };
+    let was = if seen.entry.dropped == 1 {
+        "was"
+    } else {
+        "were"
+    };
+    Some(format!(
+        "{} of it {was} dropped before the stack: {why}.",
+        packets(seen.entry.dropped.into())
+    ))
 }
 
 /// What it waits for, in lines.
@@ -714,10 +929,10 @@ fn waits(seen: &Seen) -> Vec<String> {
         }) => vec![
             "It has to wait, or its next packets would overtake those that are queued.".to_owned(),
             format!(
-                "{} still has {frames} packet{} to process, up to its last one. If that number does \
+                "{} still has {} to process, up to its last one. If that number does \
                  not fall, something else keeps CPU {cpu} busy.",
                 thread(name, *cpu),
-                if *frames == 1 { "" } else { "s" },
+                packets(*frames),
             ),
         ],
         Some(Wait::Delivery { cpu, thread: name }) => vec![
@@ -751,12 +966,15 @@ fn waits(seen: &Seen) -> Vec<String> {
 }
 
 /// Why its application's CPU is not known.
-fn why_unknown(unknown: Unknown, not_followed: &[String]) -> String {
+fn why_unknown(unknown: Unknown, policy: Policy, not_followed: &[String]) -> String {
     let text = match unknown {
-        Unknown::PolicyOff => "policy off steers nothing (`rxsteer set --policy rfs`).",
         Unknown::PolicyRps => {
-            "policy rps does not follow applications (`rxsteer set --policy rfs` does)."
+            return format!(
+                "policy {policy} does not follow applications (`rxsteer set --policy {}` does).",
+                policy.with_following()
+            );
         }
+        Unknown::PolicyOff => "policy off steers nothing (`rxsteer set --policy rfs`).",
         Unknown::NoTable => {
             "rps_sock_flow_entries or rps_flow_cnt is 0, so no application is followed (`rxsteer \
              set` changes both)."
@@ -831,6 +1049,8 @@ mod tests {
             slot: 21,
             slots: 4096,
             waits: None,
+            decision: None,
+            queue_dropped: None,
         }
     }
 
@@ -852,6 +1072,10 @@ mod tests {
     }
 
     fn text(explanation: Explanation) -> String {
+        text_under(Policy::RFS, explanation)
+    }
+
+    fn text_under(policy: Policy, explanation: Explanation) -> String {
         render(&Answer {
             target: "port:9".to_owned(),
             notes: Vec::new(),
@@ -859,7 +1083,7 @@ mod tests {
                 flows: vec![explanation],
                 total: 1,
                 devices: vec!["eth0".to_owned()],
-                policy: Policy::Rfs,
+                policy,
                 device_hash: false,
                 not_followed: vec!["unconnected UDP sockets are not followed".to_owned()],
                 slots_missed: 0,
@@ -955,6 +1179,227 @@ mod tests {
         says(explanation(unpolled), &["on the CPU that polls the queue."]);
     }
 
+    fn load() -> Load {
+        Load {
+            polling_cpu: Some(0),
+            pressure: Pressure::Pressed,
+            busy_percent: 97,
+            polls_percent: 61,
+            leaving: Some(40),
+            limiting_percent: 0,
+        }
+    }
+
+    /// A flow whose place the load decides.
+    fn decided(wanted: Location, reason: Reason, base: Option<u32>) -> Seen {
+        let mut seen = seen();
+        seen.entry.location = Location::Inline;
+        (seen.entry.wanted, seen.entry.reason) = (wanted, reason);
+        seen.entry.base = base.map(Location::Cpu);
+        seen.decision = Some(Decision {
+            load: Some(load()),
+            turn_packets: 3,
+            changed_turns_ago: 5,
+            turns_between_changes: 1,
+        });
+        seen
+    }
+
+    #[test]
+    fn each_decision_has_its_reason() {
+        use Location::{Cpu, Inline};
+        let mut said = std::collections::BTreeSet::new();
+        for (wanted, reason, base, why) in [
+            (
+                Inline,
+                Reason::Undecided,
+                None,
+                "so it was at its last packet, and the next ones decide anew.",
+            ),
+            (
+                Inline,
+                Reason::Room,
+                None,
+                "That is where it wants to be: CPU 0, which polls the queue, has room.",
+            ),
+            (
+                Inline,
+                Reason::Small,
+                Some(3),
+                "larger flows leave CPU 0 first: this one had 3 packets in a turn of 10 ms, and those \
+                 with 40 and more may leave now.",
+            ),
+            (
+                Inline,
+                Reason::NoGain,
+                Some(3),
+                "no other CPU could take it on: CPU 3, its application's, is busy or has half a \
+                 backlog to process, and no CPU near it is idle and has time enough.",
+            ),
+            (
+                Inline,
+                Reason::NoGain,
+                Some(1),
+                "no other CPU could take it on: CPU 1, its hash's choice, is busy",
+            ),
+            (
+                Cpu(3),
+                Reason::Consumer,
+                Some(3),
+                "It wants to be on CPU 3: its application waits for packets there.",
+            ),
+            (
+                Cpu(1),
+                Reason::Spread,
+                Some(1),
+                "It wants to be on CPU 1: its hash chooses that CPU, which has room.",
+            ),
+            (
+                Cpu(2),
+                Reason::IdleCpu,
+                Some(3),
+                "It wants to be on CPU 2: that CPU was idle when it was chosen, and is near CPU 3, \
+                 its application's, which is busy.",
+            ),
+            (
+                Inline,
+                Reason::Stay,
+                Some(3),
+                "CPU 0, which polls the queue, has no room for more flows, but keeps what it has.",
+            ),
+            (
+                Cpu(3),
+                Reason::Stay,
+                Some(3),
+                "it is there, and another place would gain it nothing.",
+            ),
+        ] {
+            let text = text_under(Policy::ADAPTIVE, explanation(decided(wanted, reason, base)));
+            assert!(text.contains(why), "not {why:?} in\n{text}");
+            said.insert(why);
+        }
+        assert_eq!(said.len(), 10);
+        let no_gain = explanation(decided(Inline, Reason::NoGain, Some(1)));
+        let adapt = "rfs+adapt".parse().unwrap();
+        assert!(!text_under(adapt, no_gain).contains("is idle"));
+    }
+
+    #[test]
+    fn the_load_has_its_figures() {
+        for (pressure, words) in [
+            (Pressure::Relaxed, "has room for all flows of the queue"),
+            (Pressure::Full, "has no room for more than it has"),
+            (Pressure::Pressed, "is pressed"),
+        ] {
+            let mut seen = decided(Location::Inline, Reason::Small, None);
+            let decision = seen.decision.as_mut().unwrap();
+            decision.load = Some(Load {
+                pressure,
+                leaving: None,
+                ..load()
+            });
+            let line = format!(
+                "\n    Load: CPU 0, which polls the queue, {words}: busy 97 % of the time, 61 % in its \
+                 polls.\n"
+            );
+            let none = "this one had 3 packets in a turn of 10 ms, and none may leave now.\n";
+            says(explanation(seen), &[&line, none]);
+        }
+        let mut early = decided(Location::Inline, Reason::Undecided, None);
+        early.decision.as_mut().unwrap().load = None;
+        for seen in [early, seen()] {
+            assert!(!text(explanation(seen)).contains("Load:"));
+        }
+    }
+
+    #[test]
+    fn a_mind_that_changed_often_is_bound() {
+        for (ago, between, words) in [
+            (5, 1, None),
+            (
+                5,
+                16,
+                Some("It changed its mind 5 turns of 10 ms ago, and may again in 11: since"),
+            ),
+            (
+                40,
+                16,
+                Some(
+                    "ago, and may again: since it did so often, \
+             once in 16 at most.",
+                ),
+            ),
+        ] {
+            let mut seen = decided(Location::Inline, Reason::Room, None);
+            let decision = seen.decision.as_mut().unwrap();
+            (decision.changed_turns_ago, decision.turns_between_changes) = (ago, between);
+            let text = text(explanation(seen));
+            assert_eq!(text.contains("changed its mind"), words.is_some(), "{text}");
+            assert!(words.is_none_or(|words| text.contains(words)), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_a_flow_lost_has_its_reason() {
+        let full = Drops {
+            full: 40,
+            ..Drops::default()
+        };
+        let policed = Drops {
+            inline_limited: 4,
+            ..Drops::default()
+        };
+        let both = Drops {
+            shed: 2,
+            limited: 5,
+            ..full.clone()
+        };
+        for (dropped, of_queue, words) in [
+            (
+                3,
+                full,
+                "3 packets of it were dropped before the stack: a backlog was full.",
+            ),
+            (
+                1,
+                policed,
+                "1 packet of it was dropped before the stack: the CPU that polls could not keep up, \
+                 and the flow was large.",
+            ),
+            (
+                3,
+                both,
+                "3 packets of it were dropped before the stack: this queue dropped 40, since a backlog \
+                 was full; 2, since a flow had to leave a backlog and could not yet (shed); 5, since a \
+                 backlog was half full, and the flow large.",
+            ),
+        ] {
+            let mut seen = seen();
+            seen.entry.dropped = dropped;
+            seen.queue_dropped = Some(of_queue);
+            says(explanation(seen), &[words]);
+        }
+        assert!(!text(explanation(seen())).contains("dropped"));
+    }
+
+    #[test]
+    fn policies_without_applications_name_the_one_with() {
+        for (policy, words) in [
+            (
+                "rps",
+                "policy rps does not follow applications (`rxsteer set --policy rfs` does).",
+            ),
+            (
+                "rps+idle+adapt+balance",
+                "policy rps+idle+adapt+balance does not follow applications (`rxsteer set --policy \
+                 adaptive` does).",
+            ),
+        ] {
+            let policy = policy.parse().unwrap();
+            assert_eq!(why_unknown(Unknown::PolicyRps, policy, &[]), words);
+        }
+    }
+
     #[test]
     fn each_wait_has_its_words() {
         let thread = Some("cpumap/3/map:7".to_owned());
@@ -1015,11 +1460,11 @@ mod tests {
             explanation.application.cpu = None;
             explanation.application.unknown = Some(unknown);
             explanation.application.value = FlowHash(0);
-            let why = why_unknown(unknown, &["sockets are not".to_owned()]);
+            let why = why_unknown(unknown, Policy::RFS, &["sockets are not".to_owned()]);
             assert!(why.len() > 40 && why.ends_with('.'), "{why}");
             let missing = matches!(unknown, Unknown::NotSeen | Unknown::Unconnected);
             assert_eq!(why.ends_with("sockets are not."), missing, "{why}");
-            let elsewhere = why_unknown(unknown, &[]);
+            let elsewhere = why_unknown(unknown, Policy::RFS, &[]);
             assert!(!elsewhere.contains("sockets are not."), "{elsewhere}");
             let words = format!("application: not known where: {}", &why[..20]);
             says(

@@ -14,18 +14,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::datapath::Datapath;
 use crate::flow::{Flow, FlowHash};
+use crate::load;
 use crate::native;
+use crate::policy::Policy;
 use crate::rps_map::RpsMap;
-use crate::run::Policy;
-use crate::rx::types::{rps_dev_flow, rps_location, rx_queue};
+use crate::rx::types::{rps_dev_flow, rps_location, rx_policy, rx_queue, rx_reason};
 use crate::status;
-use crate::tables;
 
 /// How many flows can be asked for at once.
 pub const LIMIT_MAX: usize = 10_000;
 
 /// How long the tables are read: who asks waits for 2 seconds, and backlogs may have to be made.
-const PATIENCE: Duration = Duration::from_secs(1);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
 
 /// A packet's place: `INLINE`, in the poll that receives it, or `CPU n`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -95,6 +95,39 @@ pub enum Reason {
     PolicyOff,
     /// Every CPU that it might want is offline: it stays where it is received.
     Offline,
+    /// As it was at its last packet: the load has not been looked at for it, or the tables say
+    /// something else now.
+    Undecided,
+    /// INLINE: the CPU that polls has room.
+    Room,
+    /// INLINE: larger flows leave first.
+    Small,
+    /// INLINE: no other CPU could take it on.
+    NoGain,
+    /// Its application, on that CPU, waits for packets.
+    Consumer,
+    /// The hash chooses that CPU, which has room.
+    Spread,
+    /// That CPU was idle, and the one that the tables say busy.
+    IdleCpu,
+    /// It is there, and nothing speaks against it.
+    Stay,
+}
+
+impl Reason {
+    /// As the kernel side has it; `None` if the tables alone decide.
+    fn from_raw(raw: u8) -> Option<Self> {
+        Some(match rx_reason(raw.into()) {
+            rx_reason::RX_ROOM => Self::Room,
+            rx_reason::RX_SMALL => Self::Small,
+            rx_reason::RX_NO_GAIN => Self::NoGain,
+            rx_reason::RX_CONSUMER => Self::Consumer,
+            rx_reason::RX_SPREAD => Self::Spread,
+            rx_reason::RX_IDLE_CPU => Self::IdleCpu,
+            rx_reason::RX_STAY => Self::Stay,
+            _ => return None,
+        })
+    }
 }
 
 /// What decides where a flow wants to be. CPUs may be offline.
@@ -115,27 +148,46 @@ pub struct Hints {
 }
 
 impl Hints {
-    /// Where the flow's next packet will want to be, as `rx_wanted()` in bpf/steer.h has it, and why.
-    /// The CPU that polls is never left for itself: a flow that wants it wants INLINE. Which CPU
-    /// polls is known only from the last packet that was processed INLINE, so a flow that is at the
-    /// CPU that it wants is said to want just that.
+    /// A CPU as a location, as `rx_usable()` in bpf/policy.h has it. The CPU that polls is never left
+    /// for itself: a flow that wants it wants INLINE. Which CPU polls is known only from the last
+    /// packet that was processed INLINE, so a flow that is at the CPU that it wants is said to want
+    /// just that.
+    fn usable(&self, cpu: Option<u32>, offline: bool, now: Location) -> Option<Location> {
+        let cpu = cpu.filter(|_| !offline || cpu == self.polling)?;
+        let here = self.polling == Some(cpu) && now != Location::Cpu(cpu);
+        Some(if here {
+            Location::Inline
+        } else {
+            Location::Cpu(cpu)
+        })
+    }
+
+    /// Where the flow's next packet will want to be by the tables alone, as `rx_base()` in
+    /// bpf/policy.h has it, and why.
     pub fn wanted(&self, now: Location) -> (Location, Reason) {
-        let usable = |cpu: Option<u32>, offline: bool| {
-            let cpu = cpu.filter(|_| !offline || cpu == self.polling)?;
-            let here = self.polling == Some(cpu) && now != Location::Cpu(cpu);
-            Some(if here {
-                Location::Inline
-            } else {
-                Location::Cpu(cpu)
-            })
-        };
-        if let Some(location) = usable(self.application, self.application_offline) {
+        if let Some(location) = self.usable(self.application, self.application_offline, now) {
             return (location, Reason::Application);
         }
-        match usable(self.rps, self.rps_offline) {
+        match self.usable(self.rps, self.rps_offline, now) {
             Some(location) => (location, Reason::Rps),
             None if self.off => (Location::Inline, Reason::PolicyOff),
             None => (Location::Inline, Reason::Offline),
+        }
+    }
+
+    /// The same where the load is looked at: what was decided for the flow, unless the CPU is
+    /// `offline` now.
+    pub fn decided(&self, flow: &rps_dev_flow, offline: bool, now: Location) -> (Location, Reason) {
+        let tables = self.wanted(now);
+        let wanted = match Location::from_raw(flow.wanted) {
+            Some(Location::Cpu(cpu)) => self.usable(Some(cpu), offline, now),
+            other => other,
+        };
+        match (wanted, Reason::from_raw(flow.reason)) {
+            (None, _) => tables,
+            (Some(wanted), Some(reason)) => (wanted, reason),
+            (Some(wanted), None) if wanted == tables.0 => tables,
+            (Some(wanted), None) => (wanted, Reason::Undecided),
         }
     }
 }
@@ -157,6 +209,8 @@ pub struct Entry {
     pub wanted: Location,
     /// Why there.
     pub reason: Reason,
+    /// Where the tables alone would have it, if that was weighed against the load.
+    pub base: Option<Location>,
     /// Where its application was last seen, if that is known.
     pub application_cpu: Option<u32>,
     /// That CPU is offline.
@@ -165,6 +219,8 @@ pub struct Entry {
     pub polling_cpu: Option<u32>,
     /// Its packets since it has the slot; counts up to 2³² - 1, and then from 0.
     pub packets: u32,
+    /// And those that were dropped in XDP; likewise.
+    pub dropped: u32,
     /// Times that it changed its location since then.
     pub moves: u32,
     /// Since its last packet, in steps of the kernel's tick; from 2³² ticks (49 days at 1000 a
@@ -174,6 +230,17 @@ pub struct Entry {
     pub shed: bool,
 }
 
+/// Which flows are shown, and come first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Most {
+    /// Those with the most packets.
+    #[default]
+    Packets,
+    /// Those that lost the most; not those that lost none.
+    Dropped,
+}
+
 /// What is asked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Query {
@@ -181,11 +248,13 @@ pub struct Query {
     pub device: Option<String>,
     /// Only those that come to one of these local ports, if there are some.
     pub local_ports: Vec<u16>,
-    /// At most so many: those with the most packets.
+    /// At most so many:
     pub limit: usize,
+    /// those with the most of this.
+    pub most: Most,
 }
 
-/// Flows, those with the most packets first.
+/// Flows, those with the most of what was asked for first.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Flows {
     /// No more than were asked for.
@@ -198,6 +267,18 @@ pub struct Flows {
     pub slots_read: u64,
 }
 
+impl Flows {
+    /// That some may be missing, in words, if so.
+    pub(crate) fn missed(&self) -> Option<String> {
+        (self.slots_read < self.slots).then(|| {
+            format!(
+                "only {} of {} slots of the tables could be read in time",
+                self.slots_read, self.slots
+            )
+        })
+    }
+}
+
 /// A receive queue, as it is while a question is answered.
 pub(crate) struct Queue {
     pub(crate) device: String,
@@ -207,13 +288,6 @@ pub(crate) struct Queue {
     pub(crate) index: u32,
     pub(crate) counters: rx_queue,
     pub(crate) map: RpsMap,
-}
-
-impl Queue {
-    fn polling(&self) -> Option<u32> {
-        let stamp = self.counters.poll;
-        (stamp != 0).then(|| native::poll_stamp_cpu(stamp).into())
-    }
 }
 
 /// The tables of a running rxsteer, and what is needed to understand them.
@@ -257,26 +331,31 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The flows that are asked for.
+    /// The flows that are asked for, as far as the tables can be read within `patience`.
     ///
     /// # Errors
     /// When the maps can't be read.
-    pub fn flows(&self, query: &Query) -> Result<Flows> {
-        let deadline = Instant::now() + PATIENCE;
+    pub fn flows(&self, query: &Query, patience: Duration) -> Result<Flows> {
+        let deadline = Instant::now() + patience;
         let per_queue = self.datapath.tables().flow_cnt();
         let limit = query.limit.min(LIMIT_MAX);
         let mut most = BinaryHeap::new();
         let (mut total, mut slots_read) = (0, 0);
-        self.datapath.tables().dev_flows(|slot, flow| {
+        let all = 0..per_queue * self.datapath.nr_queues();
+        self.datapath.tables().dev_flows(all, |slot, flow| {
             if slot % 4096 == 0 && Instant::now() > deadline {
                 return Ok(false);
             }
             slots_read += 1;
             let queue = &self.queues[(slot / per_queue) as usize];
             let other_device = query.device.as_ref().is_some_and(|d| *d != queue.device);
-            if !in_use(queue, flow) || other_device {
+            let rank = match query.most {
+                Most::Packets => Some(flow.nr_packets),
+                Most::Dropped => Some(flow.nr_dropped).filter(|dropped| *dropped > 0),
+            };
+            let Some(rank) = rank.filter(|_| in_use(&queue.counters, flow) && !other_device) else {
                 return Ok(true);
-            }
+            };
             if !query.local_ports.is_empty() {
                 let port = self.name(slot, flow.hash)?.and_then(|f| f.local_port());
                 if !port.is_some_and(|port| query.local_ports.contains(&port)) {
@@ -284,7 +363,7 @@ impl<'a> Reader<'a> {
                 }
             }
             total += 1;
-            most.push((Reverse(flow.nr_packets), slot));
+            most.push((Reverse(rank), slot));
             if most.len() > limit {
                 most.pop();
             }
@@ -315,38 +394,52 @@ impl<'a> Reader<'a> {
             Some(Location::Cpu(cpu)) => Some(cpu),
             _ => None,
         };
-        let offline = |cpu: Option<u32>| match cpu {
-            Some(cpu) => {
-                Ok::<_, anyhow::Error>(self.datapath.backlog(queue.index, cpu)?.closed != 0)
-            }
-            None => Ok(false),
-        };
-        let application = match queue.counters.rfs {
+        let application = match u32::from(queue.counters.policy) & rx_policy::RX_FOLLOW.0 {
             0 => None,
-            _ => location(self.application(hash)?.1),
+            _ => location(self.datapath.application(hash)?.1),
         };
         let rps = location(native::rps_location_of(queue.map.raw(), hash));
         Ok(Hints {
             application,
-            application_offline: offline(application)?,
+            application_offline: self.offline(queue, application)?,
             rps,
-            rps_offline: offline(rps)?,
-            polling: queue.polling(),
-            off: self.policy == Policy::Off,
+            rps_offline: self.offline(queue, rps)?,
+            polling: load::polling_cpu(&queue.counters),
+            off: self.policy == Policy::OFF,
         })
     }
 
-    /// The `sock_flow_table`'s entry for a hash, and the CPU in it.
-    pub(crate) fn application(&self, hash: u32) -> Result<(u32, u16)> {
-        let entry = self.datapath.tables().sock_flow(hash)?;
-        let mask = tables::cpu_mask(self.datapath.nr_cpus());
-        Ok((entry, native::sock_flow_cpu(entry, hash, mask)))
+    fn offline(&self, queue: &Queue, cpu: Option<u32>) -> Result<bool> {
+        match cpu {
+            Some(cpu) => Ok(self.datapath.backlog(queue.index, cpu)?.closed != 0),
+            None => Ok(false),
+        }
+    }
+
+    fn wish(
+        &self,
+        queue: &Queue,
+        flow: &rps_dev_flow,
+        hints: &Hints,
+        now: Location,
+    ) -> Result<(Location, Reason)> {
+        if !load::decides(&queue.counters) {
+            return Ok(hints.wanted(now));
+        }
+        let cpu = match Location::from_raw(flow.wanted) {
+            Some(Location::Cpu(cpu)) => Some(cpu),
+            _ => None,
+        };
+        Ok(hints.decided(flow, self.offline(queue, cpu)?, now))
     }
 
     pub(crate) fn entry(&self, queue: &Queue, slot: u32, flow: &rps_dev_flow) -> Result<Entry> {
         let hints = self.hints(queue, flow.hash)?;
         let location = Location::from_raw(flow.location).unwrap_or(Location::Inline);
-        let (wanted, reason) = hints.wanted(location);
+        let (wanted, reason) = self.wish(queue, flow, &hints, location)?;
+        // Nobody asks the tables while there is room.
+        let weighed =
+            Reason::from_raw(flow.reason).is_some_and(|r| r == reason && r != Reason::Room);
         // Read later than the flow, or it could be in its future.
         let ticks = self.datapath.jiffies()?.wrapping_sub(flow.last_seen);
         Ok(Entry {
@@ -357,10 +450,12 @@ impl<'a> Reader<'a> {
             location,
             wanted,
             reason,
+            base: Location::from_raw(flow.base).filter(|_| weighed),
             application_cpu: hints.application,
             application_offline: hints.application_offline,
             polling_cpu: hints.polling,
             packets: flow.nr_packets,
+            dropped: flow.nr_dropped,
             moves: flow.nr_moves,
             idle_seconds: f64::from(ticks) * tick()?.as_secs_f64(),
             shed: flow.shed != 0,
@@ -369,8 +464,8 @@ impl<'a> Reader<'a> {
 }
 
 /// Whether the slot has a flow.
-pub(crate) fn in_use(queue: &Queue, flow: &rps_dev_flow) -> bool {
-    flow.epoch != 0 && flow.epoch == queue.counters.epoch
+pub(crate) fn in_use(queue: &rx_queue, flow: &rps_dev_flow) -> bool {
+    flow.epoch != 0 && flow.epoch == queue.epoch
 }
 
 /// The kernel's tick, 1/HZ: what its coarse clocks resolve.
@@ -399,6 +494,17 @@ fn why(entry: &Entry) -> String {
         (Reason::Rps, None) => rps,
         (Reason::PolicyOff, _) => "policy off".to_owned(),
         (Reason::Offline, _) => "its CPUs are offline".to_owned(),
+        (Reason::Undecided, _) => "undecided".to_owned(),
+        (Reason::Room, _) => "the CPU that polls has room".to_owned(),
+        (Reason::Small, _) => "larger flows leave first".to_owned(),
+        (Reason::NoGain, _) => "no other CPU could take it on".to_owned(),
+        (Reason::Consumer, _) => "its application waits there".to_owned(),
+        (Reason::Spread, _) => "RPS: has room".to_owned(),
+        (Reason::IdleCpu, _) => match entry.base {
+            Some(base) => format!("was idle; {base} is busy"),
+            None => "was idle".to_owned(),
+        },
+        (Reason::Stay, _) => "it is there".to_owned(),
     }
 }
 
@@ -424,11 +530,8 @@ pub fn render(flows: &Flows) -> String {
         (total, shown) if shown == total => format!("{total} flows"),
         (total, shown) => format!("{shown} of {total} flows, those with the most packets"),
     };
-    if flows.slots_read < flows.slots {
-        out += &format!(
-            "; only {} of {} slots of the tables could be read in time",
-            flows.slots_read, flows.slots
-        );
+    if let Some(missed) = flows.missed() {
+        out += &format!("; {missed}");
     }
     out.push('\n');
     out
@@ -436,9 +539,10 @@ pub fn render(flows: &Flows) -> String {
 
 fn table(flows: &[Entry]) -> Table {
     let mut table = status::table(&[
-        "flow", "hash", "device", "queue", "packets", "moves", "idle", "is at", "wants", "why",
+        "flow", "hash", "device", "queue", "packets", "dropped", "moves", "idle", "is at", "wants",
+        "why",
     ]);
-    for name in [0, 2, 9] {
+    for name in [0, 2, 10] {
         if let Some(column) = table.column_mut(name) {
             column.set_cell_alignment(CellAlignment::Left);
         }
@@ -450,6 +554,7 @@ fn table(flows: &[Entry]) -> Table {
             entry.device.clone(),
             entry.queue.to_string(),
             entry.packets.to_string(),
+            entry.dropped.to_string(),
             entry.moves.to_string(),
             ago(entry.idle_seconds),
             entry.location.to_string(),
@@ -477,7 +582,9 @@ pub(crate) mod tests {
             application_cpu: Some(3),
             application_offline: false,
             polling_cpu: Some(0),
+            base: None,
             packets: 17,
+            dropped: 0,
             moves: 1,
             idle_seconds: 0.012,
             shed: false,
@@ -556,6 +663,106 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn what_was_decided_holds_while_its_cpu_is_online() {
+        use Location::{Cpu, Inline};
+        let hints = Hints {
+            application: Some(3),
+            rps: Some(1),
+            polling: Some(0),
+            ..Hints::default()
+        };
+        const INLINE: u16 = rps_location::RPS_INLINE.0 as u16;
+        for (wanted, reason, offline, now, decided) in [
+            (
+                INLINE,
+                rx_reason::RX_ROOM,
+                false,
+                Inline,
+                (Inline, Reason::Room),
+            ),
+            (
+                3,
+                rx_reason::RX_CONSUMER,
+                false,
+                Inline,
+                (Cpu(3), Reason::Consumer),
+            ),
+            (
+                2,
+                rx_reason::RX_IDLE_CPU,
+                false,
+                Cpu(2),
+                (Cpu(2), Reason::IdleCpu),
+            ),
+            // As the next packet will find.
+            (
+                2,
+                rx_reason::RX_IDLE_CPU,
+                true,
+                Cpu(2),
+                (Cpu(3), Reason::Application),
+            ),
+            (
+                0,
+                rx_reason::RX_SPREAD,
+                false,
+                Cpu(1),
+                (Inline, Reason::Spread),
+            ),
+            // By the tables alone; which may have changed since.
+            (
+                3,
+                rx_reason::RX_TABLES,
+                false,
+                Inline,
+                (Cpu(3), Reason::Application),
+            ),
+            (
+                1,
+                rx_reason::RX_TABLES,
+                false,
+                Inline,
+                (Cpu(1), Reason::Undecided),
+            ),
+            (
+                INLINE,
+                rx_reason::RX_TABLES,
+                false,
+                Inline,
+                (Inline, Reason::Undecided),
+            ),
+            (
+                3,
+                rx_reason::NR_RX_REASONS,
+                false,
+                Inline,
+                (Cpu(3), Reason::Application),
+            ),
+        ] {
+            let flow = rps_dev_flow {
+                wanted,
+                reason: reason.0 as u8,
+                ..rps_dev_flow::default()
+            };
+            let got = hints.decided(&flow, offline, now);
+            assert_eq!(got, decided, "{wanted} {reason:?} {offline} {now}");
+        }
+    }
+
+    #[test]
+    fn each_reason_of_the_data_path_has_a_name() {
+        let mut words = std::collections::BTreeSet::new();
+        for raw in 1..rx_reason::NR_RX_REASONS.0 as u8 {
+            let reason = Reason::from_raw(raw).expect("a reason");
+            words.insert(why(&Entry { reason, ..entry() }));
+        }
+        assert_eq!(words.len(), rx_reason::NR_RX_REASONS.0 as usize - 1);
+        for raw in [0, rx_reason::NR_RX_REASONS.0 as u8, u8::MAX] {
+            assert_eq!(Reason::from_raw(raw), None);
+        }
+    }
+
+    #[test]
     fn the_table_says_where_and_why() {
         let inline = Entry {
             flow: None,
@@ -584,7 +791,7 @@ pub(crate) mod tests {
         };
         let text = render(&flows);
         for words in [
-            "udp/192.0.2.1:1024/9  0x12345678  eth0        2       17      1   12 ms  CPU 3   CPU 3  \
+            "udp/192.0.2.1:1024/9  0x12345678  eth0        2       17        0      1   12 ms  CPU 3   CPU 3  \
              application on CPU 3",
             "75.0 s  CPU 1  INLINE  application on CPU 0, which polls",
             "CPU 3   CPU 1  RPS; the application's CPU 3 is offline",

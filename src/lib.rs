@@ -3,11 +3,15 @@
 
 pub mod accounting;
 pub mod backlogs;
+pub mod balance;
+pub mod balancer;
 pub mod bench;
 pub mod caps;
 pub mod cli;
 pub mod control;
+pub mod cpu_times;
 pub mod cpumask;
+pub mod cpus;
 pub mod datapath;
 pub mod demo;
 pub mod device;
@@ -18,8 +22,10 @@ pub mod flows;
 pub mod hotplug;
 pub mod kthread;
 pub mod lab;
+pub mod load;
 pub mod native;
 pub mod netdev;
+pub mod policy;
 pub mod rps_map;
 pub mod run;
 pub mod sim;

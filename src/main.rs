@@ -104,8 +104,8 @@ fn print_flows(args: FlowsArgs) -> Result<()> {
     end_with_the_reader()?;
     let flows = run::flows(flows::Query {
         device: args.device,
-        local_ports: Vec::new(),
         limit: args.limit as usize,
+        ..flows::Query::default()
     })?;
     if args.json {
         println!("{}", serde_json::to_string(&flows)?);

@@ -34,6 +34,14 @@ unsafe extern "C" {
         hash: u32,
         cpu: u32,
     ) -> rx_verdict;
+    fn native_load_polled(
+        q: *mut rx_queue,
+        start: u64,
+        now: u64,
+        over_idle: u32,
+        exhausted: u32,
+    ) -> bool;
+    fn native_load_turn(q: *mut rx_queue, now: u64, busy: u32);
     fn native_rps_location_of(map: *const rps_map, hash: u32) -> u16;
     fn native_flow_slot(queue: u32, hash: u32, shift: u32) -> u32;
     fn native_sock_flow_entry(hash: u32, cpu: u32, cpu_mask: u32) -> u32;
@@ -108,6 +116,25 @@ pub fn rx_steer(
 
 fn check(facts: &rx_facts, backlogs: &[backlog]) {
     assert!(facts.nr_cpus <= u64::BITS && facts.nr_cpus as usize <= backlogs.len());
+}
+
+/// A poll of the queue has ended that lasted from `start` to `now`, in ns; whether its turn is over
+/// (load.h).
+pub fn load_polled(
+    q: &mut rx_queue,
+    start: u64,
+    now: u64,
+    over_idle: bool,
+    exhausted: bool,
+) -> bool {
+    // SAFETY: the callee only writes the queue.
+    unsafe { native_load_polled(q, start, now, over_idle.into(), exhausted.into()) }
+}
+
+/// The queue's turn ends at `now`, in ns; its CPU ran tasks for `busy` of 1024 parts of it (load.h).
+pub fn load_turn(q: &mut rx_queue, now: u64, busy: u32) {
+    // SAFETY: the callee only writes the queue.
+    unsafe { native_load_turn(q, now, busy) }
 }
 
 /// The RPS location of a flow (steer.h).

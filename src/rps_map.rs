@@ -6,7 +6,12 @@ use crate::rx::types::{rps_location, rps_map};
 /// Slots in a map (`RPS_MAP_SLOTS`).
 pub const SLOTS: usize = size_of::<rps_map>() / size_of::<u16>();
 
-/// See the module's documentation. Which slot a hash falls into: `bpf/tables.h`, `rps_location_of`.
+/// The slot that a hash falls into (`bpf/tables.h`, `rps_location_of`).
+pub fn slot_of(hash: u32) -> usize {
+    (hash >> (u32::BITS - SLOTS.ilog2())) as usize
+}
+
+/// See the module's documentation.
 #[derive(Clone, Copy)]
 pub struct RpsMap(rps_map);
 
@@ -73,6 +78,17 @@ impl RpsMap {
             }
             map.0.location[slot] = cpus[next];
             next = (next + 1) % cpus.len();
+        }
+        map
+    }
+
+    /// The map with these slots at other CPUs.
+    #[must_use]
+    pub fn moved(&self, moves: &[(usize, u32)]) -> Self {
+        let mut map = *self;
+        for &(slot, cpu) in moves {
+            // A CPU's number is a location; no kernel has more CPUs than locations.
+            map.0.location[slot] = cpu as u16;
         }
         map
     }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rxsteer run`: attaches, steers until it is told to stop, brings every flow home, detaches.
 
-use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, mpsc};
@@ -15,18 +14,21 @@ use tracing::{info, warn};
 
 use crate::accounting::{self, Status};
 use crate::backlogs::{Backlogs, LIMIT_MAX};
+use crate::balance::MOVES_PER_SECOND;
+use crate::balancer::Balancer;
 use crate::caps::{self, Need};
 use crate::control::{self, Reply, Request};
 use crate::cpumask::{CpuMask, CpuMaskError};
 use crate::datapath::{
-    BACKLOG_NICE, Config, Datapath, DeviceConfig, Drain, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES,
-    Request as Wanted, Requests, draw_secret,
+    BACKLOG_NICE, Config, Datapath, DeviceConfig, Drain, FLOW_LIMIT, RPS_FLOW_CNT,
+    RPS_SOCK_FLOW_ENTRIES, Request as Wanted, Requests, draw_secret,
 };
 use crate::device::{Device, XdpMode};
 use crate::endpoints::Endpoints;
 use crate::explain::{Answer, Explanations, Name, Question, Target};
-use crate::flows::{Flows, Query, Reader};
+use crate::flows::{self, Flows, Most, Query, Reader};
 use crate::hotplug::{Event, Hotplug};
+use crate::policy::{Base, Policy};
 use crate::tables::rounded;
 use crate::topology::Topology;
 
@@ -36,32 +38,15 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How many connections are asked about at once.
 const SOCKETS_MAX: usize = 4096;
 
+/// Of how many flows `status` says how much they lost.
+const DROPPED_FLOWS: usize = 5;
+
+/// How long it looks for them: it is asked again and again, when the host has no time to spare.
+const DROPPED_FLOWS_PATIENCE: Duration = Duration::from_millis(100);
+
 /// A socket does not know what hash the device computes for its packets.
 const NO_DEVICE_HASH: &str = "flows can't follow applications by the device's hash, which sockets \
                               don't know: leave --hash device, or use --policy rps";
-
-/// How packets find their CPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Policy {
-    /// To the CPU where the flow's application runs; where that isn't known, as rps.
-    #[default]
-    Rfs,
-    /// By the flow's hash, over the CPUs of the queue's mask.
-    Rps,
-    /// Not at all: every packet stays where it is received.
-    Off,
-}
-
-impl fmt::Display for Policy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Rfs => "rfs",
-            Self::Rps => "rps",
-            Self::Off => "off",
-        })
-    }
-}
 
 /// Where XDP is attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -172,6 +157,10 @@ pub struct Options {
     pub tunnels: u32,
     /// What names a flow.
     pub hash: Hash,
+    /// Percent of its queue's frames above which a flow is shed first; 0: no flow is.
+    pub flow_limit: u32,
+    /// Slots of each queue's `rps_map` that may move in a second, under a policy with `+balance`; 0: none.
+    pub balance_moves: u32,
     /// The rule of order switched off. Only the lab does so: no option of the command line does.
     pub unguarded: bool,
 }
@@ -193,6 +182,8 @@ impl Options {
             unconnected: true,
             tunnels: 0,
             hash: Hash::default(),
+            flow_limit: FLOW_LIMIT,
+            balance_moves: MOVES_PER_SECOND,
             unguarded: false,
         }
     }
@@ -213,6 +204,7 @@ struct Steering {
     datapath: Datapath,
     devices: Vec<Steered>,
     policy: Policy,
+    balancer: Balancer,
     online: CpuMask,
     /// CPUs that went offline, until their backlogs are empty.
     leaving: Vec<(u32, Drain)>,
@@ -237,7 +229,7 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
     info!(
         "{} {}; stop with Ctrl-C or SIGTERM",
         match (options.policy, options.dry_run) {
-            (Policy::Off, _) => "watching (policy off)",
+            (Policy::OFF, _) => "watching (policy off)",
             (_, false) => "steering",
             (_, true) => "watching (dry run)",
         },
@@ -448,7 +440,7 @@ impl Change {
 
 impl Steering {
     fn start(options: &Options) -> Result<Self> {
-        if options.hash == Hash::Device && options.policy == Policy::Rfs {
+        if options.hash == Hash::Device && options.policy.follows() {
             bail!(NO_DEVICE_HASH);
         }
         let backlog_limit = backlog_limit(options.backlog)?;
@@ -496,6 +488,7 @@ impl Steering {
             dry_run: options.dry_run,
             tunnels: options.tunnels,
             rx_hash: options.hash == Hash::Device,
+            flow_limit: options.flow_limit,
             unguarded: options.unguarded,
             secret: draw_secret()?,
         };
@@ -508,7 +501,12 @@ impl Steering {
             })
             .collect();
         let datapath = Datapath::load(&config, &queues)?;
+        let names = devices.iter().flat_map(|d| {
+            let queues = 0..d.device.rx_queues;
+            queues.map(|queue| format!("{} queue {queue}", d.device.name))
+        });
         let mut steering = Self {
+            balancer: Balancer::new(names, options.balance_moves),
             datapath,
             devices,
             policy: options.policy,
@@ -545,9 +543,10 @@ impl Steering {
                 PollFd::new(listener.as_fd(), PollFlags::POLLIN),
                 PollFd::new(hotplug.as_fd(), PollFlags::POLLIN),
             ];
-            let timeout = match self.leaving.is_empty() {
-                true => PollTimeout::NONE,
-                false => PollTimeout::try_from(Drain::TICK)?,
+            let draining = (!self.leaving.is_empty()).then_some(Drain::TICK);
+            let timeout = match draining.or(self.balancer.wait()) {
+                None => PollTimeout::NONE,
+                Some(wait) => PollTimeout::try_from(wait)?,
             };
             match poll(&mut fds, timeout) {
                 Ok(_) | Err(Errno::EINTR) => {}
@@ -563,6 +562,7 @@ impl Steering {
                 self.cpus_changed(hotplug.take()?)?;
             }
             self.see_off()?;
+            self.balancer.tick(&self.datapath);
             if ready[2] {
                 control::serve(listener, |request| self.answer(request));
             }
@@ -576,37 +576,41 @@ impl Steering {
     fn apply(&mut self) -> Result<Vec<String>> {
         for steered in &self.devices {
             for (queue, cpus) in (0..).zip(&steered.cpus) {
-                let cpus = match self.policy {
-                    Policy::Off => CpuMask::default(),
+                let cpus = match self.policy.base {
+                    Base::Off => CpuMask::default(),
                     _ => cpus.intersect(&self.online),
                 };
-                self.spread(steered.first_queue + queue, &cpus)?;
+                let cpus: Vec<u32> = cpus.iter().collect();
+                let queue = steered.first_queue + queue;
+                let map = self.datapath.rps_map(queue)?.spread_over(&cpus);
+                self.datapath.set_rps_map(queue, &map)?;
+                self.balancer.spread_over(queue, cpus);
             }
         }
-        let follow = self.policy == Policy::Rfs && self.datapath.config().can_follow();
-        match self.datapath.follow(follow) {
+        let dry_run = self.datapath.config().dry_run;
+        self.balancer.switch(self.policy.balance && !dry_run);
+        let policy = match self.datapath.config().can_follow() {
+            true => self.policy,
+            false => self.policy.without_following(),
+        };
+        match self.datapath.steer_by(policy) {
             Ok(Some(unseen)) => self.not_followed = unseen,
-            Ok(None) if follow => {}
+            Ok(None) if policy.follows() => {}
             Ok(None) => {
-                let tables = "a table of flows has no entries: steering by RPS alone";
-                let wanted = self.policy == Policy::Rfs;
+                let tables = "a table of flows has no entries: steering by RPS instead";
+                let wanted = self.policy.follows();
                 self.not_followed = wanted.then(|| tables.to_owned()).into_iter().collect();
             }
-            Err(e) => {
-                self.not_followed = vec![format!("{e:#}; steering by RPS alone")];
-                self.datapath.follow(false)?;
+            Err(e) if policy.follows() => {
+                self.not_followed = vec![format!("{e:#}; steering by RPS instead")];
+                self.datapath.steer_by(policy.without_following())?;
             }
+            Err(e) => return Err(e),
         }
         for what in &self.not_followed {
             warn!("{what}");
         }
         Ok(self.not_followed.clone())
-    }
-
-    fn spread(&self, queue: u32, cpus: &CpuMask) -> Result<()> {
-        let cpus: Vec<u32> = cpus.iter().collect();
-        self.datapath
-            .set_rps_map(queue, &self.datapath.rps_map(queue)?.spread_over(&cpus))
     }
 
     /// CPUs went offline or came back; `None`: some did, which is not known. The threads of an
@@ -636,6 +640,7 @@ impl Steering {
             self.leaving.push((cpu, Drain::of(cpu..cpu + 1)));
         }
         self.online = online;
+        self.datapath.cpus_changed()?;
         self.apply()?;
         Ok(())
     }
@@ -693,11 +698,11 @@ impl Steering {
             warn!("some packets were still queued: what follows may overtake them");
         }
         self.datapath.detach();
-        for device in self.status()?.devices {
+        for device in self.accounts()? {
             for q in device.queues {
                 info!(
                     "{} queue {}: received {} = inline {} + redirected {} + dropped {} + shed {} + \
-                     no flow {}; of the redirected, delivered {}, lost {}, queued {}",
+                     limited {} + no flow {}; of the redirected, delivered {}, lost {}, queued {}",
                     device.device,
                     q.queue,
                     q.received,
@@ -705,6 +710,7 @@ impl Steering {
                     q.sums.redirected,
                     q.sums.dropped,
                     q.sums.shed,
+                    q.sums.limited + q.inline_limited,
                     q.no_flow_truncated + q.no_flow_unknown,
                     q.sums.delivered,
                     q.sums.lost,
@@ -743,16 +749,16 @@ impl Steering {
         if query.device.is_some() {
             find(&self.devices, query.device.as_deref())?;
         }
-        self.reader()?.flows(query)
+        self.reader()?.flows(query, flows::PATIENCE)
     }
 
     fn set(&mut self, change: &Change) -> Result<Vec<String>> {
         let policy = change.policy.unwrap_or(self.policy);
-        if policy == Policy::Rfs && self.datapath.config().rx_hash {
+        if policy.follows() && self.datapath.config().rx_hash {
             bail!(NO_DEVICE_HASH);
         }
-        if policy == Policy::Off && change.rps_cpus.is_some() {
-            bail!("under policy off no CPUs are steered to: set --policy rps or rfs as well");
+        if policy == Policy::OFF && change.rps_cpus.is_some() {
+            bail!("under policy off no CPUs are steered to: set another --policy as well");
         }
         // All or nothing: what may be refused comes first.
         let masks = self.masks(change)?;
@@ -833,7 +839,7 @@ impl Steering {
         Ok(())
     }
 
-    fn status(&self) -> Result<Status> {
+    fn accounts(&self) -> Result<Vec<accounting::Device>> {
         let devices = self.devices.iter().map(|steered| {
             let queues = (0..steered.device.rx_queues)
                 .map(|queue| {
@@ -841,12 +847,11 @@ impl Steering {
                         .cpus
                         .get(queue as usize)
                         .map_or(String::new(), |c| c.intersect(&self.online).to_string());
-                    accounting::Queue::read(
-                        &self.datapath,
-                        steered.first_queue + queue,
-                        queue,
-                        cpus,
-                    )
+                    let index = steered.first_queue + queue;
+                    Ok(accounting::Queue {
+                        balanced: self.balancer.balanced(index),
+                        ..accounting::Queue::read(&self.datapath, index, queue, cpus)?
+                    })
                 })
                 .collect::<Result<_>>()?;
             Ok(accounting::Device {
@@ -856,17 +861,36 @@ impl Steering {
                 queues,
             })
         });
+        devices.collect()
+    }
+
+    fn status(&self) -> Result<Status> {
+        let devices = self.accounts()?;
+        let mut queues = devices.iter().flat_map(|device| &device.queues);
+        // The tables are read only for a reason.
+        let query = Query {
+            limit: DROPPED_FLOWS,
+            most: Most::Dropped,
+            ..Query::default()
+        };
+        let dropped_flows = match queues.any(|queue| queue.dropped() > 0) {
+            true => Some(self.reader()?.flows(&query, DROPPED_FLOWS_PATIENCE)?),
+            false => None,
+        };
         Ok(Status {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             policy: match self.policy {
-                Policy::Rfs if !self.datapath.follows(0)? => Policy::Rps,
+                policy if policy.follows() && !self.datapath.follows(0)? => {
+                    policy.without_following()
+                }
                 policy => policy,
             }
             .to_string(),
             dry_run: self.datapath.config().dry_run,
             backlog_limit: self.datapath.config().backlog_limit,
-            devices: devices.collect::<Result<_>>()?,
+            devices,
+            dropped_flows,
         })
     }
 }

@@ -2,9 +2,10 @@
 //! The tables of flows: where applications are (`sock_flow_table`), where flows are
 //! (`dev_flow_tables`, one per queue), and the flows' keys.
 //!
-//! Memory: an entry of the `sock_flow_table` has 4 bytes as in the kernel; a slot of a
-//! `dev_flow_table` has 32, and its key 40 more.
+//! Memory: an entry of the `sock_flow_table` has 4 bytes as in the kernel, and 8 more for the thread;
+//! a slot of a `dev_flow_table` has 64, and its key 40 more.
 
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd};
 
 use anyhow::{Context, Result, anyhow};
@@ -25,6 +26,7 @@ const BATCH: u32 = 4096;
 /// See the module's documentation.
 pub struct Tables {
     sock_flow_table: MapHandle,
+    sock_flow_consumers: MapHandle,
     dev_flow_tables: MapHandle,
     flow_keys: MapHandle,
     sock_flow_entries: u32,
@@ -74,6 +76,7 @@ impl Tables {
                 size_of::<rps_sock_flow>(),
                 sock_flow_entries.div_ceil(SOCK_FLOWS),
             )?,
+            sock_flow_consumers: array("sock_flow_consumers", size_of::<u64>(), sock_flow_entries)?,
             dev_flow_tables: array("dev_flow_tables", size_of::<rps_dev_flow>(), slots)?,
             flow_keys: array("flow_keys", size_of::<flow_key>(), slots)?,
             sock_flow_entries,
@@ -86,6 +89,7 @@ impl Tables {
         for mut map in open.open_object_mut().maps_mut() {
             let table = match map.name().to_str() {
                 Some("sock_flow_table") => &self.sock_flow_table,
+                Some("sock_flow_consumers") => &self.sock_flow_consumers,
                 Some("dev_flow_tables") => &self.dev_flow_tables,
                 Some("flow_keys") => &self.flow_keys,
                 _ => continue,
@@ -121,30 +125,29 @@ impl Tables {
         Ok(flows.ents[(index % SOCK_FLOWS) as usize])
     }
 
-    /// Shows `each` the slots of every queue's `dev_flow_table`, one queue behind the other, with
+    /// Shows `each` these slots of all queues' `dev_flow_table`s, which lie one behind the other, with
     /// their numbers, until it says false.
     ///
     /// # Errors
     /// When the map can't be read, or that of `each`.
     pub fn dev_flows(
         &self,
+        slots: Range<u32>,
         mut each: impl FnMut(u32, &rps_dev_flow) -> Result<bool>,
     ) -> Result<()> {
         let map = self.dev_flow_tables.as_fd().as_raw_fd();
         let mut keys = vec![0u32; BATCH as usize];
         let mut flows = vec![rps_dev_flow::default(); BATCH as usize];
-        let (mut last, mut first) = (0u32, true);
-        loop {
-            let mut count = BATCH;
-            let after = match first {
-                true => std::ptr::null_mut(),
-                false => (&raw mut last).cast(),
-            };
+        // The slot before the next one; before the first is any that the map does not have.
+        let mut last = slots.start.wrapping_sub(1);
+        let mut left = slots.len() as u32;
+        while left > 0 {
+            let mut count = left.min(BATCH);
             // SAFETY: there is room for BATCH keys and values of the map's types, and for a key.
             let ret = unsafe {
                 libbpf_sys::bpf_map_lookup_batch(
                     map,
-                    after,
+                    (&raw mut last).cast(),
                     (&raw mut last).cast(),
                     keys.as_mut_ptr().cast(),
                     flows.as_mut_ptr().cast(),
@@ -152,22 +155,19 @@ impl Tables {
                     std::ptr::null(),
                 )
             };
-            first = false;
-            // libbpf returns the error number, negative.
-            let end = match Errno::from_raw(-ret) {
-                _ if ret == 0 => false,
-                Errno::ENOENT => true,
+            // libbpf returns the error number, negative; this one says that these are the last.
+            match Errno::from_raw(-ret) {
+                _ if ret == 0 => left -= count,
+                Errno::ENOENT => left = 0,
                 e => return Err(e).context("reading the flow tables"),
-            };
+            }
             for (slot, flow) in keys.iter().zip(&flows).take(count as usize) {
                 if !each(*slot, flow)? {
                     return Ok(());
                 }
             }
-            if end {
-                return Ok(());
-            }
         }
+        Ok(())
     }
 
     /// One of them.

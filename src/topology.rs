@@ -117,6 +117,35 @@ impl Topology {
             .map(|(_, cpus)| cpus)
     }
 
+    /// The online CPUs of `among`, without `cpu` itself, in the order in which to look for an idle
+    /// one for the packets of a consumer on `cpu`; at most `most`. It holds until a CPU comes or
+    /// goes.
+    ///
+    /// First those that share its last-level cache, then its NUMA node, then its package, then the
+    /// rest; what the kernel does not say tells none apart. Within each, it begins at the number
+    /// after `cpu` and wraps, so that neighbours do not all look at the same CPU first. Threads of
+    /// its core come last there: one beside a busy consumer is a poorer choice than an idle core.
+    pub fn nearest(&self, cpu: u32, among: &CpuMask, most: usize) -> Vec<u32> {
+        let near = [
+            self.cache_siblings(cpu),
+            self.node(cpu),
+            self.sharing(cpu, "package"),
+        ];
+        let hyperthreads = self.sharing(cpu, "core").unwrap_or_default();
+        // An offline CPU would pass for idle.
+        let online = self.online().unwrap_or_else(|_| among.clone());
+        let mut cpus: Vec<u32> = among.intersect(&online).iter().collect();
+        cpus.retain(|&c| c != cpu);
+        cpus.sort_by_cached_key(|&c| {
+            let far = near
+                .each_ref()
+                .map(|set| set.as_ref().is_some_and(|set| !set.contains(c)));
+            (far, hyperthreads.contains(c), c < cpu, c)
+        });
+        cpus.truncate(most);
+        cpus
+    }
+
     /// The CPU that receives packets of queue `queue` of `device`; `None` where it isn't known or
     /// isn't one CPU.
     ///
@@ -169,6 +198,24 @@ impl Topology {
             cpus: near.intersect(&housekeeping),
             anchor,
         })
+    }
+
+    /// Online CPUs of the NUMA node of `cpu`; `None` without nodes, or when `cpu` is offline.
+    fn node(&self, cpu: u32) -> Option<CpuMask> {
+        fs::read_dir(self.path("sys/devices/system/node"))
+            .ok()?
+            .flatten()
+            .filter_map(|node| read_trimmed(&node.path().join("cpulist")))
+            .filter_map(|list| CpuMask::parse_list(&list).ok())
+            .find(|cpus| cpus.contains(cpu))
+    }
+
+    /// Online CPUs, `cpu` included, of its `core` or `package`; `None` when it is offline.
+    fn sharing(&self, cpu: u32, what: &str) -> Option<CpuMask> {
+        let list = self.read(&format!(
+            "sys/devices/system/cpu/cpu{cpu}/topology/{what}_cpus_list"
+        ))?;
+        CpuMask::parse_list(&list).ok()
     }
 
     /// Where interrupt `irq` is delivered: the kernel's choice, not the wish in `smp_affinity`.
@@ -357,9 +404,27 @@ mod tests {
             })
         }
 
+        fn node(self, node: u32, cpus: &str) -> Self {
+            self.file(&format!("sys/devices/system/node/node{node}/cpulist"), cpus)
+        }
+
+        /// `of` is `core` (hyperthreads) or `package`.
+        fn share(self, of: &str, cpus: &str) -> Self {
+            let list = CpuMask::parse_list(cpus).unwrap();
+            list.iter().fold(self, |fixture, cpu| {
+                let dir = format!("sys/devices/system/cpu/cpu{cpu}/topology");
+                fixture.file(&format!("{dir}/{of}_cpus_list"), cpus)
+            })
+        }
+
         fn topology(&self) -> Topology {
             Topology::at(self.dir.path())
         }
+    }
+
+    fn nearest(fixture: &Fixture, cpu: u32) -> Vec<u32> {
+        let all = CpuMask::parse_list("0-7").unwrap();
+        fixture.topology().nearest(cpu, &all, usize::MAX)
     }
 
     fn auto(fixture: &Fixture, interrupt: Option<u32>) -> (String, Anchor) {
@@ -454,6 +519,62 @@ mod tests {
             fixture.topology().cache_siblings(0).unwrap().to_string(),
             "0-1"
         );
+    }
+
+    #[test]
+    fn the_nearest_cpus_share_the_cache() {
+        let fixture = Fixture::two_caches("0-7");
+        assert_eq!(nearest(&fixture, 2), [3, 0, 1, 4, 5, 6, 7]);
+        assert_eq!(nearest(&fixture, 5), [6, 7, 4, 0, 1, 2, 3]);
+        // Only CPUs of the set, whether or not the consumer's is one of them, and not too many.
+        let among = CpuMask::parse_list("0-1,4,6-7").unwrap();
+        let topology = fixture.topology();
+        assert_eq!(topology.nearest(5, &among, 9), [6, 7, 4, 0, 1]);
+        assert_eq!(topology.nearest(4, &among, 3), [6, 7, 0]);
+        assert!(topology.nearest(4, &among, 0).is_empty());
+    }
+
+    #[test]
+    fn after_the_cache_comes_the_node_and_then_the_package() {
+        // CPUs 2 and 3 are a cache of node 0, which is half of a package.
+        let fixture = Fixture::new("0-7")
+            .node(0, "0-3")
+            .node(1, "4-5")
+            .node(2, "6-7")
+            .node(3, "")
+            .cache(3, 3, 3, "Unified", "2-3")
+            .share("package", "0-3,6-7");
+        assert_eq!(nearest(&fixture, 3), [2, 0, 1, 6, 7, 4, 5]);
+        // Without a word about its caches, the node says what is near.
+        assert_eq!(nearest(&fixture, 6), [7, 0, 1, 2, 3, 4, 5]);
+        assert_eq!(nearest(&fixture, 4), [5, 6, 7, 0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_hyperthread_of_the_consumer_is_the_last_of_its_level() {
+        let pairs = ["0-1", "2-3", "4-5", "6-7"];
+        let fixture = pairs
+            .iter()
+            .fold(Fixture::two_caches("0-7"), |f, pair| f.share("core", pair));
+        assert_eq!(nearest(&fixture, 0), [2, 3, 1, 4, 5, 6, 7]);
+        assert_eq!(nearest(&fixture, 7), [4, 5, 6, 0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn without_cache_information_the_next_numbers_are_nearest() {
+        let fixture = Fixture::new("0-7");
+        assert_eq!(nearest(&fixture, 0), [1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(nearest(&fixture, 6), [7, 0, 1, 2, 3, 4, 5]);
+        // Caches of others say nothing about this CPU.
+        let fixture = fixture.cache(0, 3, 3, "Unified", "0-3");
+        assert_eq!(nearest(&fixture, 6), [7, 0, 1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn an_offline_cpu_is_not_near() {
+        let fixture = Fixture::two_caches("0-2,5-7");
+        assert_eq!(nearest(&fixture, 2), [0, 1, 5, 6, 7]);
+        assert_eq!(nearest(&fixture, 7), [5, 6, 0, 1, 2]);
     }
 
     /// A virtio device, with the table of interrupts as a guest of two CPUs shows it.

@@ -11,18 +11,20 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use common::app::{App, soon};
-use common::bed::{Bed, OTHER_CPU, POLLING_CPU, at_rest, lab, status, until};
+use common::bed::{Bed, OTHER_CPU, POLLING_CPU, at_rest, lab, mask, status, until};
 use common::threads::{cpumaps, kthreads};
 use nix::errno::Errno;
 use rxsteer::bench::mode::Active;
-use rxsteer::explain::{Answer, Explanation, Name, Seen, Target, Unknown, Wait, render};
+use rxsteer::explain::{Answer, Drops, Explanation, Name, Seen, Target, Unknown, Wait, render};
 use rxsteer::flow::Flow;
 use rxsteer::flows::{Entry, Flows, Location, Query, Reason};
 use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::hog::Hog;
 use rxsteer::lab::link::LinkConfig;
 use rxsteer::lab::netns::Netns;
-use rxsteer::run::{self, Change, Options, Policy};
+use rxsteer::load::Pressure;
+use rxsteer::policy::Policy;
+use rxsteer::run::{self, Change, Options, RpsCpus};
 
 const UDP: u8 = libc::IPPROTO_UDP as u8;
 
@@ -43,7 +45,7 @@ fn flow_of(flows: &UdpFlows) -> Flow {
 /// Tables that are read in no time.
 fn options(bed: &Bed) -> Options {
     Options {
-        policy: Policy::Rfs,
+        policy: Policy::RFS,
         rps_flow_cnt: 1 << 16,
         ..bed.options(&[POLLING_CPU])
     }
@@ -171,7 +173,9 @@ fn a_sockets_flow_is_found_by_all_its_names() -> Result<()> {
             application_cpu: Some(OTHER_CPU),
             application_offline: false,
             polling_cpu: Some(POLLING_CPU),
+            base: None,
             packets: received as u32,
+            dropped: 0,
             moves: 1,
             idle_seconds: entry.idle_seconds,
             shed: false,
@@ -397,13 +401,13 @@ fn an_application_that_is_not_known_is_not_known_for_a_reason() -> Result<()> {
     let got = unknown(Frames::Udp(udp.clone()), &target)?;
     assert_eq!(got, Some(Unknown::NoTable));
     set(Change {
-        policy: Some(Policy::Rps),
+        policy: Some(Policy::RPS),
         ..Change::default()
     })?;
     let got = unknown(Frames::Udp(udp.clone()), &target)?;
     assert_eq!(got, Some(Unknown::PolicyRps));
     set(Change {
-        policy: Some(Policy::Off),
+        policy: Some(Policy::OFF),
         ..Change::default()
     })?;
     bed.send(Frames::Udp(udp.clone()), 1)?;
@@ -411,6 +415,130 @@ fn an_application_that_is_not_known_is_not_known_for_a_reason() -> Result<()> {
     let (explanation, seen) = one(&answer)?;
     assert_eq!(explanation.application.unknown, Some(Unknown::PolicyOff));
     assert_eq!(seen.entry.reason, Reason::PolicyOff);
+    active.stop()
+}
+
+/// The lab's few packets leave the CPU that polls its room; what else runs there may not, but nothing
+/// presses, and a flow that is there stays.
+#[test]
+fn a_lightly_loaded_flow_stays_for_its_room() -> Result<()> {
+    let Some(_guard) = lab("a_lightly_loaded_flow_stays_for_its_room") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let udp = own(UdpFlows::to(dut, 1));
+    let name = flow_of(&udp).to_string();
+    let app = app(&dut.netns, bind(&dut.netns, &udp, true)?)?;
+    app.move_to(OTHER_CPU)?;
+    let adapt = Options {
+        policy: "rfs+idle+adapt".parse().map_err(anyhow::Error::msg)?,
+        rps_cpus: RpsCpus::Mask(mask(&[OTHER_CPU])),
+        ..options(&bed)
+    };
+    let active = Active::steer(dut, adapt)?;
+    let answer = until("the application is known, and it has been decided", || {
+        bed.send(Frames::Udp(udp.clone()), 20)?;
+        let answer = explain(&dut.netns, &name)?;
+        let (explanation, seen) = one(&answer)?;
+        let pressure = seen
+            .decision
+            .as_ref()
+            .and_then(|d| d.load.as_ref())
+            .map(|l| l.pressure);
+        let decided = matches!(
+            (seen.entry.reason, pressure),
+            (Reason::Room, Some(Pressure::Relaxed)) | (Reason::Stay, Some(Pressure::Full))
+        );
+        let known = explanation.application.cpu == Some(OTHER_CPU);
+        Ok((decided && known).then_some(answer))
+    })?;
+    let entry = &one(&answer)?.1.entry;
+    assert_eq!((entry.location, entry.moves), (Location::Inline, 0));
+    assert_eq!(entry.wanted, Location::Inline);
+    let text = render(&answer);
+    let (why, load) = match entry.reason {
+        Reason::Room => ("has room.", "has room for all flows of the queue: busy "),
+        _ => (
+            "has no room for more flows, but keeps what it has.",
+            "has no room for more than it",
+        ),
+    };
+    for words in [
+        "it last took or sent data of this flow on CPU 1.",
+        &format!("That is where it wants to be: CPU 0, which polls the queue, {why}"),
+        &format!("Load: CPU 0, which polls the queue, {load}"),
+    ] {
+        assert!(text.contains(words), "not {words:?} in {text}");
+    }
+    let queue = &status(&active)?.devices[0].queues[0];
+    let load = queue.load.as_ref().context("it is looked at")?;
+    assert_eq!(load.polling_cpu, Some(POLLING_CPU), "{load:?}");
+    assert!(load.polls_percent <= load.busy_percent && load.busy_percent <= 100);
+
+    // The same load, and nobody asks.
+    let change = Change {
+        policy: Some(Policy::RFS),
+        ..Change::default()
+    };
+    dut.netns.run(|| run::set(change))?;
+    let answer = settle_at(&bed, &udp, Location::Cpu(OTHER_CPU))?;
+    let seen = one(&answer)?.1;
+    assert_eq!(seen.entry.reason, Reason::Application, "{answer:?}");
+    assert_eq!((seen.entry.base, &seen.decision), (None, &None));
+    assert!(!render(&answer).contains("Load:"), "{}", render(&answer));
+    assert_eq!(status(&active)?.devices[0].queues[0].load, None);
+    active.stop()
+}
+
+#[test]
+fn who_lost_packets_is_said_and_why() -> Result<()> {
+    let Some(_guard) = lab("who_lost_packets_is_said_and_why") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let options = Options {
+        backlog: Some(16),
+        rps_flow_cnt: 1 << 10,
+        ..bed.options(&[OTHER_CPU])
+    };
+    let active = Active::steer(dut, options)?;
+    let udp = own(UdpFlows::to(dut, 1));
+    bed.send(Frames::Udp(udp.clone()), 1)?;
+    at_rest(&active, 0, 1)?;
+    assert_eq!(status(&active)?.dropped_flows, None);
+
+    // More at once than the backlog holds.
+    let mut sent = 1;
+    let queue = until("packets have been dropped", || {
+        let hog = Hog::new(OTHER_CPU)?;
+        bed.send(Frames::Udp(udp.clone()), 2_000)?;
+        drop(hog);
+        sent += 2_000;
+        let queue = at_rest(&active, 0, sent)?;
+        Ok((queue.dropped() > 0).then_some(queue))
+    })?;
+    let dropped_flows = status(&active)?.dropped_flows.context("some were")?;
+    let [entry] = &dropped_flows.flows[..] else {
+        panic!("{dropped_flows:?}");
+    };
+    assert_eq!(entry.flow, Some(flow_of(&udp)));
+    assert_eq!(u64::from(entry.dropped), queue.dropped(), "{entry:?}");
+    let accepted = queue.inline + queue.sums.redirected;
+    assert_eq!(u64::from(entry.packets), accepted, "{entry:?}");
+
+    let answer = explain(&dut.netns, &flow_of(&udp).to_string())?;
+    let drops = one(&answer)?.1.queue_dropped.clone();
+    let drops = drops.context("it lost some")?;
+    let expected = Drops {
+        full: queue.sums.dropped,
+        shed: queue.sums.shed,
+        ..Drops::default()
+    };
+    assert_eq!(drops, expected);
+    let words = format!("{} packets of it were dropped before", entry.dropped);
+    assert!(render(&answer).contains(&words), "{}", render(&answer));
     active.stop()
 }
 

@@ -6,11 +6,12 @@
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
-use rxsteer::rx::types::rps_location;
+use rxsteer::rx::types::{rps_location, rx_policy, rx_reason};
 use rxsteer::sim::gro::Kind;
 use rxsteer::sim::path::{End, Event, Kernel, Lie, Path, Shape};
 
 const INLINE: u16 = rps_location::RPS_INLINE.0 as u16;
+const FOLLOW: u16 = rx_policy::RX_FOLLOW.0 as u16;
 
 /// Flows whose places in the tables collide in every way: one slot, neighbouring slots of one
 /// eighth of the map, one entry of the sock_flow_table, or nothing in common.
@@ -28,6 +29,7 @@ const HASHES: [u32; 8] = [
 fn shapes() -> impl Strategy<Value = Shape> {
     let limit = prop_oneof![Just(1), Just(4), Just(12), Just(16), Just(40)];
     let batch = prop_oneof![Just(1), Just(16)];
+    let flow_limit = prop_oneof![Just(0), Just(123)];
     (
         0..Kernel::ALL.len(),
         2u32..5,
@@ -35,17 +37,21 @@ fn shapes() -> impl Strategy<Value = Shape> {
         0u32..12,
         0u32..6,
         batch,
+        flow_limit,
     )
         .prop_map(
-            |(kernel, nr_cpus, limit, flow_order, sock_flow_order, driver_batch)| Shape {
-                kernel: Kernel::ALL[kernel],
-                nr_cpus,
-                limit,
-                hashes: HASHES.to_vec(),
-                flow_order,
-                sock_flow_order,
-                driver_batch,
-                lie: None,
+            |(kernel, nr_cpus, limit, flow_order, sock_flow_order, driver_batch, flow_limit)| {
+                Shape {
+                    kernel: Kernel::ALL[kernel],
+                    nr_cpus,
+                    limit,
+                    hashes: HASHES.to_vec(),
+                    flow_order,
+                    sock_flow_order,
+                    driver_batch,
+                    flow_limit,
+                    lie: None,
+                }
             },
         )
 }
@@ -75,6 +81,8 @@ struct Mix {
     stir: u32,
     /// flows are where they want to be, when it begins
     warm: bool,
+    /// policies that look at the load, and a load that changes
+    load: bool,
 }
 
 fn mixes() -> impl Strategy<Value = Mix> {
@@ -82,14 +90,20 @@ fn mixes() -> impl Strategy<Value = Mix> {
     let burst = prop_oneof![Just(1), Just(4), Just(24)];
     let steps = prop_oneof![Just(1), Just(6), Just(40)];
     let stir = prop_oneof![Just(8), Just(64)];
-    (flows, burst, steps, stir, any::<bool>()).prop_map(|(flows, burst, steps, stir, warm)| Mix {
-        flows,
-        burst,
-        steps,
-        stir,
-        warm,
-    })
+    ((flows, burst, steps, stir), any::<bool>(), any::<bool>()).prop_map(
+        |((flows, burst, steps, stir), warm, load)| Mix {
+            flows,
+            burst,
+            steps,
+            stir,
+            warm,
+            load,
+        },
+    )
 }
+
+/// Policies are numbers below this: sets of three bits.
+const POLICIES: u16 = (FOLLOW | (rx_policy::RX_IDLE.0 | rx_policy::RX_ADAPT.0) as u16) + 1;
 
 /// The event that a number stands for, and how often it happens.
 fn event(number: u32, nr_cpus: u32, mix: Mix) -> (Event, u32) {
@@ -97,20 +111,25 @@ fn event(number: u32, nr_cpus: u32, mix: Mix) -> (Event, u32) {
     let (cpu, flow) = (a % nr_cpus, a as usize % mix.flows);
     let once = |event| (event, 1);
     if which < mix.stir {
-        return once(match c % 16 {
+        return once(match c % if mix.load { 24 } else { 16 } {
             0..4 => Event::Application(flow, b % nr_cpus),
             4..6 => {
                 let (first, last) = [(0, 1023), (0, 0), (0, 255), (256, 1023)][b as usize % 4];
                 let location = if a < 48 { INLINE } else { cpu as u16 };
                 Event::Map(first, last, location)
             }
-            6 => Event::Follow(b % 3 > 0),
+            6 if mix.load => Event::Policy(b as u16 % POLICIES),
+            6 => Event::Policy(if b % 3 > 0 { FOLLOW } else { 0 }),
             7..9 => Event::Make,
             9 => Event::Lose(1 + b as usize % 3),
             10 => Event::Online(cpu, b % 3 > 0),
             11 if b < 64 => Event::Home,
             11 if b < 128 => Event::Shed,
             11..14 => Event::Check,
+            // By thirds: little, more than a relaxed CPU has, all.
+            16..20 => Event::Turn(a % 3 * 512, b % 3 * 512),
+            20..22 => Event::Cpu(cpu, b % 2 > 0, [b % 5, c % 5].map(|n| n * 256)),
+            22 => Event::Waits(b % 2 > 0),
             _ => Event::Interrupt(cpu),
         });
     }
@@ -131,7 +150,7 @@ fn begun(shape: &Shape) -> Path {
         let cpu = slot % shape.nr_cpus as u16;
         path.apply(Event::Map(slot * 256, slot * 256 + 255, cpu));
     }
-    path.apply(Event::Follow(true));
+    path.apply(Event::Policy(FOLLOW));
     path
 }
 
@@ -209,6 +228,20 @@ fn fixed<S: Strategy>(strategy: S) -> impl Iterator<Item = S::Value> {
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let mut runner = TestRunner::new_with_rng(config(1), rng);
     std::iter::repeat_with(move || strategy.new_tree(&mut runner).unwrap().current())
+}
+
+/// The control: every reason to be somewhere comes up.
+#[test]
+fn flows_have_every_reason_to_move() {
+    let all = (1 << rx_reason::NR_RX_REASONS.0) - 1;
+    let mut reasons = 0;
+    let seen = fixed((shapes(), mixes(), turns(600)))
+        .take(2000)
+        .any(|(shape, mix, turns)| {
+            reasons |= run(&shape, mix, &turns).unwrap().reasons;
+            reasons == all
+        });
+    assert!(seen, "{reasons:b}");
 }
 
 /// The control: each fault of the data path is seen as packets out of order.
@@ -294,6 +327,7 @@ fn settle(shape: &Shape, mix: Mix, turns: &[u32], wants: &Wants) -> Result<(), S
     // Room for what a round brings: who finds its new backlog full is dropped, and has not moved.
     let shape = &Shape {
         limit: 40,
+        flow_limit: 0,
         ..shape.clone()
     };
     let mut path = run(shape, mix, turns)?;
@@ -311,7 +345,7 @@ fn settle(shape: &Shape, mix: Mix, turns: &[u32], wants: &Wants) -> Result<(), S
     }
 
     path.apply(Event::Interrupt(wants.interrupt % shape.nr_cpus));
-    path.apply(Event::Follow(wants.follow));
+    path.apply(Event::Policy(if wants.follow { FOLLOW } else { 0 }));
     for (flow, cpu) in wants.applications.iter().enumerate() {
         path.apply(Event::Application(flow, cpu % shape.nr_cpus));
     }
@@ -473,6 +507,7 @@ fn busy(kernel: Kernel, limit: u32) -> Shape {
         flow_order: 10,
         sock_flow_order: 3,
         driver_batch: 1,
+        flow_limit: 0,
         lie: None,
     }
 }

@@ -731,6 +731,8 @@ fn every_mode_works_on_a_device_and_leaves_it_as_it_was() -> Result<()> {
         Mode::KernelRfs,
         Mode::Cpumap,
         Mode::RxsteerRps,
+        Mode::RxsteerRfs,
+        Mode::RxsteerRfsIdle,
         Mode::Rxsteer,
     ] {
         let cpus = mask(&[OTHER_CPU]);
@@ -739,7 +741,7 @@ fn every_mode_works_on_a_device_and_leaves_it_as_it_was() -> Result<()> {
         let expected = match mode {
             Mode::None | Mode::KernelRps | Mode::KernelRfs => None,
             Mode::Cpumap => Some("cpumap"),
-            Mode::RxsteerRps | Mode::Rxsteer => Some("rxsteer"),
+            _ => Some("rxsteer"),
         };
         assert_eq!(program.as_deref(), expected, "{mode}");
         let now: Vec<String> = kernel_rps(end)?

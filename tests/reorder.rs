@@ -76,6 +76,11 @@ fn busy_poll() -> Result<()> {
 }
 
 #[test]
+fn policies() -> Result<()> {
+    nothing_overtakes(Case::Policies)
+}
+
+#[test]
 fn the_interrupt_moves() -> Result<()> {
     nothing_overtakes(Case::Irq)
 }

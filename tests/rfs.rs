@@ -19,7 +19,8 @@ use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::link::LinkConfig;
 use rxsteer::lab::sockets::reuseport;
 use rxsteer::lab::wire::Wire;
-use rxsteer::run::{self, Change, Options, Policy};
+use rxsteer::policy::Policy;
+use rxsteer::run::{self, Change, Options};
 
 /// Frames processed INLINE and in CPU 1's backlog.
 fn places(q: &Queue) -> [u64; 2] {
@@ -59,7 +60,7 @@ fn follows(active: &Active<'_>, app: &App, mut send: impl FnMut() -> Result<()>)
 /// RPS alone would have all flows INLINE.
 fn rfs(bed: &Bed) -> Options {
     Options {
-        policy: Policy::Rfs,
+        policy: Policy::RFS,
         ..bed.options(&[POLLING_CPU])
     }
 }
@@ -73,7 +74,7 @@ fn only_by_rfs(bed: &Bed, app: &App, mut send: impl FnMut() -> Result<()>) -> Re
     active.stop()?;
 
     let options = Options {
-        policy: Policy::Rps,
+        policy: Policy::RPS,
         ..options
     };
     let active = Active::steer(dut, options)?;
@@ -358,13 +359,13 @@ fn tables_of_no_size_are_off_and_can_be_changed_under_way() -> Result<()> {
             }
         }
     }
-    for policy in [Policy::Rps, Policy::Off, Policy::Rfs] {
+    for policy in [Policy::RPS, Policy::OFF, Policy::RFS] {
         set(Change {
             policy: Some(policy),
             ..Change::default()
         })?;
         assert_eq!(status(&active)?.policy, policy.to_string());
-        if policy == Policy::Rfs {
+        if policy == Policy::RFS {
             follows(&active, &app, &mut send)?;
             continue;
         }

@@ -13,7 +13,8 @@ use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::link::{Link, LinkConfig};
 use rxsteer::lab::netns::Netns;
 use rxsteer::lab::wire::{Wire, WireConfig};
-use rxsteer::run::{Hash, Options, Policy};
+use rxsteer::policy::Policy;
+use rxsteer::run::{Hash, Options};
 
 const PACKETS: u64 = 300;
 
@@ -22,7 +23,7 @@ const PACKETS: u64 = 300;
 fn account(link: &Link, hash: Hash) -> Result<[Queue; 2]> {
     let mut options = Options::new([link.dut.name.as_str()]);
     options.hash = hash;
-    options.policy = Policy::Rps;
+    options.policy = Policy::RPS;
     let active = Active::steer(&link.dut, options)?;
     let queue = || -> Result<Queue> {
         let status = active.status()?.expect("rxsteer keeps account");

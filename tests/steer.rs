@@ -15,7 +15,8 @@ use rxsteer::lab::hog::Hog;
 use rxsteer::lab::link::LinkConfig;
 use rxsteer::lab::sink::{Sink, SinkConfig};
 use rxsteer::lab::wire::{Wire, WireConfig};
-use rxsteer::run::{self, Change, Mode, Options, Policy};
+use rxsteer::policy::Policy;
+use rxsteer::run::{self, Change, Mode, Options};
 
 /// Not a multiple of any batch or burst.
 const COUNT: u64 = 5_003;
@@ -32,6 +33,7 @@ fn since(now: &Queue, before: &Queue) -> Queue {
             redirected: now.sums.redirected - before.sums.redirected,
             dropped: now.sums.dropped - before.sums.dropped,
             shed: now.sums.shed - before.sums.shed,
+            limited: now.sums.limited - before.sums.limited,
             delivered: now.sums.delivered - before.sums.delivered,
             lost: now.sums.lost - before.sums.lost,
             queued: now.sums.queued,
@@ -188,7 +190,7 @@ fn policy_off_redirects_nothing() -> Result<()> {
         return Ok(());
     };
     let (queue, got) = shares(|bed| Options {
-        policy: Policy::Off,
+        policy: Policy::OFF,
         ..bed.options(&[OTHER_CPU])
     })?;
     assert_eq!(queue, all_inline());

@@ -65,8 +65,19 @@ fn cpus() {
 #[test]
 fn run() {
     wrong(&["run"], &["<DEVICE>"]);
-    wrong(&["run", "lo", "--policy=rfs2"], &["rps, off"]);
-    wrong(&["run", "lo", "--policy"], &["rps, off"]);
+    wrong(
+        &["run", "lo", "--policy=rfs2"],
+        &["rfs, rps or off", "+idle"],
+    );
+    wrong(&["run", "lo", "--policy"], &["--policy"]);
+    wrong(
+        &["run", "lo", "--policy=off+idle"],
+        &["nothing can be added to off"],
+    );
+    wrong(
+        &["run", "lo", "--flow-limit=101"],
+        &["--flow-limit", "0..=100"],
+    );
     wrong(&["run", "lo", "--mode=xdp"], &["auto, native, generic"]);
     for (queue, why) in [
         ("", "write QUEUE=CPUS, for example"),
@@ -99,7 +110,10 @@ fn run() {
             &["0..=16777216"],
         );
     }
-    wrong(&["run", "lo", "--policy=nearest"], &["rfs, rps, off"]);
+    wrong(
+        &["run", "lo", "--policy=nearest"],
+        &["adaptive, rfs, rps or off"],
+    );
     for tunnels in ["ipsec", "gre,", "gre;vxlan"] {
         let option = format!("--tunnels={tunnels}");
         let all = "ipip, gre, vxlan, geneve, gtp-u, all";
@@ -118,7 +132,7 @@ fn set() {
     wrong(&["set"], &["--rps-cpus"]);
     wrong(&["set", "lo"], &["--rps-cpus"]);
     wrong(&["set", "--queue=0", "--policy=rps"], &["--rps-cpus"]);
-    wrong(&["set", "--policy=nearest"], &["rfs, rps, off"]);
+    wrong(&["set", "--policy=nearest"], &["adaptive, rfs, rps or off"]);
     for queue in ["x", "-1", "4294967296", ""] {
         let option = format!("--queue={queue}");
         wrong(&["set", "lo", "--rps-cpus=1", &option], &["--queue", queue]);
@@ -168,7 +182,9 @@ fn flows_and_explain() {
 fn bench() {
     wrong(
         &["bench", "floods"],
-        &["decide, record, follow, flood, rr, rpc, stream, busypoll, lossfree, forward, reorder"],
+        &[
+            "decide, record, follow, flood, fairness, rr, rpc, stream, busypoll, lossfree, forward, reorder",
+        ],
     );
     for (seconds, why) in SECONDS {
         wrong(

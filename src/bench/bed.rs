@@ -91,7 +91,7 @@ impl Masks {
     /// documentation recommends (networking/scaling.rst). What would be the same is left out.
     pub fn ways(&self, modes: &[Mode]) -> Vec<Way> {
         let cpus = |mode| match mode {
-            Mode::None => &[Cpus::Default][..],
+            Mode::None | Mode::RxsteerRfs | Mode::RxsteerRfsIdle => &[Cpus::Default][..],
             Mode::Rxsteer if self.auto == self.all => &[Cpus::Default, Cpus::Others],
             Mode::Rxsteer => &[Cpus::Default, Cpus::All, Cpus::Others],
             _ => &[Cpus::All, Cpus::Others],

@@ -12,7 +12,7 @@ use indexmap::IndexMap;
 
 use super::bed::Bed;
 use super::mode::{Mode, Way};
-use super::traffic::{Receiver, Traffic, check};
+use super::traffic::{Receiver, SETTLING, Traffic, check};
 use super::watch::{Seen, Watch};
 use super::{
     Better, CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, headline,
@@ -154,8 +154,8 @@ impl Receiver for Application {
 }
 
 /// The scenario: to one socket, kernel RPS, a naive cpumap and rxsteer, by RPS alone and with its
-/// default policy; to connected sockets, which kernel RFS follows too, also that; and to a socket
-/// that several threads read, what their following costs.
+/// default policy; to connected sockets, which kernel RFS follows too, also that, and rxsteer's own
+/// RFS; and to a socket that several threads read, what their following costs.
 pub struct Flood {
     labs: Labs,
     seconds: f64,
@@ -167,7 +167,7 @@ impl Flood {
     /// # Errors
     /// When the host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
-        use Mode::{Cpumap, KernelRfs, KernelRps, None, Rxsteer, RxsteerRps};
+        use Mode::{Cpumap, KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs, RxsteerRps};
         let cases = [
             (
                 Sockets::Server,
@@ -175,7 +175,7 @@ impl Flood {
             ),
             (
                 Sockets::Connected,
-                &[None, KernelRps, KernelRfs, Cpumap, Rxsteer],
+                &[None, KernelRps, KernelRfs, Cpumap, RxsteerRfs, Rxsteer],
             ),
             (Sockets::Shared, &[None, RxsteerRps, Rxsteer]),
         ];
@@ -255,7 +255,7 @@ impl Experiment for Flood {
                  count as accepted."
                     .to_owned(),
             ],
-            seconds_each: self.seconds + 0.15,
+            seconds_each: SETTLING.as_secs_f64() + self.seconds + 0.15,
         }
     }
 
@@ -267,7 +267,7 @@ impl Experiment for Flood {
             ("accepted_pps", traffic.accepted_pps()),
         ];
         if way.mode.is_kernels() {
-            let drops = seen.flow_limit() as f64 / traffic.meanwhile.seconds;
+            let drops = seen.flow_limit() as f64 / seen.seconds;
             values.push(("flow_limit_drops", drops));
         }
         Ok(values)

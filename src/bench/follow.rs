@@ -19,6 +19,7 @@ use nix::unistd::Pid;
 
 use super::bed::{Bed, INTERRUPT_CPU};
 use super::mode::{Cpus, Mode, Way};
+use super::report::SUBJECT;
 use super::{
     Better, CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, fit, headline,
 };
@@ -40,8 +41,9 @@ const STAY: Duration = Duration::from_millis(5);
 /// A flow that takes longer has not followed.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Those that follow.
-const MODES: [Mode; 2] = [Mode::KernelRfs, Mode::Rxsteer];
+/// Those that follow whatever the load: rxsteer's default leaves flows where they are received while
+/// that CPU has room.
+const MODES: [(&str, Mode); 2] = [("kernel-rfs", Mode::KernelRfs), (SUBJECT, Mode::RxsteerRfs)];
 
 /// The scenario: kernel RFS and rxsteer.
 pub struct Follow {
@@ -87,16 +89,20 @@ impl Experiment for Follow {
             ]),
             cases: vec![CasePlan {
                 case: format!("{RATE} packets/s in each of {NR_FLOWS} flows"),
-                modes: MODES.map(|mode| mode.to_string()).to_vec(),
+                modes: MODES.map(|(name, _)| name.to_owned()).to_vec(),
             }],
             conditions: self.bed.conditions(&[self.condition]),
-            notes: Vec::new(),
+            notes: vec![
+                "rxsteer runs under --policy rfs: by default, flows stay where they are received while \
+                 that CPU has room."
+                    .to_owned(),
+            ],
             seconds_each: self.seconds + 0.15,
         }
     }
 
     fn measure(&mut self, _: usize, mode: usize) -> Result<Values> {
-        let mut times = measure(&self.bed, MODES[mode], self.seconds)?;
+        let mut times = measure(&self.bed, MODES[mode].1, self.seconds)?;
         fit!(!times.is_empty(), "the application never moved");
         times.sort_by(f64::total_cmp);
         let quantile = |q: f64| times[((times.len() - 1) as f64 * q) as usize];

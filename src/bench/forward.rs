@@ -64,7 +64,7 @@ fn establish(bed: &Bed, router: &Router) -> Result<()> {
 
 /// Whether all that was forwarded belonged to known connections.
 fn check(before: Passed, after: Passed, traffic: &Traffic) -> Result<()> {
-    let forwarded = traffic.delivered + traffic.dropped;
+    let forwarded = traffic.all.delivered + traffic.dropped;
     let established = after.established - before.established;
     let astray = forwarded.abs_diff(established) + (after.fresh - before.fresh);
     fit!(
@@ -122,11 +122,15 @@ impl Experiment for Forward {
 mod tests {
     use super::*;
     use crate::bench::Unfit;
+    use crate::bench::traffic::Counts;
 
     #[test]
     fn packets_of_connections_that_nobody_knows_are_refused() {
         let traffic = Traffic {
-            delivered: 9_000,
+            all: Counts {
+                delivered: 9_000,
+                ..Default::default()
+            },
             dropped: 1_000,
             ..Default::default()
         };

@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::latency::Latency;
-use crate::lab::softnet::{CpuTimes, cpu_times};
+use crate::cpu_times::{CpuTimes, cpu_times};
 
 /// Connections at most: source ports for more may be missing.
 pub const CONNECTIONS_MAX: u32 = 10_000;

@@ -11,19 +11,19 @@ use super::bed::Bed;
 use super::flood::{Application, Labs, Sockets};
 use super::mode::{Active, Mode, Way};
 use super::throughput::{FLOOR, LOSSFREE, Throughput, Trial};
-use super::traffic::{Receiver, Traffic, check};
+use super::traffic::{Receiver, SETTLING, Traffic, check};
 use super::watch::Watch;
 use super::{Better, Effort, Experiment, Metric, Plan, Values, detail, headline};
 use crate::lab::frame::Frames;
 
-/// Trials in a measurement's length; a search takes about ten.
+/// Trials in a measurement's length; a search takes about eight.
 const TRIALS: f64 = 5.0;
 
 /// The shortest trial, s.
 const SHORTEST: f64 = 0.1;
 
 /// About what a measurement takes: trials, and seconds for each trial's start and end.
-const TRIALS_EACH: f64 = 10.0;
+const TRIALS_EACH: f64 = 8.0;
 const OVERHEAD: f64 = 0.05;
 
 /// The rate at which the receiving CPU's time is measured, packets/s. High, because a thread that
@@ -37,7 +37,7 @@ fn trial_seconds(seconds: f64) -> f64 {
 
 /// About how long a search takes, s.
 pub(super) fn search_seconds(seconds: f64) -> f64 {
-    TRIALS_EACH * (trial_seconds(seconds) + OVERHEAD)
+    TRIALS_EACH * (SETTLING.as_secs_f64() + trial_seconds(seconds) + OVERHEAD)
 }
 
 /// What a search finds.
@@ -86,14 +86,16 @@ pub(super) fn notes(seconds: f64) -> Vec<String> {
     vec![
         format!(
             "Without loss: less than {:.1} % of the packets that the device took did not arrive. Found \
-             by bisection from {FLOOR:.0} packets/s, to 3 %. A trial lasts {:.2} s, not the 60 s of \
-             RFC 2544: what queues can hold does not count as lost, which makes the rate of a short \
+             by halving the rate, down to {FLOOR:.0} packets/s, and then by bisection, to 5 %. A trial \
+             lasts {:.2} s, not the 60 s of RFC 2544, after {:.1} s at the same rate in which nothing is \
+             counted, so that flows find their CPUs: what queues can hold does not count as lost, which makes the rate of a short \
              trial up to a few per cent too high. kernel RPS and rxsteer hold \
              net.core.netdev_max_backlog packets per CPU, the naive cpumap 2048, a socket some 1900. \
              A trial that lost less than 1 % is repeated once: a wake-up that comes late costs packets \
              at any rate.",
             100.0 * LOSSFREE,
             trial_seconds(seconds),
+            SETTLING.as_secs_f64(),
         ),
         "The generator shares the CPU that polls the queue. At a rate it sends bursts of 200 us, and \
          waits while the device's ring has no room: when that CPU has no more time, the generator goes \
@@ -156,7 +158,8 @@ pub(super) fn search(
             f64::from(u8::from(found.generator_bound)),
         ),
     ];
-    if let Some((ns, frames)) = steady.and_then(|s| s.rx_cpu_ns.map(|ns| (ns, s.accepted))) {
+    if let Some((ns, frames)) = steady.and_then(|s| s.rx_cpu_ns.map(|ns| (ns, s.settled.accepted)))
+    {
         values.push(("rx_cpu_ns_per_packet", ns as f64 / frames as f64));
     }
     if way.mode.is_kernels() {

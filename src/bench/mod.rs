@@ -19,6 +19,7 @@ pub mod busypoll;
 pub mod closed_loop;
 pub mod compare;
 pub mod decide;
+pub mod fairness;
 pub mod files;
 pub mod flood;
 pub mod follow;
@@ -58,6 +59,8 @@ pub enum Scenario {
     Follow,
     /// More UDP packets than the host can use
     Flood,
+    /// One flooding flow among a thousand modest ones
+    Fairness,
     /// One byte to and fro, over one connection and over 500
     Rr,
     /// Requests that make the server work
@@ -83,7 +86,7 @@ impl Scenario {
         match self {
             Self::Rr | Self::Rpc | Self::Stream => true,
             Self::Decide | Self::Record | Self::Follow => false,
-            Self::Flood | Self::Lossfree | Self::Forward => false,
+            Self::Flood | Self::Fairness | Self::Lossfree | Self::Forward => false,
             Self::Busypoll | Self::Reorder => false,
         }
     }
@@ -113,6 +116,7 @@ impl Scenario {
             Self::Record => Box::new(record::Record::new(effort)?),
             Self::Follow => Box::new(follow::Follow::new(effort)?),
             Self::Flood => Box::new(flood::Flood::new(effort)?),
+            Self::Fairness => Box::new(fairness::Fairness::new(effort)?),
             Self::Rr => Box::new(rr::Rr::new(effort)?),
             Self::Rpc => Box::new(rpc::Rpc::new(effort)?),
             Self::Stream => Box::new(stream::TcpStream::new(effort)?),

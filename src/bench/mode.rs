@@ -20,7 +20,8 @@ use crate::device::{Device, XdpMode};
 use crate::lab::link::End;
 use crate::lab::setting::Setting;
 use crate::lab::xdp::Xdp;
-use crate::run::{self, Mode as Xdps, Options, Policy, RpsCpus};
+use crate::policy::Policy;
+use crate::run::{self, Mode as Xdps, Options, RpsCpus};
 
 /// Frames that the naive cpumap's rings hold.
 const CPUMAP_RING: u32 = 2048;
@@ -41,6 +42,10 @@ pub enum Mode {
     Cpumap,
     /// This program under `--policy rps`.
     RxsteerRps,
+    /// This program under `--policy rfs`.
+    RxsteerRfs,
+    /// This program under `--policy rfs+idle`.
+    RxsteerRfsIdle,
     /// This program.
     Rxsteer,
 }
@@ -49,6 +54,20 @@ impl Mode {
     /// One of the kernel's own.
     pub fn is_kernels(self) -> bool {
         matches!(self, Self::KernelRps | Self::KernelRfs)
+    }
+
+    /// Of this program, if it is one of its modes.
+    fn policy(self) -> Option<Policy> {
+        match self {
+            Self::None | Self::KernelRps | Self::KernelRfs | Self::Cpumap => None,
+            Self::RxsteerRps => Some(Policy::RPS),
+            Self::RxsteerRfs => Some(Policy::RFS),
+            Self::RxsteerRfsIdle => Some(Policy {
+                idle: true,
+                ..Policy::RFS
+            }),
+            Self::Rxsteer => Some(Policy::default()),
+        }
     }
 }
 
@@ -60,6 +79,8 @@ impl fmt::Display for Mode {
             Self::KernelRfs => "kernel-rfs",
             Self::Cpumap => "cpumap",
             Self::RxsteerRps => "rxsteer-rps",
+            Self::RxsteerRfs => "rxsteer-rfs",
+            Self::RxsteerRfsIdle => "rxsteer-rfs+idle",
             Self::Rxsteer => "rxsteer",
         })
     }
@@ -140,26 +161,22 @@ impl<'a> Active<'a> {
         if !mode.is_kernels() && !device.kernel_rps.is_empty() {
             active.settings = vec![rps_off(end, &device.kernel_rps)?];
         }
-        match mode {
-            Mode::None | Mode::KernelRps | Mode::KernelRfs if end.pass => {
-                active.program = Some(Xdp::pass(end, XdpMode::Native)?);
-            }
-            Mode::None | Mode::KernelRps | Mode::KernelRfs => {}
-            Mode::Cpumap => {
-                let cpus: Vec<u32> = spread_over()?.iter().collect();
-                active.program = Some(Xdp::cpumap(end, &cpus, CPUMAP_RING)?);
-            }
-            Mode::RxsteerRps | Mode::Rxsteer => {
+        match (mode, mode.policy()) {
+            (_, Some(policy)) => {
                 let mut options = Options::new([end.name.as_str()]);
                 if let Some(cpus) = cpus {
                     options.rps_cpus = RpsCpus::Mask(cpus.clone());
                 }
                 options.mode = Xdps::Native;
-                if mode == Mode::RxsteerRps {
-                    options.policy = Policy::Rps;
-                }
+                options.policy = policy;
                 active.steering = Some(steer(end, options)?);
             }
+            (Mode::Cpumap, None) => {
+                let cpus: Vec<u32> = spread_over()?.iter().collect();
+                active.program = Some(Xdp::cpumap(end, &cpus, CPUMAP_RING)?);
+            }
+            _ if end.pass => active.program = Some(Xdp::pass(end, XdpMode::Native)?),
+            _ => {}
         }
         if mode.is_kernels() {
             active.settings = kernel_steering(end, spread_over()?, mode == Mode::KernelRfs)?;
@@ -196,9 +213,13 @@ impl<'a> Active<'a> {
             .map(|softnet| softnet.processed)
             .sum();
         let interrupts: u64 = seen.softnet.values().map(|s| s.received_rps).sum();
-        // What rxsteer's own policy keeps where it was received was steered too.
+        // Flows that stay, since the CPU has room or their application is there, were steered too.
+        let may_stay = match mode.policy() {
+            Some(policy) => policy.adapt || policy.follows(),
+            None => mode == Mode::None,
+        };
         fit!(
-            matches!(mode, Mode::None | Mode::Rxsteer) || elsewhere.is_empty() || moved > 0,
+            may_stay || elsewhere.is_empty() || moved > 0,
             "{mode} was not in effect: CPUs {elsewhere} processed no packet"
         );
         fit!(

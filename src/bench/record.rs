@@ -18,6 +18,7 @@ use super::report::SUBJECT;
 use super::{Better, CasePlan, Effort, Experiment, Plan, Values, fit, headline};
 use crate::datapath::{Datapath, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use crate::lab::netns::Netns;
+use crate::policy::Policy;
 
 /// Calls between two looks at the clock.
 const CALLS: u32 = 1000;
@@ -78,7 +79,10 @@ impl Experiment for Record {
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let unseen = self.datapath.follow(mode == 1)?.unwrap_or_default();
+        let unseen = self
+            .datapath
+            .steer_by([Policy::RPS, Policy::RFS][mode])?
+            .unwrap_or_default();
         fit!(unseen.is_empty(), "{}", unseen.join("; "));
         let call = &mut self.cases[case].1;
         let seconds = self.seconds;

@@ -37,6 +37,7 @@ use crate::lab::setting::Setting;
 use crate::lab::wire::{Window, Wire, WireConfig};
 use crate::lab::witness::Witness;
 use crate::lab::{sockets, softnet};
+use crate::policy::Policy;
 use crate::run::{self, Change, Mode, Options, RpsCpus};
 use crate::topology::Topology;
 
@@ -71,6 +72,17 @@ const BUSY_POLL_US: u32 = 500;
 /// Bytes of each socket's buffer; a frame takes some 5 kB of it.
 const RCVBUF: usize = 64 << 20;
 
+/// One after the other.
+const POLICIES: [Policy; 4] = [
+    Policy::ADAPTIVE,
+    Policy::RPS,
+    Policy {
+        idle: true,
+        ..Policy::RFS
+    },
+    Policy::RFS,
+];
+
 /// How long the last packets may take to arrive.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -99,11 +111,13 @@ pub enum Case {
     Restart,
     /// A CPU goes offline and comes back.
     Hotplug,
+    /// Another policy holds, those that look at the load included.
+    Policies,
 }
 
 impl Case {
     /// All of them, in the order in which they are reported.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 12] = [
         Self::Udp,
         Self::UdpServer,
         Self::Tcp,
@@ -115,6 +129,7 @@ impl Case {
         Self::Softirq,
         Self::Restart,
         Self::Hotplug,
+        Self::Policies,
     ];
 
     fn is_tcp(self) -> bool {
@@ -125,7 +140,12 @@ impl Case {
     fn is_eventful(self) -> bool {
         matches!(
             self,
-            Self::BusyPoll | Self::Irq | Self::Softirq | Self::Restart | Self::Hotplug
+            Self::BusyPoll
+                | Self::Irq
+                | Self::Softirq
+                | Self::Restart
+                | Self::Hotplug
+                | Self::Policies
         )
     }
 
@@ -148,6 +168,7 @@ impl fmt::Display for Case {
             Self::Irq => "irq",
             Self::Softirq => "softirq",
             Self::Restart => "restart",
+            Self::Policies => "policies",
             Self::Hotplug => "hotplug",
         })
     }
@@ -367,6 +388,15 @@ impl<'a> Storm<'a> {
         if !self.step.is_multiple_of(REST) {
             return Ok(active);
         }
+        if self.case == Case::Policies {
+            let policy = POLICIES[self.events as usize % POLICIES.len()];
+            let change = Change {
+                policy: Some(policy),
+                ..Change::default()
+            };
+            dut.netns.run(|| run::set(change))?;
+            self.events += 1;
+        }
         if let Some(hotplug) = &self.hotplug {
             hotplug.set(if self.is_offline { "1" } else { "0" })?;
             self.is_offline = !self.is_offline;
@@ -435,6 +465,9 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         _second,
     } = Bed::new(case)?;
     let options = Options {
+        // So that all moves that can: what the policies do is a case of its own.
+        policy: Policy::RFS,
+        flow_limit: 0,
         mode: Mode::Native,
         rps_cpus: RpsCpus::Mask(online.clone()),
         backlog: Some(LIMIT_MAX),

@@ -39,7 +39,13 @@ impl Rpc {
     /// When the host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
         let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On])?;
-        let modes = [Mode::None, Mode::KernelRps, Mode::KernelRfs, Mode::Rxsteer];
+        let modes = [
+            Mode::None,
+            Mode::KernelRps,
+            Mode::KernelRfs,
+            Mode::RxsteerRfs,
+            Mode::Rxsteer,
+        ];
         let work = Work::up_to(WORK_US, TIMES_L2 * l2_bytes());
         let case = |(connections, threads)| ClosedLoop {
             tcp: true,

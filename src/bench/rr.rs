@@ -26,7 +26,13 @@ impl Rr {
     /// When the host does not allow it, or has a single CPU; when the peer is not there.
     pub fn new(effort: &Effort) -> Result<Self> {
         let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On])?;
-        let modes = [Mode::None, Mode::KernelRps, Mode::KernelRfs, Mode::Rxsteer];
+        let modes = [
+            Mode::None,
+            Mode::KernelRps,
+            Mode::KernelRfs,
+            Mode::RxsteerRfs,
+            Mode::Rxsteer,
+        ];
         let case = |tcp, connections| ClosedLoop {
             tcp,
             len: 1,

@@ -30,7 +30,8 @@ const NOTES: [&str; 2] = [
      since a veth with an XDP program takes frames of the MTU alone: it is a part of the service \
      demand, and of what limits the throughput. Of the modes that spread by hash, one flow uses one \
      CPU of the mask, in each measurement another perhaps.",
-    "Steering to idle CPUs is not there yet: rxsteer runs as it is, and no mode with it off.",
+    "rxsteer-rfs+idle and rxsteer-rfs tell what an idle CPU near a busy consumer is worth: where \
+     there is none, they are the same.",
 ];
 
 /// How long a connection may take.
@@ -62,7 +63,15 @@ impl TcpStream {
     /// When the host does not allow it, or has a single CPU; when the peer is not there.
     pub fn new(effort: &Effort) -> Result<Self> {
         let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On])?;
-        let modes = [Mode::None, Mode::KernelRps, Mode::KernelRfs, Mode::Rxsteer];
+        use Mode::{KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs, RxsteerRfsIdle};
+        let modes = [
+            None,
+            KernelRps,
+            KernelRfs,
+            RxsteerRfs,
+            RxsteerRfsIdle,
+            Rxsteer,
+        ];
         Ok(Self {
             ways: places.masks().ways(&modes),
             cases: places.each([Consumer::Polls(WORK), Consumer::Blocks]),

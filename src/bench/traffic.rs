@@ -25,6 +25,15 @@ const UNACCOUNTED: f64 = 0.001;
 /// The last packets have gone through when none came for so long.
 const QUIET: Duration = Duration::from_millis(25);
 
+/// Before anything is counted, in all modes alike: flows find their CPUs, whatever adapts itself to
+/// the load does so (RFC 2544, 23).
+pub const SETTLING: Duration = Duration::from_millis(200);
+
+/// How often it is looked how few packets are under way, and at what distance: no multiple of a
+/// wire's 200 us between bursts.
+const LOOKS: u32 = 16;
+const BETWEEN_LOOKS: Duration = Duration::from_micros(130);
+
 /// How long the last packets may take.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -60,41 +69,82 @@ impl Receiver for Jumpers {
     }
 }
 
-/// What became of the packets of one wire, or of several together.
-#[derive(Clone, Debug, Default)]
-pub struct Traffic {
-    /// Packets that the device took. What found its ring full is not among them: that tells of the
+/// Packets of a wire up to a moment, or between two.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// That the device took. What found its ring full is not among them: that tells of the
     /// generator, which shares a CPU with the thread that empties the ring.
     pub accepted: u64,
     /// Of these, those that the receiver got.
     pub delivered: u64,
-    /// Those that it had no room for.
+}
+
+impl Counts {
+    /// When few are under way, of some moments: what is on its way then would be taken for
+    /// delivered in place of later ones that are lost. `look` reads `delivered` first.
+    ///
+    /// # Errors
+    /// Those of `look`.
+    pub(super) fn when_few_are_under_way(look: impl Fn() -> Result<Self>) -> Result<Self> {
+        let mut best = look()?;
+        for _ in 1..LOOKS {
+            sleep(BETWEEN_LOOKS);
+            let now = look()?;
+            if now.under_way() <= best.under_way() {
+                best = now;
+            }
+        }
+        Ok(best)
+    }
+
+    /// Lost ones, too.
+    fn under_way(self) -> u64 {
+        self.accepted.saturating_sub(self.delivered)
+    }
+
+    /// Between then and now. What queues held then may come to more than was lost since: no more
+    /// are delivered than were accepted.
+    pub(super) fn since(self, then: Self) -> Self {
+        let accepted = self.accepted - then.accepted;
+        Self {
+            accepted,
+            delivered: (self.delivered - then.delivered).min(accepted),
+        }
+    }
+}
+
+/// What became of the packets of one wire, or of several together.
+#[derive(Clone, Debug, Default)]
+pub struct Traffic {
+    /// All of them.
+    pub all: Counts,
+    /// Those that the receiver had no room for.
     pub dropped: u64,
-    /// The part of it while the wire sent.
-    pub meanwhile: Meanwhile,
-    /// CPU time of the thread that polls the queue, ns, if one does.
+    /// Without those of the first [`SETTLING`].
+    pub settled: Counts,
+    /// Of these, what was accepted and delivered while the wire sent: without what lay in a queue
+    /// when it stopped.
+    pub meanwhile: Counts,
+    /// How long that was, s.
+    pub seconds: f64,
+    /// CPU time of the thread that polls the queue, ns since all had settled, if there is one.
     pub rx_cpu_ns: Option<u64>,
 }
 
-/// What is counted while a wire sends: without what lies in a queue when it stops.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Meanwhile {
-    /// For how long, s.
-    pub seconds: f64,
-    /// Packets that the device took.
-    pub accepted: u64,
-    /// Packets that the receiver got.
-    pub delivered: u64,
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.accepted += other.accepted;
+        self.delivered += other.delivered;
+    }
 }
 
 impl AddAssign<&Self> for Traffic {
     fn add_assign(&mut self, other: &Self) {
-        self.accepted += other.accepted;
-        self.delivered += other.delivered;
+        self.all += other.all;
         self.dropped += other.dropped;
-        self.meanwhile.seconds += other.meanwhile.seconds;
-        self.meanwhile.accepted += other.meanwhile.accepted;
-        self.meanwhile.delivered += other.meanwhile.delivered;
+        self.settled += other.settled;
+        self.meanwhile += other.meanwhile;
+        self.seconds += other.seconds;
         if let Some(ns) = other.rx_cpu_ns {
             *self.rx_cpu_ns.get_or_insert(0) += ns;
         }
@@ -102,8 +152,8 @@ impl AddAssign<&Self> for Traffic {
 }
 
 impl Traffic {
-    /// Sends for `seconds`, as fast as the generator can or at `rate` frames per second, and waits
-    /// until all of it has come or is lost.
+    /// Sends as fast as the generator can, or at `rate` frames per second, for [`SETTLING`] and
+    /// `seconds` without a pause, and waits until all of it has come or is lost.
     ///
     /// # Errors
     /// When something of the lab failed; [`Unfit`](super::Unfit) when the generator did not run.
@@ -125,28 +175,40 @@ impl Traffic {
         };
         let rx_cpu_ns = || bed.nic.as_ref().map(|nic| nic.cpu_ns(0)).transpose();
         let (before, dropped_before) = (receiver.received(), receiver.dropped()?);
-        let cpu_before = rx_cpu_ns()?;
         let wire = Wire::start(&bed.link, INTERRUPT_CPU, &config)?;
+        let look = || {
+            // What has been delivered by now had been accepted before.
+            let delivered = receiver.received() - before;
+            let accepted = wire.accepted()?;
+            Ok(Counts {
+                accepted,
+                delivered,
+            })
+        };
+        sleep(SETTLING);
+        let cpu_before = rx_cpu_ns()?;
+        let then = Counts::when_few_are_under_way(look)?;
         let start = Instant::now();
         sleep(Duration::from_secs_f64(seconds));
-        // What has been delivered by now had been accepted before.
-        let meanwhile = Meanwhile {
-            seconds: start.elapsed().as_secs_f64(),
-            delivered: receiver.received() - before,
-            accepted: wire.accepted()?,
-        };
+        let meanwhile = look()?.since(then);
+        let seconds = start.elapsed().as_secs_f64();
         let sent = wire.stop()?;
-        settle(receiver)?;
+        drain(receiver)?;
         let cpu_after = rx_cpu_ns()?;
         fit!(
             meanwhile.accepted > 0,
             "the device accepted nothing: the generator did not run"
         );
-        Ok(Self {
+        let all = Counts {
             accepted: sent.sent - sent.lost,
             delivered: receiver.received() - before,
+        };
+        Ok(Self {
+            all,
             dropped: receiver.dropped()? - dropped_before,
+            settled: all.since(then),
             meanwhile,
+            seconds,
             rx_cpu_ns: cpu_after
                 .zip(cpu_before)
                 .map(|(after, before)| after - before),
@@ -155,22 +217,23 @@ impl Traffic {
 
     /// Packets that the device took, per second.
     pub fn accepted_pps(&self) -> f64 {
-        self.meanwhile.accepted as f64 / self.meanwhile.seconds
+        self.meanwhile.accepted as f64 / self.seconds
     }
 
     /// Packets that the receiver got meanwhile, per second.
     pub fn delivered_pps(&self) -> f64 {
-        self.meanwhile.delivered as f64 / self.meanwhile.seconds
+        self.meanwhile.delivered as f64 / self.seconds
     }
 
-    /// Of the packets that the device took, the share that did not arrive, then or later.
+    /// Of the packets that the device took since all had settled, the share that did not arrive,
+    /// then or later.
     pub fn loss(&self) -> f64 {
-        1.0 - self.delivered as f64 / self.accepted as f64
+        1.0 - self.settled.delivered as f64 / self.settled.accepted as f64
     }
 }
 
 /// Waits until nothing more comes.
-fn settle(receiver: &dyn Receiver) -> Result<()> {
+pub(super) fn drain(receiver: &dyn Receiver) -> Result<()> {
     let start = Instant::now();
     let mut last = None;
     while start.elapsed() < PATIENCE {
@@ -205,22 +268,23 @@ pub fn check(
 
 /// Whether all packets are accounted for. `dropped`: at the kernel's backlogs.
 fn account(mode: Mode, traffic: &Traffic, dropped: u64, queue: Option<&Queue>) -> Result<()> {
-    let arrived = traffic.delivered + traffic.dropped;
+    let all = traffic.all;
+    let arrived = all.delivered + traffic.dropped;
     let expected = match (mode, queue) {
         (_, Some(queue)) => {
             fit!(
-                queue.received == traffic.accepted,
+                queue.received == all.accepted,
                 "rxsteer received {} of {} frames",
                 queue.received,
-                traffic.accepted
+                all.accepted
             );
             queue.inline + queue.sums.delivered
         }
         // Its full rings are counted nowhere.
         (Mode::Cpumap, _) => return Ok(()),
-        _ => traffic.accepted.saturating_sub(dropped),
+        _ => all.accepted.saturating_sub(dropped),
     };
-    let missing = arrived.abs_diff(expected) as f64 / traffic.accepted as f64;
+    let missing = arrived.abs_diff(expected) as f64 / all.accepted as f64;
     fit!(
         missing < UNACCOUNTED,
         "packets are unaccounted for: {expected} should have come to the receiver, and {arrived} did"
@@ -236,8 +300,10 @@ mod tests {
 
     fn traffic(accepted: u64, delivered: u64, dropped: u64) -> Traffic {
         Traffic {
-            accepted,
-            delivered,
+            all: Counts {
+                accepted,
+                delivered,
+            },
             dropped,
             ..Default::default()
         }
@@ -245,6 +311,26 @@ mod tests {
 
     fn refused(result: Result<()>) -> bool {
         result.is_err_and(|error| error.is::<Unfit>())
+    }
+
+    #[test]
+    fn what_was_under_way_hides_no_loss() {
+        let counts = |accepted, delivered| Counts {
+            accepted,
+            delivered,
+        };
+        // 30 were lost before; after that 10 of 1000, and at times 60 are under way.
+        let moments = [(500, 410), (600, 570), (700, 610)].map(|(a, d)| counts(a, d));
+        let looks = std::cell::Cell::new(0);
+        let then = Counts::when_few_are_under_way(|| {
+            let moment = moments[looks.replace(looks.get() + 1).min(2)];
+            Ok(moment)
+        });
+        let found = counts(1_600, 1_560).since(then.unwrap());
+        assert_eq!((found.accepted, found.delivered), (1_000, 990));
+        // The control: had the first moment been taken, there would have been no loss.
+        let found = counts(1_600, 1_560).since(moments[0]);
+        assert_eq!((found.accepted, found.delivered), (1_100, 1_100));
     }
 
     #[test]

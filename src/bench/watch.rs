@@ -7,8 +7,9 @@ use std::time::Instant;
 use anyhow::Result;
 
 use super::fit;
+use crate::cpu_times::{CpuTimes, cpu_times};
 use crate::lab::netns::Netns;
-use crate::lab::softnet::{self, CpuTimes, Softnet};
+use crate::lab::softnet::{self, Softnet};
 
 /// Of all CPUs' time, what the hypervisor may take for others.
 const STEAL: f64 = 0.05;
@@ -51,7 +52,7 @@ impl Watch {
             udp: softnet::udp(netns)?,
             tcp: softnet::tcp(netns)?,
             softnet: softnet::softnet()?,
-            cpus: softnet::cpu_times()?,
+            cpus: cpu_times()?,
             start: Instant::now(),
         })
     }
@@ -62,7 +63,7 @@ impl Watch {
     /// [`Unfit`](super::Unfit) when the hypervisor gave the CPUs to others meanwhile.
     pub fn end(self) -> Result<Seen> {
         let seconds = self.start.elapsed().as_secs_f64();
-        let cpus = softnet::cpu_times()?;
+        let cpus = cpu_times()?;
         let now: Vec<Softnet> = softnet::softnet()?;
         let since = |now: &[CpuTimes], of: fn(&CpuTimes) -> u64| {
             let sum = |times: &[CpuTimes]| times.iter().map(of).sum::<u64>();

@@ -43,6 +43,8 @@ pub struct UdpFlows {
     pub nr_dports: u16,
     /// Frames of one flow in a row.
     pub run: u32,
+    /// Frames of one more flow, number `nr_flows`, after each frame of the others. Only UDP.
+    pub flood: u32,
     /// UDP payload, bytes; at least the stamp's 16.
     pub payload_len: usize,
     /// A valid UDP checksum. Without, it is zero, which IPv6 receivers refuse.
@@ -65,6 +67,7 @@ impl UdpFlows {
             nr_saddrs: 16,
             nr_dports: 1,
             run: 1,
+            flood: 0,
             payload_len: size_of::<wire_stamp>(),
             checksum: true,
         }
@@ -102,7 +105,12 @@ impl UdpFlows {
             self.nr_saddrs.is_power_of_two() && self.nr_dports.is_power_of_two(),
             "the numbers of source addresses and destination ports are powers of two"
         );
-        let ports = (self.nr_flows.max(1) - 1) / self.nr_saddrs;
+        let last = self.nr_flows.max(1) - u32::from(self.flood == 0);
+        let ports = last / self.nr_saddrs;
+        ensure!(
+            tcp.is_none() || self.flood == 0,
+            "TCP flows are all alike: none floods"
+        );
         ensure!(
             self.nr_flows > 0
                 && self.run > 0
@@ -212,6 +220,7 @@ impl UdpFlows {
             saddr_mask: self.nr_saddrs - 1,
             saddr_shift: self.nr_saddrs.trailing_zeros(),
             dport_mask: u32::from(self.nr_dports) - 1,
+            flood: self.flood,
             ..Default::default()
         };
         Ok((frame, layout))

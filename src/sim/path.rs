@@ -9,8 +9,16 @@ use super::thread::{Thread, Traced};
 use crate::lab_skel::types::rx_facts;
 use crate::native;
 use crate::rps_map::SLOTS;
-use crate::rx::types::{backlog, rps_dev_flow, rps_location, rps_map, rx_queue, rx_verdict};
+use crate::rx::types::{
+    backlog, rps_dev_flow, rps_location, rps_map, rx_policy, rx_queue, rx_verdict,
+};
 use crate::tables::cpu_mask;
+
+/// The queue's flows follow their applications.
+const FOLLOW: u16 = rx_policy::RX_FOLLOW.0 as u16;
+
+/// A turn's length in ns.
+const TURN_NS: u64 = 10_000_000;
 
 /// Ring slots beyond the limit.
 const RING_SLACK: usize = 16;
@@ -64,6 +72,8 @@ pub struct Shape {
     pub sock_flow_order: u32,
     /// Packets that the driver keeps before it passes them to GRO.
     pub driver_batch: usize,
+    /// The part of a queue's frames, of 1024, that makes a flow large; 0: none is.
+    pub flow_limit: u32,
     /// What the path is not told truly: tests' controls.
     pub lie: Option<Lie>,
 }
@@ -137,8 +147,15 @@ pub enum Event {
     Application(usize, u32),
     /// The map's slots, from the first to the last, want this location.
     Map(u16, u16, u16),
-    /// Flows follow applications, or don't.
-    Follow(bool),
+    /// What flows do besides what RPS says: bits of `enum rx_policy`.
+    Policy(u16),
+    /// The queue's turn ends, in which so much of the polling CPU's time, of 1024 parts, went into
+    /// polls, and into everything.
+    Turn(u32, u32),
+    /// Whether a CPU is idle; how busy it was lately, and how wanted, of 1024.
+    Cpu(u32, bool, [u32; 2]),
+    /// Whether applications have nothing to do before their next packet.
+    Waits(bool),
     /// User space makes the backlogs that were asked for.
     Make,
     /// The ring will have no room for so many frames of the next bulk.
@@ -182,6 +199,8 @@ pub struct Path {
     pub stack: Stack,
     /// Frames that rings had no room for, without an [`Event::Lose`].
     pub nr_overflows: u64,
+    /// Why flows wanted to be where they did: a bit for each `enum rx_reason`.
+    pub reasons: u32,
     map: Box<rps_map>,
     table: Vec<rps_dev_flow>,
     sock_flows: Vec<u32>,
@@ -210,6 +229,21 @@ impl Path {
     /// At attach: nothing has been seen, every flow wants INLINE.
     pub fn new(shape: Shape) -> Self {
         let n = shape.nr_cpus as usize;
+        let mut facts = rx_facts {
+            limit: shape.limit.into(),
+            nr_cpus: shape.nr_cpus,
+            cpu_mask: cpu_mask(shape.nr_cpus),
+            unguarded: (shape.lie == Some(Lie::Unguarded)).into(),
+            flow_limit: shape.flow_limit,
+            ..Default::default()
+        };
+        for (i, cpu) in facts.cpus[..n].iter_mut().enumerate() {
+            let others = (1..n).map(|distance| (i + distance) % n);
+            for (near, other) in cpu.near.iter_mut().zip(others) {
+                *near = other as u16;
+                cpu.nr_near += 1;
+            }
+        }
         Self {
             q: rx_queue {
                 epoch: 1,
@@ -218,19 +252,14 @@ impl Path {
             backlogs: vec![backlog::default(); n],
             stack: Stack::default(),
             nr_overflows: 0,
+            reasons: 0,
             map: Box::new(rps_map {
                 location: [INLINE; SLOTS],
             }),
             table: vec![rps_dev_flow::default(); 1 << shape.flow_order],
             sock_flows: vec![0; 1 << shape.sock_flow_order],
             numbers: vec![0; shape.hashes.len()],
-            facts: rx_facts {
-                limit: shape.limit.into(),
-                nr_cpus: shape.nr_cpus,
-                cpu_mask: cpu_mask(shape.nr_cpus),
-                unguarded: (shape.lie == Some(Lie::Unguarded)).into(),
-                ..Default::default()
-            },
+            facts,
             jiffies: 1,
             polling: None,
             interrupt: 0,
@@ -266,13 +295,20 @@ impl Path {
                 let hash = self.shape.hashes[flow];
                 *self.sock_flow(hash) = native::sock_flow_entry(hash, cpu, self.facts.cpu_mask);
             }
-            Event::Map(..) | Event::Follow(_) if self.home => {}
+            Event::Map(..) | Event::Policy(_) if self.home => {}
             Event::Map(first, last, location) => {
                 for slot in first..=last {
                     self.map.location[usize::from(slot)] = location;
                 }
             }
-            Event::Follow(follow) => self.q.rfs = follow.into(),
+            Event::Policy(policy) => self.q.policy = policy,
+            Event::Turn(polls, all) => self.turn(polls, all),
+            Event::Cpu(cpu, idle, [busy, demand]) => {
+                self.facts.idle = self.facts.idle & !(1 << cpu) | u64::from(idle) << cpu;
+                self.facts.busy[cpu as usize] = busy;
+                self.facts.demand[cpu as usize] = demand;
+            }
+            Event::Waits(waits) => self.facts.consumer_waits = waits.into(),
             Event::Make => self.make(),
             Event::Lose(n) => self.lose = n,
             Event::Online(cpu, online) => {
@@ -285,7 +321,7 @@ impl Path {
             Event::Check => self.check(),
             Event::Home => {
                 self.home = true;
-                self.q.rfs = 0;
+                self.q.policy = 0;
                 self.map.location = [INLINE; SLOTS];
             }
             Event::Shed if self.home => self.map.location = [INLINE_SHED; SLOTS],
@@ -320,6 +356,7 @@ impl Path {
             cpu,
         );
         self.cpus[cpu as usize].asked |= self.facts.poll_asked != 0;
+        self.reasons |= 1 << self.table[slot].reason;
         if self.shape.lie == Some(Lie::PollEnds) {
             self.cpus[cpu as usize].nr_polls += 1;
         }
@@ -406,6 +443,15 @@ impl Path {
                 self.q.napi = 1;
             }
         }
+    }
+
+    /// `queue_polled()` in napi.h, at the end of a turn each of whose polls used up its budget.
+    fn turn(&mut self, polls: u32, all: u32) {
+        let l = &mut self.q.load;
+        let now = l.turn_start + TURN_NS;
+        l.poll_ns = u64::from(polls) * TURN_NS / 1024;
+        (l.nr_polls, l.nr_exhausted) = (8, 8);
+        native::load_turn(&mut self.q, now, all);
     }
 
     // ---- backlogs -----------------------------------------------------------------------------
@@ -573,13 +619,13 @@ impl Path {
         }
     }
 
-    /// Where it wants to be when interrupts go where they go: what the documentation says, not
+    /// Where it wants to be, by the tables alone, when interrupts go where they go: what the documentation says, not
     /// what steer.h does.
     pub fn wanted(&mut self, flow: usize) -> u16 {
         let hash = self.shape.hashes[flow];
         let entry = *self.sock_flow(hash);
         let mask = self.facts.cpu_mask;
-        let application = match self.q.rfs != 0 && entry & !mask == hash & !mask {
+        let application = match self.q.policy & FOLLOW != 0 && entry & !mask == hash & !mask {
             true => (entry & mask).checked_sub(1),
             false => None,
         };
@@ -618,8 +664,9 @@ impl Path {
     /// # Errors
     /// What does not add up, in words.
     pub fn balance(&self) -> Result<(), String> {
-        let sum = |b: &backlog| b.tail + b.nr_dropped + b.nr_shed;
-        let accounted = self.q.nr_inline + self.backlogs.iter().map(sum).sum::<u64>();
+        let sum = |b: &backlog| b.tail + b.nr_dropped + b.nr_shed + b.nr_limited;
+        let inline = self.q.nr_inline + self.q.load.nr_limited;
+        let accounted = inline + self.backlogs.iter().map(sum).sum::<u64>();
         if self.q.nr_received != accounted {
             return Err(format!(
                 "{} received, {accounted} accounted for",

@@ -17,7 +17,8 @@ use rxsteer::lab::netns::Netns;
 use rxsteer::lab::nic::Nic;
 use rxsteer::lab::sink::{Sink, SinkConfig};
 use rxsteer::lab::wire::{Wire, WireConfig};
-use rxsteer::run::{Mode, Options, Policy, RpsCpus};
+use rxsteer::policy::Policy;
+use rxsteer::run::{Mode, Options, RpsCpus};
 
 /// Polls every queue, unless a test says otherwise.
 pub const POLLING_CPU: u32 = 0;
@@ -78,7 +79,8 @@ impl Bed {
     /// two flows share one.
     pub fn options(&self, cpus: &[u32]) -> Options {
         Options {
-            policy: Policy::Rps,
+            policy: Policy::RPS,
+            flow_limit: 0,
             mode: Mode::Native,
             rps_cpus: RpsCpus::Mask(mask(cpus)),
             backlog: Some(LIMIT_MAX),

@@ -1,0 +1,102 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * cpu.h: what the CPUs are doing, read from the scheduler's run queues. Where a run queue is has to
+ * be learnt once; to read it costs the scheduler nothing.
+ */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+#include "kernel.h"
+#include "load.h"
+#include "types.h"
+
+/* Indexed by CPU. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct cpu);
+} cpus SEC(".maps");
+
+static __always_inline const struct cpu *cpu_of(__u32 cpu)
+{
+	return bpf_map_lookup_elem(&cpus, &cpu);
+}
+
+/* Its run queue, or NULL while it is not known. */
+static __always_inline struct rq *cpu_rq(const struct cpu *c)
+{
+	return c ? (struct rq *)c->rq : NULL;
+}
+
+static __always_inline bool cpu_is_idle(__u32 cpu)
+{
+	const struct cpu *c = cpu_of(cpu);
+	struct rq *rq = cpu_rq(c);
+
+	if (!c)
+		return false;
+	if (!rq)
+		return !*(volatile __u32 *)&c->running;
+	return (__u64)BPF_CORE_READ(rq, curr) == c->idle;
+}
+
+/* PELT's view, whose half-life is 32 ms. An idle CPU's is not kept up to date. */
+static __always_inline __u32 cpu_busy(__u32 cpu)
+{
+	struct rq *rq = cpu_rq(cpu_of(cpu));
+	__u64 busy;
+
+	if (!rq)
+		return cpu_is_idle(cpu) ? 0 : LOAD_WHOLE;
+	busy = BPF_CORE_READ(rq, cfs.avg.util_avg) + BPF_CORE_READ(rq, avg_rt.util_avg) +
+	       BPF_CORE_READ(rq, avg_dl.util_avg);
+	if (bpf_core_field_exists(rq->avg_irq))
+		busy += BPF_CORE_READ(rq, avg_irq.util_avg);
+	return busy < LOAD_WHOLE ? busy : LOAD_WHOLE;
+}
+
+static __always_inline __u32 cpu_demand(__u32 cpu, const struct backlog *b)
+{
+	struct task_struct *kthread = b ? (void *)b->kthread : NULL;
+	struct rq *rq = cpu_rq(cpu_of(cpu));
+	__u64 demand, own = 0;
+
+	if (!rq)
+		return cpu_busy(cpu);
+	demand = BPF_CORE_READ(rq, cfs.avg.runnable_avg);
+	if (kthread)
+		own = BPF_CORE_READ(kthread, se.avg.runnable_avg);
+	return demand > own ? demand - own : 0;
+}
+
+/* A task begins or ceases to want a CPU: attached only until every CPU has been seen. */
+SEC("?tp_btf/sched_update_nr_running_tp")
+int BPF_PROG(on_nr_running, struct rq *rq)
+{
+	__u32 cpu = BPF_CORE_READ(rq, cpu);
+	struct cpu *c = bpf_map_lookup_elem(&cpus, &cpu);
+
+	if (c && !c->rq) {
+		c->idle = (__u64)BPF_CORE_READ(rq, idle);
+		c->rq = (__u64)rq;
+	}
+	return 0;
+}
+
+/* Kernels without that tracepoint, at a cost for each switch. */
+SEC("?tp_btf/sched_switch")
+int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	__u32 cpu = bpf_get_smp_processor_id();
+	struct cpu *c = bpf_map_lookup_elem(&cpus, &cpu);
+
+	if (c)
+		c->running = BPF_CORE_READ(next, pid) != 0;
+	return 0;
+}

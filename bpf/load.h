@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * load.h: how much a queue has to do, and whether the CPU that polls it has room: turn by turn, and
+ * flow by flow (docs/policy.md).
+ *
+ * Plain C without helpers, maps or a clock (types.h).
+ */
+#pragma once
+
+#include <stdbool.h>
+
+#include "types.h"
+
+/* Length of a turn: short beside what an application would notice, long enough to count in. */
+#define LOAD_TURN_NS 10000000ULL
+
+/* All of something, where a share of it is asked for. */
+#define LOAD_WHOLE 1024
+
+/*
+ * The polling CPU is pressed when it is idle for less than an eighth of the time, and polls are the
+ * reason: they take three eighths, or use up their budget again and again. It has room for all when
+ * it would be idle for three eighths with all at home.
+ */
+#define LOAD_PRESSED	(LOAD_WHOLE * 7 / 8)
+#define LOAD_PRESSED_BY (LOAD_WHOLE * 3 / 8)
+#define LOAD_RELAXED	(LOAD_WHOLE * 5 / 8)
+
+/* Frames from which what one costs can be told. */
+#define LOAD_SAMPLE 32
+
+/* Frames in two turns from which others' place is worth keeping. */
+#define LOAD_OTHERS 8
+
+/* Polls from which can be told whether they are behind. */
+#define LOAD_POLLS 4
+
+/* Fraction bits of rx_load.inline_ns. */
+#define LOAD_COST_SHIFT 4
+
+/* Nobody may leave. */
+#define LOAD_NOBODY (~0U)
+
+static __always_inline __u32 load_share(__u64 part, __u64 whole)
+{
+	return part >= whole ? LOAD_WHOLE : part * LOAD_WHOLE / whole;
+}
+
+/* What the frames that went elsewhere would cost here, as a share of `elapsed` ns. */
+static __always_inline __u32 load_elsewhere(const struct rx_load *l, __u64 frames, __u64 elapsed)
+{
+	return load_share((frames * l->inline_ns) >> LOAD_COST_SHIFT, elapsed);
+}
+
+/*
+ * Large flows leave first: who has half as many frames as the largest, then a quarter, and so on
+ * for as long as the CPU is pressed.
+ */
+static __always_inline __u32 load_leaving(const struct rx_load *l)
+{
+	if (l->pressure != RX_PRESSED || !l->largest)
+		return LOAD_NOBODY;
+	return (l->leaving < l->largest ? l->leaving : l->largest) / 2;
+}
+
+/* Whether polls are behind what comes: of a turn's, that many at least used up their budget. */
+static __always_inline bool load_behind(const struct rx_load *l, __u32 polls)
+{
+	return l->nr_polls >= LOAD_POLLS && l->nr_exhausted >= polls;
+}
+
+/*
+ * The part of large flows' frames to drop INLINE: more while the device's ring is never seen empty
+ * and the CPU does little else than to poll, when it overflows for small flows too; less otherwise,
+ * and none while there is room for all.
+ */
+static __always_inline __u32 load_police(const struct rx_load *l)
+{
+	__u32 police = l->police;
+
+	if (l->pressure == RX_RELAXED)
+		return 0;
+	if (l->pressure == RX_PRESSED && load_behind(l, l->nr_polls - l->nr_polls / 16))
+		return police + (LOAD_WHOLE - police) / 8;
+	return police - (police + 15) / 16;
+}
+
+/* What the CPU spent in polls in this turn, other queues' included. */
+static __always_inline void load_others(struct rx_load *l, __u64 poll_ns, __u64 over_idle_ns)
+{
+	l->others_ns = poll_ns > l->poll_ns ? poll_ns - l->poll_ns : 0;
+	if (over_idle_ns > l->over_idle_ns)
+		l->over_idle_ns = over_idle_ns;
+}
+
+/* Frames of which nothing has gone elsewhere. */
+static __always_inline __u64 load_here(const struct rx_queue *q)
+{
+	return q->nr_inline + q->nr_no_flow[FLOW_TRUNCATED] + q->nr_no_flow[FLOW_UNKNOWN] +
+	       q->load.nr_limited;
+}
+
+/* A turn ends; `busy` is the share of its time in which the CPU ran a task, of LOAD_WHOLE. */
+static __always_inline void load_turn(struct rx_queue *q, __u64 now, __u32 busy)
+{
+	struct rx_load *l = &q->load;
+	__u64 received = q->nr_received - l->turn_received;
+	__u64 here = load_here(q);
+	__u64 elsewhere = received - (here - l->turn_here);
+	__u64 elapsed = now - l->turn_start;
+
+	if (received >= LOAD_SAMPLE && elsewhere <= received / 8)
+		l->inline_ns = (l->poll_ns << LOAD_COST_SHIFT) / received;
+	l->poll_share = load_share(l->poll_ns + l->others_ns, elapsed);
+	busy += load_share(l->over_idle_ns, elapsed);
+	l->busy_share = busy < LOAD_WHOLE ? busy : LOAD_WHOLE;
+	if (l->busy_share >= LOAD_PRESSED &&
+	    (l->poll_share >= LOAD_PRESSED_BY || load_behind(l, l->nr_polls / 2)))
+		l->pressure = RX_PRESSED;
+	else if (l->busy_share + load_elsewhere(l, elsewhere, elapsed) <= LOAD_RELAXED)
+		l->pressure = RX_RELAXED;
+	else
+		l->pressure = RX_FULL;
+	l->leaving = load_leaving(l);
+	l->police = load_police(l);
+	l->received = received;
+
+	l->turn++;
+	l->turn_start = now;
+	l->turn_received = q->nr_received;
+	l->turn_here = here;
+	l->poll_ns = l->others_ns = l->over_idle_ns = 0;
+	l->nr_polls = l->nr_exhausted = l->largest = 0;
+}
+
+/* A poll of the queue has ended; `start` is when, in ns, it received its first frame. Returns
+ * whether the turn is over. */
+static __always_inline bool load_polled(struct rx_load *l, __u64 start, __u64 now, bool over_idle,
+					bool exhausted)
+{
+	l->poll_ns += now - start;
+	if (over_idle)
+		l->over_idle_ns += now - start;
+	l->nr_polls++;
+	l->nr_exhausted += exhausted;
+	if (unlikely(!l->turn_start))
+		l->turn_start = start;
+	return now - l->turn_start >= LOAD_TURN_NS;
+}
+
+/*
+ * Whether the flow's part of what its queue has received lately, in this turn and the one before,
+ * is more than `limit` of LOAD_WHOLE; 0 is no limit. A flow that has the queue to itself takes
+ * nobody's place.
+ */
+static __always_inline bool flow_is_large(const struct rx_queue *q, const struct rps_dev_flow *flow,
+					  __u32 limit)
+{
+	const struct rx_load *l = &q->load;
+	__u64 frames = flow->nr_packets + flow->nr_dropped - flow->frames;
+	__u64 all = q->nr_received - l->turn_received + l->received;
+
+	if (flow->turn == l->turn)
+		frames += flow->load;
+	return limit && frames * LOAD_WHOLE > all * limit && all >= frames + LOAD_OTHERS;
+}
+
+/* The flow's frames in the turn that has just ended; after a pause, in a turn of it on average. */
+static __always_inline void flow_turn(const struct rx_load *l, struct rps_dev_flow *flow)
+{
+	__u32 frames = flow->nr_packets + flow->nr_dropped;
+	__u32 turns = l->turn - flow->turn;
+
+	flow->load = turns > 1 ? (frames - flow->frames) / turns : frames - flow->frames;
+	flow->frames = frames;
+	flow->turn = l->turn;
+}

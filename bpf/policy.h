@@ -1,0 +1,254 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * policy.h: where a flow wants to be: by the tables, and by what the CPUs are doing
+ * (docs/policy.md). Whether it may go there is steer.h's.
+ *
+ * Plain C without helpers, maps or a clock (types.h); asks through the functions of rx.h.
+ */
+#pragma once
+
+#include <stdbool.h>
+
+#include "backlog.h"
+#include "load.h"
+#include "rx.h"
+#include "tables.h"
+#include "types.h"
+
+/* ---- by the tables alone --------------------------------------------------- */
+
+/*
+ * A CPU as a location: INLINE if it is the one that polls, since there is no hop to where the
+ * packet already is; RPS_NO_CPU if it is offline, or no CPU at all.
+ */
+static __always_inline __u16 rx_usable(const struct rx *rx, __u16 cpu)
+{
+	struct backlog *b;
+
+	if (cpu == rx->cpu)
+		return RPS_INLINE;
+	if (cpu >= RPS_INLINE_SHED)
+		return cpu;
+	b = rx_backlog(rx, cpu);
+	return b && likely(!b->closed) ? cpu : RPS_NO_CPU;
+}
+
+/*
+ * As get_rps_cpu() in net/core/dev.c: the CPU of the application if it is known and online, in the
+ * queue's mask or not; RPS otherwise; and where neither knows a CPU, here.
+ */
+static __always_inline __u16 rx_base(struct rx *rx, const struct rps_map *map)
+{
+	__u16 base = RPS_NO_CPU;
+
+	if (rx->q->policy & RX_FOLLOW)
+		base = rx_usable(rx, sock_flow_cpu(rx_sock_flow(rx), rx->hash, rx_cpu_mask()));
+	rx->followed = base != RPS_NO_CPU;
+	if (!rx->followed)
+		base = rx_usable(rx, rps_location_of(map, rx->hash));
+	return base == RPS_NO_CPU ? RPS_INLINE : base;
+}
+
+/* ---- by what the CPUs are doing --------------------------------------------- */
+
+/* A CPU that others want for more of the time has none to give. */
+#define POLICY_ROOM (LOAD_WHOLE * 7 / 8)
+
+/* A flow that costs less of a CPU's time goes to its application whatever else runs there. */
+#define POLICY_SMALL (LOAD_WHOLE / 8)
+
+/* A flow that changes its mind soon after the last time waits twice as long before the next: up to
+ * 2^10 turns, ten seconds. */
+#define POLICY_BACKOFF 10
+#define POLICY_SOON    64U /* times what it had to wait */
+
+/* What the flow costs, as a share of a CPU's time, as far as is known. */
+static __always_inline __u32 flow_share(const struct rx *rx, const struct rps_dev_flow *flow)
+{
+	return load_elsewhere(&rx->q->load, flow->load, LOAD_TURN_NS);
+}
+
+/* Whether the flow would find the time on the CPU that it needs. */
+static __always_inline bool flow_fits(const struct rx *rx, const struct rps_dev_flow *flow,
+				      __u32 cpu)
+{
+	return flow_share(rx, flow) + cpu_busy(cpu) <= LOAD_WHOLE;
+}
+
+/* An idle CPU near this one, on which the flow fits, or RPS_NO_CPU. */
+static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_dev_flow *flow,
+					  __u32 cpu)
+{
+	const struct cpu *center = cpu_of(cpu);
+
+	if (!center)
+		return RPS_NO_CPU;
+	for (__u32 i = 0; i < CPU_NEAR && i < center->nr_near; i++) {
+		__u16 near = center->near[i];
+
+		/* The one that polls is not idle. */
+		if (near == rx->cpu || near >= RPS_INLINE_SHED || !cpu_is_idle(near))
+			continue;
+		if (rx_usable(rx, near) == near && flow_fits(rx, flow, near))
+			return near;
+	}
+	return RPS_NO_CPU;
+}
+
+/* Whether frames come to the CPU faster than it takes them. */
+static __always_inline bool rx_crowded(const struct rx *rx, __u32 cpu)
+{
+	const struct backlog *b = rx_backlog(rx, cpu);
+
+	return !b || backlog_crowded(b);
+}
+
+/* Whether others leave the CPU time for the queue's backlog there. */
+static __always_inline bool rx_has_room(const struct rx *rx, __u32 cpu)
+{
+	return !rx_crowded(rx, cpu) && cpu_demand(cpu, rx_backlog(rx, cpu)) <= POLICY_ROOM;
+}
+
+/* Where the flow's application is, or RPS would have it, if that is worth a hop now. */
+static __always_inline bool rx_base_has_room(const struct rx *rx, const struct rps_dev_flow *flow)
+{
+	__u16 base = flow->base;
+
+	if (rx_crowded(rx, base))
+		return false;
+	/* Near the application its packets are cheapest, if it isn't kept from its work by them. */
+	if (rx->followed && !rx_consumer_waits(rx, base))
+		return false;
+	if (rx->followed && flow_share(rx, flow) <= POLICY_SMALL)
+		return true;
+	if (flow->wanted == base)
+		return true;
+	return (rx->followed || rx_has_room(rx, base)) && flow_fits(rx, flow, base);
+}
+
+/*
+ * As [RFC] net;sched: "Try to find idle cpu for RPS to handle packets": an idle CPU near an
+ * application that is busy. One that sleeps keeps its packets on its own CPU.
+ */
+static __always_inline __u16 rx_choose_idle(const struct rx *rx, struct rps_dev_flow *flow)
+{
+	if (flow->reason == RX_IDLE_CPU && flow->wanted != flow->base &&
+	    rx_usable(rx, flow->wanted) == flow->wanted && rx_has_room(rx, flow->wanted))
+		return flow->wanted;
+	return rx_idle_near(rx, flow, flow->base);
+}
+
+static __always_inline __u16 rx_choose_near(const struct rx *rx, struct rps_dev_flow *flow,
+					    __u16 otherwise, __u8 *reason)
+{
+	__u16 idle = RPS_NO_CPU;
+
+	if (rx->q->policy & RX_IDLE)
+		idle = rx_choose_idle(rx, flow);
+	if (idle == RPS_NO_CPU)
+		return otherwise;
+	*reason = RX_IDLE_CPU;
+	return idle;
+}
+
+/* INLINE unless the CPU that polls is pressed and another would be better. */
+static __always_inline __u16 rx_adapt(const struct rx *rx, struct rps_dev_flow *flow, __u8 *reason)
+{
+	struct rx_load *l = &rx->q->load;
+	__u16 stay = RPS_INLINE;
+
+	if (l->pressure == RX_RELAXED) {
+		*reason = RX_ROOM;
+		return RPS_INLINE;
+	}
+	if (flow->wanted == RPS_INLINE) {
+		if (l->largest < flow->load)
+			l->largest = flow->load;
+		*reason = l->pressure == RX_PRESSED ? RX_SMALL : RX_STAY;
+		if (flow->load < l->leaving)
+			return RPS_INLINE;
+	}
+	if (rx_base_has_room(rx, flow)) {
+		*reason = rx->followed ? RX_CONSUMER : RX_SPREAD;
+		return flow->base;
+	}
+	*reason = RX_NO_GAIN;
+	if (flow->wanted == flow->base && !rx_crowded(rx, flow->base)) {
+		*reason = RX_STAY;
+		stay = flow->base;
+	}
+	return rx_choose_near(rx, flow, stay, reason);
+}
+
+/* Where the flow wants to be from this turn on, and why. */
+static __always_inline __u16 rx_choose(const struct rx *rx, struct rps_dev_flow *flow, __u8 *reason)
+{
+	*reason = RX_TABLES;
+	if (flow->base == RPS_INLINE)
+		return RPS_INLINE;
+	if (rx->q->policy & RX_ADAPT)
+		return rx_adapt(rx, flow, reason);
+	if (!rx->followed || cpu_is_idle(flow->base) || rx_consumer_waits(rx, flow->base))
+		return flow->base;
+	return rx_choose_near(rx, flow, flow->base, reason);
+}
+
+/* Whether the flow may change its mind: more rarely each time that it does so soon. */
+static __always_inline bool flow_may_change(struct rps_dev_flow *flow)
+{
+	__u32 since = flow->turn - flow->changed;
+
+	if (since < 1U << flow->backoff)
+		return false;
+	if (since < POLICY_SOON << flow->backoff)
+		flow->backoff += flow->backoff < POLICY_BACKOFF;
+	else
+		flow->backoff -= flow->backoff > 0;
+	flow->changed = flow->turn;
+	return true;
+}
+
+/* The slot knows nothing: the flow begins where the policy would have it without a load. */
+static __always_inline void flow_begin(const struct rx *rx, struct rps_dev_flow *flow, __u16 base)
+{
+	flow->changed = flow->turn;
+	flow->load = 0;
+	flow->backoff = flow->reason = 0;
+	flow->base = base;
+	flow->wanted = rx->q->policy & RX_ADAPT ? (__u16)RPS_INLINE : base;
+}
+
+/* Whether the flow is where it is because the tables have it there. Who adapts is INLINE for the
+ * load's sake, whatever the tables say. */
+static __always_inline bool flow_at_base(const struct rx *rx, const struct rps_dev_flow *flow)
+{
+	return flow->wanted == flow->base &&
+	       !(rx->q->policy & RX_ADAPT && flow->wanted == RPS_INLINE);
+}
+
+/*
+ * Where the flow wants to be, whose tables say `base`. Decided once a turn; and when the tables
+ * change, since who follows an application follows it at once.
+ */
+static __always_inline __u16 rx_wanted(const struct rx *rx, struct rps_dev_flow *flow, __u16 base,
+				       bool new_turn)
+{
+	__u16 wanted = rx_usable(rx, flow->wanted);
+	bool moved = flow->base != base;
+	bool lost = wanted == RPS_NO_CPU;
+	__u8 reason;
+
+	if (likely(!new_turn && !moved && !lost))
+		return wanted;
+	if (lost || (moved && flow_at_base(rx, flow))) {
+		flow->wanted = base;
+		flow->reason = RX_TABLES;
+	}
+	flow->base = base;
+	wanted = rx_choose(rx, flow, &reason);
+	if (wanted == flow->wanted || flow_may_change(flow)) {
+		flow->wanted = wanted;
+		flow->reason = reason;
+	}
+	return rx_usable(rx, flow->wanted);
+}

@@ -1,0 +1,34 @@
+#!/bin/busybox sh
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# shellcheck shell=dash
+#
+# guest-init.sh: process 1 of guest.sh's virtual machine. Runs /test, writes its exit status to the
+# second serial port, and switches off.
+
+export PATH=/bin:/sbin:/usr/sbin
+busybox mount -t proc proc /proc
+busybox --install -s /bin
+
+mount -t sysfs sysfs /sys
+mount -t devtmpfs devtmpfs /dev
+mount -t tmpfs tmpfs /tmp
+mount -t tmpfs tmpfs /run
+mount -t bpf bpf /sys/fs/bpf
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mount -t tracefs tracefs /sys/kernel/tracing
+ip link set lo up
+stty -F /dev/console -onlcr
+# shellcheck disable=SC3045 # busybox's shell has -l
+ulimit -l unlimited
+
+caches=$(sort -u /sys/devices/system/cpu/cpu*/cache/index3/shared_cpu_list | tr '\n' ' ')
+echo "Linux $(uname -r), CPUs by last-level cache: $caches"
+
+export RXSTEER_NOT_RUN=/run/not-run
+sh /test
+status=$?
+if [ -s $RXSTEER_NOT_RUN ]; then
+    cat $RXSTEER_NOT_RUN
+fi
+echo $status >/dev/ttyS1
+poweroff -f

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! How packets find their CPU: `rfs`, `rps` or `off`, and what may be added to it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::rx::types::rx_policy;
+
+/// What the tables say of a flow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Base {
+    /// To the CPU where the flow's application runs; where that isn't known, as rps.
+    Rfs,
+    /// By the flow's hash, over the CPUs of the queue's mask.
+    Rps,
+    /// Nothing: every packet stays where it is received.
+    Off,
+}
+
+/// How packets find their CPU, as `--policy` has it: `rfs`, `rps+adapt+balance`, `adaptive`, …
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Policy {
+    /// What the tables say.
+    pub base: Base,
+    /// `+idle`: an idle CPU near an application that is busy.
+    pub idle: bool,
+    /// `+adapt`: a flow stays where it is received while that CPU has room.
+    pub adapt: bool,
+    /// `+balance`: slots of the `rps_map` move from the most to the least loaded CPU.
+    pub balance: bool,
+}
+
+/// How policies are written.
+const HINT: &str = "choose adaptive, rfs, rps or off; to rfs and rps may be added +idle, +adapt and \
+                    +balance, as in rps+balance";
+
+impl Policy {
+    /// Flows follow their applications, and nothing else is looked at.
+    pub const RFS: Self = Self::plain(Base::Rfs);
+    /// By the hash alone.
+    pub const RPS: Self = Self::plain(Base::Rps);
+    /// Every packet stays where it is received.
+    pub const OFF: Self = Self::plain(Base::Off);
+    /// `rfs+idle+adapt+balance`.
+    pub const ADAPTIVE: Self = Self {
+        base: Base::Rfs,
+        idle: true,
+        adapt: true,
+        balance: true,
+    };
+
+    const fn plain(base: Base) -> Self {
+        Self {
+            base,
+            idle: false,
+            adapt: false,
+            balance: false,
+        }
+    }
+
+    /// Whether flows follow their applications, where these can be seen.
+    pub fn follows(&self) -> bool {
+        self.base == Base::Rfs
+    }
+
+    /// The same by RPS alone.
+    #[must_use]
+    pub fn without_following(self) -> Self {
+        let base = match self.base {
+            Base::Rfs => Base::Rps,
+            other => other,
+        };
+        Self { base, ..self }
+    }
+
+    /// The same, and flows follow their applications.
+    #[must_use]
+    pub fn with_following(self) -> Self {
+        Self {
+            base: Base::Rfs,
+            ..self
+        }
+    }
+
+    /// Bits of `enum rx_policy`.
+    pub fn bits(&self) -> u16 {
+        let bits = [
+            (self.follows(), rx_policy::RX_FOLLOW),
+            (self.idle, rx_policy::RX_IDLE),
+            (self.adapt, rx_policy::RX_ADAPT),
+        ];
+        let set = bits.into_iter().filter(|(set, _)| *set);
+        set.fold(0, |all, (_, bit)| all | bit.0 as u16)
+    }
+}
+
+impl Default for Policy {
+    fn default() -> Self {
+        Self::ADAPTIVE
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if *self == Self::ADAPTIVE {
+            return f.pad("adaptive");
+        }
+        let mut text = match self.base {
+            Base::Rfs => "rfs",
+            Base::Rps => "rps",
+            Base::Off => "off",
+        }
+        .to_owned();
+        for (set, name) in [
+            (self.idle, "+idle"),
+            (self.adapt, "+adapt"),
+            (self.balance, "+balance"),
+        ] {
+            if set {
+                text += name;
+            }
+        }
+        f.pad(&text)
+    }
+}
+
+impl FromStr for Policy {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut words = text.split('+');
+        let wrong = || format!("{text:?} is no policy: {HINT}");
+        let mut policy = match words.next() {
+            Some("adaptive") => Self::ADAPTIVE,
+            Some("rfs") => Self::RFS,
+            Some("rps") => Self::RPS,
+            Some("off") => Self::OFF,
+            _ => return Err(wrong()),
+        };
+        for word in words {
+            if policy.base == Base::Off {
+                return Err(format!("{text:?}: nothing can be added to off: {HINT}"));
+            }
+            match word {
+                "idle" => policy.idle = true,
+                "adapt" => policy.adapt = true,
+                "balance" => policy.balance = true,
+                _ => return Err(wrong()),
+            }
+        }
+        Ok(policy)
+    }
+}
+
+impl TryFrom<String> for Policy {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Policy> for String {
+    fn from(policy: Policy) -> Self {
+        policy.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn policies_are_written_as_they_are_read() {
+        for text in [
+            "adaptive",
+            "rfs",
+            "rps",
+            "off",
+            "rfs+idle",
+            "rps+adapt+balance",
+            "rfs+idle+adapt",
+        ] {
+            assert_eq!(text.parse::<Policy>().unwrap().to_string(), text);
+        }
+        assert_eq!("rfs+balance+adapt+idle".parse(), Ok(Policy::ADAPTIVE));
+        assert_eq!(Policy::OFF.bits(), 0);
+        assert_ne!(Policy::RFS.bits(), Policy::RPS.bits());
+        for wrong in ["", "nearest", "rfs+", "rfs+fast", "off+idle", "RFS", "idle"] {
+            let error = wrong.parse::<Policy>().unwrap_err();
+            assert!(error.contains("adaptive, rfs, rps or off"), "{error}");
+        }
+    }
+}
