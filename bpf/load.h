@@ -35,6 +35,10 @@
 /* Polls from which can be told whether they are behind. */
 #define LOAD_POLLS 4
 
+/* Flows that cost more of a turn than this don't change their minds at the same time: averages of
+ * what the CPUs do show it only some turns later. */
+#define LOAD_MOVING_NS (LOAD_TURN_NS / 8)
+
 /* Fraction bits of rx_load.inline_ns. */
 #define LOAD_COST_SHIFT 4
 
@@ -46,10 +50,16 @@ static __always_inline __u32 load_share(__u64 part, __u64 whole)
 	return part >= whole ? LOAD_WHOLE : part * LOAD_WHOLE / whole;
 }
 
-/* What the frames that went elsewhere would cost here, as a share of `elapsed` ns. */
-static __always_inline __u32 load_elsewhere(const struct rx_load *l, __u64 frames, __u64 elapsed)
+/* What frames cost here, in ns, wherever they go. */
+static __always_inline __u64 load_cost(const struct rx_load *l, __u64 frames)
 {
-	return load_share((frames * l->inline_ns) >> LOAD_COST_SHIFT, elapsed);
+	return (frames * l->inline_ns) >> LOAD_COST_SHIFT;
+}
+
+/* Whether there is room for a change that costs so much, in ns a turn; alone, any may go. */
+static __always_inline bool load_may_move(const struct rx_load *l, __u64 cost)
+{
+	return !l->moving_ns || l->moving_ns + cost <= LOAD_MOVING_NS;
 }
 
 /*
@@ -117,13 +127,14 @@ static __always_inline void load_turn(struct rx_queue *q, __u64 now, __u32 busy)
 	if (l->busy_share >= LOAD_PRESSED &&
 	    (l->poll_share >= LOAD_PRESSED_BY || load_behind(l, l->nr_polls / 2)))
 		l->pressure = RX_PRESSED;
-	else if (l->busy_share + load_elsewhere(l, elsewhere, elapsed) <= LOAD_RELAXED)
+	else if (l->busy_share + load_share(load_cost(l, elsewhere), elapsed) <= LOAD_RELAXED)
 		l->pressure = RX_RELAXED;
 	else
 		l->pressure = RX_FULL;
 	l->leaving = load_leaving(l);
 	l->police = load_police(l);
 	l->received = received;
+	l->moving_ns -= (l->moving_ns + 3) / 4;
 
 	l->turn++;
 	l->turn_start = now;

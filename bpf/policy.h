@@ -65,7 +65,7 @@ static __always_inline __u16 rx_base(struct rx *rx, const struct rps_map *map)
 /* What the flow costs, as a share of a CPU's time, as far as is known. */
 static __always_inline __u32 flow_share(const struct rx *rx, const struct rps_dev_flow *flow)
 {
-	return load_elsewhere(&rx->q->load, flow->load, LOAD_TURN_NS);
+	return load_share(load_cost(&rx->q->load, flow->load), LOAD_TURN_NS);
 }
 
 /* Whether the flow would find the time on the CPU that it needs. */
@@ -208,6 +208,18 @@ static __always_inline bool flow_may_change(struct rps_dev_flow *flow)
 	return true;
 }
 
+/* Whether the flow may change its mind now, with what is changing already. */
+static __always_inline bool rx_may_change(const struct rx *rx, struct rps_dev_flow *flow)
+{
+	struct rx_load *l = &rx->q->load;
+	__u64 cost = load_cost(l, flow->load);
+
+	if (!load_may_move(l, cost) || !flow_may_change(flow))
+		return false;
+	l->moving_ns += cost;
+	return true;
+}
+
 /* The slot knows nothing: the flow begins where the policy would have it without a load. */
 static __always_inline void flow_begin(const struct rx *rx, struct rps_dev_flow *flow, __u16 base)
 {
@@ -246,7 +258,7 @@ static __always_inline __u16 rx_wanted(const struct rx *rx, struct rps_dev_flow 
 	}
 	flow->base = base;
 	wanted = rx_choose(rx, flow, &reason);
-	if (wanted == flow->wanted || flow_may_change(flow)) {
+	if (wanted == flow->wanted || rx_may_change(rx, flow)) {
 		flow->wanted = wanted;
 		flow->reason = reason;
 	}

@@ -260,7 +260,8 @@ struct rx_load {
 	__u16 police;	     /* of large flows' INLINE frames, dropped */
 	__u32 cpu;
 	__u64 nr_limited; /* frames dropped so */
-	__u64 pad_line[2];
+	__u64 moving_ns;  /* what the flows cost in a turn that changed their minds lately */
+	__u64 pad_line;
 };
 _Static_assert(sizeof(struct rx_load) == 128, "a pair of cache lines");
 
