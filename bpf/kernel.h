@@ -23,7 +23,8 @@ struct sched_entity {
 struct task_struct {
 	unsigned int __state;
 	int on_rq;
-	int pid; /* 0: the idle task of a CPU */
+	int pid;	     /* 0: the idle task of a CPU */
+	unsigned long nvcsw; /* times that it went to sleep */
 	struct sched_entity se;
 	void *worker_private; /* of a kthread: its struct kthread */
 };

@@ -54,6 +54,10 @@ static __always_inline __u16 rx_base(struct rx *rx, const struct rps_map *map)
 /* A CPU that others want for more of the time has none to give. */
 #define POLICY_ROOM (LOAD_WHOLE * 7 / 8)
 
+/* Where more others want to run, the backlog's thread, which is one of many, would hardly be
+ * served: so many at most before flows go there, and twice as many before they leave. */
+#define POLICY_OTHERS (4 * LOAD_WHOLE)
+
 /* A flow that costs less of a CPU's time goes to its application whatever else runs there. */
 #define POLICY_SMALL (LOAD_WHOLE / 8)
 
@@ -95,12 +99,12 @@ static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_
 	return RPS_NO_CPU;
 }
 
-/* Whether frames come to the CPU faster than it takes them. */
+/* Whether frames come to the CPU faster than it takes them, or soon will. */
 static __always_inline bool rx_crowded(const struct rx *rx, __u32 cpu)
 {
 	const struct backlog *b = rx_backlog(rx, cpu);
 
-	return !b || backlog_crowded(b);
+	return !b || backlog_crowded(b) || cpu_demand(cpu, b) > 2 * POLICY_OTHERS;
 }
 
 /* Whether others leave the CPU time for the queue's backlog there. */
@@ -109,15 +113,30 @@ static __always_inline bool rx_has_room(const struct rx *rx, __u32 cpu)
 	return !rx_crowded(rx, cpu) && cpu_demand(cpu, rx_backlog(rx, cpu)) <= POLICY_ROOM;
 }
 
+/*
+ * Whether the flow's application keeps up with what comes: it waits now, or has since the flow
+ * asked last.
+ */
+static __always_inline bool rx_keeps_up(const struct rx *rx, struct rps_dev_flow *flow)
+{
+	__u32 waits = rx_consumer_waits_so_far(rx);
+	bool waited = waits != flow->waits;
+
+	flow->waits = waits;
+	return waited || rx_consumer_waits(rx, flow->base);
+}
+
 /* Where the flow's application is, or RPS would have it, if that is worth a hop now. */
-static __always_inline bool rx_base_has_room(const struct rx *rx, const struct rps_dev_flow *flow)
+static __always_inline bool rx_base_has_room(const struct rx *rx, struct rps_dev_flow *flow)
 {
 	__u16 base = flow->base;
 
 	if (rx_crowded(rx, base))
 		return false;
+	if (flow->wanted != base && cpu_demand(base, rx_backlog(rx, base)) > POLICY_OTHERS)
+		return false;
 	/* Near the application its packets are cheapest, if it isn't kept from its work by them. */
-	if (rx->followed && !rx_consumer_waits(rx, base))
+	if (rx->followed && !rx_keeps_up(rx, flow))
 		return false;
 	if (rx->followed && flow_share(rx, flow) <= POLICY_SMALL)
 		return true;

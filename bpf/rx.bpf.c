@@ -162,6 +162,11 @@ static __always_inline bool rx_consumer_waits(const struct rx *rx, __u32 cpu)
 	return sock_consumer_waits(rx->hash) || cpu_is_idle(cpu);
 }
 
+static __always_inline __u32 rx_consumer_waits_so_far(const struct rx *rx)
+{
+	return sock_consumer_waits_so_far(rx->hash);
+}
+
 /* ---- the program ---------------------------------------------------------- */
 
 static __always_inline int rx_act(enum rx_verdict verdict)

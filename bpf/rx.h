@@ -48,6 +48,8 @@ static __u32 rx_jiffies(void);
 static void rx_flow_new(const struct rx *rx);
 /* Whether the flow's application, last seen on `cpu`, has nothing to do before its next packet. */
 static bool rx_consumer_waits(const struct rx *rx, __u32 cpu);
+/* How often the application has begun to wait for something; wraps. */
+static __u32 rx_consumer_waits_so_far(const struct rx *rx);
 /* What is known of a CPU, or NULL beyond nr_cpus. */
 static const struct cpu *cpu_of(__u32 cpu);
 /* Whether nothing runs there right now. */

@@ -56,14 +56,28 @@ static __always_inline __u64 *sock_flow_consumer_of(__u32 hash)
 	return bpf_map_lookup_elem(&sock_flow_consumers, &index);
 }
 
-/* Whether the thread that takes the flow's data sleeps. A hint: it may have ended long ago. */
-static __always_inline bool sock_consumer_waits(__u32 hash)
+/* The thread that takes the flow's data, or NULL. A hint: it may have ended long ago. */
+static __always_inline struct task_struct *sock_consumer(__u32 hash)
 {
 	__u64 *consumer = sock_flow_consumer_of(hash);
 
-	if (!consumer || !*consumer)
-		return false;
-	return BPF_CORE_READ((struct task_struct *)*consumer, __state) != TASK_RUNNING;
+	return consumer ? (struct task_struct *)*consumer : NULL;
+}
+
+/* Whether it sleeps. */
+static __always_inline bool sock_consumer_waits(__u32 hash)
+{
+	struct task_struct *consumer = sock_consumer(hash);
+
+	return consumer && BPF_CORE_READ(consumer, __state) != TASK_RUNNING;
+}
+
+/* How often it has gone to sleep; 0 if it is not known. */
+static __always_inline __u32 sock_consumer_waits_so_far(__u32 hash)
+{
+	struct task_struct *consumer = sock_consumer(hash);
+
+	return consumer ? BPF_CORE_READ(consumer, nvcsw) : 0;
 }
 
 /*

@@ -158,7 +158,8 @@ struct rps_dev_flow {
 	__u32 frames;  /* nr_packets + nr_dropped then */
 	__u32 load;    /* frames in the turn before that */
 	__u32 changed; /* the turn in which `wanted` changed last */
-	__u32 pad_line[2];
+	__u32 waits;   /* how often its application had waited when it was decided */
+	__u32 pad_line;
 };
 _Static_assert(sizeof(struct rps_dev_flow) == 64, "a cache line");
 
