@@ -58,6 +58,10 @@ static __always_inline __u16 rx_base(struct rx *rx, const struct rps_map *map)
  * served: so many at most before flows go there, and twice as many before they leave. */
 #define POLICY_OTHERS (4 * LOAD_WHOLE)
 
+/* Turns for which nobody goes to a CPU that frames came to faster than it took them: the others
+ * stay then, and who would try again would only bring it back. */
+#define POLICY_REST 100
+
 /* A flow that costs less of a CPU's time goes to its application whatever else runs there. */
 #define POLICY_SMALL (LOAD_WHOLE / 8)
 
@@ -102,9 +106,24 @@ static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_
 /* Whether frames come to the CPU faster than it takes them, or soon will. */
 static __always_inline bool rx_crowded(const struct rx *rx, __u32 cpu)
 {
+	struct backlog *b = rx_backlog(rx, cpu);
+
+	if (!b)
+		return true;
+	if (!backlog_crowded(b) && cpu_demand(cpu, b) <= 2 * POLICY_OTHERS)
+		return false;
+	b->crowded = rx->q->load.turn;
+	return true;
+}
+
+/* Whether the CPU may be given more than it has. */
+static __always_inline bool rx_open(const struct rx *rx, __u32 cpu)
+{
 	const struct backlog *b = rx_backlog(rx, cpu);
 
-	return !b || backlog_crowded(b) || cpu_demand(cpu, b) > 2 * POLICY_OTHERS;
+	if (!b || (b->crowded && rx->q->load.turn - b->crowded < POLICY_REST))
+		return false;
+	return cpu_demand(cpu, b) <= POLICY_OTHERS;
 }
 
 /* Whether others leave the CPU time for the queue's backlog there. */
@@ -133,7 +152,7 @@ static __always_inline bool rx_base_has_room(const struct rx *rx, struct rps_dev
 
 	if (rx_crowded(rx, base))
 		return false;
-	if (flow->wanted != base && cpu_demand(base, rx_backlog(rx, base)) > POLICY_OTHERS)
+	if (flow->wanted != base && !rx_open(rx, base))
 		return false;
 	/* Near the application its packets are cheapest, if it isn't kept from its work by them. */
 	if (rx->followed && !rx_keeps_up(rx, flow))
@@ -212,8 +231,8 @@ static __always_inline __u16 rx_choose(const struct rx *rx, struct rps_dev_flow 
 	return rx_choose_near(rx, flow, flow->base, reason);
 }
 
-/* Whether the flow may change its mind: more rarely each time that it does so soon. */
-static __always_inline bool flow_may_change(struct rps_dev_flow *flow)
+/* Whether the flow may leave its home: more rarely each time that it does so soon. */
+static __always_inline bool flow_may_leave(struct rps_dev_flow *flow)
 {
 	__u32 since = flow->turn - flow->changed;
 
@@ -223,18 +242,29 @@ static __always_inline bool flow_may_change(struct rps_dev_flow *flow)
 		flow->backoff += flow->backoff < POLICY_BACKOFF;
 	else
 		flow->backoff -= flow->backoff > 0;
-	flow->changed = flow->turn;
 	return true;
 }
 
-/* Whether the flow may change its mind now, with what is changing already. */
-static __always_inline bool rx_may_change(const struct rx *rx, struct rps_dev_flow *flow)
+/* Where a flow is that nothing speaks for moving. */
+static __always_inline __u16 flow_home(const struct rx *rx, const struct rps_dev_flow *flow)
+{
+	return rx->q->policy & RX_ADAPT ? (__u16)RPS_INLINE : flow->base;
+}
+
+/* Whether the flow may change its mind now, with what is changing already. Home it may go always:
+ * where it is, its frames may be lost. */
+static __always_inline bool rx_may_change(const struct rx *rx, struct rps_dev_flow *flow,
+					  __u16 wanted)
 {
 	struct rx_load *l = &rx->q->load;
-	__u64 cost = load_cost(l, flow->load);
+	/* Of many that have less than a frame in a turn, this one has come now. */
+	__u64 cost = load_cost(l, flow->load + 1);
 
-	if (!load_may_move(l, cost) || !flow_may_change(flow))
+	if (!load_may_move(l, cost))
 		return false;
+	if (wanted != flow_home(rx, flow) && !flow_may_leave(flow))
+		return false;
+	flow->changed = flow->turn;
 	l->moving_ns += cost;
 	return true;
 }
@@ -246,7 +276,7 @@ static __always_inline void flow_begin(const struct rx *rx, struct rps_dev_flow 
 	flow->load = 0;
 	flow->backoff = flow->reason = 0;
 	flow->base = base;
-	flow->wanted = rx->q->policy & RX_ADAPT ? (__u16)RPS_INLINE : base;
+	flow->wanted = flow_home(rx, flow);
 }
 
 /* Whether the flow is where it is because the tables have it there. Who adapts is INLINE for the
@@ -277,7 +307,7 @@ static __always_inline __u16 rx_wanted(const struct rx *rx, struct rps_dev_flow 
 	}
 	flow->base = base;
 	wanted = rx_choose(rx, flow, &reason);
-	if (wanted == flow->wanted || rx_may_change(rx, flow)) {
+	if (wanted == flow->wanted || rx_may_change(rx, flow, wanted)) {
 		flow->wanted = wanted;
 		flow->reason = reason;
 	}

@@ -184,7 +184,8 @@ struct backlog {
 	__u64 closed;	   /* the CPU is offline: nobody may want to be here (by user space) */
 	__u64 leaving;	   /* the poll in which a flow could not leave; 0 nobody waits */
 	__u64 nr_limited;  /* dropped in XDP: of a large flow, the backlog was half full */
-	__u64 pad_producer[5];
+	__u64 crowded;	   /* the turn in which flows last found it so; 0 never */
+	__u64 pad_producer[4];
 
 	/* Written by the kthread, on whatever CPU it runs. */
 	__u64 taken;	  /* taken off the ring */
