@@ -56,20 +56,26 @@ static __always_inline __u64 load_cost(const struct rx_load *l, __u64 frames)
 	return (frames * l->inline_ns) >> LOAD_COST_SHIFT;
 }
 
-/* Whether there is room for a change that costs so much, in ns a turn; alone, any may go. */
-static __always_inline bool load_may_move(const struct rx_load *l, __u64 cost)
+/* Whether a flow that costs so much, in ns a turn, may change its mind now; alone, any may. */
+static __always_inline bool load_may_move(struct rx_load *l, __u64 cost)
 {
-	return !l->moving_ns || l->moving_ns + cost <= LOAD_MOVING_NS;
+	if (l->moving_ns > LOAD_MOVING_NS / 8 && l->moving_ns + cost > LOAD_MOVING_NS) {
+		l->nr_waiting++;
+		return false;
+	}
+	return true;
 }
 
 /*
  * Large flows leave first: who has half as many frames as the largest, then a quarter, and so on
- * for as long as the CPU is pressed.
+ * for as long as the CPU is pressed, each when nobody waits any more who may already.
  */
 static __always_inline __u32 load_leaving(const struct rx_load *l)
 {
 	if (l->pressure != RX_PRESSED || !l->largest)
 		return LOAD_NOBODY;
+	if (l->nr_waiting && l->leaving != LOAD_NOBODY)
+		return l->leaving;
 	return (l->leaving < l->largest ? l->leaving : l->largest) / 2;
 }
 
@@ -134,7 +140,8 @@ static __always_inline void load_turn(struct rx_queue *q, __u64 now, __u32 busy)
 	l->leaving = load_leaving(l);
 	l->police = load_police(l);
 	l->received = received;
-	l->moving_ns -= (l->moving_ns + 3) / 4;
+	l->moving_ns -= l->moving_ns / 4;
+	l->nr_waiting = 0;
 
 	l->turn++;
 	l->turn_start = now;

@@ -68,7 +68,7 @@ static __always_inline __u16 rx_base(struct rx *rx, const struct rps_map *map)
 /* A flow that changes its mind soon after the last time waits twice as long before the next: up to
  * 2^10 turns, ten seconds. */
 #define POLICY_BACKOFF 10
-#define POLICY_SOON    64U /* times what it had to wait */
+#define POLICY_SOON    256U /* times what it had to wait */
 
 /* What the flow costs, as a share of a CPU's time, as far as is known. */
 static __always_inline __u32 flow_share(const struct rx *rx, const struct rps_dev_flow *flow)
@@ -83,7 +83,7 @@ static __always_inline bool flow_fits(const struct rx *rx, const struct rps_dev_
 	return flow_share(rx, flow) + cpu_busy(cpu) <= LOAD_WHOLE;
 }
 
-/* An idle CPU near this one, on which the flow fits, or RPS_NO_CPU. */
+/* An idle CPU near this one, on which the flow fits, as a location; or RPS_NO_CPU. */
 static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_dev_flow *flow,
 					  __u32 cpu)
 {
@@ -94,7 +94,9 @@ static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_
 	for (__u32 i = 0; i < CPU_NEAR && i < center->nr_near; i++) {
 		__u16 near = center->near[i];
 
-		/* The one that polls is not idle. */
+		/* The one that polls is not idle right now. */
+		if (near == rx->cpu && rx->q->load.pressure == RX_RELAXED)
+			return RPS_INLINE;
 		if (near == rx->cpu || near >= RPS_INLINE_SHED || !cpu_is_idle(near))
 			continue;
 		if (rx_usable(rx, near) == near && flow_fits(rx, flow, near))
@@ -164,16 +166,23 @@ static __always_inline bool rx_base_has_room(const struct rx *rx, struct rps_dev
 	return (rx->followed || rx_has_room(rx, base)) && flow_fits(rx, flow, base);
 }
 
+/* Whether the idle CPU that the flow has found still has the time. */
+static __always_inline bool rx_idle_holds(const struct rx *rx, const struct rps_dev_flow *flow)
+{
+	if (flow->reason != RX_IDLE_CPU || flow->wanted == flow->base)
+		return false;
+	if (flow->wanted == RPS_INLINE)
+		return rx->q->load.pressure != RX_PRESSED;
+	return rx_usable(rx, flow->wanted) == flow->wanted && rx_has_room(rx, flow->wanted);
+}
+
 /*
  * As [RFC] net;sched: "Try to find idle cpu for RPS to handle packets": an idle CPU near an
  * application that is busy. One that sleeps keeps its packets on its own CPU.
  */
-static __always_inline __u16 rx_choose_idle(const struct rx *rx, struct rps_dev_flow *flow)
+static __always_inline __u16 rx_choose_idle(const struct rx *rx, const struct rps_dev_flow *flow)
 {
-	if (flow->reason == RX_IDLE_CPU && flow->wanted != flow->base &&
-	    rx_usable(rx, flow->wanted) == flow->wanted && rx_has_room(rx, flow->wanted))
-		return flow->wanted;
-	return rx_idle_near(rx, flow, flow->base);
+	return rx_idle_holds(rx, flow) ? flow->wanted : rx_idle_near(rx, flow, flow->base);
 }
 
 static __always_inline __u16 rx_choose_near(const struct rx *rx, struct rps_dev_flow *flow,

@@ -263,7 +263,8 @@ struct rx_load {
 	__u32 cpu;
 	__u64 nr_limited; /* frames dropped so */
 	__u64 moving_ns;  /* what the flows cost in a turn that changed their minds lately */
-	__u64 pad_line;
+	__u32 nr_waiting; /* flows that would have in this turn, and wait for these */
+	__u32 pad_line;
 };
 _Static_assert(sizeof(struct rx_load) == 128, "a pair of cache lines");
 
