@@ -166,6 +166,41 @@ fn without_nft_there_is_a_note_and_no_figure() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_paced_stream_keeps_its_pace() -> Result<()> {
+    let Some(_guard) = lab("a_paced_stream_keeps_its_pace") else {
+        return Ok(());
+    };
+    let effort = Effort {
+        on: None,
+        only: Only {
+            cases: vec!["polls".to_owned(), "Gbit/s".to_owned()],
+            modes: vec!["none".to_owned()],
+        },
+        rounds: 1,
+        seconds: 0.2,
+        napi: Vec::new(),
+        gro: Vec::new(),
+    };
+    let mut measurement = Measurement::new(Scenario::Stream.prepare(&effort)?, &effort);
+    measurement.round(&effort, &|_| {})?;
+    let report = measurement.report(&effort).context("a round is complete")?;
+    let [at_most, paced] = &report.cases[..] else {
+        panic!("{report:?}");
+    };
+    let of = |case: &report::Case, metric| Some(case.modes["none"].get(metric)?.median);
+    let rates = [at_most, paced].map(|case| of(case, "mbit_per_s"));
+    // The control: without a pace, more comes.
+    let [Some(2200.0..), Some(rate)] = rates else {
+        let why = format!("{rates:?} Mbit/s; refused: {:?}", report.refused);
+        common::not_run("a_paced_stream_keeps_its_pace", &why);
+        return Ok(());
+    };
+    assert!(rate < 2200.0, "{}: {rate} Mbit/s", paced.case);
+    assert!(of(paced, "work_per_s") > Some(0.0), "{report:?}");
+    Ok(())
+}
+
 /// Sends while kernel RPS is on, after something has been done to the device; what came of it, and
 /// of the check.
 fn under_rps(done: impl FnOnce(&Bed) -> Result<()>) -> Result<(Traffic, Result<()>)> {

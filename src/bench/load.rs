@@ -22,6 +22,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use super::latency::Latency;
 use crate::cpu_times::{CpuTimes, cpu_times};
+use crate::lab::sockets;
 
 /// Connections at most: source ports for more may be missing.
 pub const CONNECTIONS_MAX: u32 = 10_000;
@@ -83,7 +84,10 @@ pub enum Kind {
         response: usize,
     },
     /// As many bytes to the server as TCP takes.
-    Stream,
+    Stream {
+        /// Or so many in a second at most, on each connection.
+        pace: Option<u32>,
+    },
 }
 
 /// What carries requests.
@@ -99,7 +103,7 @@ impl fmt::Display for Load {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.kind {
             Kind::Rr { transport, .. } => write!(f, "requests over {transport:?}")?,
-            Kind::Stream => write!(f, "streams")?,
+            Kind::Stream { .. } => write!(f, "streams")?,
         }
         let (connections, port, seconds) = (self.connections, self.port, self.seconds);
         write!(f, " to port {port}, {connections} connections, {seconds} s")
@@ -110,7 +114,7 @@ impl Load {
     fn transport(&self) -> Transport {
         match self.kind {
             Kind::Rr { transport, .. } => transport,
-            Kind::Stream => Transport::Tcp,
+            Kind::Stream { .. } => Transport::Tcp,
         }
     }
 
@@ -250,7 +254,10 @@ impl Generator {
         let open = || open(load.transport(), from, to, deadline);
         let sockets = (0..load.connections)
             .map(|n| open().with_context(|| format!("connection {n} to {to}")))
-            .collect::<Result<_>>()?;
+            .collect::<Result<Vec<_>>>()?;
+        if let Kind::Stream { pace: Some(pace) } = load.kind {
+            sockets.iter().try_for_each(|s| sockets::pace(s, pace))?;
+        }
         let load = load.clone();
         Ok(Self { load, sockets })
     }
@@ -344,7 +351,7 @@ impl Generator {
     fn now(&self, shared: &Shared) -> Result<Moment> {
         let at = Instant::now();
         let mut queued = 0;
-        if self.load.kind == Kind::Stream {
+        if matches!(self.load.kind, Kind::Stream { .. }) {
             for socket in &self.sockets {
                 let mut bytes = 0;
                 // SAFETY: the kernel writes one int.
@@ -365,7 +372,7 @@ impl Generator {
     /// A thread's work, until the load is over.
     fn drive(&self, sockets: Vec<&Socket>, shared: &Shared) -> Result<Tally> {
         match self.load.kind {
-            Kind::Stream => stream(&sockets, shared),
+            Kind::Stream { .. } => stream(&sockets, shared),
             Kind::Rr {
                 transport,
                 request,

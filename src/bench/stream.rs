@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `stream`: netperf's TCP_STREAM, to a consumer that polls and works in between, and to one that
-//! sleeps.
+//! `stream`: netperf's TCP_STREAM, to a consumer that polls and works in between, as fast as it goes
+//! and paced, and to one that sleeps.
 
 use std::net::TcpListener;
 use std::thread::sleep;
@@ -25,13 +25,48 @@ use crate::lab::{sockets, softnet};
 const WORK: Duration = Duration::from_micros(20);
 
 /// What should be known of the lab.
-const NOTES: [&str; 2] = [
+const NOTES: [&str; 3] = [
     "The sender is the kernel's TCP on the CPU that polls the queue, without segmentation offload, \
      since a veth with an XDP program takes frames of the MTU alone: it is a part of the service \
      demand, and of what limits the throughput. Of the modes that spread by hash, one flow uses one \
      CPU of the mask, in each measurement another perhaps.",
-    "rxsteer-rfs+idle and rxsteer-rfs tell what an idle CPU near a busy consumer is worth: where \
-     there is none, they are the same.",
+    "rxsteer-rfs+idle and rxsteer-rfs tell what an idle CPU near a busy consumer is worth. The one \
+     that polls never counts as idle: where there is no other, they are the same, and what that \
+     one has left is for +adapt, in rxsteer.",
+    "At 2 Gbit/s the throughput is the same in all modes that reach it, and the work done in between \
+     tells them apart; the consumer's CPU is busy in any case, so the service demand shows the \
+     others. As fast as it goes, who brings less may have more time to work.",
+];
+
+/// What is sent, and to whom.
+#[derive(Clone, Copy)]
+struct Bulk {
+    name: &'static str,
+    consumer: Consumer,
+    /// Bytes per second at most, if the sender is paced.
+    pace: Option<u32>,
+}
+
+/// In the order of a round.
+const CASES: [Bulk; 3] = [
+    Bulk {
+        name: "a consumer that polls",
+        consumer: Consumer::Polls(WORK),
+        pace: None,
+    },
+    // A third or so of what goes at most, so that the CPU that polls the queue has time left. To a
+    // device the peer paces: one that is slower than this sets the pace itself. `--case polls` stays
+    // the case without.
+    Bulk {
+        name: "a polling consumer, at 2 Gbit/s",
+        consumer: Consumer::Polls(WORK),
+        pace: Some(250_000_000),
+    },
+    Bulk {
+        name: "a consumer that sleeps",
+        consumer: Consumer::Blocks,
+        pace: None,
+    },
 ];
 
 /// How long a connection may take.
@@ -44,7 +79,7 @@ const WARM_UP: Duration = Duration::from_millis(200);
 pub struct TcpStream {
     places: Places,
     ways: Vec<Way>,
-    cases: Vec<(usize, Consumer)>,
+    cases: Vec<(usize, Bulk)>,
     seconds: f64,
 }
 
@@ -74,20 +109,23 @@ impl TcpStream {
         ];
         Ok(Self {
             ways: places.masks().ways(&modes),
-            cases: places.each([Consumer::Polls(WORK), Consumer::Blocks]),
+            cases: places.each(CASES),
             places,
             seconds: effort.seconds,
         })
     }
 
-    fn in_the_lab(&self, bed: &Bed, consumer: Consumer) -> Result<Sample> {
+    fn in_the_lab(&self, bed: &Bed, bulk: Bulk) -> Result<Sample> {
         let link = &bed.link;
         // Acknowledgements are the sender's business, on its CPU.
         let _polled = Xdp::pass(&link.tester, XdpMode::Native)?;
         let _thread = bed.interrupt()?;
         let (to, from) = stream::connect(link)?;
+        if let Some(pace) = bulk.pace {
+            sockets::pace(&to, pace)?;
+        }
         let cpu = bed.masks().others.first();
-        let consumer = Worker::consume(&link.dut.netns, cpu, from, consumer)?;
+        let consumer = Worker::consume(&link.dut.netns, cpu, from, bulk.consumer)?;
         let sender = Worker::produce(&link.tester.netns, INTERRUPT_CPU, to)?;
         sleep(WARM_UP);
         let sent = softnet::tcp(&link.tester.netns)?;
@@ -108,11 +146,11 @@ impl TcpStream {
         })
     }
 
-    fn on_device(&self, pair: &Pair, consumer: Consumer) -> Result<Sample> {
+    fn on_device(&self, pair: &Pair, bulk: Bulk) -> Result<Sample> {
         let address = pair.end.address_towards(pair.peer.address().ip())?;
         let listener = TcpListener::bind((address, 0))?;
         let session = pair.peer.prepare(&Load {
-            kind: Kind::Stream,
+            kind: Kind::Stream { pace: bulk.pace },
             connections: 1,
             port: listener.local_addr()?.port(),
             warm_up: WARM_UP.as_secs_f64(),
@@ -121,7 +159,7 @@ impl TcpStream {
         let mut streams = sockets::accepted(&listener, 1, PATIENCE)?;
         let from = streams.pop().context("a connection")?;
         let cpu = pair.masks().others.first();
-        let consumer = Worker::consume(&pair.end.netns, cpu, from, consumer)?;
+        let consumer = Worker::consume(&pair.end.netns, cpu, from, bulk.consumer)?;
         session.start()?;
         let watch = Watch::begin(&pair.end.netns)?;
         let before = (consumer.read(), consumer.worked());
@@ -143,15 +181,9 @@ impl TcpStream {
 impl Experiment for TcpStream {
     fn plan(&self) -> Plan {
         use Better::{Higher, Lower, Neither};
-        let cases = self.cases.iter().map(|(place, consumer)| {
-            let name = match consumer {
-                Consumer::Polls(_) => "a consumer that polls",
-                Consumer::Blocks => "a consumer that sleeps",
-            };
-            CasePlan {
-                case: self.places.case(*place, name),
-                modes: self.ways.iter().map(Way::to_string).collect(),
-            }
+        let cases = self.cases.iter().map(|(place, bulk)| CasePlan {
+            case: self.places.case(*place, bulk.name),
+            modes: self.ways.iter().map(Way::to_string).collect(),
         });
         let mut conditions = self.places.conditions();
         conditions.insert("work".to_owned(), format!("{WORK:?} between two looks"));
@@ -167,7 +199,7 @@ impl Experiment for TcpStream {
                     "us of CPU per MB",
                     Lower,
                 ),
-                detail("work_per_s", "Work done in between", "1/s", Higher),
+                headline("work_per_s", "Work done in between", "1/s", Higher),
                 detail("cpu_percent", "CPU, of all CPUs", "%", Neither),
                 detail("retransmitted", "Segments sent again", "1/s", Neither),
                 detail(
@@ -185,12 +217,12 @@ impl Experiment for TcpStream {
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let (place, consumer) = self.cases[case];
+        let (place, bulk) = self.cases[case];
         let (place, way) = (self.places.get(place), self.ways[mode]);
         let active = place.start(way)?;
         let sample = match place {
-            Place::Lab(bed) => self.in_the_lab(bed, consumer)?,
-            Place::Device(pair) => self.on_device(pair, consumer)?,
+            Place::Lab(bed) => self.in_the_lab(bed, bulk)?,
+            Place::Device(pair) => self.on_device(pair, bulk)?,
         };
         fit!(sample.bytes > 0.0, "nothing came");
         place.verify(&active, way, &sample.seen, 1)?;
@@ -201,7 +233,7 @@ impl Experiment for TcpStream {
             ("demand_us_per_mb", sample.seen.busy * 1e12 / sample.bytes),
             ("cpu_percent", 100.0 * sample.seen.busy_share),
         ];
-        if matches!(consumer, Consumer::Polls(_)) {
+        if matches!(bulk.consumer, Consumer::Polls(_)) {
             values.push(("work_per_s", sample.worked / seconds));
         }
         let again = sample.retransmitted.map(|n| ("retransmitted", n / seconds));

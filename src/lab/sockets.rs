@@ -130,6 +130,15 @@ pub fn busy_poll(socket: &OwnedFd, us: u32) -> Result<()> {
     setsockopt_words(socket, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, &[1])
 }
 
+/// Lets TCP send no more than so many bytes in a second, spread over it.
+///
+/// # Errors
+/// When it is no socket.
+pub fn pace(socket: &impl AsRawFd, bytes_per_s: u32) -> Result<()> {
+    let rate = libc::SO_MAX_PACING_RATE;
+    setsockopt_words(socket, libc::SOL_SOCKET, rate, &[bytes_per_s])
+}
+
 /// asm-generic/socket.h; of all but alpha, mips, parisc and sparc.
 const SO_PREFER_BUSY_POLL: libc::c_int = 69;
 
@@ -194,7 +203,7 @@ pub fn accepted(listener: &TcpListener, count: u32, patience: Duration) -> Resul
 }
 
 /// An option that is one word, or a structure of words.
-fn setsockopt_words(fd: &OwnedFd, level: i32, name: libc::c_int, value: &[u32]) -> Result<()> {
+fn setsockopt_words(fd: &impl AsRawFd, level: i32, name: libc::c_int, value: &[u32]) -> Result<()> {
     // SAFETY: the kernel reads `value` during the call.
     let ret = unsafe {
         libc::setsockopt(
