@@ -203,8 +203,12 @@ fn with_all_cpus_busy_the_flow_stays_with_its_application() -> Result<()> {
     let online = Topology::host().online()?;
     let _hogs = online
         .iter()
-        .filter(|&cpu| cpu != OTHER_CPU && cpu != POLLING_CPU)
-        .map(Hog::new)
+        .filter(|&cpu| cpu != OTHER_CPU)
+        .map(|cpu| match cpu {
+            // The wire sends there.
+            POLLING_CPU => Hog::partly(cpu),
+            _ => Hog::new(cpu),
+        })
         .collect::<Result<Vec<_>>>()?;
     scene.polls(true);
     scene.comes_to(&active, "it follows its application", |c| c == OTHER_CPU)?;
@@ -213,6 +217,41 @@ fn with_all_cpus_busy_the_flow_stays_with_its_application() -> Result<()> {
         assert_eq!(scene.processed_by(&active)?, [OTHER_CPU]);
     }
     assert_eq!(queue(&active)?.moves, moves);
+    active.stop()
+}
+
+/// Where the CPU that polls is the only one that idles, its flow stays there, and costs no hop.
+#[test]
+fn a_busy_consumers_packets_stay_where_they_are_received() -> Result<()> {
+    let test = "a_busy_consumers_packets_stay_where_they_are_received";
+    let Some(_guard) = lab(test) else {
+        return Ok(());
+    };
+    let scene = Scene::new()?;
+    let active = scene.steer(RFS_IDLE)?;
+    let _hogs = Topology::host()
+        .online()?
+        .iter()
+        .filter(|&cpu| cpu != OTHER_CPU && cpu != POLLING_CPU)
+        .map(Hog::new)
+        .collect::<Result<Vec<_>>>()?;
+    scene.comes_to(&active, "its consumer sleeps", |c| c == OTHER_CPU)?;
+    scene.polls(true);
+    scene.comes_to(&active, "its consumer is busy", |c| c == POLLING_CPU)?;
+    let moves = queue(&active)?.moves;
+    for _ in 0..30 {
+        assert_eq!(scene.processed_by(&active)?, [POLLING_CPU]);
+    }
+    assert_eq!(queue(&active)?.moves, moves);
+
+    // It is no longer idle.
+    let _hog = Hog::partly(POLLING_CPU)?;
+    scene.polls(false);
+    scene.comes_to(&active, "its consumer sleeps again", |c| c == OTHER_CPU)?;
+    scene.polls(true);
+    for _ in 0..30 {
+        assert_eq!(scene.processed_by(&active)?, [OTHER_CPU]);
+    }
     active.stop()
 }
 

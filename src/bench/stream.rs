@@ -30,9 +30,8 @@ const NOTES: [&str; 3] = [
      since a veth with an XDP program takes frames of the MTU alone: it is a part of the service \
      demand, and of what limits the throughput. Of the modes that spread by hash, one flow uses one \
      CPU of the mask, in each measurement another perhaps.",
-    "rxsteer-rfs+idle and rxsteer-rfs tell what an idle CPU near a busy consumer is worth. The one \
-     that polls never counts as idle: where there is no other, they are the same, and what that \
-     one has left is for +adapt, in rxsteer.",
+    "rxsteer-rfs+idle and rxsteer-rfs tell what an idle CPU near a busy consumer is worth, the one \
+     that polls included; where none idles, they are the same.",
     "At 2 Gbit/s the throughput is the same in all modes that reach it, and the work done in between \
      tells them apart; the consumer's CPU is busy in any case, so the service demand shows the \
      others. As fast as it goes, who brings less may have more time to work.",
