@@ -47,17 +47,29 @@ static __always_inline bool cpu_is_idle(__u32 cpu)
 }
 
 /* PELT's view, whose half-life is 32 ms. An idle CPU's is not kept up to date. */
-static __always_inline __u32 cpu_busy(__u32 cpu)
+static __always_inline __u32 cpu_tasks(__u32 cpu)
 {
 	struct rq *rq = cpu_rq(cpu_of(cpu));
-	__u64 busy;
 
 	if (!rq)
 		return cpu_is_idle(cpu) ? 0 : LOAD_WHOLE;
-	busy = BPF_CORE_READ(rq, cfs.avg.util_avg) + BPF_CORE_READ(rq, avg_rt.util_avg) +
+	return BPF_CORE_READ(rq, cfs.avg.util_avg) + BPF_CORE_READ(rq, avg_rt.util_avg) +
 	       BPF_CORE_READ(rq, avg_dl.util_avg);
-	if (bpf_core_field_exists(rq->avg_irq))
-		busy += BPF_CORE_READ(rq, avg_irq.util_avg);
+}
+
+/* The same of interrupts, and of what a hypervisor takes; 0 where the kernel does not account for
+ * that. */
+static __always_inline __u32 cpu_irq(__u32 cpu)
+{
+	struct rq *rq = cpu_rq(cpu_of(cpu));
+
+	return rq && bpf_core_field_exists(rq->avg_irq) ? BPF_CORE_READ(rq, avg_irq.util_avg) : 0;
+}
+
+static __always_inline __u32 cpu_busy(__u32 cpu)
+{
+	__u32 busy = cpu_tasks(cpu) + cpu_irq(cpu);
+
 	return busy < LOAD_WHOLE ? busy : LOAD_WHOLE;
 }
 

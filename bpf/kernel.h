@@ -39,7 +39,8 @@ struct rq {
 	struct cfs_rq cfs;
 	struct sched_avg avg_rt;
 	struct sched_avg avg_dl;
-	struct sched_avg avg_irq; /* only where interrupts' time is accounted for */
+	/* Only where the time of interrupts, or what a hypervisor takes, is accounted for. */
+	struct sched_avg avg_irq;
 	int cpu;
 };
 

@@ -42,6 +42,12 @@
 /* Fraction bits of rx_load.inline_ns. */
 #define LOAD_COST_SHIFT 4
 
+/* What a frame is taken to cost until that is known, in ns: rather more than most do. */
+#define LOAD_COST_GUESS 2000
+
+/* A longer turn was none: nobody has counted in it. */
+#define LOAD_LONGEST_NS (100 * LOAD_TURN_NS)
+
 /* Nobody may leave. */
 #define LOAD_NOBODY (~0U)
 
@@ -53,17 +59,15 @@ static __always_inline __u32 load_share(__u64 part, __u64 whole)
 /* What frames cost here, in ns, wherever they go. */
 static __always_inline __u64 load_cost(const struct rx_load *l, __u64 frames)
 {
+	if (!l->inline_ns)
+		return frames * LOAD_COST_GUESS;
 	return (frames * l->inline_ns) >> LOAD_COST_SHIFT;
 }
 
 /* Whether a flow that costs so much, in ns a turn, may change its mind now; alone, any may. */
-static __always_inline bool load_may_move(struct rx_load *l, __u64 cost)
+static __always_inline bool load_may_move(const struct rx_load *l, __u64 cost)
 {
-	if (l->moving_ns > LOAD_MOVING_NS / 8 && l->moving_ns + cost > LOAD_MOVING_NS) {
-		l->nr_waiting++;
-		return false;
-	}
-	return true;
+	return l->moving_ns <= LOAD_MOVING_NS / 8 || l->moving_ns + cost <= LOAD_MOVING_NS;
 }
 
 /*
@@ -116,19 +120,26 @@ static __always_inline __u64 load_here(const struct rx_queue *q)
 	       q->load.nr_limited;
 }
 
-/* A turn ends; `busy` is the share of its time in which the CPU ran a task, of LOAD_WHOLE. */
-static __always_inline void load_turn(struct rx_queue *q, __u64 now, __u32 busy)
+/*
+ * A turn ends; `tasks` and `irq` are the shares of its time, of LOAD_WHOLE, in which the CPU ran
+ * tasks and interrupts, as far as the scheduler knows. Of interrupts it often does not: polls over
+ * an idle CPU are counted here.
+ */
+static __always_inline void load_turn(struct rx_queue *q, __u64 now, __u32 tasks, __u32 irq)
 {
 	struct rx_load *l = &q->load;
 	__u64 received = q->nr_received - l->turn_received;
 	__u64 here = load_here(q);
 	__u64 elsewhere = received - (here - l->turn_here);
 	__u64 elapsed = now - l->turn_start;
+	__u32 over_idle = load_share(l->over_idle_ns, elapsed);
+	__u32 busy = tasks + (irq > over_idle ? irq : over_idle);
 
-	if (received >= LOAD_SAMPLE && elsewhere <= received / 8)
+	/* Frames that are policed cost next to nothing. */
+	if (received >= LOAD_SAMPLE && elsewhere <= received / 8 && !l->police &&
+	    elapsed < LOAD_LONGEST_NS)
 		l->inline_ns = (l->poll_ns << LOAD_COST_SHIFT) / received;
 	l->poll_share = load_share(l->poll_ns + l->others_ns, elapsed);
-	busy += load_share(l->over_idle_ns, elapsed);
 	l->busy_share = busy < LOAD_WHOLE ? busy : LOAD_WHOLE;
 	if (l->busy_share >= LOAD_PRESSED &&
 	    (l->poll_share >= LOAD_PRESSED_BY || load_behind(l, l->nr_polls / 2)))

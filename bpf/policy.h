@@ -62,6 +62,9 @@ static __always_inline __u16 rx_base(struct rx *rx, const struct rps_map *map)
  * stay then, and who would try again would only bring it back. */
 #define POLICY_REST 100
 
+/* Turns after which what a flow knew of its application says nothing any more. */
+#define POLICY_LATELY 16
+
 /* A flow that costs less of a CPU's time goes to its application whatever else runs there. */
 #define POLICY_SMALL (LOAD_WHOLE / 8)
 
@@ -83,6 +86,35 @@ static __always_inline bool flow_fits(const struct rx *rx, const struct rps_dev_
 	return flow_share(rx, flow) + cpu_busy(cpu) <= LOAD_WHOLE;
 }
 
+/* Whether frames come to the CPU faster than it takes them, or soon will. */
+static __always_inline bool rx_crowded(const struct rx *rx, __u32 cpu)
+{
+	struct backlog *b = rx_backlog(rx, cpu);
+
+	if (!b)
+		return true;
+	if (!backlog_crowded(b) && cpu_demand(cpu, b) <= 2 * POLICY_OTHERS)
+		return false;
+	b->crowded = rx->q->load.turn;
+	return true;
+}
+
+/* Whether frames have not come faster than the CPU took them for a while. */
+static __always_inline bool rx_rested(const struct rx *rx, __u32 cpu)
+{
+	const struct backlog *b = rx_backlog(rx, cpu);
+
+	if (!b || backlog_crowded(b))
+		return false;
+	return !b->crowded || rx->q->load.turn - (__u32)b->crowded >= POLICY_REST;
+}
+
+/* Whether the CPU may be given more than it has. */
+static __always_inline bool rx_open(const struct rx *rx, __u32 cpu)
+{
+	return rx_rested(rx, cpu) && cpu_demand(cpu, rx_backlog(rx, cpu)) <= POLICY_OTHERS;
+}
+
 /* An idle CPU near this one, on which the flow fits, as a location; or RPS_NO_CPU. */
 static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_dev_flow *flow,
 					  __u32 cpu)
@@ -99,33 +131,10 @@ static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_
 			return RPS_INLINE;
 		if (near == rx->cpu || near >= RPS_INLINE_SHED || !cpu_is_idle(near))
 			continue;
-		if (rx_usable(rx, near) == near && flow_fits(rx, flow, near))
+		if (rx_usable(rx, near) == near && flow_fits(rx, flow, near) && rx_rested(rx, near))
 			return near;
 	}
 	return RPS_NO_CPU;
-}
-
-/* Whether frames come to the CPU faster than it takes them, or soon will. */
-static __always_inline bool rx_crowded(const struct rx *rx, __u32 cpu)
-{
-	struct backlog *b = rx_backlog(rx, cpu);
-
-	if (!b)
-		return true;
-	if (!backlog_crowded(b) && cpu_demand(cpu, b) <= 2 * POLICY_OTHERS)
-		return false;
-	b->crowded = rx->q->load.turn;
-	return true;
-}
-
-/* Whether the CPU may be given more than it has. */
-static __always_inline bool rx_open(const struct rx *rx, __u32 cpu)
-{
-	const struct backlog *b = rx_backlog(rx, cpu);
-
-	if (!b || (b->crowded && rx->q->load.turn - b->crowded < POLICY_REST))
-		return false;
-	return cpu_demand(cpu, b) <= POLICY_OTHERS;
 }
 
 /* Whether others leave the CPU time for the queue's backlog there. */
@@ -141,9 +150,10 @@ static __always_inline bool rx_has_room(const struct rx *rx, __u32 cpu)
 static __always_inline bool rx_keeps_up(const struct rx *rx, struct rps_dev_flow *flow)
 {
 	__u32 waits = rx_consumer_waits_so_far(rx);
-	bool waited = waits != flow->waits;
+	bool waited = waits != flow->waits && flow->turn - flow->asked <= POLICY_LATELY;
 
 	flow->waits = waits;
+	flow->asked = flow->turn;
 	return waited || rx_consumer_waits(rx, flow->base);
 }
 
@@ -240,39 +250,52 @@ static __always_inline __u16 rx_choose(const struct rx *rx, struct rps_dev_flow 
 	return rx_choose_near(rx, flow, flow->base, reason);
 }
 
-/* Whether the flow may leave its home: more rarely each time that it does so soon. */
-static __always_inline bool flow_may_leave(struct rps_dev_flow *flow)
-{
-	__u32 since = flow->turn - flow->changed;
-
-	if (since < 1U << flow->backoff)
-		return false;
-	if (since < POLICY_SOON << flow->backoff)
-		flow->backoff += flow->backoff < POLICY_BACKOFF;
-	else
-		flow->backoff -= flow->backoff > 0;
-	return true;
-}
-
 /* Where a flow is that nothing speaks for moving. */
 static __always_inline __u16 flow_home(const struct rx *rx, const struct rps_dev_flow *flow)
 {
 	return rx->q->policy & RX_ADAPT ? (__u16)RPS_INLINE : flow->base;
 }
 
-/* Whether the flow may change its mind now, with what is changing already. Home it may go always:
- * where it is, its frames may be lost. */
+/* Whether it is too early for the flow to leave for anywhere but home. */
+static __always_inline bool flow_rests(const struct rps_dev_flow *flow)
+{
+	return flow->turn - flow->changed < 1U << flow->backoff;
+}
+
+/* The flow leaves: next time it rests for longer, if it does so soon. */
+static __always_inline void flow_back_off(struct rps_dev_flow *flow)
+{
+	if (flow->turn - flow->changed < POLICY_SOON << flow->backoff)
+		flow->backoff += flow->backoff < POLICY_BACKOFF;
+	else
+		flow->backoff -= flow->backoff > 0;
+}
+
+/* Whether where the flow wants to be is no place to rest at: its frames may be lost. */
+static __always_inline bool rx_overrun(const struct rx *rx, const struct rps_dev_flow *flow)
+{
+	if (flow->wanted == RPS_INLINE)
+		return rx->q->load.pressure == RX_PRESSED;
+	return rx_crowded(rx, flow->wanted);
+}
+
+/* Whether the flow may change its mind now, with what is changing already. */
 static __always_inline bool rx_may_change(const struct rx *rx, struct rps_dev_flow *flow,
 					  __u16 wanted)
 {
+	bool leaves = wanted != flow_home(rx, flow);
 	struct rx_load *l = &rx->q->load;
 	/* Of many that have less than a frame in a turn, this one has come now. */
 	__u64 cost = load_cost(l, flow->load + 1);
 
-	if (!load_may_move(l, cost))
+	if (leaves && flow_rests(flow))
 		return false;
-	if (wanted != flow_home(rx, flow) && !flow_may_leave(flow))
+	if (!load_may_move(l, cost)) {
+		l->nr_waiting += leaves;
 		return false;
+	}
+	if (leaves)
+		flow_back_off(flow);
 	flow->changed = flow->turn;
 	l->moving_ns += cost;
 	return true;
@@ -306,16 +329,27 @@ static __always_inline __u16 rx_wanted(const struct rx *rx, struct rps_dev_flow 
 	__u16 wanted = rx_usable(rx, flow->wanted);
 	bool moved = flow->base != base;
 	bool lost = wanted == RPS_NO_CPU;
+	bool follows = moved && flow_at_base(rx, flow);
+	__u16 home;
 	__u8 reason;
 
 	if (likely(!new_turn && !moved && !lost))
 		return wanted;
-	if (lost || (moved && flow_at_base(rx, flow))) {
-		flow->wanted = base;
-		flow->reason = RX_TABLES;
-	}
 	flow->base = base;
+	if (lost || follows) {
+		flow->wanted = lost ? flow_home(rx, flow) : base;
+		flow->reason = RX_TABLES;
+	} else if (wanted == RPS_INLINE) {
+		/* The CPU that it had chosen polls now. */
+		flow->wanted = RPS_INLINE;
+	}
 	wanted = rx_choose(rx, flow, &reason);
+	home = flow_home(rx, flow);
+	if (wanted != flow->wanted && flow->wanted != home && flow_rests(flow) &&
+	    rx_overrun(rx, flow)) {
+		wanted = home;
+		reason = RX_NO_GAIN;
+	}
 	if (wanted == flow->wanted || rx_may_change(rx, flow, wanted)) {
 		flow->wanted = wanted;
 		flow->reason = reason;

@@ -111,6 +111,7 @@ static __always_inline void rx_own(const struct rx *rx, struct rps_dev_flow *flo
 	flow->hash = rx->hash;
 	flow->frames -= flow->nr_packets + flow->nr_dropped;
 	flow->nr_packets = flow->nr_dropped = flow->nr_moves = 0;
+	flow->asked = rx->q->load.turn - POLICY_LATELY - 1;
 	rx_flow_new(rx);
 }
 

@@ -158,8 +158,8 @@ struct rps_dev_flow {
 	__u32 frames;  /* nr_packets + nr_dropped then */
 	__u32 load;    /* frames in the turn before that */
 	__u32 changed; /* the turn in which `wanted` changed last */
-	__u32 waits;   /* how often its application had waited when it was decided */
-	__u32 pad_line;
+	__u32 waits;   /* how often its application had waited when that was last asked */
+	__u32 asked;   /* the turn in which it was */
 };
 _Static_assert(sizeof(struct rps_dev_flow) == 64, "a cache line");
 
@@ -184,7 +184,7 @@ struct backlog {
 	__u64 closed;	   /* the CPU is offline: nobody may want to be here (by user space) */
 	__u64 leaving;	   /* the poll in which a flow could not leave; 0 nobody waits */
 	__u64 nr_limited;  /* dropped in XDP: of a large flow, the backlog was half full */
-	__u64 crowded;	   /* the turn in which flows last found it so; 0 never */
+	__u64 crowded;	   /* the turn in which a flow last found no room for more; 0 never */
 	__u64 pad_producer[4];
 
 	/* Written by the kthread, on whatever CPU it runs. */
@@ -263,7 +263,7 @@ struct rx_load {
 	__u32 cpu;
 	__u64 nr_limited; /* frames dropped so */
 	__u64 moving_ns;  /* what the flows cost in a turn that changed their minds lately */
-	__u32 nr_waiting; /* flows that would have in this turn, and wait for these */
+	__u32 nr_waiting; /* times that one would have left in this turn, and waits for these */
 	__u32 pad_line;
 };
 _Static_assert(sizeof(struct rx_load) == 128, "a pair of cache lines");

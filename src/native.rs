@@ -41,7 +41,7 @@ unsafe extern "C" {
         over_idle: u32,
         exhausted: u32,
     ) -> bool;
-    fn native_load_turn(q: *mut rx_queue, now: u64, busy: u32);
+    fn native_load_turn(q: *mut rx_queue, now: u64, tasks: u32, irq: u32);
     fn native_rps_location_of(map: *const rps_map, hash: u32) -> u16;
     fn native_flow_slot(queue: u32, hash: u32, shift: u32) -> u32;
     fn native_sock_flow_entry(hash: u32, cpu: u32, cpu_mask: u32) -> u32;
@@ -132,9 +132,9 @@ pub fn load_polled(
 }
 
 /// The queue's turn ends at `now`, in ns; its CPU ran tasks for `busy` of 1024 parts of it (load.h).
-pub fn load_turn(q: &mut rx_queue, now: u64, busy: u32) {
+pub fn load_turn(q: &mut rx_queue, now: u64, tasks: u32, irq: u32) {
     // SAFETY: the callee only writes the queue.
-    unsafe { native_load_turn(q, now, busy) }
+    unsafe { native_load_turn(q, now, tasks, irq) }
 }
 
 /// The RPS location of a flow (steer.h).

@@ -23,6 +23,7 @@ use rxsteer::lab::link::LinkConfig;
 use rxsteer::lab::setting::Setting;
 use rxsteer::lab::wire::{Wire, WireConfig};
 use rxsteer::lab::witness::Witness;
+use rxsteer::load::Pressure;
 use rxsteer::policy::Policy;
 use rxsteer::run::Options;
 use rxsteer::topology::Topology;
@@ -115,6 +116,15 @@ impl Scene {
         })?;
         let more = |(cpu, n): (u32, u64)| (n > *before.get(&cpu).unwrap_or(&0)).then_some(cpu);
         Ok(after.into_iter().filter_map(more).collect())
+    }
+
+    /// Sends until rxsteer has seen that the polling CPU is busy.
+    fn until_busy(&self, active: &Active<'_>) -> Result<()> {
+        until("the polling CPU is busy", || {
+            self.processed_by(active)?;
+            let load = queue(active)?.load;
+            Ok(load.filter(|l| l.pressure != Pressure::Relaxed).map(drop))
+        })
     }
 
     /// Sends until all packets of a batch are processed by one CPU that is right.
@@ -210,6 +220,7 @@ fn with_all_cpus_busy_the_flow_stays_with_its_application() -> Result<()> {
             _ => Hog::new(cpu),
         })
         .collect::<Result<Vec<_>>>()?;
+    scene.until_busy(&active)?;
     scene.polls(true);
     scene.comes_to(&active, "it follows its application", |c| c == OTHER_CPU)?;
     let moves = queue(&active)?.moves;
@@ -246,6 +257,7 @@ fn a_busy_consumers_packets_stay_where_they_are_received() -> Result<()> {
 
     // It is no longer idle.
     let _hog = Hog::partly(POLLING_CPU)?;
+    scene.until_busy(&active)?;
     scene.polls(false);
     scene.comes_to(&active, "its consumer sleeps again", |c| c == OTHER_CPU)?;
     scene.polls(true);

@@ -142,7 +142,7 @@ impl World {
         let now = self.q.load.turn_start + TURN_NS;
         self.q.load.poll_ns = u64::from(polls) * TURN_NS / u64::from(WHOLE);
         (self.q.load.nr_polls, self.q.load.nr_exhausted) = (8, 8);
-        native::load_turn(&mut self.q, now, all);
+        native::load_turn(&mut self.q, now, all, 0);
     }
 
     fn bit(bits: &mut u64, cpu: u32, set: bool) {
@@ -168,7 +168,11 @@ impl World {
 
     /// A flow's part of a CPU's time.
     fn share(&self, flow: &rps_dev_flow) -> u32 {
-        let ns = u64::from(flow.load) * u64::from(self.q.load.inline_ns) / 16;
+        let inline_ns = match self.q.load.inline_ns {
+            0 => 2000 * 16,
+            known => known,
+        };
+        let ns = u64::from(flow.load) * u64::from(inline_ns) / 16;
         (ns * u64::from(WHOLE) / TURN_NS).min(u64::from(WHOLE)) as u32
     }
 
@@ -182,7 +186,11 @@ impl World {
                 return self.q.load.pressure == RELAXED;
             }
             let busy = self.facts.busy[usize::from(near)];
-            self.is_elsewhere(near) && self.is_idle(near) && busy + self.share(flow) <= WHOLE
+            let crowded = self.backlogs[usize::from(near)].crowded as u32;
+            let now = self.crowded >> near & 1 > 0;
+            let rested = !now && (crowded == 0 || self.q.load.turn - crowded >= 100);
+            let fits = busy + self.share(flow) <= WHOLE;
+            self.is_elsewhere(near) && self.is_idle(near) && fits && rested
         });
         near.map(|near| self.location(near))
     }
@@ -228,13 +236,15 @@ impl World {
     /// What is wrong with where a flow is now that was `before`.
     fn mistake(&self, before: &rps_dev_flow, flow: &rps_dev_flow) -> Option<&'static str> {
         let begins = before.epoch != self.q.epoch;
-        let stayed = begins || (before.location, before.wanted) == (INLINE, INLINE);
+        let wanted = self.location(before.wanted);
+        let stayed = begins || (before.location, wanted) == (INLINE, INLINE);
         let leaves = stayed && flow.location != INLINE;
-        let chosen =
-            flow.reason == IDLE_CPU && (before.reason, before.wanted) != (IDLE_CPU, flow.wanted);
+        let chosen = flow.reason == IDLE_CPU
+            && (before.reason, wanted) != (IDLE_CPU, self.location(flow.wanted));
         let adapts = self.q.policy & ADAPT != 0;
         let pressure = self.q.load.pressure;
-        let waits = self.q.load.nr_waiting > 0;
+        // For what is moving already.
+        let waits = self.q.load.moving_ns > TURN_NS / 64;
         if flow.location != INLINE && !self.is_elsewhere(flow.location) {
             Some("a CPU that is offline, or polls")
         } else if chosen && self.idle_near(flow, flow.base) != Some(flow.wanted) {
@@ -343,6 +353,7 @@ fn decided(world: &World) -> String {
         turn: 0,
         frames: 0,
         load: 0,
+        asked: 0,
         ..flow
     });
     let q = rx_queue {
@@ -540,11 +551,22 @@ fn pressed(world: &mut World) -> u16 {
 #[test]
 fn an_application_that_has_waited_lately_keeps_up() {
     let mut world = World::new(FOLLOW | ADAPT, 1);
+    world.facts.consumer_waits_so_far = 5;
     for _ in 0..50 {
         assert_eq!(pressed(&mut world), INLINE);
     }
     world.facts.consumer_waits_so_far += 1;
     assert_eq!(pressed(&mut world), 1);
+
+    // What it did while nobody asked says nothing.
+    for _ in 0..300 {
+        world.turn(0, 0);
+        world.frame(0);
+    }
+    world.facts.consumer_waits_so_far += 1;
+    for _ in 0..50 {
+        assert_eq!(pressed(&mut world), INLINE);
+    }
 }
 
 #[test]
@@ -918,7 +940,8 @@ proptest! {
     fn a_turn_counts_what_was_in_it(
         polls in polls(),
         first in prop_oneof![Just(0), Just(u32::MAX)],
-        busy in 0..=WHOLE,
+        tasks in 0..=WHOLE,
+        irq in 0..=WHOLE,
     ) {
         let mut q = rx_queue::default();
         q.load.turn = first;
@@ -938,16 +961,19 @@ proptest! {
                 continue;
             }
             let before = q.load;
-            native::load_turn(&mut q, now, busy);
+            native::load_turn(&mut q, now, tasks, irq);
             let l = &q.load;
             prop_assert_eq!(l.turn, before.turn.wrapping_add(1));
             prop_assert!(l.poll_share <= WHOLE as u16 && l.police <= WHOLE as u16);
-            prop_assert!((busy as u16..=WHOLE as u16).contains(&l.busy_share));
+            let busy = (tasks + irq).min(WHOLE) as u16;
+            prop_assert!((busy..=WHOLE as u16).contains(&l.busy_share));
             prop_assert!(l.police <= before.police || l.pressure == PRESSED);
             prop_assert!(l.pressure == PRESSED || l.leaving == u32::MAX);
             // 32 frames in 8.6 s: the machine stood still.
             let still = poll_ns >= 1 << 33;
-            let cost = match received >= 32 && elsewhere <= received / 8 {
+            let short = now - before.turn_start < 100 * TURN_NS;
+            let known = received >= 32 && elsewhere <= received / 8 && before.police == 0;
+            let cost = match known && short {
                 true => (poll_ns * 16 / received) as u32,
                 false => before.inline_ns,
             };

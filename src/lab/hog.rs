@@ -14,7 +14,7 @@ use super::netns::bind;
 /// For so long it works before it looks whether to stop, or rests.
 const WORK: Duration = Duration::from_millis(5);
 
-/// A thread that leaves a CPU to others as little as it can.
+/// A thread that leaves a CPU to others as little as it can, or as it is asked to.
 pub struct Hog {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -58,11 +58,13 @@ impl Hog {
                 }
             }
         });
-        ensure!(is_ready.recv()?, "CPU {cpu} cannot be kept busy");
-        Ok(Self {
+        // Stops it if it could not be made one.
+        let hog = Self {
             stop,
             thread: Some(thread),
-        })
+        };
+        ensure!(is_ready.recv()?, "CPU {cpu} cannot be kept busy");
+        Ok(hog)
     }
 }
 

@@ -451,7 +451,7 @@ impl Path {
         let now = l.turn_start + TURN_NS;
         l.poll_ns = u64::from(polls) * TURN_NS / 1024;
         (l.nr_polls, l.nr_exhausted) = (8, 8);
-        native::load_turn(&mut self.q, now, all);
+        native::load_turn(&mut self.q, now, all, 0);
     }
 
     // ---- backlogs -----------------------------------------------------------------------------
