@@ -22,7 +22,7 @@ guest: ## tests in a virtual machine (TEST=rfs, ARGS=FILTER, KERNEL=6.12, CPUS=8
 lint: ## layout, warnings, licences
 	@scripts/lint.sh
 
-bench: ## the measured comparison, 16 minutes (SCENARIO=flood, REPORT=FILE.html, ARGS=--json)
+bench: ## the measured comparison, 18 minutes (SCENARIO=flood, REPORT=FILE.html, ARGS=--json)
 	@scripts/run.sh bench $(SCENARIO) --report $(REPORT) $(ARGS)
 
 install: ## puts rxsteer into PREFIX/bin (PREFIX=/usr/local)

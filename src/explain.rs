@@ -768,7 +768,7 @@ fn wants(seen: &Seen, policy: Policy) -> String {
         (Reason::Room, _) => format!("{}, which polls the queue, has room", polling(entry)),
         (Reason::Small, _) => small(seen),
         (Reason::NoGain, _) => no_gain(entry, policy),
-        (Reason::Consumer, _) => "its application waits for packets there".to_owned(),
+        (Reason::Consumer, _) => "its application is there and keeps up".to_owned(),
         (Reason::Spread, _) => "its hash chooses that CPU, which has room".to_owned(),
         (Reason::IdleCpu, _) => format!(
             "that CPU was idle when it was chosen, and is near {}, which is busy",
@@ -826,7 +826,7 @@ fn no_gain(entry: &Entry, policy: Policy) -> String {
         false => "",
     };
     format!(
-        "no other CPU could take it on: {}, is busy or has half a backlog to process{idle}",
+        "no other CPU could take it on: {}, is busy, or got too much within the last second{idle}",
         base(entry)
     )
 }
@@ -1233,8 +1233,8 @@ mod tests {
                 Inline,
                 Reason::NoGain,
                 Some(3),
-                "no other CPU could take it on: CPU 3, its application's, is busy or has half a \
-                 backlog to process, and no CPU near it is idle and has time enough.",
+                "no other CPU could take it on: CPU 3, its application's, is busy, or got too much \
+                 within the last second, and no CPU near it is idle and has time enough.",
             ),
             (
                 Inline,
@@ -1246,7 +1246,7 @@ mod tests {
                 Cpu(3),
                 Reason::Consumer,
                 Some(3),
-                "It wants to be on CPU 3: its application waits for packets there.",
+                "It wants to be on CPU 3: its application is there and keeps up.",
             ),
             (
                 Cpu(1),

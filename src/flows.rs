@@ -498,7 +498,7 @@ fn why(entry: &Entry) -> String {
         (Reason::Room, _) => "the CPU that polls has room".to_owned(),
         (Reason::Small, _) => "larger flows leave first".to_owned(),
         (Reason::NoGain, _) => "no other CPU could take it on".to_owned(),
-        (Reason::Consumer, _) => "its application waits there".to_owned(),
+        (Reason::Consumer, _) => "its application keeps up there".to_owned(),
         (Reason::Spread, _) => "RPS: has room".to_owned(),
         (Reason::IdleCpu, _) => match entry.base {
             Some(base) => format!("was idle; {base} is busy"),
