@@ -135,9 +135,9 @@ static __always_inline void load_turn(struct rx_queue *q, __u64 now, __u32 tasks
 	__u32 over_idle = load_share(l->over_idle_ns, elapsed);
 	__u32 busy = tasks + (irq > over_idle ? irq : over_idle);
 
-	/* Frames that are policed cost next to nothing. */
-	if (received >= LOAD_SAMPLE && elsewhere <= received / 8 && !l->police &&
-	    elapsed < LOAD_LONGEST_NS)
+	/* Frames that were dropped cost next to nothing. */
+	if (received >= LOAD_SAMPLE && elsewhere <= received / 8 &&
+	    (__u32)l->nr_limited == l->turn_limited && elapsed < LOAD_LONGEST_NS)
 		l->inline_ns = (l->poll_ns << LOAD_COST_SHIFT) / received;
 	l->poll_share = load_share(l->poll_ns + l->others_ns, elapsed);
 	l->busy_share = busy < LOAD_WHOLE ? busy : LOAD_WHOLE;
@@ -158,6 +158,7 @@ static __always_inline void load_turn(struct rx_queue *q, __u64 now, __u32 tasks
 	l->turn_start = now;
 	l->turn_received = q->nr_received;
 	l->turn_here = here;
+	l->turn_limited = l->nr_limited;
 	l->poll_ns = l->others_ns = l->over_idle_ns = 0;
 	l->nr_polls = l->nr_exhausted = l->largest = 0;
 }

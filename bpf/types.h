@@ -261,10 +261,10 @@ struct rx_load {
 	__u16 busy_share;    /* of the CPU's time, not idle */
 	__u16 police;	     /* of large flows' INLINE frames, dropped */
 	__u32 cpu;
-	__u64 nr_limited; /* frames dropped so */
-	__u64 moving_ns;  /* what the flows cost in a turn that changed their minds lately */
-	__u32 nr_waiting; /* times that one would have left in this turn, and waits for these */
-	__u32 pad_line;
+	__u64 nr_limited;   /* frames dropped so */
+	__u64 moving_ns;    /* what the flows cost in a turn that changed their minds lately */
+	__u32 nr_waiting;   /* times that one would have left in this turn, and waits for these */
+	__u32 turn_limited; /* nr_limited when the turn began; wraps */
 };
 _Static_assert(sizeof(struct rx_load) == 128, "a pair of cache lines");
 

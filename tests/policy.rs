@@ -972,7 +972,7 @@ proptest! {
             // 32 frames in 8.6 s: the machine stood still.
             let still = poll_ns >= 1 << 33;
             let short = now - before.turn_start < 100 * TURN_NS;
-            let known = received >= 32 && elsewhere <= received / 8 && before.police == 0;
+            let known = received >= 32 && elsewhere <= received / 8;
             let cost = match known && short {
                 true => (poll_ns * 16 / received) as u32,
                 false => before.inline_ns,
