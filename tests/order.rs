@@ -3,9 +3,10 @@
 //! come in any order: no packet overtakes an earlier one of its flow, no frame is lost to the
 //! accounts, and every flow gets where it wants to be.
 
+mod common;
+
+use common::cases::{config, fixed};
 use proptest::prelude::*;
-use proptest::strategy::ValueTree;
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use rxsteer::rx::types::{rps_location, rx_policy, rx_reason};
 use rxsteer::sim::gro::Kind;
 use rxsteer::sim::path::{End, Event, Kernel, Lie, Path, Shape};
@@ -201,15 +202,6 @@ fn run(shape: &Shape, mix: Mix, turns: &[u32]) -> Result<Path, String> {
     Ok(path)
 }
 
-fn config(cases: u32) -> Config {
-    Config {
-        cases,
-        failure_persistence: None,
-        max_shrink_iters: 20_000,
-        ..Config::default()
-    }
-}
-
 proptest! {
     #![proptest_config(config(5000))]
 
@@ -221,13 +213,6 @@ proptest! {
     ) {
         prop_assert_eq!(run(&shape, mix, &turns).err(), None);
     }
-}
-
-/// Values of a strategy that are the same in every execution.
-fn fixed<S: Strategy>(strategy: S) -> impl Iterator<Item = S::Value> {
-    let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
-    let mut runner = TestRunner::new_with_rng(config(1), rng);
-    std::iter::repeat_with(move || strategy.new_tree(&mut runner).unwrap().current())
 }
 
 /// The control: every reason to be somewhere comes up.

@@ -3,10 +3,11 @@
 //! up. Whether they may go there is left out: whatever came earlier counts as delivered (tests/order.rs
 //! has the rule of order).
 
+mod common;
+
+use common::cases::{config, fixed};
 use proptest::prelude::*;
 use proptest::sample::subsequence;
-use proptest::strategy::ValueTree;
-use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 use rxsteer::lab_skel::types::rx_facts;
 use rxsteer::native;
 use rxsteer::rps_map::SLOTS;
@@ -259,22 +260,6 @@ impl World {
             None
         }
     }
-}
-
-fn config(cases: u32) -> Config {
-    Config {
-        cases,
-        failure_persistence: None,
-        max_shrink_iters: 20_000,
-        ..Config::default()
-    }
-}
-
-/// Values of a strategy that are the same in every execution.
-fn fixed<S: Strategy>(strategy: S) -> impl Iterator<Item = S::Value> {
-    let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
-    let mut runner = TestRunner::new_with_rng(config(1), rng);
-    std::iter::repeat_with(move || strategy.new_tree(&mut runner).unwrap().current())
 }
 
 fn loaded() -> impl Strategy<Value = u16> {

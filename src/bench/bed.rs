@@ -138,6 +138,14 @@ impl fmt::Display for Masks {
 }
 
 impl Bed {
+    /// Makes a lab for each condition.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn each(conditions: &[Condition]) -> Result<Vec<Self>> {
+        conditions.iter().map(|c| Self::new(*c)).collect()
+    }
+
     /// Makes the lab.
     ///
     /// # Errors

@@ -23,6 +23,15 @@ use crate::lab::netns::Netns;
 use crate::lab::server::{Server, Work};
 use crate::lab::sockets;
 
+/// The modes that are compared, but for busy polling's.
+pub(super) const MODES: [Mode; 5] = [
+    Mode::None,
+    Mode::KernelRps,
+    Mode::KernelRfs,
+    Mode::RxsteerRfs,
+    Mode::Rxsteer,
+];
+
 /// What should be known of the lab.
 pub const NOTE: &str = "A server has a thread for each connection, unless the case says otherwise; a \
      single one is bound to the first CPU that does not poll the queue. The client is an XDP program \

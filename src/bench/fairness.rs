@@ -51,10 +51,7 @@ impl Fairness {
     /// When the host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
         let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
-        let beds: Vec<Bed> = conditions
-            .iter()
-            .map(|condition| Bed::new(*condition))
-            .collect::<Result<_>>()?;
+        let beds = Bed::each(&conditions)?;
         let mut ways = beds[0].masks().ways(&[Mode::None, Mode::KernelRps]);
         ways.push(Way {
             mode: Mode::RxsteerRps,

@@ -197,10 +197,7 @@ impl Labs {
     /// Of each case the sockets, and the modes over all masks.
     pub(super) fn new(effort: &Effort, cases: &[(Sockets, &[Mode])]) -> Result<Self> {
         let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
-        let beds: Vec<Bed> = conditions
-            .iter()
-            .map(|c| Bed::new(*c))
-            .collect::<Result<_>>()?;
+        let beds = Bed::each(&conditions)?;
         let ways = |modes| beds[0].masks().ways(modes);
         let in_bed = |bed| cases.iter().map(move |&(to, modes)| (bed, to, modes));
         let cases = (0..beds.len())

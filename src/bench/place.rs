@@ -67,9 +67,9 @@ impl Places {
             });
         }
         let conditions = effort.conditions(napi, gro);
-        let beds = conditions.iter().map(|condition| Bed::new(*condition));
+        let beds = Bed::each(&conditions)?;
         Ok(Self {
-            places: beds.map(|bed| bed.map(Place::Lab)).collect::<Result<_>>()?,
+            places: beds.into_iter().map(Place::Lab).collect(),
             conditions,
         })
     }

@@ -5,8 +5,8 @@ use std::fs;
 
 use anyhow::Result;
 
-use super::closed_loop::{self, ClosedLoop};
-use super::mode::{Mode, Way};
+use super::closed_loop::{self, ClosedLoop, MODES};
+use super::mode::Way;
 use super::place::Places;
 use super::{CasePlan, Effort, Experiment, Gro, Napi, Plan, Values};
 use crate::lab::server::Work;
@@ -39,13 +39,6 @@ impl Rpc {
     /// When the host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
         let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On])?;
-        let modes = [
-            Mode::None,
-            Mode::KernelRps,
-            Mode::KernelRfs,
-            Mode::RxsteerRfs,
-            Mode::Rxsteer,
-        ];
         let work = Work::up_to(WORK_US, TIMES_L2 * l2_bytes());
         let case = |(connections, threads)| ClosedLoop {
             tcp: true,
@@ -56,7 +49,7 @@ impl Rpc {
             busy_poll: false,
         };
         Ok(Self {
-            ways: places.masks().ways(&modes),
+            ways: places.masks().ways(&MODES),
             cases: places.each(CASES.map(case)),
             places,
             work,

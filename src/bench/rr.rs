@@ -3,8 +3,8 @@
 
 use anyhow::Result;
 
-use super::closed_loop::{self, ClosedLoop};
-use super::mode::{Mode, Way};
+use super::closed_loop::{self, ClosedLoop, MODES};
+use super::mode::Way;
 use super::place::Places;
 use super::{CasePlan, Effort, Experiment, Gro, Napi, Plan, Values};
 
@@ -26,13 +26,6 @@ impl Rr {
     /// When the host does not allow it, or has a single CPU; when the peer is not there.
     pub fn new(effort: &Effort) -> Result<Self> {
         let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On])?;
-        let modes = [
-            Mode::None,
-            Mode::KernelRps,
-            Mode::KernelRfs,
-            Mode::RxsteerRfs,
-            Mode::Rxsteer,
-        ];
         let case = |tcp, connections| ClosedLoop {
             tcp,
             len: 1,
@@ -46,7 +39,7 @@ impl Rr {
             .into_iter()
             .flatten();
         Ok(Self {
-            ways: places.masks().ways(&modes),
+            ways: places.masks().ways(&MODES),
             cases: places.each(cases),
             places,
             seconds: effort.seconds,

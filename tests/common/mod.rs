@@ -21,6 +21,7 @@ pub fn not_run(test: &str, reason: &str) {
 
 pub mod app;
 pub mod bed;
+pub mod cases;
 pub mod threads;
 
 /// The packets of `tests/fixtures/`.
