@@ -315,8 +315,8 @@ pub trait Experiment {
     /// Measures once; both numbers are indices into the plan.
     ///
     /// # Errors
-    /// [`Unfit`] when this measurement did not measure what it claims; any other error ends the
-    /// scenario.
+    /// [`Unfit`] when this measurement did not measure what it claims, [`Disturbed`] when it may be
+    /// tried again; any other error ends the scenario.
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values>;
 }
 
@@ -324,6 +324,15 @@ pub trait Experiment {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unfit(pub String);
+
+/// A measurement during which the host was somebody else's: it gives no figure, and is worth another
+/// try.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct Disturbed(pub String);
+
+/// How often a [`Disturbed`] measurement is tried in a round.
+const TRIES: u32 = 3;
 
 /// A scenario that this host lacks something for: nothing to measure, and the reason.
 struct Impossible {
@@ -415,17 +424,17 @@ impl Measurement {
         for ((c, case), (m, mode)) in self.plan.round(&effort.only) {
             let what = format!("{}: {case}, {mode}", self.plan.scenario);
             progress(&what);
-            match self.experiment.measure(c, m) {
+            match tried(self.experiment.as_mut(), c, m) {
                 Ok(values) => {
                     for (metric, value) in values {
                         self.rounds.add(self.nr_rounds, case, mode, metric, value);
                     }
                 }
-                Err(error) if error.is::<Unfit>() => self.refused.push(Refusal {
+                Err(e) if e.is::<Unfit>() || e.is::<Disturbed>() => self.refused.push(Refusal {
                     case: case.to_owned(),
                     mode: mode.to_owned(),
                     round: self.nr_rounds + 1,
-                    why: format!("{error:#}"),
+                    why: format!("{e:#}"),
                 }),
                 Err(error) => return Err(error).context(what),
             }
@@ -455,5 +464,68 @@ impl Measurement {
             refused: self.refused.clone(),
             notes: plan.notes,
         })
+    }
+}
+
+/// Measures once; when that was [`Disturbed`], again, up to [`TRIES`] times in all.
+fn tried(experiment: &mut dyn Experiment, case: usize, mode: usize) -> Result<Values> {
+    let mut more = 1..TRIES;
+    loop {
+        match experiment.measure(case, mode) {
+            Err(e) if e.is::<Disturbed>() && more.next().is_some() => {}
+            measured => return measured,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Is disturbed so many times, then measures 1, or nothing.
+    struct Host {
+        disturbances: u32,
+        fit: bool,
+        nr: u32,
+    }
+
+    impl Experiment for Host {
+        fn plan(&self) -> Plan {
+            unreachable!("only measured")
+        }
+
+        fn measure(&mut self, _: usize, _: usize) -> Result<Values> {
+            self.nr += 1;
+            if self.nr <= self.disturbances {
+                return Err(Disturbed("others were busy".to_owned()).into());
+            }
+            fit!(self.fit, "nothing was measured");
+            Ok(vec![("one", 1.0)])
+        }
+    }
+
+    /// What comes of it, and after how many times.
+    fn host(disturbances: u32, fit: bool) -> (Result<Values>, u32) {
+        let nr = 0;
+        let mut host = Host {
+            disturbances,
+            fit,
+            nr,
+        };
+        (tried(&mut host, 0, 0), host.nr)
+    }
+
+    #[test]
+    fn only_who_was_disturbed_is_asked_again_and_not_for_ever() {
+        for (disturbances, tries) in [(0, 1), (2, 3)] {
+            let (measured, nr) = host(disturbances, true);
+            assert_eq!((measured.unwrap(), nr), (vec![("one", 1.0)], tries));
+        }
+        let (measured, nr) = host(99, true);
+        assert!(measured.unwrap_err().is::<Disturbed>());
+        assert_eq!(nr, TRIES);
+        let (measured, nr) = host(0, false);
+        assert!(measured.unwrap_err().is::<Unfit>());
+        assert_eq!(nr, 1);
     }
 }

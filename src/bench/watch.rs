@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use super::fit;
+use super::Disturbed;
 use crate::cpu_times::{CpuTimes, cpu_times};
 use crate::lab::netns::Netns;
 use crate::lab::softnet::{self, Softnet};
@@ -60,7 +60,7 @@ impl Watch {
     /// Reads them again.
     ///
     /// # Errors
-    /// [`Unfit`](super::Unfit) when the hypervisor gave the CPUs to others meanwhile.
+    /// [`Disturbed`] when the hypervisor gave the CPUs to others meanwhile.
     pub fn end(self) -> Result<Seen> {
         let seconds = self.start.elapsed().as_secs_f64();
         let cpus = cpu_times()?;
@@ -73,11 +73,13 @@ impl Watch {
         let all = seconds * cpus.len() as f64;
         let busy = (all - since(&cpus, |cpu| cpu.idle_ns)).max(0.0);
         let steal = since(&cpus, |cpu| cpu.steal_ns) / all;
-        fit!(
-            steal < STEAL,
-            "the hypervisor took {:.0} % of the CPUs' time for others",
-            100.0 * steal
-        );
+        if steal >= STEAL {
+            let percent = 100.0 * steal;
+            return Err(Disturbed(format!(
+                "the hypervisor took {percent:.0} % of the CPUs' time for others"
+            ))
+            .into());
+        }
         Ok(Seen {
             seconds,
             softnet: grown(&self.softnet, &now),
