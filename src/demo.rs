@@ -10,6 +10,7 @@ use serde::Serialize;
 use crate::bench::bed::{Bed, INTERRUPT_CPU};
 use crate::bench::flood::{Sample, Sockets, measure};
 use crate::bench::mode::{Cpus, Mode, Way};
+use crate::bench::watch::STEAL;
 use crate::bench::{Condition, Gro, Napi};
 use crate::status::table;
 
@@ -65,6 +66,8 @@ pub struct Demo {
     /// One per mask that the kernel's documentation recommends, all CPUs, all but the interrupt's; and
     /// one for flows that follow the application.
     pub cases: Vec<Case>,
+    /// Of all CPUs' time, what the hypervisor took for others, in the turn where that was most.
+    pub steal_share: f64,
 }
 
 /// Runs it. `progress` is told what runs now, and how many turns there are.
@@ -81,6 +84,7 @@ pub fn demo(progress: &dyn Fn(&str, u64)) -> Result<Demo> {
         (Cpus::All, Sockets::Server, ADAPT),
         (Cpus::All, Sockets::Connected, FOLLOW),
     ];
+    let mut steal_share = 0f64;
     let total = (cases.len() * TURNS * SPREAD.len()) as u64;
     let cases = cases
         .into_iter()
@@ -90,7 +94,9 @@ pub fn demo(progress: &dyn Fn(&str, u64)) -> Result<Demo> {
                 for (mode, samples) in modes.iter().zip(&mut samples) {
                     let way = Way { mode: *mode, cpus };
                     progress(&way.to_string(), total);
-                    samples.push(measure(&bed, way, sockets, SECONDS)?);
+                    let sample = measure(&bed, way, sockets, SECONDS)?;
+                    steal_share = steal_share.max(sample.seen.steal_share);
+                    samples.push(sample);
                 }
             }
             let rows = modes.iter().zip(samples).map(|(mode, mut samples)| {
@@ -111,6 +117,7 @@ pub fn demo(progress: &dyn Fn(&str, u64)) -> Result<Demo> {
     Ok(Demo {
         interrupt_cpu: INTERRUPT_CPU,
         cases,
+        steal_share,
     })
 }
 
@@ -164,6 +171,15 @@ impl Demo {
              dropped:   accepted, and lost on the way to the application\n\
              CPU n:     its share of the packets that the network stack processed"
         );
+        if self.steal_share >= STEAL {
+            let _ = writeln!(
+                out,
+                "\n\
+                 This machine was disturbed: its hypervisor took up to {:.0} % of the CPUs' time for\n\
+                 others. Another time the figures may be different ones.",
+                100.0 * self.steal_share
+            );
+        }
         out
     }
 }

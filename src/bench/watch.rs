@@ -12,7 +12,7 @@ use crate::lab::netns::Netns;
 use crate::lab::softnet::{self, Softnet};
 
 /// Of all CPUs' time, what the hypervisor may take for others.
-const STEAL: f64 = 0.05;
+pub const STEAL: f64 = 0.05;
 
 /// The counters at one moment.
 pub struct Watch {
@@ -39,6 +39,8 @@ pub struct Seen {
     pub busy: f64,
     /// Of the time of all CPUs.
     pub busy_share: f64,
+    /// Of the time of all CPUs, what the hypervisor took for others.
+    pub steal_share: f64,
 }
 
 impl Watch {
@@ -62,6 +64,14 @@ impl Watch {
     /// # Errors
     /// [`Disturbed`] when the hypervisor gave the CPUs to others meanwhile.
     pub fn end(self) -> Result<Seen> {
+        self.end_disturbed()?.undisturbed()
+    }
+
+    /// The same, whoever had the CPUs.
+    ///
+    /// # Errors
+    /// When the kernel does not show them any more.
+    pub fn end_disturbed(self) -> Result<Seen> {
         let seconds = self.start.elapsed().as_secs_f64();
         let cpus = cpu_times()?;
         let now: Vec<Softnet> = softnet::softnet()?;
@@ -73,13 +83,6 @@ impl Watch {
         let all = seconds * cpus.len() as f64;
         let busy = (all - since(&cpus, |cpu| cpu.idle_ns)).max(0.0);
         let steal = since(&cpus, |cpu| cpu.steal_ns) / all;
-        if steal >= STEAL {
-            let percent = 100.0 * steal;
-            return Err(Disturbed(format!(
-                "the hypervisor took {percent:.0} % of the CPUs' time for others"
-            ))
-            .into());
-        }
         Ok(Seen {
             seconds,
             softnet: grown(&self.softnet, &now),
@@ -87,11 +90,25 @@ impl Watch {
             tcp: softnet::since(&self.tcp, softnet::tcp(&self.netns)?),
             busy,
             busy_share: busy / all,
+            steal_share: steal,
         })
     }
 }
 
 impl Seen {
+    /// Itself, for a figure.
+    ///
+    /// # Errors
+    /// [`Disturbed`] when the hypervisor gave the CPUs to others meanwhile.
+    pub fn undisturbed(self) -> Result<Self> {
+        if self.steal_share < STEAL {
+            return Ok(self);
+        }
+        let percent = 100.0 * self.steal_share;
+        let why = format!("the hypervisor took {percent:.0} % of the CPUs' time for others");
+        Err(Disturbed(why).into())
+    }
+
     /// Packets that the stack processed, by CPU.
     pub fn processed(&self) -> BTreeMap<u32, u64> {
         self.softnet
