@@ -111,6 +111,12 @@ static bool rx_consumer_waits(const struct rx *rx, __u32 cpu)
 	return facts->consumer_waits;
 }
 
+static __u32 rx_consumer_busy(const struct rx *rx)
+{
+	(void)rx;
+	return facts->consumer_busy;
+}
+
 static __u32 rx_consumer_waits_so_far(const struct rx *rx)
 {
 	(void)rx;

@@ -25,6 +25,7 @@ struct rx_facts {
 	__u32 flow_limit;
 	__u32 consumer_waits;
 	__u32 consumer_waits_so_far;
+	__u32 consumer_busy;
 	struct cpu cpus[64]; /* where each looks for an idle one */
 
 	/* The answers' other half. */

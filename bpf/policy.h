@@ -65,7 +65,8 @@ static __always_inline __u16 rx_base(struct rx *rx, const struct rps_map *map)
 /* Turns after which what a flow knew of its application says nothing any more. */
 #define POLICY_LATELY 16
 
-/* A flow that costs less of a CPU's time goes to its application whatever else runs there. */
+/* A flow that costs less of a CPU's time goes to its application whatever else runs there, as long
+ * as that leaves the application the time that it needs. */
 #define POLICY_SMALL (LOAD_WHOLE / 8)
 
 /* A flow that changes its mind soon after the last time waits twice as long before the next: up to
@@ -150,11 +151,25 @@ static __always_inline bool rx_has_room(const struct rx *rx, __u32 cpu)
 static __always_inline bool rx_keeps_up(const struct rx *rx, struct rps_dev_flow *flow)
 {
 	__u32 waits = rx_consumer_waits_so_far(rx);
-	bool waited = waits != flow->waits && flow->turn - flow->asked <= POLICY_LATELY;
+	__u32 turns = flow->turn - flow->asked;
+	bool waited = waits != flow->waits && turns <= POLICY_LATELY;
+	__u32 behind = flow->behind + turns;
 
+	if (waited || rx_consumer_waits(rx, flow->base))
+		behind = 0;
+	flow->behind = behind < 255 ? behind : 255;
 	flow->waits = waits;
 	flow->asked = flow->turn;
-	return waited || rx_consumer_waits(rx, flow->base);
+	return !behind;
+}
+
+/* Whether its packets leave the application the time that it needs, as far as is known. */
+static __always_inline bool flow_spares_consumer(const struct rx *rx,
+						 const struct rps_dev_flow *flow)
+{
+	__u32 share = flow_share(rx, flow);
+
+	return share <= POLICY_SMALL && share + rx_consumer_busy(rx) <= POLICY_ROOM;
 }
 
 /* Where the flow's application is, or RPS would have it, if that is worth a hop now. */
@@ -169,9 +184,7 @@ static __always_inline bool rx_base_has_room(const struct rx *rx, struct rps_dev
 	/* Near the application its packets are cheapest, if it isn't kept from its work by them. */
 	if (rx->followed && !rx_keeps_up(rx, flow))
 		return false;
-	if (rx->followed && flow_share(rx, flow) <= POLICY_SMALL)
-		return true;
-	if (flow->wanted == base)
+	if (flow->wanted == base || (rx->followed && flow_spares_consumer(rx, flow)))
 		return true;
 	return (rx->followed || rx_has_room(rx, base)) && flow_fits(rx, flow, base);
 }
@@ -230,7 +243,8 @@ static __always_inline __u16 rx_adapt(const struct rx *rx, struct rps_dev_flow *
 		return flow->base;
 	}
 	*reason = RX_NO_GAIN;
-	if (flow->wanted == flow->base && !rx_crowded(rx, flow->base)) {
+	if (flow->wanted == flow->base && !rx_crowded(rx, flow->base) &&
+	    !(rx->followed && flow->behind >= POLICY_LATELY)) {
 		*reason = RX_STAY;
 		stay = flow->base;
 	}

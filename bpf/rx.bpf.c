@@ -167,6 +167,11 @@ static __always_inline __u32 rx_consumer_waits_so_far(const struct rx *rx)
 	return sock_consumer_waits_so_far(rx->hash);
 }
 
+static __always_inline __u32 rx_consumer_busy(const struct rx *rx)
+{
+	return sock_consumer_busy(rx->hash);
+}
+
 /* ---- the program ---------------------------------------------------------- */
 
 static __always_inline int rx_act(enum rx_verdict verdict)

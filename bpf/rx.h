@@ -50,6 +50,8 @@ static void rx_flow_new(const struct rx *rx);
 static bool rx_consumer_waits(const struct rx *rx, __u32 cpu);
 /* How often the application has begun to wait for something; wraps. */
 static __u32 rx_consumer_waits_so_far(const struct rx *rx);
+/* The share of a CPU's time that it takes itself, of 1024, over some tens of milliseconds. */
+static __u32 rx_consumer_busy(const struct rx *rx);
 /* What is known of a CPU, or NULL beyond nr_cpus. */
 static const struct cpu *cpu_of(__u32 cpu);
 /* Whether nothing runs there right now. */

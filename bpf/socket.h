@@ -80,6 +80,14 @@ static __always_inline __u32 sock_consumer_waits_so_far(__u32 hash)
 	return consumer ? BPF_CORE_READ(consumer, nvcsw) : 0;
 }
 
+/* How much of a CPU's time it takes, of 1024; 0 if it is not known. */
+static __always_inline __u32 sock_consumer_busy(__u32 hash)
+{
+	struct task_struct *consumer = sock_consumer(hash);
+
+	return consumer ? BPF_CORE_READ(consumer, se.avg.util_avg) : 0;
+}
+
 /*
  * The flow with this key is processed by an application on this CPU. Written only if it differs:
  * the line is shared by all CPUs (rps_record_sock_flow() in the kernel).

@@ -151,12 +151,12 @@ struct rps_dev_flow {
 	/* Policies that look at the load (policy.h). */
 	__u8 reason;  /* enum rx_reason of `wanted` */
 	__u8 backoff; /* it changes its mind once in 2^backoff turns at most */
-	__u8 pad;
-	__u16 wanted;  /* where it wants to be, decided once a turn */
-	__u16 base;    /* where the tables alone would have it */
-	__u32 turn;    /* rx_queue.turn when it was decided */
-	__u32 frames;  /* nr_packets + nr_dropped then */
-	__u32 load;    /* frames in the turn before that */
+	__u8 behind;  /* turns for which its application has not waited for anything; 255 or more */
+	__u16 wanted; /* where it wants to be, decided once a turn */
+	__u16 base;   /* where the tables alone would have it */
+	__u32 turn;   /* rx_queue.turn when it was decided */
+	__u32 frames; /* nr_packets + nr_dropped then */
+	__u32 load;   /* frames in the turn before that */
 	__u32 changed; /* the turn in which `wanted` changed last */
 	__u32 waits;   /* how often its application had waited when that was last asked */
 	__u32 asked;   /* the turn in which it was */

@@ -206,7 +206,10 @@ impl World {
             2 => self.facts.busy[cpu as usize] = share,
             3 => self.facts.demand[cpu as usize] = share,
             4 => Self::bit(&mut self.crowded, cpu, b % 4 == 0),
-            5 => self.facts.consumer_waits = b % 2,
+            5 => {
+                self.facts.consumer_waits = b % 2;
+                self.facts.consumer_busy = (b >> 1) * WHOLE / 127;
+            }
             // Up to 2 ms a frame: few frames make a CPU busy here.
             6 => self.q.load.inline_ns = b % 5 * 8_000_000,
             _ => self.turn(b % 3 * 512, d % 3 * 512),
@@ -554,6 +557,50 @@ fn an_application_that_has_waited_lately_keeps_up() {
     }
 }
 
+/// Its CPU is busy with others: they share it. With the application itself, there is nothing to share.
+#[test]
+fn an_application_keeps_the_time_that_it_needs() {
+    // All of the polls' time is theirs, in equal parts.
+    const NR_FLOWS: usize = 16;
+    let share = WHOLE / NR_FLOWS as u32;
+    let mut world = World::new(FOLLOW | ADAPT, NR_FLOWS);
+    world.facts.consumer_waits = 1;
+    world.facts.busy[1] = WHOLE;
+    let leaves = |world: &mut World, consumer_busy| {
+        world.facts.consumer_busy = consumer_busy;
+        for flow in 0..NR_FLOWS {
+            world.application(flow, 1);
+            for _ in 0..8 {
+                world.frame(flow);
+            }
+        }
+        world.turn(WHOLE, WHOLE);
+        world.flows.iter().any(|flow| flow.wanted == 1)
+    };
+    let most = WHOLE * 7 / 8 - share;
+    // What a frame costs is learnt in the first turn.
+    assert!(!leaves(&mut world, WHOLE));
+    assert!((0..50).all(|_| !leaves(&mut world, most + 8)));
+    assert!((0..50).any(|_| leaves(&mut world, most - 8)));
+}
+
+#[test]
+fn who_keeps_an_application_from_ever_waiting_goes_home() {
+    let mut world = World::new(FOLLOW | ADAPT, 1);
+    world.facts.consumer_waits = 1;
+    assert!((0..50).any(|_| pressed(&mut world) == 1));
+    world.facts.consumer_waits = 0;
+    for _ in 0..15 {
+        assert_eq!(pressed(&mut world), 1);
+    }
+    // It has waited once more.
+    world.facts.consumer_waits_so_far += 1;
+    for _ in 0..16 {
+        assert_eq!(pressed(&mut world), 1);
+    }
+    assert_eq!(pressed(&mut world), INLINE);
+}
+
 #[test]
 fn nobody_goes_where_many_want_to_run() {
     let mut world = World::new(FOLLOW | ADAPT, 1);
@@ -590,6 +637,7 @@ fn set_load(world: &mut World, number: u32) {
     let [a, b, c, d] = number.to_le_bytes().map(u32::from);
     world.facts.idle = u64::from(a);
     world.facts.consumer_waits = b % 2;
+    world.facts.consumer_busy = (b >> 1) * WHOLE / 127;
     world.crowded = u64::from(c & d);
     for (cpu, demand) in world.facts.demand[..NR_CPUS as usize]
         .iter_mut()
