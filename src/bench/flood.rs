@@ -41,8 +41,7 @@ pub struct Sample {
     pub seen: Seen,
 }
 
-/// Sends for `seconds`, as fast as it can, in one way to steer. Whether the host was disturbed is for
-/// the caller to see.
+/// Sends for `seconds`, as fast as it can, in one way to steer.
 ///
 /// # Errors
 /// When something of the lab failed; [`Unfit`](super::Unfit) when the way had no effect, or packets
@@ -53,7 +52,7 @@ pub fn measure(bed: &Bed, way: Way, to: Sockets, seconds: f64) -> Result<Sample>
     let application = Application::start(bed, to)?;
     let watch = Watch::begin(&bed.link.dut.netns)?;
     let traffic = Traffic::send(bed, &application, &frames, None, seconds);
-    let seen = watch.end_disturbed();
+    let seen = watch.end();
     // Before the next one binds its socket, also when this measurement is refused.
     application.stop()?;
     let (traffic, seen) = (traffic?, seen?);
@@ -260,7 +259,6 @@ impl Experiment for Flood {
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
         let (bed, to, way) = self.labs.get(case, mode);
         let Sample { traffic, seen } = measure(bed, way, to, self.seconds)?;
-        let seen = seen.undisturbed()?;
         let mut values = vec![
             ("delivered_pps", traffic.delivered_pps()),
             ("accepted_pps", traffic.accepted_pps()),

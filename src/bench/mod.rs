@@ -47,6 +47,7 @@ pub mod traffic;
 pub mod watch;
 
 pub use report::{Better, Document, Metric, Refusal, Report, Rounds};
+use watch::{STEAL, Steal};
 
 /// What `rxsteer bench` can measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -315,8 +316,8 @@ pub trait Experiment {
     /// Measures once; both numbers are indices into the plan.
     ///
     /// # Errors
-    /// [`Unfit`] when this measurement did not measure what it claims, [`Disturbed`] when it may be
-    /// tried again; any other error ends the scenario.
+    /// [`Unfit`] when this measurement did not measure what it claims; any other error ends the
+    /// scenario.
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values>;
 }
 
@@ -324,15 +325,6 @@ pub trait Experiment {
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unfit(pub String);
-
-/// A measurement during which the host was somebody else's: it gives no figure, and is worth another
-/// try.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-pub struct Disturbed(pub String);
-
-/// How often a [`Disturbed`] measurement is tried in a round.
-const TRIES: u32 = 3;
 
 /// A scenario that this host lacks something for: nothing to measure, and the reason.
 struct Impossible {
@@ -424,13 +416,15 @@ impl Measurement {
         for ((c, case), (m, mode)) in self.plan.round(&effort.only) {
             let what = format!("{}: {case}, {mode}", self.plan.scenario);
             progress(&what);
-            match tried(self.experiment.as_mut(), c, m) {
+            let mut steal = Steal::begin()?;
+            let measured = undisturbed(|| self.experiment.measure(c, m), || steal.share());
+            match measured {
                 Ok(values) => {
                     for (metric, value) in values {
                         self.rounds.add(self.nr_rounds, case, mode, metric, value);
                     }
                 }
-                Err(e) if e.is::<Unfit>() || e.is::<Disturbed>() => self.refused.push(Refusal {
+                Err(e) if e.is::<Unfit>() => self.refused.push(Refusal {
                     case: case.to_owned(),
                     mode: mode.to_owned(),
                     round: self.nr_rounds + 1,
@@ -467,65 +461,78 @@ impl Measurement {
     }
 }
 
-/// Measures once; when that was [`Disturbed`], again, up to [`TRIES`] times in all.
-fn tried(experiment: &mut dyn Experiment, case: usize, mode: usize) -> Result<Values> {
+/// How often something is measured in a round, while the host is disturbed.
+const TRIES: u32 = 3;
+
+/// Measures; again, up to [`TRIES`] times in all, when the hypervisor took too much for others: that
+/// says nothing of a mode. `steal` tells the share since it was last asked.
+fn undisturbed(
+    mut measure: impl FnMut() -> Result<Values>,
+    mut steal: impl FnMut() -> Result<f64>,
+) -> Result<Values> {
     let mut more = 1..TRIES;
     loop {
-        match experiment.measure(case, mode) {
-            Err(e) if e.is::<Disturbed>() && more.next().is_some() => {}
-            measured => return measured,
+        steal()?;
+        let measured = measure();
+        let share = steal()?;
+        if share < STEAL || measured.as_ref().is_err_and(|e| !e.is::<Unfit>()) {
+            return measured;
+        }
+        if more.next().is_none() {
+            let percent = 100.0 * share;
+            let why = format!("the hypervisor took {percent:.0} % of the CPUs' time for others");
+            return Err(Unfit(why).into());
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
+    use anyhow::anyhow;
+
     use super::*;
 
-    /// Is disturbed so many times, then measures 1, or nothing.
-    struct Host {
-        disturbances: u32,
-        fit: bool,
-        nr: u32,
-    }
-
-    impl Experiment for Host {
-        fn plan(&self) -> Plan {
-            unreachable!("only measured")
-        }
-
-        fn measure(&mut self, _: usize, _: usize) -> Result<Values> {
-            self.nr += 1;
-            if self.nr <= self.disturbances {
-                return Err(Disturbed("others were busy".to_owned()).into());
-            }
-            fit!(self.fit, "nothing was measured");
+    /// What comes of a measurement on a host that is disturbed so often, and how often it was made.
+    fn measured(nr_disturbed: u32, error: fn() -> Result<()>) -> (Result<Values>, u32) {
+        let (nr, nr_asked) = (Cell::new(0), Cell::new(0));
+        let measure = || {
+            nr.set(nr.get() + 1);
+            error()?;
             Ok(vec![("one", 1.0)])
-        }
-    }
-
-    /// What comes of it, and after how many times.
-    fn host(disturbances: u32, fit: bool) -> (Result<Values>, u32) {
-        let nr = 0;
-        let mut host = Host {
-            disturbances,
-            fit,
-            nr,
         };
-        (tried(&mut host, 0, 0), host.nr)
+        let steal = || {
+            nr_asked.set(nr_asked.get() + 1);
+            let before = nr_asked.get() % 2 == 1;
+            Ok(if before || nr.get() <= nr_disturbed {
+                0.5
+            } else {
+                0.01
+            })
+        };
+        (undisturbed(measure, steal), nr.get())
     }
 
     #[test]
-    fn only_who_was_disturbed_is_asked_again_and_not_for_ever() {
-        for (disturbances, tries) in [(0, 1), (2, 3)] {
-            let (measured, nr) = host(disturbances, true);
-            assert_eq!((measured.unwrap(), nr), (vec![("one", 1.0)], tries));
+    fn only_who_was_disturbed_is_measured_again_and_not_for_ever() {
+        let unfit = || Err(Unfit("nothing was measured".to_owned()).into());
+        for (nr_disturbed, tries) in [(0, 1), (2, 3)] {
+            let (values, nr) = measured(nr_disturbed, || Ok(()));
+            assert_eq!((values.unwrap(), nr), (vec![("one", 1.0)], tries));
+            let (values, nr) = measured(nr_disturbed, unfit);
+            assert_eq!(values.unwrap_err().to_string(), "nothing was measured");
+            assert_eq!(nr, tries);
         }
-        let (measured, nr) = host(99, true);
-        assert!(measured.unwrap_err().is::<Disturbed>());
+        let (values, nr) = measured(99, || Ok(()));
+        let why = values.unwrap_err();
+        assert!(
+            why.is::<Unfit>() && why.to_string().contains("50 %"),
+            "{why}"
+        );
         assert_eq!(nr, TRIES);
-        let (measured, nr) = host(0, false);
-        assert!(measured.unwrap_err().is::<Unfit>());
+        let (values, nr) = measured(99, || Err(anyhow!("the lab is gone")));
+        assert!(!values.unwrap_err().is::<Unfit>());
         assert_eq!(nr, 1);
     }
 }

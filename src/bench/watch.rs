@@ -6,13 +6,47 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use super::Disturbed;
 use crate::cpu_times::{CpuTimes, cpu_times};
 use crate::lab::netns::Netns;
 use crate::lab::softnet::{self, Softnet};
 
 /// Of all CPUs' time, what the hypervisor may take for others.
 pub const STEAL: f64 = 0.05;
+
+/// What the hypervisor takes for others.
+pub struct Steal {
+    since: Instant,
+    cpus: Vec<CpuTimes>,
+}
+
+impl Steal {
+    /// Watches from now on.
+    ///
+    /// # Errors
+    /// When the kernel does not show it.
+    pub fn begin() -> Result<Self> {
+        Ok(Self {
+            cpus: cpu_times()?,
+            since: Instant::now(),
+        })
+    }
+
+    /// The share of all CPUs' time since it was last asked.
+    ///
+    /// # Errors
+    /// When the kernel does not show it any more.
+    pub fn share(&mut self) -> Result<f64> {
+        let before = std::mem::replace(self, Self::begin()?);
+        let all = (self.since - before.since).as_secs_f64() * self.cpus.len() as f64;
+        Ok(stolen(&before.cpus, &self.cpus) / all)
+    }
+}
+
+/// Between two looks at all CPUs, s.
+fn stolen(before: &[CpuTimes], now: &[CpuTimes]) -> f64 {
+    let sum = |times: &[CpuTimes]| times.iter().map(|cpu| cpu.steal_ns).sum::<u64>();
+    sum(now).saturating_sub(sum(before)) as f64 / 1e9
+}
 
 /// The counters at one moment.
 pub struct Watch {
@@ -62,27 +96,16 @@ impl Watch {
     /// Reads them again.
     ///
     /// # Errors
-    /// [`Disturbed`] when the hypervisor gave the CPUs to others meanwhile.
-    pub fn end(self) -> Result<Seen> {
-        self.end_disturbed()?.undisturbed()
-    }
-
-    /// The same, whoever had the CPUs.
-    ///
-    /// # Errors
     /// When the kernel does not show them any more.
-    pub fn end_disturbed(self) -> Result<Seen> {
+    pub fn end(self) -> Result<Seen> {
         let seconds = self.start.elapsed().as_secs_f64();
         let cpus = cpu_times()?;
         let now: Vec<Softnet> = softnet::softnet()?;
-        let since = |now: &[CpuTimes], of: fn(&CpuTimes) -> u64| {
-            let sum = |times: &[CpuTimes]| times.iter().map(of).sum::<u64>();
-            sum(now).saturating_sub(sum(&self.cpus)) as f64 / 1e9
-        };
+        let idle = |times: &[CpuTimes]| times.iter().map(|cpu| cpu.idle_ns).sum::<u64>();
+        let idle = idle(&cpus).saturating_sub(idle(&self.cpus)) as f64 / 1e9;
         // Busy times are sampled at ticks, idle ones are measured (NO_HZ_IDLE).
         let all = seconds * cpus.len() as f64;
-        let busy = (all - since(&cpus, |cpu| cpu.idle_ns)).max(0.0);
-        let steal = since(&cpus, |cpu| cpu.steal_ns) / all;
+        let busy = (all - idle).max(0.0);
         Ok(Seen {
             seconds,
             softnet: grown(&self.softnet, &now),
@@ -90,25 +113,12 @@ impl Watch {
             tcp: softnet::since(&self.tcp, softnet::tcp(&self.netns)?),
             busy,
             busy_share: busy / all,
-            steal_share: steal,
+            steal_share: stolen(&self.cpus, &cpus) / all,
         })
     }
 }
 
 impl Seen {
-    /// Itself, for a figure.
-    ///
-    /// # Errors
-    /// [`Disturbed`] when the hypervisor gave the CPUs to others meanwhile.
-    pub fn undisturbed(self) -> Result<Self> {
-        if self.steal_share < STEAL {
-            return Ok(self);
-        }
-        let percent = 100.0 * self.steal_share;
-        let why = format!("the hypervisor took {percent:.0} % of the CPUs' time for others");
-        Err(Disturbed(why).into())
-    }
-
     /// Packets that the stack processed, by CPU.
     pub fn processed(&self) -> BTreeMap<u32, u64> {
         self.softnet
