@@ -251,12 +251,19 @@ fn a_socket_that_threads_share_is_not_followed_to_and_fro() -> Result<()> {
     }
     let active = Active::steer(dut, rfs(&bed))?;
     let moves = || Ok::<_, anyhow::Error>(status(&active)?.devices[0].queues[0].moves);
+    let both = |i: usize| taken[i].load(Ordering::Relaxed);
     until("flows stay where they are", || {
         let before = moves()?;
         bed.send(Frames::Udp(flows.clone()), 500)?;
+        // However long they take for what has come.
+        let mut seen = u64::MAX;
+        until("the threads have taken all", || {
+            std::thread::sleep(Duration::from_millis(20));
+            let now = both(0) + both(1);
+            Ok((std::mem::replace(&mut seen, now) == now).then_some(()))
+        })?;
         Ok((moves()? == before).then_some(()))
     })?;
-    let both = |i: usize| taken[i].load(Ordering::Relaxed);
     assert!(both(0) > 50 && both(1) > 50, "{taken:?}");
     drop(apps);
     active.stop()
