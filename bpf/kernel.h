@@ -59,6 +59,11 @@ struct sock_common {
 struct sock {
 	struct sock_common __sk_common;
 	__u16 sk_protocol;
+	unsigned int sk_ll_usec; /* SO_BUSY_POLL; only with CONFIG_NET_RX_BUSY_POLL */
+};
+
+struct bpf_sock_addr_kern {
+	struct sock *sk;
 };
 
 struct socket {
@@ -81,6 +86,7 @@ struct net_device {
 };
 
 struct napi_struct {
+	unsigned long state;
 	struct net_device *dev;
 	struct gro_node gro; /* since 6.15 */
 };

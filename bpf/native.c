@@ -188,14 +188,14 @@ __u32 native_flow_slot(__u32 queue, __u32 hash, __u32 shift)
 	return flow_slot(queue, hash, shift);
 }
 
-__u32 native_sock_flow_entry(__u32 hash, __u32 cpu, __u32 cpu_mask)
+__u32 native_sock_flow_entry(__u32 hash, __u16 location, __u32 cpu_mask)
 {
-	return sock_flow_entry(hash, cpu, cpu_mask);
+	return sock_flow_entry(hash, location, cpu_mask);
 }
 
-__u16 native_sock_flow_cpu(__u32 entry, __u32 hash, __u32 cpu_mask)
+__u16 native_sock_flow_location(__u32 entry, __u32 hash, __u32 cpu_mask)
 {
-	return sock_flow_cpu(entry, hash, cpu_mask);
+	return sock_flow_location(entry, hash, cpu_mask);
 }
 
 __u64 native_poll_stamp(__u16 cpu, __u64 nr_polls)

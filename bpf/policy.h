@@ -35,14 +35,15 @@ static __always_inline __u16 rx_usable(const struct rx *rx, __u16 cpu)
 
 /*
  * As get_rps_cpu() in net/core/dev.c: the CPU of the application if it is known and online, in the
- * queue's mask or not; RPS otherwise; and where neither knows a CPU, here.
+ * queue's mask or not; RPS otherwise; and where neither knows a CPU, here. Also what an application
+ * polls for: elsewhere its polls would not find it.
  */
 static __always_inline __u16 rx_base(struct rx *rx, const struct rps_map *map)
 {
 	__u16 base = RPS_NO_CPU;
 
 	if (rx->q->policy & RX_FOLLOW)
-		base = rx_usable(rx, sock_flow_cpu(rx_sock_flow(rx), rx->hash, rx_cpu_mask()));
+		base = rx_usable(rx, sock_flow_location(rx_sock_flow(rx), rx->hash, rx_cpu_mask()));
 	rx->followed = base != RPS_NO_CPU;
 	if (!rx->followed)
 		base = rx_usable(rx, rps_location_of(map, rx->hash));

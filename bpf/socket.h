@@ -88,14 +88,22 @@ static __always_inline __u32 sock_consumer_busy(__u32 hash)
 	return consumer ? BPF_CORE_READ(consumer, se.avg.util_avg) : 0;
 }
 
+/* Whether a read that finds nothing polls the queue itself, for a while (SO_BUSY_POLL). */
+static __always_inline bool sock_polls(const struct sock *sk)
+{
+	return bpf_core_field_exists(sk->sk_ll_usec) && sk->sk_ll_usec;
+}
+
 /*
- * The flow with this key is processed by an application on this CPU. Written only if it differs:
- * the line is shared by all CPUs (rps_record_sock_flow() in the kernel).
+ * The flow with this key is processed by an application on this CPU, or one that polls for it,
+ * wherever it is. Written only if it differs: the line is shared by all CPUs
+ * (rps_record_sock_flow() in the kernel).
  */
-static __always_inline void sock_flow_record(const struct flow_key *key)
+static __always_inline void sock_flow_record(const struct flow_key *key, bool polls)
 {
 	__u32 hash = flow_hash(key, &flow_secret);
-	__u32 value = sock_flow_entry(hash, bpf_get_smp_processor_id(), sock_flow_cpu_mask);
+	__u16 location = polls ? RPS_INLINE : bpf_get_smp_processor_id();
+	__u32 value = sock_flow_entry(hash, location, sock_flow_cpu_mask);
 	__u32 *entry = sock_flow_entry_of(hash);
 	__u64 *consumer;
 
@@ -113,7 +121,7 @@ static __always_inline void sock_flow_reset(const struct flow_key *key)
 	__u32 hash = flow_hash(key, &flow_secret);
 	__u32 *entry = sock_flow_entry_of(hash);
 
-	if (entry && sock_flow_cpu(*entry, hash, sock_flow_cpu_mask) != RPS_NO_CPU)
+	if (entry && sock_flow_location(*entry, hash, sock_flow_cpu_mask) != RPS_NO_CPU)
 		*(volatile __u32 *)entry = 0;
 }
 
@@ -141,7 +149,7 @@ static __always_inline void sock_used(const struct sock *sk)
 	struct flow_key key;
 
 	if (sock_flow_key(sk, &key))
-		sock_flow_record(&key);
+		sock_flow_record(&key, sock_polls(sk));
 }
 
 static __always_inline void sock_closed(const struct sock *sk)
@@ -253,11 +261,20 @@ static __always_inline bool sock_is_shared(struct bpf_sock *sk)
  * A datagram on its way to an application that asks for its sender: the only place where the flow
  * of an unconnected socket has a name. Connected ones have been seen above.
  */
-static __always_inline bool peer_ports(struct bpf_sock_addr *ctx, __be32 *ports)
+static __always_inline bool peer_ports(struct bpf_sock_addr *ctx, __be32 *ports, bool *polls)
 {
 	struct bpf_sock *sk = ctx->sk;
 
-	if (!sk || sk->dst_port || sock_is_shared(sk))
+	if (!sk || sk->dst_port)
+		return false;
+	*polls = false;
+	if (bpf_ksym_exists(bpf_cast_to_kern_ctx)) {
+		struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
+
+		*polls = sock_polls(kern->sk);
+	}
+	/* Whoever of them polls finds what is INLINE. */
+	if (!*polls && sock_is_shared(sk))
 		return false;
 	*ports = flow_ports(ctx->user_port, flow_swap16(sk->src_port));
 	return true;
@@ -268,10 +285,11 @@ int on_udp4_recv(struct bpf_sock_addr *ctx)
 {
 	struct flow_key key;
 	__be32 ports;
+	bool polls;
 
-	if (peer_ports(ctx, &ports)) {
+	if (peer_ports(ctx, &ports, &polls)) {
 		flow_key_ports4(&key, ctx->user_ip4, ports, ctx->protocol);
-		sock_flow_record(&key);
+		sock_flow_record(&key, polls);
 	}
 	return 1;
 }
@@ -282,12 +300,13 @@ int on_udp6_recv(struct bpf_sock_addr *ctx)
 	struct flow_key key;
 	__be32 saddr[4];
 	__be32 ports;
+	bool polls;
 
-	if (peer_ports(ctx, &ports)) {
+	if (peer_ports(ctx, &ports, &polls)) {
 		for (int i = 0; i < 4; i++)
 			saddr[i] = ctx->user_ip6[i];
 		flow_key_ports(&key, saddr, ports, ctx->protocol);
-		sock_flow_record(&key);
+		sock_flow_record(&key, polls);
 	}
 	return 1;
 }

@@ -29,19 +29,21 @@ static __always_inline __u32 flow_slot(__u32 queue, __u32 hash, __u32 shift)
 /*
  * The sock_flow_table is indexed by the low bits of the hash, and an entry holds the upper ones:
  * as in the kernel, a flow that meets another's entry finds no CPU rather than a wrong one.
- * `cpu_mask` covers the numbers 0 to nr_cpus.
+ * `cpu_mask` covers the numbers 0 to nr_cpus + 1; all of its bits stand for RPS_INLINE.
  */
-static __always_inline __u32 sock_flow_entry(__u32 hash, __u32 cpu, __u32 cpu_mask)
+static __always_inline __u32 sock_flow_entry(__u32 hash, __u16 location, __u32 cpu_mask)
 {
-	return (hash & ~cpu_mask) | (cpu + 1);
+	return (hash & ~cpu_mask) | (location == RPS_INLINE ? cpu_mask : location + 1U);
 }
 
-/* The CPU where the flow's application was last seen, or RPS_NO_CPU. */
-static __always_inline __u16 sock_flow_cpu(__u32 entry, __u32 hash, __u32 cpu_mask)
+/* The CPU where the flow's application was last seen; RPS_INLINE if it polls; or RPS_NO_CPU. */
+static __always_inline __u16 sock_flow_location(__u32 entry, __u32 hash, __u32 cpu_mask)
 {
 	__u32 cpu = entry & cpu_mask;
 
-	return cpu && !((entry ^ hash) & ~cpu_mask) ? cpu - 1 : RPS_NO_CPU;
+	if (!cpu || (entry ^ hash) & ~cpu_mask)
+		return RPS_NO_CPU;
+	return cpu == cpu_mask ? RPS_INLINE : cpu - 1;
 }
 
 /*

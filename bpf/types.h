@@ -95,8 +95,9 @@ struct rps_map {
 /*
  * Where applications last took or sent data, for the whole host: a cache line's worth of the
  * sock_flow_table (an array's element takes 8 bytes at least). An entry holds the upper bits of the
- * flow's hash and, below them, the CPU's number plus one; zero is no CPU. Written by whoever runs
- * the application: a hint, and racy on purpose.
+ * flow's hash and, below them, the CPU's number plus one; zero is no CPU, all ones an application
+ * that polls the queue itself. Written by whoever runs the application: a hint, and racy on
+ * purpose.
  */
 #define RPS_SOCK_FLOW_ORDER 4
 struct rps_sock_flow {

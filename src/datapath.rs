@@ -367,14 +367,15 @@ impl Datapath {
         Ok(u32::from(self.rx_queue(queue)?.policy) & rx_policy::RX_FOLLOW.0 != 0)
     }
 
-    /// The `sock_flow_table`'s entry for a hash, and the CPU in it or `RPS_NO_CPU`.
+    /// The `sock_flow_table`'s entry for a hash, and the location in it: a CPU, `RPS_INLINE` for an
+    /// application that polls, or `RPS_NO_CPU`.
     ///
     /// # Errors
     /// When the map can't be read.
     pub fn application(&self, hash: u32) -> Result<(u32, u16)> {
         let entry = self.tables.sock_flow(hash)?;
         let mask = tables::cpu_mask(self.nr_cpus);
-        Ok((entry, native::sock_flow_cpu(entry, hash, mask)))
+        Ok((entry, native::sock_flow_location(entry, hash, mask)))
     }
 
     /// The tables of flows, and their keys.

@@ -153,6 +153,8 @@ pub struct Application {
     pub cpu: Option<u32>,
     /// That CPU is offline.
     pub offline: bool,
+    /// It polls the queue itself, on whatever CPU it runs.
+    pub polls: bool,
     /// Why it isn't known where.
     pub unknown: Option<Unknown>,
     /// The number of the table's entry for the flow,
@@ -460,6 +462,7 @@ impl Reader<'_> {
         };
         let unknown = match hints.application {
             Some(_) => None,
+            None if hints.application_polls => None,
             None => Some(self.unknown(flow.as_ref(), value, unconnected)),
         };
         Ok(Explanation {
@@ -468,6 +471,7 @@ impl Reader<'_> {
             application: Application {
                 cpu: hints.application,
                 offline: hints.application_offline,
+                polls: hints.application_polls,
                 unknown,
                 entry: hash & tables.sock_flow_mask(),
                 entries: tables.sock_flow_mask() + 1,
@@ -699,6 +703,7 @@ fn one(out: &mut String, e: &Explanation, all: &Explanations) {
         match (a.value.0, a.cpu) {
             (0, _) => "empty".to_owned(),
             (_, Some(cpu)) => format!("{}, CPU {cpu}", a.value),
+            (_, None) if a.polls => format!("{}, polls", a.value),
             (_, None) => format!("{}, not this flow's", a.value),
         }
     );
@@ -712,6 +717,9 @@ fn one(out: &mut String, e: &Explanation, all: &Explanations) {
 }
 
 fn application(a: &Application) -> String {
+    if a.polls {
+        return "its reads poll the queue themselves (SO_BUSY_POLL), wherever they run.".to_owned();
+    }
     let cpu = a.cpu.unwrap_or_default();
     let offline = match a.offline {
         true => ", which is offline now",
@@ -754,6 +762,9 @@ fn wants(seen: &Seen, policy: Policy) -> String {
     };
     let why = match (entry.reason, entry.application_cpu) {
         (Reason::Application, _) => format!("its application is on {cpu}"),
+        (Reason::BusyPoll, _) => {
+            "its application polls the queue, and would not find it elsewhere".to_owned()
+        }
         (Reason::Rps, None) => {
             format!("without the CPU of an application, its hash chooses {cpu}")
         }
@@ -1061,6 +1072,7 @@ mod tests {
             application: Application {
                 cpu: Some(3),
                 offline: false,
+                polls: false,
                 unknown: None,
                 entry: 8,
                 entries: 32768,

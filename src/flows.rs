@@ -46,6 +46,14 @@ impl Location {
             _ => Some(Self::Cpu(raw.into())),
         }
     }
+
+    /// The CPU, if it is one.
+    pub fn cpu(self) -> Option<u32> {
+        match self {
+            Self::Inline => None,
+            Self::Cpu(cpu) => Some(cpu),
+        }
+    }
 }
 
 impl fmt::Display for Location {
@@ -89,6 +97,8 @@ impl TryFrom<String> for Location {
 pub enum Reason {
     /// Its application last took or sent data on that CPU.
     Application,
+    /// Its application polls the queue itself: elsewhere its polls would not find the packet.
+    BusyPoll,
     /// No application is known, or its CPU is offline: the hash chooses among the queue's CPUs.
     Rps,
     /// Policy off: nothing is steered.
@@ -137,6 +147,8 @@ pub struct Hints {
     pub application: Option<u32>,
     /// That CPU is offline.
     pub application_offline: bool,
+    /// It polls the queue itself, on whatever CPU.
+    pub application_polls: bool,
     /// What the `rps_map` says; `None` for "here".
     pub rps: Option<u32>,
     /// That CPU is offline.
@@ -165,6 +177,9 @@ impl Hints {
     /// Where the flow's next packet will want to be by the tables alone, as `rx_base()` in
     /// bpf/policy.h has it, and why.
     pub fn wanted(&self, now: Location) -> (Location, Reason) {
+        if self.application_polls {
+            return (Location::Inline, Reason::BusyPoll);
+        }
         if let Some(location) = self.usable(self.application, self.application_offline, now) {
             return (location, Reason::Application);
         }
@@ -185,6 +200,7 @@ impl Hints {
         };
         match (wanted, Reason::from_raw(flow.reason)) {
             (None, _) => tables,
+            (Some(Location::Inline), _) if self.application_polls => tables,
             (Some(wanted), Some(reason)) => (wanted, reason),
             (Some(wanted), None) if wanted == tables.0 => tables,
             (Some(wanted), None) => (wanted, Reason::Undecided),
@@ -390,18 +406,18 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn hints(&self, queue: &Queue, hash: u32) -> Result<Hints> {
-        let location = |raw| match Location::from_raw(raw) {
-            Some(Location::Cpu(cpu)) => Some(cpu),
-            _ => None,
-        };
         let application = match u32::from(queue.counters.policy) & rx_policy::RX_FOLLOW.0 {
             0 => None,
-            _ => location(self.datapath.application(hash)?.1),
+            _ => Location::from_raw(self.datapath.application(hash)?.1),
         };
-        let rps = location(native::rps_location_of(queue.map.raw(), hash));
+        let application_polls = application == Some(Location::Inline);
+        let application = application.and_then(Location::cpu);
+        let rps = native::rps_location_of(queue.map.raw(), hash);
+        let rps = Location::from_raw(rps).and_then(Location::cpu);
         Ok(Hints {
             application,
             application_offline: self.offline(queue, application)?,
+            application_polls,
             rps,
             rps_offline: self.offline(queue, rps)?,
             polling: load::polling_cpu(&queue.counters),
@@ -426,10 +442,7 @@ impl<'a> Reader<'a> {
         if !load::decides(&queue.counters) {
             return Ok(hints.wanted(now));
         }
-        let cpu = match Location::from_raw(flow.wanted) {
-            Some(Location::Cpu(cpu)) => Some(cpu),
-            _ => None,
-        };
+        let cpu = Location::from_raw(flow.wanted).and_then(Location::cpu);
         Ok(hints.decided(flow, self.offline(queue, cpu)?, now))
     }
 
@@ -490,6 +503,7 @@ fn why(entry: &Entry) -> String {
                 Location::Cpu(_) => "",
             }
         ),
+        (Reason::BusyPoll, _) => "its application polls".to_owned(),
         (Reason::Rps, Some(cpu)) => format!("{rps}; the application's CPU {cpu} is offline"),
         (Reason::Rps, None) => rps,
         (Reason::PolicyOff, _) => "policy off".to_owned(),
@@ -634,6 +648,10 @@ pub(crate) mod tests {
             off: true,
             ..Hints::default()
         };
+        let busy_polls = Hints {
+            application_polls: true,
+            ..unknown
+        };
         // Who polls is not left, not even for itself, and whatever is said of it.
         let polls = |hints: Hints, polling| Hints {
             polling: Some(polling),
@@ -651,6 +669,8 @@ pub(crate) mod tests {
             (polls(unknown, 1), Inline, Inline, Reason::Rps),
             (nowhere, Cpu(1), Inline, Reason::Offline),
             (off, Cpu(1), Inline, Reason::PolicyOff),
+            (busy_polls, Cpu(1), Inline, Reason::BusyPoll),
+            (busy_polls, Inline, Inline, Reason::BusyPoll),
         ] {
             assert_eq!(hints.wanted(now), (wanted, reason), "{hints:?} {now}");
         }

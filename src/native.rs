@@ -44,8 +44,8 @@ unsafe extern "C" {
     fn native_load_turn(q: *mut rx_queue, now: u64, tasks: u32, irq: u32);
     fn native_rps_location_of(map: *const rps_map, hash: u32) -> u16;
     fn native_flow_slot(queue: u32, hash: u32, shift: u32) -> u32;
-    fn native_sock_flow_entry(hash: u32, cpu: u32, cpu_mask: u32) -> u32;
-    fn native_sock_flow_cpu(entry: u32, hash: u32, cpu_mask: u32) -> u16;
+    fn native_sock_flow_entry(hash: u32, location: u16, cpu_mask: u32) -> u32;
+    fn native_sock_flow_location(entry: u32, hash: u32, cpu_mask: u32) -> u16;
     fn native_poll_stamp(cpu: u16, nr_polls: u64) -> u64;
     fn native_backlog_asleep(facts: *mut rx_facts, backlogs: *mut backlog, cpu: u32) -> bool;
     fn native_backlog_take(b: *mut backlog, n: u32, gro_empty: u32, jiffies: u64);
@@ -153,16 +153,17 @@ pub fn flow_slot(queue: u32, hash: u32, shift: u32) -> u32 {
     unsafe { native_flow_slot(queue, hash, shift) }
 }
 
-/// The `sock_flow_table`'s entry of a flow whose application is on `cpu` (steer.h).
-pub fn sock_flow_entry(hash: u32, cpu: u32, cpu_mask: u32) -> u32 {
+/// The `sock_flow_table`'s entry of a flow whose application is on a CPU, or polls: `RPS_INLINE`
+/// (tables.h).
+pub fn sock_flow_entry(hash: u32, location: u16, cpu_mask: u32) -> u32 {
     // SAFETY: takes numbers, returns one.
-    unsafe { native_sock_flow_entry(hash, cpu, cpu_mask) }
+    unsafe { native_sock_flow_entry(hash, location, cpu_mask) }
 }
 
-/// The CPU that an entry names for a flow, or `RPS_NO_CPU` (steer.h).
-pub fn sock_flow_cpu(entry: u32, hash: u32, cpu_mask: u32) -> u16 {
+/// The location that an entry names for a flow, or `RPS_NO_CPU` (tables.h).
+pub fn sock_flow_location(entry: u32, hash: u32, cpu_mask: u32) -> u16 {
     // SAFETY: takes numbers, returns one.
-    unsafe { native_sock_flow_cpu(entry, hash, cpu_mask) }
+    unsafe { native_sock_flow_location(entry, hash, cpu_mask) }
 }
 
 /// The name of the poll that runs on `cpu` after `nr_polls` have ended there (steer.h).

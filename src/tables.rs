@@ -33,9 +33,10 @@ pub struct Tables {
     flow_cnt: u32,
 }
 
-/// Bits of a `sock_flow_table`'s entry that hold a CPU: 0 for none, or its number plus one.
+/// Bits of a `sock_flow_table`'s entry that hold a CPU: 0 for none, its number plus one, or all of
+/// them for an application that polls.
 pub fn cpu_mask(nr_cpus: u32) -> u32 {
-    (nr_cpus + 1).next_power_of_two() - 1
+    (nr_cpus + 2).next_power_of_two() - 1
 }
 
 /// A table's size as the kernel takes it: the next power of two, and 0, which is off, for itself.

@@ -106,6 +106,14 @@ fn mixes() -> impl Strategy<Value = Mix> {
 /// Policies are numbers below this: sets of three bits.
 const POLICIES: u16 = (FOLLOW | (rx_policy::RX_IDLE.0 | rx_policy::RX_ADAPT.0) as u16) + 1;
 
+/// Where an application is: on a CPU, or it polls.
+fn application(number: u32, nr_cpus: u32) -> u16 {
+    match number % (nr_cpus + 1) {
+        cpu if cpu == nr_cpus => INLINE,
+        cpu => cpu as u16,
+    }
+}
+
 /// The event that a number stands for, and how often it happens.
 fn event(number: u32, nr_cpus: u32, mix: Mix) -> (Event, u32) {
     let [which, a, b, c] = number.to_le_bytes().map(u32::from);
@@ -113,7 +121,7 @@ fn event(number: u32, nr_cpus: u32, mix: Mix) -> (Event, u32) {
     let once = |event| (event, 1);
     if which < mix.stir {
         return once(match c % if mix.load { 24 } else { 16 } {
-            0..4 => Event::Application(flow, b % nr_cpus),
+            0..4 => Event::Application(flow, application(b, nr_cpus)),
             4..6 => {
                 let (first, last) = [(0, 1023), (0, 0), (0, 255), (256, 1023)][b as usize % 4];
                 let location = if a < 48 { INLINE } else { cpu as u16 };
@@ -332,7 +340,7 @@ fn settle(shape: &Shape, mix: Mix, turns: &[u32], wants: &Wants) -> Result<(), S
     path.apply(Event::Interrupt(wants.interrupt % shape.nr_cpus));
     path.apply(Event::Policy(if wants.follow { FOLLOW } else { 0 }));
     for (flow, cpu) in wants.applications.iter().enumerate() {
-        path.apply(Event::Application(flow, cpu % shape.nr_cpus));
+        path.apply(Event::Application(flow, application(*cpu, shape.nr_cpus)));
     }
     for (slot, &cpu) in (0..4).zip(&wants.map) {
         let location = if cpu == 4 {

@@ -109,7 +109,7 @@ impl World {
 
     fn application(&mut self, flow: usize, cpu: u32) {
         self.applications[flow] =
-            native::sock_flow_entry(Self::hash(flow), cpu, self.facts.cpu_mask);
+            native::sock_flow_entry(Self::hash(flow), cpu as u16, self.facts.cpu_mask);
     }
 
     fn frame(&mut self, flow: usize) -> rx_verdict {

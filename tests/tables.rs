@@ -8,6 +8,7 @@ use rxsteer::rx::types::{rps_location, rps_map};
 use rxsteer::tables::cpu_mask;
 
 const NO_CPU: u16 = rps_location::RPS_NO_CPU.0 as u16;
+const INLINE: u16 = rps_location::RPS_INLINE.0 as u16;
 
 /// A host's CPUs, and one of them.
 fn cpus() -> impl Strategy<Value = (u32, u32)> {
@@ -20,29 +21,40 @@ proptest! {
     #[test]
     fn an_entry_gives_back_its_cpu((nr_cpus, cpu) in cpus(), hash: u32) {
         let mask = cpu_mask(nr_cpus);
+        let cpu = cpu as u16;
         let entry = native::sock_flow_entry(hash, cpu, mask);
-        prop_assert_eq!(u32::from(native::sock_flow_cpu(entry, hash, mask)), cpu);
+        prop_assert_eq!(native::sock_flow_location(entry, hash, mask), cpu);
+    }
+
+    /// And one that polls is nowhere else, on a host with however many CPUs.
+    #[test]
+    fn the_entry_of_who_polls_is_inline((nr_cpus, _) in cpus(), hash: u32) {
+        let mask = cpu_mask(nr_cpus);
+        let entry = native::sock_flow_entry(hash, INLINE, mask);
+        prop_assert_eq!(native::sock_flow_location(entry, hash, mask), INLINE);
     }
 
     /// Whose hash differs in the bits that an entry holds finds no CPU, not a wrong one.
     #[test]
     fn another_flows_entry_is_no_cpu((nr_cpus, cpu) in cpus(), hash: u32, other: u32) {
         let mask = cpu_mask(nr_cpus);
+        let cpu = cpu as u16;
         let entry = native::sock_flow_entry(hash, cpu, mask);
-        let expected = if (hash ^ other) & !mask == 0 { cpu as u16 } else { NO_CPU };
-        prop_assert_eq!(native::sock_flow_cpu(entry, other, mask), expected);
+        let expected = if (hash ^ other) & !mask == 0 { cpu } else { NO_CPU };
+        prop_assert_eq!(native::sock_flow_location(entry, other, mask), expected);
     }
 
     #[test]
     fn an_empty_entry_is_no_cpu((nr_cpus, _) in cpus(), hash: u32) {
-        prop_assert_eq!(native::sock_flow_cpu(0, hash, cpu_mask(nr_cpus)), NO_CPU);
+        prop_assert_eq!(native::sock_flow_location(0, hash, cpu_mask(nr_cpus)), NO_CPU);
     }
 
     /// Whatever an entry holds: torn, stale, or of a kernel with more CPUs.
     #[test]
     fn an_entry_never_names_more_than_the_mask_can((nr_cpus, _) in cpus(), entry: u32, hash: u32) {
-        let cpu = native::sock_flow_cpu(entry, hash, cpu_mask(nr_cpus));
-        prop_assert!(cpu == NO_CPU || u32::from(cpu) < cpu_mask(nr_cpus));
+        let location = native::sock_flow_location(entry, hash, cpu_mask(nr_cpus));
+        let names = [NO_CPU, INLINE].contains(&location);
+        prop_assert!(names || u32::from(location) + 1 < cpu_mask(nr_cpus));
     }
 
     /// A queue's slots are its own, and all of them are used.

@@ -9,11 +9,13 @@ use super::place::Places;
 use super::{CasePlan, Effort, Experiment, Gro, Napi, Plan, Values};
 
 /// The modes: a way to steer, and whether the application polls.
-const MODES: [(&str, Mode, bool); 4] = [
+const MODES: [(&str, Mode, bool); 6] = [
     ("none", Mode::None, false),
     ("kernel-busypoll", Mode::None, true),
     ("cpumap-busypoll", Mode::Cpumap, true),
     ("rxsteer", Mode::Rxsteer, false),
+    ("rxsteer-rfs-busypoll", Mode::RxsteerRfs, true),
+    ("rxsteer-busypoll", Mode::Rxsteer, true),
 ];
 
 /// The scenario.
@@ -59,8 +61,8 @@ impl Experiment for BusyPoll {
             conditions,
             notes: self.places.notes(&[
                 closed_loop::NOTE,
-                "rxsteer does not work together with busy polling yet, so that mode is missing: behind a \
-                 redirect, as in the naive cpumap, polling finds nothing.",
+                "Behind a redirect, as in the naive cpumap, polling finds nothing: rxsteer leaves the \
+                 flows of who polls where they are received.",
             ]),
             seconds_each: self.seconds + 0.3,
         }

@@ -143,8 +143,8 @@ pub enum Event {
     OldThread(u32),
     /// Time passes.
     Jiffy,
-    /// A flow's application takes data on this CPU.
-    Application(usize, u32),
+    /// A flow's application takes data on this CPU, or polls for it: `RPS_INLINE`.
+    Application(usize, u16),
     /// The map's slots, from the first to the last, want this location.
     Map(u16, u16, u16),
     /// What flows do besides what RPS says: bits of `enum rx_policy`.
@@ -291,9 +291,10 @@ impl Path {
             }
             Event::OldThread(steps) => self.run_old_threads(steps),
             Event::Jiffy => self.jiffies += 1,
-            Event::Application(flow, cpu) => {
+            Event::Application(flow, location) => {
                 let hash = self.shape.hashes[flow];
-                *self.sock_flow(hash) = native::sock_flow_entry(hash, cpu, self.facts.cpu_mask);
+                *self.sock_flow(hash) =
+                    native::sock_flow_entry(hash, location, self.facts.cpu_mask);
             }
             Event::Map(..) | Event::Policy(_) if self.home => {}
             Event::Map(first, last, location) => {
@@ -626,6 +627,7 @@ impl Path {
         let entry = *self.sock_flow(hash);
         let mask = self.facts.cpu_mask;
         let application = match self.q.policy & FOLLOW != 0 && entry & !mask == hash & !mask {
+            true if entry & mask == mask => return INLINE,
             true => (entry & mask).checked_sub(1),
             false => None,
         };
