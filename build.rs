@@ -19,7 +19,7 @@ fn main() -> Result<()> {
     println!("cargo:rerun-if-env-changed=CLANG");
     let out = PathBuf::from(env::var("OUT_DIR")?);
 
-    for object in ["rx", "lab"] {
+    for object in ["rx", "poll", "lab"] {
         let mut args: Vec<String> = [
             "-Wall",
             "-Wextra",

@@ -11,6 +11,7 @@ use crate::backlogs::LIMIT_MAX;
 use crate::balance::MOVES_PER_SECOND;
 use crate::bench::peer::PORT;
 use crate::bench::{Effort, Gro, Napi, On, Only, Scenario};
+use crate::busy_poll::rule::Rule;
 use crate::cpumask::CpuMaskError;
 use crate::datapath::{BACKLOG_NICE, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use crate::explain::Target;
@@ -41,6 +42,11 @@ pub enum Command {
     Explain(ExplainArgs),
     /// Change what a running rxsteer does: CPUs, policy, sizes of tables
     Set(SetArgs),
+    /// Let the sockets of applications poll their device's queue, until stopped
+    Poll(PollArgs),
+    /// What `poll` leaves behind for the case that it is killed
+    #[command(hide = true)]
+    PutBack,
     /// See it: the same flood without steering, with kernel RPS and with rxsteer
     Demo(DemoArgs),
     /// Measure, on this machine and in namespaces of its own
@@ -301,6 +307,20 @@ fn seconds(text: &str) -> Result<Duration, String> {
         Ok(duration) if duration >= Duration::from_millis(10) => Ok(duration),
         _ => Err("choose 0.01 seconds or more".to_owned()),
     }
+}
+
+/// Options of `rxsteer poll`.
+#[derive(Debug, Args)]
+pub struct PollArgs {
+    /// Whose, and for how long
+    #[command(flatten)]
+    pub rule: Rule,
+
+    /// Let poll(), select() and, before Linux 6.9, epoll_wait() poll as well: only net.core.busy_poll
+    /// does so. It is the whole host's: all epoll instances of all processes poll, too. It is put back
+    /// at the end
+    #[arg(long)]
+    pub host_wide: bool,
 }
 
 /// Options of `rxsteer demo`.

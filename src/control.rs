@@ -9,16 +9,60 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde::{Deserialize, Serialize};
 
 use crate::accounting::Status;
+use crate::busy_poll;
 use crate::explain::{Explanations, Question};
 use crate::flows::{Flows, Query};
 use crate::run::Change;
 
-const NAME: &str = "rxsteer";
+/// Who can be asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// `rxsteer run`.
+    Steer,
+    /// Whoever lets sockets poll.
+    Poll,
+}
+
+impl Role {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Steer => "rxsteer",
+            Self::Poll => "rxsteer-poll",
+        }
+    }
+
+    fn address(self) -> Result<SocketAddr> {
+        Ok(SocketAddr::from_abstract_name(self.name())?)
+    }
+
+    /// Why there can't be two of them.
+    fn taken(self) -> String {
+        let request = match self {
+            Self::Steer => Request::Status,
+            Self::Poll => Request::BusyPoll,
+        };
+        let pid = match ask(&request) {
+            Ok(Reply::Status(s)) => format!(" (process {})", s.pid),
+            Ok(Reply::BusyPoll(s)) => format!(" (process {})", s.pid),
+            _ => String::new(),
+        };
+        match self {
+            Self::Steer => format!(
+                "rxsteer is running in this network namespace already{pid}: stop it first, or name \
+                 all devices in one command"
+            ),
+            Self::Poll => format!(
+                "another rxsteer lets sockets poll in this network namespace already{pid}: stop it \
+                 first, or write all rules into one configuration"
+            ),
+        }
+    }
+}
 
 /// How long either side waits for the other's line.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -41,6 +85,17 @@ pub enum Request {
     Flows(Query),
     /// Why are these flows where they are?
     Explain(Question),
+    /// Whose sockets poll, and what comes of it?
+    BusyPoll,
+}
+
+impl Request {
+    fn to(&self) -> Role {
+        match self {
+            Self::BusyPoll => Role::Poll,
+            _ => Role::Steer,
+        }
+    }
 }
 
 /// What comes back.
@@ -55,28 +110,19 @@ pub enum Reply {
     Flows(Flows),
     /// To [`Request::Explain`].
     Explained(Explanations),
+    /// To [`Request::BusyPoll`].
+    BusyPoll(busy_poll::status::Status),
     /// It could not be done, and why.
     Failed(String),
-}
-
-fn address() -> Result<SocketAddr> {
-    Ok(SocketAddr::from_abstract_name(NAME)?)
 }
 
 /// Takes the socket of this network namespace.
 ///
 /// # Errors
 /// When another rxsteer has it.
-pub fn listen() -> Result<UnixListener> {
-    let listener = match UnixListener::bind_addr(&address()?) {
-        Err(e) if e.kind() == ErrorKind::AddrInUse => bail!(
-            "rxsteer is running in this network namespace already{}: stop it first, or name all \
-             devices in one command",
-            ask(&Request::Status).map_or(String::new(), |reply| match reply {
-                Reply::Status(s) => format!(" (process {})", s.pid),
-                _ => String::new(),
-            })
-        ),
+pub fn listen(role: Role) -> Result<UnixListener> {
+    let listener = match UnixListener::bind_addr(&role.address()?) {
+        Err(e) if e.kind() == ErrorKind::AddrInUse => bail!(role.taken()),
         other => other.context("no control socket")?,
     };
     listener.set_nonblocking(true)?;
@@ -88,12 +134,23 @@ pub fn listen() -> Result<UnixListener> {
 /// # Errors
 /// When none runs, or it doesn't answer.
 pub fn ask(request: &Request) -> Result<Reply> {
-    let mut stream = UnixStream::connect_addr(&address()?).map_err(|e| match e.kind() {
-        ErrorKind::ConnectionRefused => anyhow!(
+    ask_if_there(request)?.context(match request.to() {
+        Role::Steer => {
             "no rxsteer is running in this network namespace: start it with `rxsteer run DEVICE`"
-        ),
-        _ => anyhow!(e).context("the control socket"),
-    })?;
+        }
+        Role::Poll => "no rxsteer lets sockets poll in this network namespace",
+    })
+}
+
+/// The same; `None` if none runs.
+///
+/// # Errors
+/// When it doesn't answer.
+pub fn ask_if_there(request: &Request) -> Result<Option<Reply>> {
+    let mut stream = match UnixStream::connect_addr(&request.to().address()?) {
+        Err(e) if e.kind() == ErrorKind::ConnectionRefused => return Ok(None),
+        stream => stream.context("the control socket")?,
+    };
     let patience = match request {
         Request::Set(_) => CHANGE_PATIENCE,
         _ => PATIENCE,
@@ -106,8 +163,10 @@ pub fn ask(request: &Request) -> Result<Reply> {
         .with_context(|| {
             format!("the running rxsteer did not answer within {patience:?}: ask again")
         })?;
-    serde_json::from_str(&answer)
-        .context("no answer: ask as root, with the version that is running")
+    let reply = serde_json::from_str(&answer);
+    Ok(Some(reply.context(
+        "no answer: ask as root, with the version that is running",
+    )?))
 }
 
 /// Answers one who is waiting, if there is one. Only root, and who runs this rxsteer, is answered:

@@ -6,6 +6,7 @@ pub mod backlogs;
 pub mod balance;
 pub mod balancer;
 pub mod bench;
+pub mod busy_poll;
 pub mod caps;
 pub mod cli;
 pub mod control;
@@ -28,6 +29,7 @@ pub mod netdev;
 pub mod policy;
 pub mod rps_map;
 pub mod run;
+pub mod setting;
 pub mod sim;
 pub mod sockets;
 pub mod status;
@@ -39,6 +41,12 @@ pub mod xdp;
 #[allow(clippy::all, clippy::pedantic, missing_docs)]
 pub mod rx {
     include!(concat!(env!("OUT_DIR"), "/rx.skel.rs"));
+}
+
+/// The skeleton of what counts polls, generated from `bpf/poll.bpf.c`.
+#[allow(clippy::all, clippy::pedantic, missing_docs)]
+pub mod poll_skel {
+    include!(concat!(env!("OUT_DIR"), "/poll.skel.rs"));
 }
 
 /// The lab's programs, generated from `bpf/lab.bpf.c`.

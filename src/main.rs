@@ -21,13 +21,13 @@ use rxsteer::cli::{
     BenchArgs, BenchCommand, Cli, Command, CompareArgs, DemoArgs, ExplainArgs, FlowsArgs,
     ServeArgs, StatusArgs,
 };
-use rxsteer::{demo, explain, flows, run, status};
+use rxsteer::{busy_poll, demo, explain, flows, run, status};
 use tracing_subscriber::filter::LevelFilter;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     // A run tells its story; the others have output of their own.
-    let level = if matches!(cli.command, Command::Run(_)) {
+    let level = if matches!(cli.command, Command::Run(_) | Command::Poll(_)) {
         LevelFilter::INFO
     } else {
         LevelFilter::ERROR
@@ -68,6 +68,11 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Status(args) => print_status(&args)?,
         Command::Flows(args) => print_flows(args)?,
         Command::Explain(args) => print_explanation(&args)?,
+        Command::Poll(args) => {
+            let signals = stop_signals()?;
+            busy_poll::run(&[args.rule], args.host_wide, signals.as_fd())?;
+        }
+        Command::PutBack => busy_poll::undo::put_back()?,
         Command::Demo(args) => demo(&args)?,
         Command::Bench(args) => match &args.command {
             Some(BenchCommand::Compare(reports)) => return compare(reports),
@@ -129,11 +134,15 @@ fn print_explanation(args: &ExplainArgs) -> Result<()> {
 fn print_status(args: &StatusArgs) -> Result<()> {
     end_with_the_reader()?;
     loop {
-        let now = run::status()?;
+        let polling = busy_poll::status()?;
+        let steering = match run::status() {
+            Err(_) if polling.is_some() => None,
+            steering => Some(steering?),
+        };
         if args.json {
-            println!("{}", serde_json::to_string(&now)?);
+            println!("{}", status::json(steering.as_ref(), polling.as_ref())?);
         } else {
-            print!("{}", status::render(&now));
+            print!("{}", status::text(steering.as_ref(), polling.as_ref()));
         }
         match args.interval {
             Some(interval) => std::thread::sleep(interval),

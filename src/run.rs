@@ -17,7 +17,7 @@ use crate::backlogs::{Backlogs, LIMIT_MAX};
 use crate::balance::MOVES_PER_SECOND;
 use crate::balancer::Balancer;
 use crate::caps::{self, Need};
-use crate::control::{self, Reply, Request};
+use crate::control::{self, Reply, Request, Role};
 use crate::cpumask::{CpuMask, CpuMaskError};
 use crate::datapath::{
     BACKLOG_NICE, Config, Datapath, DeviceConfig, Drain, FLOW_LIMIT, RPS_FLOW_CNT,
@@ -221,7 +221,7 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
     if let Some(missing) = caps::missing(Need::Steer).first() {
         bail!("{missing}");
     }
-    let listener = control::listen()?;
+    let listener = control::listen(Role::Steer)?;
     let hotplug = Hotplug::listen()?;
     let mut steering = Steering::start(options)?;
     let requests = steering.datapath.requests()?;
@@ -724,6 +724,7 @@ impl Steering {
     fn answer(&mut self, request: Request) -> Reply {
         let reply = match request {
             Request::Status => self.status().map(Reply::Status),
+            Request::BusyPoll => Err(anyhow!("this rxsteer lets no sockets poll")),
             Request::Set(change) => self.set(&change).map(Reply::Done),
             Request::Flows(query) => self.flows(&query).map(Reply::Flows),
             Request::Explain(question) => self

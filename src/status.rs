@@ -4,10 +4,38 @@
 use std::fmt::Write;
 
 use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
 
 use crate::accounting::{Device, Queue, Status};
+use crate::busy_poll;
 use crate::flows::Entry;
 use crate::load::Pressure;
+
+/// All that runs here, as text; ends with a newline.
+pub fn text(steering: Option<&Status>, polling: Option<&busy_poll::status::Status>) -> String {
+    let parts = [steering.map(render), polling.map(busy_poll::status::render)];
+    parts.into_iter().flatten().collect::<Vec<_>>().join("\n")
+}
+
+/// The same as JSON: the steering's, and in it `busy_poll`, null if no sockets are let poll.
+///
+/// # Errors
+/// When it can't be written as JSON.
+pub fn json(
+    steering: Option<&Status>,
+    polling: Option<&busy_poll::status::Status>,
+) -> serde_json::Result<String> {
+    #[derive(Serialize)]
+    struct Both<'a> {
+        #[serde(flatten)]
+        steering: Option<&'a Status>,
+        busy_poll: Option<&'a busy_poll::status::Status>,
+    }
+    serde_json::to_string(&Both {
+        steering,
+        busy_poll: polling,
+    })
+}
 
 /// The text; ends with a newline.
 pub fn render(status: &Status) -> String {

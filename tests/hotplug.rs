@@ -13,8 +13,8 @@ use rxsteer::bench::mode::Active;
 use rxsteer::kthread;
 use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::link::LinkConfig;
-use rxsteer::lab::setting::Setting;
 use rxsteer::lab::wire::Wire;
+use rxsteer::setting::Setting;
 
 /// The threads of CPU 1's backlogs.
 fn threads() -> Vec<u32> {

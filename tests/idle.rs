@@ -20,12 +20,12 @@ use rxsteer::bench::mode::Active;
 use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::hog::Hog;
 use rxsteer::lab::link::LinkConfig;
-use rxsteer::lab::setting::Setting;
 use rxsteer::lab::wire::{Wire, WireConfig};
 use rxsteer::lab::witness::Witness;
 use rxsteer::load::Pressure;
 use rxsteer::policy::Policy;
 use rxsteer::run::Options;
+use rxsteer::setting::Setting;
 use rxsteer::topology::Topology;
 
 const RFS_IDLE: Policy = Policy {

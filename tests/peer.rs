@@ -26,8 +26,8 @@ use rxsteer::bench::{Effort, On, Only, Scenario, Unfit};
 use rxsteer::device::{Device, XdpMode};
 use rxsteer::lab::link::{End, Link, LinkConfig};
 use rxsteer::lab::netns::Netns;
-use rxsteer::lab::setting::Setting;
 use rxsteer::lab::xdp::Xdp;
+use rxsteer::setting::Setting;
 
 const RXSTEER: &str = env!("CARGO_BIN_EXE_rxsteer");
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Result;
 use common::bed::{OTHER_CPU, lab, until};
 use rxsteer::bench::reorder::{Case, Progress, measure};
-use rxsteer::lab::setting::Setting;
+use rxsteer::setting::Setting;
 use rxsteer::topology::Topology;
 
 /// How long a run may take to show what it must.

@@ -12,8 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use common::app::{App, soon};
-use common::bed::{Bed, OTHER_CPU, POLLING_CPU, lab, status, until};
-use rxsteer::accounting::Queue;
+use common::bed::{Bed, OTHER_CPU, POLLING_CPU, all_at, lab, places, status, until};
 use rxsteer::bench::mode::Active;
 use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::link::LinkConfig;
@@ -21,30 +20,6 @@ use rxsteer::lab::sockets::reuseport;
 use rxsteer::lab::wire::Wire;
 use rxsteer::policy::Policy;
 use rxsteer::run::{self, Change, Options};
-
-/// Frames processed INLINE and in CPU 1's backlog.
-fn places(q: &Queue) -> [u64; 2] {
-    let backlog = q.backlogs.iter().find(|b| b.cpu == OTHER_CPU);
-    [q.inline, backlog.map_or(0, |b| b.terms.redirected)]
-}
-
-/// Whether all packets that `send` sends now are processed where `cpu`'s are.
-fn all_at(active: &Active<'_>, cpu: u32, mut send: impl FnMut() -> Result<()>) -> Result<bool> {
-    let queue = || Ok::<_, anyhow::Error>(status(active)?.devices[0].queues[0].clone());
-    let before = queue()?;
-    send()?;
-    let after = until("the packets are received", || {
-        let now = queue()?;
-        Ok((now.received > before.received && now.sums.queued == 0).then_some(now))
-    })?;
-    let [inline, redirected] = [0, 1].map(|i| places(&after)[i] - places(&before)[i]);
-    let elsewhere = if cpu == POLLING_CPU {
-        redirected
-    } else {
-        inline
-    };
-    Ok(elsewhere == 0 && inline + redirected > 0)
-}
 
 /// The flow goes after its application, wherever that goes.
 fn follows(active: &Active<'_>, app: &App, mut send: impl FnMut() -> Result<()>) -> Result<()> {
@@ -251,19 +226,12 @@ fn a_socket_that_threads_share_is_not_followed_to_and_fro() -> Result<()> {
     }
     let active = Active::steer(dut, rfs(&bed))?;
     let moves = || Ok::<_, anyhow::Error>(status(&active)?.devices[0].queues[0].moves);
-    let both = |i: usize| taken[i].load(Ordering::Relaxed);
     until("flows stay where they are", || {
         let before = moves()?;
         bed.send(Frames::Udp(flows.clone()), 500)?;
-        // However long they take for what has come.
-        let mut seen = u64::MAX;
-        until("the threads have taken all", || {
-            std::thread::sleep(Duration::from_millis(20));
-            let now = both(0) + both(1);
-            Ok((std::mem::replace(&mut seen, now) == now).then_some(()))
-        })?;
         Ok((moves()? == before).then_some(()))
     })?;
+    let both = |i: usize| taken[i].load(Ordering::Relaxed);
     assert!(both(0) > 50 && both(1) > 50, "{taken:?}");
     drop(apps);
     active.stop()

@@ -18,10 +18,10 @@ use crate::cpumask::CpuMask;
 use crate::datapath::{RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use crate::device::{Device, XdpMode};
 use crate::lab::link::End;
-use crate::lab::setting::Setting;
 use crate::lab::xdp::Xdp;
 use crate::policy::Policy;
 use crate::run::{self, Mode as Xdps, Options, RpsCpus};
+use crate::setting::Setting;
 
 /// Frames that the naive cpumap's rings hold.
 const CPUMAP_RING: u32 = 2048;

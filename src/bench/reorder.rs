@@ -33,12 +33,12 @@ use crate::lab::jumper::{Jumpers, JumpersReport, Reads};
 use crate::lab::link::{Link, LinkConfig};
 use crate::lab::netns::Netns;
 use crate::lab::nic::Nic;
-use crate::lab::setting::Setting;
 use crate::lab::wire::{Window, Wire, WireConfig};
 use crate::lab::witness::Witness;
 use crate::lab::{sockets, softnet};
 use crate::policy::Policy;
 use crate::run::{self, Change, Mode, Options, RpsCpus};
+use crate::setting::Setting;
 use crate::topology::Topology;
 
 /// The CPU that polls the queue, unless that is moved.

@@ -19,7 +19,6 @@ pub mod netns;
 pub mod nic;
 mod rtnl;
 pub mod server;
-pub mod setting;
 pub mod sink;
 pub mod sockets;
 pub mod softnet;

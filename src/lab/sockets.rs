@@ -13,6 +13,8 @@ use nix::sys::socket::{
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 
+use crate::busy_poll::options::Polling;
+
 use super::frame::{TcpFlows, UdpFlows};
 use super::netns::Netns;
 use super::sink::IDLE;
@@ -126,8 +128,11 @@ pub fn established(netns: &Netns, tcp: &TcpFlows, rcvbuf: usize) -> Result<Vec<O
 /// # Errors
 /// Without CAP_NET_ADMIN.
 pub fn busy_poll(socket: &OwnedFd, us: u32) -> Result<()> {
-    setsockopt_words(socket, libc::SOL_SOCKET, libc::SO_BUSY_POLL, &[us])?;
-    setsockopt_words(socket, libc::SOL_SOCKET, SO_PREFER_BUSY_POLL, &[1])
+    let polling = Polling {
+        usecs: us,
+        prefer: true,
+    };
+    polling.set_socket(socket).context("SO_BUSY_POLL")
 }
 
 /// Lets TCP send no more than so many bytes in a second, spread over it.
@@ -138,9 +143,6 @@ pub fn pace(socket: &impl AsRawFd, bytes_per_s: u32) -> Result<()> {
     let rate = libc::SO_MAX_PACING_RATE;
     setsockopt_words(socket, libc::SOL_SOCKET, rate, &[bytes_per_s])
 }
-
-/// asm-generic/socket.h; of all but alpha, mips, parisc and sparc.
-const SO_PREFER_BUSY_POLL: libc::c_int = 69;
 
 // linux/tcp.h, and an enum in net/ipv4/tcp.c.
 const TCP_RECV_QUEUE: u32 = 1;

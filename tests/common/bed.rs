@@ -189,3 +189,27 @@ pub fn received(sink: Sink, count: u64) -> Result<Vec<u64>> {
     assert_eq!(report.dropped, 0, "{report:?}");
     Ok(report.received)
 }
+
+/// Frames processed INLINE and in CPU 1's backlog.
+pub fn places(q: &Queue) -> [u64; 2] {
+    let backlog = q.backlogs.iter().find(|b| b.cpu == OTHER_CPU);
+    [q.inline, backlog.map_or(0, |b| b.terms.redirected)]
+}
+
+/// Whether all packets that `send` sends now are processed where `cpu`'s are.
+pub fn all_at(active: &Active<'_>, cpu: u32, mut send: impl FnMut() -> Result<()>) -> Result<bool> {
+    let queue = || Ok::<_, anyhow::Error>(status(active)?.devices[0].queues[0].clone());
+    let before = queue()?;
+    send()?;
+    let after = until("the packets are received", || {
+        let now = queue()?;
+        Ok((now.received > before.received && now.sums.queued == 0).then_some(now))
+    })?;
+    let [inline, redirected] = [0, 1].map(|i| places(&after)[i] - places(&before)[i]);
+    let elsewhere = if cpu == POLLING_CPU {
+        redirected
+    } else {
+        inline
+    };
+    Ok(elsewhere == 0 && inline + redirected > 0)
+}

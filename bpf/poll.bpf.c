@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * poll.bpf.c: what applications that poll a queue themselves find there, and how long they look.
+ *
+ * User space puts the processes into the map that it wants to know about, then attaches.
+ */
+#include <linux/bpf.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+#include "kernel.h"
+
+/* The bit of napi_struct.state that says so; the enum has no name by which CO-RE could find it. */
+const volatile __u64 napi_state_in_busy_poll = 0;
+
+/* A process's polls. */
+struct busy_poll {
+	__u64 nr_polls;
+	__u64 nr_found;	  /* of these, that found packets, of whomever */
+	__u64 nr_packets; /* so many */
+	__u64 ns;	  /* from the end of a wait's first poll to that of its last */
+};
+
+/* By process. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u32);
+	__type(value, struct busy_poll);
+} busy_polls SEC(".maps");
+
+/* The latest poll on a CPU, if the wait that it belongs to may go on. */
+struct wait {
+	__u64 ns;
+	__u64 nr_sleeps; /* of the thread, until then */
+	__u32 tid;
+	__u32 pad;
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct wait);
+} waits SEC(".maps");
+
+/* A poll has found nothing, or something, which ends its wait. */
+static __always_inline __u64 wait_polled(bool found)
+{
+	__u32 tid = bpf_get_current_pid_tgid();
+	struct task_struct *task = (void *)bpf_get_current_task();
+	__u64 nr_sleeps = BPF_CORE_READ(task, nvcsw);
+	__u64 now = bpf_ktime_get_ns();
+	__u64 ns = 0;
+	__u32 zero = 0;
+	struct wait *wait = bpf_map_lookup_elem(&waits, &zero);
+
+	if (!wait)
+		return 0;
+	if (wait->tid == tid && wait->nr_sleeps == nr_sleeps)
+		ns = now - wait->ns;
+	wait->tid = found ? 0 : tid;
+	wait->nr_sleeps = nr_sleeps;
+	wait->ns = now;
+	return ns;
+}
+
+SEC("tp_btf/napi_poll")
+int BPF_PROG(on_napi_poll, struct napi_struct *napi, int work, int budget)
+{
+	__u32 pid = bpf_get_current_pid_tgid() >> 32;
+	struct busy_poll *polls;
+
+	if (!(napi->state & napi_state_in_busy_poll))
+		return 0;
+	polls = bpf_map_lookup_elem(&busy_polls, &pid);
+	if (!polls)
+		return 0;
+	polls->nr_polls++;
+	polls->nr_found += work > 0;
+	polls->nr_packets += work > 0 ? work : 0;
+	polls->ns += wait_polled(work > 0);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

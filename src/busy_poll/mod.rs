@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Busy polling for applications that know nothing of it: a call that would wait for a packet polls
+//! the device's receive queue itself first, for a bounded time. The kernel does it for every socket
+//! that has SO_BUSY_POLL, and for epoll instances with busy-poll parameters (Linux 6.9); here they
+//! are set on sockets of other processes, as long as that is wanted.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use anyhow::{Context, Result, bail};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tracing::info;
+
+pub mod options;
+mod poller;
+mod process;
+pub mod rule;
+pub mod stats;
+pub mod status;
+pub mod undo;
+
+use poller::Poller;
+use rule::Rule;
+use status::Status;
+
+use crate::control::{self, Reply, Request, Role};
+use crate::setting::Setting;
+
+/// Looks after sockets until `stop` becomes readable. `host_wide`: also in poll(), select() and, before
+/// Linux 6.9, epoll_wait(), which only a setting of the host lets poll.
+///
+/// # Errors
+/// When a process that was named is not there, or may not be touched; when the kernel does not know
+/// busy polling; when another one does this here already. All is put back then.
+pub fn run(rules: &[Rule], host_wide: bool, stop: BorrowedFd<'_>) -> Result<()> {
+    let listener = control::listen(Role::Poll)?;
+    let mut poller = Poller::new(rules)?;
+    let _host_wide = host_wide.then(|| poll_host_wide(rules)).transpose()?;
+    for rule in rules.iter().filter(|rule| rule.pid.is_none()) {
+        info!(
+            "looking for sockets of {rule}: they poll for up to {} us",
+            rule.usecs
+        );
+    }
+    loop {
+        let wait = poller.tick()?;
+        if poller.has_ended() {
+            info!("all processes that were named have ended");
+            break;
+        }
+        let mut fds = [
+            PollFd::new(stop, PollFlags::POLLIN),
+            PollFd::new(listener.as_fd(), PollFlags::POLLIN),
+        ];
+        match poll(&mut fds, PollTimeout::try_from(wait)?) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(e) => return Err(e).context("waiting"),
+        }
+        let [stopped, asked] = fds.map(|fd| fd.any() == Some(true));
+        if asked {
+            control::serve(&listener, |request| match request {
+                Request::BusyPoll => match poller.status() {
+                    Ok(status) => Reply::BusyPoll(status),
+                    Err(e) => Reply::Failed(format!("{e:#}")),
+                },
+                _ => Reply::Failed("this rxsteer only lets sockets poll".to_owned()),
+            });
+        }
+        if stopped {
+            break;
+        }
+    }
+    poller.stop()
+}
+
+/// Lets poll(), select() and all epoll instances of the host poll, for as long as the longest rule.
+fn poll_host_wide(rules: &[Rule]) -> Result<Setting> {
+    let usecs = rules.iter().map(|rule| rule.usecs).max().unwrap_or(0);
+    let setting = Setting::keep("/proc/sys/net/core/busy_poll")?;
+    setting.set(&usecs.to_string())?;
+    Ok(setting)
+}
+
+/// What the rxsteer finds that lets sockets poll in this network namespace; `None` if there is none.
+///
+/// # Errors
+/// When it does not answer.
+pub fn status() -> Result<Option<Status>> {
+    match control::ask_if_there(&Request::BusyPoll)? {
+        None => Ok(None),
+        Some(Reply::BusyPoll(status)) => Ok(Some(status)),
+        Some(Reply::Failed(why)) => bail!(why),
+        Some(_) => bail!("the running rxsteer is of another version"),
+    }
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What makes a socket, or an epoll instance, poll: socket(7), ioctl_eventpoll(2).
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd};
+
+use nix::errno::Errno;
+use serde::{Deserialize, Serialize};
+
+// asm-generic/socket.h; of all but alpha, mips, parisc and sparc.
+const SO_COOKIE: libc::c_int = 57;
+const SO_PREFER_BUSY_POLL: libc::c_int = 69;
+
+/// How a socket or an epoll instance polls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Polling {
+    /// For so long at most, us; 0: not at all.
+    pub usecs: u32,
+    /// Interrupts wait meanwhile.
+    pub prefer: bool,
+}
+
+impl Polling {
+    /// A socket's.
+    ///
+    /// # Errors
+    /// ENOPROTOOPT from a kernel without busy polling.
+    pub fn of_socket(socket: &impl AsFd) -> io::Result<Self> {
+        Ok(Self {
+            usecs: option::<u32>(socket, libc::SO_BUSY_POLL)?,
+            prefer: option::<u32>(socket, SO_PREFER_BUSY_POLL)? != 0,
+        })
+    }
+
+    /// Changes a socket.
+    ///
+    /// # Errors
+    /// EPERM without CAP_NET_ADMIN, when more is wanted than before.
+    pub fn set_socket(self, socket: &impl AsFd) -> io::Result<()> {
+        set_option(socket, libc::SO_BUSY_POLL, self.usecs)?;
+        set_option(socket, SO_PREFER_BUSY_POLL, self.prefer.into())
+    }
+
+    /// An epoll instance's.
+    ///
+    /// # Errors
+    /// ENOTTY or EINVAL before Linux 6.9.
+    pub fn of_epoll(epoll: &impl AsFd) -> io::Result<Self> {
+        let params = epoll_params(epoll)?;
+        Ok(Self {
+            usecs: params.busy_poll_usecs,
+            prefer: params.prefer_busy_poll != 0,
+        })
+    }
+
+    /// Changes an epoll instance; how many packets it takes at once stays as it is.
+    ///
+    /// # Errors
+    /// As [`Self::of_epoll`].
+    pub fn set_epoll(self, epoll: &impl AsFd) -> io::Result<()> {
+        let mut params = epoll_params(epoll)?;
+        params.busy_poll_usecs = self.usecs;
+        params.prefer_busy_poll = self.prefer.into();
+        // SAFETY: the kernel reads a structure of this type.
+        let done = unsafe {
+            libc::ioctl(
+                epoll.as_fd().as_raw_fd(),
+                libc::EPIOCSPARAMS,
+                &raw const params,
+            )
+        };
+        Errno::result(done)?;
+        Ok(())
+    }
+}
+
+fn epoll_params(epoll: &impl AsFd) -> io::Result<libc::epoll_params> {
+    // SAFETY: integers without padding that matters.
+    let mut params: libc::epoll_params = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes a structure of this type.
+    let done = unsafe {
+        libc::ioctl(
+            epoll.as_fd().as_raw_fd(),
+            libc::EPIOCGPARAMS,
+            &raw mut params,
+        )
+    };
+    Errno::result(done)?;
+    Ok(params)
+}
+
+/// The number that no other socket of this host has, or had.
+///
+/// # Errors
+/// When it is no socket.
+pub fn cookie(socket: &impl AsFd) -> io::Result<u64> {
+    option(socket, SO_COOKIE)
+}
+
+/// An option that is a number.
+fn option<T: Default>(socket: &impl AsFd, name: libc::c_int) -> io::Result<T> {
+    let (mut value, mut len) = (T::default(), size_of::<T>() as libc::socklen_t);
+    // SAFETY: the kernel writes `len` bytes at most, and any are a number.
+    let done = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            name,
+            (&raw mut value).cast(),
+            &raw mut len,
+        )
+    };
+    Errno::result(done)?;
+    Ok(value)
+}
+
+fn set_option(socket: &impl AsFd, name: libc::c_int, value: u32) -> io::Result<()> {
+    let fd = socket.as_fd().as_raw_fd();
+    let len = size_of_val(&value) as libc::socklen_t;
+    // SAFETY: the kernel reads `len` bytes.
+    let done =
+        unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, name, (&raw const value).cast(), len) };
+    Errno::result(done)?;
+    Ok(())
+}

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Other processes: which of them a rule means, and what they have open.
+
+use std::collections::HashSet;
+use std::ffi::OsStr;
+use std::fs;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use nix::errno::Errno;
+use procfs::ProcError;
+use procfs::process::{FDTarget, Process};
+
+use super::rule::Rule;
+
+/// A process that can be reached into.
+pub struct Target {
+    /// Its number, which another process may have later,
+    pub pid: u32,
+    /// but not with this start, in clock ticks since boot.
+    pub start: u64,
+    /// Its name.
+    pub comm: String,
+    process: Process,
+    pidfd: OwnedFd,
+}
+
+/// Something open that can poll.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Open {
+    /// A socket.
+    Socket {
+        /// Its number in this process,
+        fd: RawFd,
+        /// and on this host.
+        inode: u64,
+    },
+    /// An epoll instance.
+    Epoll(RawFd),
+}
+
+impl Target {
+    /// Opens a process.
+    ///
+    /// # Errors
+    /// ESRCH or [`io::ErrorKind::NotFound`] when it has ended.
+    pub fn open(pid: u32) -> io::Result<Self> {
+        // SAFETY: takes numbers, returns a descriptor.
+        let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
+        let pidfd = Errno::result(pidfd)? as RawFd;
+        // SAFETY: the kernel has just given us this descriptor, and nobody else has it.
+        let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+        let process = Process::new(pid as i32).map_err(io::Error::other)?;
+        let stat = process.stat().map_err(io::Error::other)?;
+        Ok(Self {
+            pid,
+            start: stat.starttime,
+            comm: stat.comm,
+            process,
+            pidfd,
+        })
+    }
+
+    /// What it has open that can poll. What is opened or closed meanwhile may be missed.
+    ///
+    /// # Errors
+    /// When it has ended, or may not be looked at.
+    pub fn opened(&self) -> io::Result<Vec<Open>> {
+        let fds = self.process.fd().map_err(|e| match e {
+            ProcError::PermissionDenied(_) => io::Error::from_raw_os_error(libc::EACCES),
+            ProcError::NotFound(_) => io::Error::from_raw_os_error(libc::ESRCH),
+            ProcError::Io(e, _) => e,
+            e => io::Error::other(e),
+        })?;
+        let fds = fds.filter_map(|fd| {
+            let fd = fd.ok()?;
+            match fd.target {
+                FDTarget::Socket(inode) => Some(Open::Socket { fd: fd.fd, inode }),
+                FDTarget::AnonInode(kind) if kind == "[eventpoll]" => Some(Open::Epoll(fd.fd)),
+                _ => None,
+            }
+        });
+        Ok(fds.collect())
+    }
+
+    /// The inodes of what an epoll instance waits for.
+    ///
+    /// # Errors
+    /// When the process has closed it, or has ended.
+    pub fn waits_for(&self, epoll: RawFd) -> io::Result<Vec<u64>> {
+        let info = fs::read_to_string(format!("/proc/{}/fdinfo/{epoll}", self.pid))?;
+        // tfd: 7 events: 19 data: 7 pos:0 ino:2f sdev:9
+        let inode = |line: &str| {
+            let (_, inode) = line.strip_prefix("tfd:")?.split_once("ino:")?;
+            u64::from_str_radix(inode.split_whitespace().next()?, 16).ok()
+        };
+        Ok(info.lines().filter_map(inode).collect())
+    }
+
+    /// Another descriptor of what the process has open. Whoever holds it keeps it open: no longer than
+    /// it takes to ask or set something.
+    ///
+    /// # Errors
+    /// EPERM when the process may not be traced, EBADF when it has closed it, ESRCH when it has ended.
+    pub fn borrow(&self, fd: RawFd) -> io::Result<OwnedFd> {
+        // SAFETY: takes numbers, returns a descriptor.
+        let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.pidfd.as_raw_fd(), fd, 0) };
+        let fd = Errno::result(fd)? as RawFd;
+        // SAFETY: as above.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+}
+
+/// The processes of this host that are there now, but for this one.
+///
+/// # Errors
+/// When /proc can't be read.
+pub fn all() -> io::Result<Vec<u32>> {
+    let own = std::process::id();
+    let pids = fs::read_dir("/proc")?.filter_map(|entry| {
+        let name = entry.ok()?.file_name();
+        name.to_str()?.parse().ok().filter(|pid| *pid != own)
+    });
+    Ok(pids.collect())
+}
+
+/// The inodes of the sockets that processes have open, as far as they may be looked at.
+///
+/// # Errors
+/// When /proc can't be read.
+pub fn sockets() -> io::Result<HashSet<u64>> {
+    let opened = all()?
+        .into_iter()
+        .filter_map(|pid| Target::open(pid).ok()?.opened().ok());
+    let inode = |open| match open {
+        Open::Socket { inode, .. } => Some(inode),
+        Open::Epoll(_) => None,
+    };
+    Ok(opened.flatten().filter_map(inode).collect())
+}
+
+/// Whether a rule may mean sockets of this process. One that ends meanwhile is not meant.
+pub fn means(rule: &Rule, pid: u32) -> bool {
+    let file = |name: &str| Path::new("/proc").join(pid.to_string()).join(name);
+    let alone = rule.pid.is_none() && rule.comm.is_none() && rule.exe.is_none();
+    let conditions = [
+        rule.pid.is_none_or(|wanted| wanted == pid),
+        rule.comm.as_ref().is_none_or(|wanted| {
+            fs::read_to_string(file("comm")).is_ok_and(|comm| comm.trim_end() == wanted)
+        }),
+        rule.exe
+            .as_ref()
+            .is_none_or(|wanted| runs(&file("exe"), wanted)),
+        rule.cgroup.as_ref().is_none_or(|wanted| {
+            fs::read_to_string(file("cgroup")).is_ok_and(|cgroups| is_in(&cgroups, wanted))
+        }),
+        !(alone && rule.cgroup.is_none()) || shares_netns(&file("ns/net")),
+    ];
+    conditions.iter().all(|holds| *holds)
+}
+
+/// Also when the file has been replaced by another version.
+fn runs(link: &Path, wanted: &Path) -> bool {
+    let Ok(exe) = fs::read_link(link) else {
+        return false;
+    };
+    let name = exe.to_string_lossy();
+    Path::new(name.strip_suffix(" (deleted)").unwrap_or(&name)) == wanted
+}
+
+fn shares_netns(link: &Path) -> bool {
+    let inode = |path: &Path| fs::metadata(path).map(|netns| netns.ino());
+    let own = inode(Path::new("/proc/thread-self/ns/net"));
+    own.is_ok_and(|own| inode(link).is_ok_and(|theirs| theirs == own))
+}
+
+/// Whether /proc/PID/cgroup names this cgroup (v2) or one below it. It may be written as a folder.
+fn is_in(cgroups: &str, wanted: &Path) -> bool {
+    let mounts = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
+    let below = mounts
+        .iter()
+        .find_map(|mount| wanted.strip_prefix(mount).ok());
+    let wanted = Path::new("/").join(below.unwrap_or(wanted));
+    cgroups
+        .lines()
+        .filter_map(|line| line.strip_prefix("0::"))
+        .any(|cgroup| Path::new(OsStr::new(cgroup)).starts_with(&wanted))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cgroups_hold_those_below_them() {
+        let cgroups = "4:memory:/user.slice\n0::/system.slice/nginx.service/worker\n";
+        for (wanted, inside) in [
+            ("/system.slice", true),
+            ("/system.slice/nginx.service", true),
+            ("system.slice/nginx.service/worker", true),
+            ("/sys/fs/cgroup/system.slice/nginx.service", true),
+            ("/sys/fs/cgroup/unified/system.slice", true),
+            ("/", true),
+            ("/system.slice/nginx", false),
+            ("/user.slice", false),
+            ("/system.slice/nginx.service/worker/2", false),
+        ] {
+            assert_eq!(is_in(cgroups, Path::new(wanted)), inside, "{wanted}");
+        }
+    }
+
+    #[test]
+    fn a_process_is_known_by_all_that_is_asked() {
+        let child = || {
+            std::process::Command::new("sleep")
+                .arg("60")
+                .spawn()
+                .unwrap()
+        };
+        let mut child = child();
+        let pid = child.id();
+        let exe = fs::canonicalize("/bin/sleep").unwrap();
+        // The child may not have executed it yet.
+        while !runs(&Path::new("/proc").join(pid.to_string()).join("exe"), &exe) {
+            std::thread::yield_now();
+        }
+        let rule = Rule {
+            pid: Some(pid),
+            comm: Some("sleep".to_owned()),
+            exe: Some(exe),
+            ..Rule::default()
+        };
+        assert!(means(&rule, pid));
+        for other in [
+            Rule {
+                pid: Some(pid + 1),
+                ..rule.clone()
+            },
+            Rule {
+                comm: Some("slee".to_owned()),
+                ..rule.clone()
+            },
+            Rule {
+                exe: Some("/bin/true".into()),
+                ..rule.clone()
+            },
+            Rule {
+                cgroup: Some("/none".into()),
+                ..rule
+            },
+        ] {
+            assert!(!means(&other, pid), "{other}");
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert!(Target::open(pid).is_err());
+    }
+}

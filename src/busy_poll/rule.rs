@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Whose sockets poll, and for how long: options of `rxsteer poll`, and `[[busy_poll]]` in the
+//! configuration.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::options::Polling;
+
+/// Sockets, and what becomes of them. All conditions that are given must hold; one at least is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
+#[group(required = true, multiple = true, id = "whose", args = ["pid", "comm", "exe", "cgroup", "port"])]
+#[serde(deny_unknown_fields)]
+pub struct Rule {
+    /// Sockets of this process
+    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    #[serde(default)]
+    pub pid: Option<u32>,
+
+    /// Of processes with this name, as `ps -o comm` shows it: 15 characters at most
+    #[arg(long, value_name = "NAME")]
+    #[serde(default)]
+    pub comm: Option<String>,
+
+    /// Of processes that run this file
+    #[arg(long, value_name = "FILE")]
+    #[serde(default)]
+    pub exe: Option<PathBuf>,
+
+    /// Of processes in this cgroup (v2), and those below it: /system.slice/nginx.service
+    #[arg(long, value_name = "CGROUP")]
+    #[serde(default)]
+    pub cgroup: Option<PathBuf>,
+
+    /// With this local port; alone, of all processes of this network namespace
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[serde(default)]
+    pub port: Option<u16>,
+
+    /// How long a call that waits for a packet polls the queue before it sleeps, microseconds: 50 is
+    /// what is recommended. 0: not at all, as without rxsteer
+    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    pub usecs: u32,
+
+    /// Interrupts wait, too, while the application keeps polling (SO_PREFER_BUSY_POLL): for this the
+    /// device's gro_flush_timeout and napi_defer_hard_irqs have to be set
+    #[arg(long)]
+    #[serde(default)]
+    pub prefer: bool,
+
+    /// Give up for a while, 1 s to 64 s, where most waits find nothing
+    #[arg(long)]
+    #[serde(default)]
+    pub adaptive: bool,
+}
+
+impl Rule {
+    /// What its sockets are set to.
+    pub fn polling(&self) -> Polling {
+        Polling {
+            usecs: self.usecs,
+            prefer: self.prefer,
+        }
+    }
+
+    /// What is wrong with it, and what to do.
+    pub fn objection(&self) -> Option<String> {
+        let none = [
+            self.pid.is_none(),
+            self.comm.is_none(),
+            self.exe.is_none(),
+            self.cgroup.is_none(),
+            self.port.is_none(),
+        ];
+        if none.iter().all(|none| *none) {
+            return Some("whose sockets? Give pid, comm, exe, cgroup or port".to_owned());
+        }
+        if let Some(comm) = self.comm.as_ref().filter(|comm| comm.len() > COMM_MAX) {
+            return Some(format!(
+                "the kernel keeps {COMM_MAX} characters of a process's name: {}",
+                comm.chars().take(COMM_MAX).collect::<String>()
+            ));
+        }
+        match &self.exe {
+            Some(exe) if !exe.is_absolute() => {
+                Some(format!("{}: give the whole path, from / on", exe.display()))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// TASK_COMM_LEN - 1 (linux/sched.h).
+const COMM_MAX: usize = 15;
+
+impl fmt::Display for Rule {
+    /// As on the command line, without the dashes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.display().to_string());
+        let conditions = [
+            ("pid", self.pid.map(|pid| pid.to_string())),
+            ("comm", self.comm.clone()),
+            ("exe", path(&self.exe)),
+            ("cgroup", path(&self.cgroup)),
+            ("port", self.port.map(|port| port.to_string())),
+        ];
+        let given = conditions
+            .into_iter()
+            .filter_map(|(name, value)| Some(format!("{name} {}", value?)));
+        f.write_str(&given.collect::<Vec<_>>().join(", "))
+    }
+}

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What processes find when they poll, and what it costs them: `bpf/poll.bpf.c`, and what the kernel
+//! counts of their waits.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::mem::MaybeUninit;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use libbpf_rs::btf::Btf;
+use libbpf_rs::btf::types::Enum;
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{Link, MapCore, MapFlags, num_possible_cpus};
+
+use crate::poll_skel::types::busy_poll;
+use crate::poll_skel::{PollSkel, PollSkelBuilder};
+
+/// The program, attached; dropping it detaches it.
+pub struct Stats {
+    skel: PollSkel<'static>,
+    _link: Link,
+}
+
+/// A process's polls and waits, since it has been chosen.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Counts {
+    /// Polls of a queue.
+    pub polls: u64,
+    /// Of these, those that found packets, of whomever.
+    pub found: u64,
+    /// So many.
+    pub packets: u64,
+    /// CPU time that the polls took, without the first one of each wait.
+    pub polling: Duration,
+    /// Times that a thread went to sleep, for whatever reason.
+    pub sleeps: u64,
+    /// How long threads that were woken waited for their CPU, in all.
+    pub woken_late: Duration,
+    /// Times that one was given a CPU.
+    pub runs: u64,
+}
+
+impl Counts {
+    /// What has been added since `earlier`.
+    pub fn since(self, earlier: Self) -> Self {
+        Self {
+            polls: self.polls.saturating_sub(earlier.polls),
+            found: self.found.saturating_sub(earlier.found),
+            packets: self.packets.saturating_sub(earlier.packets),
+            polling: self.polling.saturating_sub(earlier.polling),
+            // Threads that have ended take theirs along.
+            sleeps: self.sleeps.saturating_sub(earlier.sleeps),
+            woken_late: self.woken_late.saturating_sub(earlier.woken_late),
+            runs: self.runs.saturating_sub(earlier.runs),
+        }
+    }
+}
+
+impl Stats {
+    /// Counts nobody's polls yet.
+    ///
+    /// # Errors
+    /// When the kernel refuses the program.
+    pub fn attach() -> Result<Self> {
+        // The object lives for as long as the process: there is one Stats at most.
+        let object = Box::leak(Box::new(MaybeUninit::uninit()));
+        let mut open = PollSkelBuilder::default().open(object)?;
+        let rodata = open.maps.rodata_data.as_deref_mut();
+        rodata
+            .context("no constants in the program")?
+            .napi_state_in_busy_poll = 1 << in_busy_poll()?;
+        let skel = open.load().context("polls can't be counted here")?;
+        let link = skel
+            .progs
+            .on_napi_poll
+            .attach_trace()
+            .context("polls can't be counted here")?;
+        Ok(Self { skel, _link: link })
+    }
+
+    /// Counts a process's polls, from none on.
+    ///
+    /// # Errors
+    /// When there are too many processes.
+    pub fn watch(&self, pid: u32) -> Result<()> {
+        let none = vec![0; size_of::<busy_poll>()];
+        let none = vec![none; num_possible_cpus()?];
+        let polls = &self.skel.maps.busy_polls;
+        polls
+            .update_percpu(&pid.to_ne_bytes(), &none, MapFlags::ANY)
+            .context("too many processes poll")
+    }
+
+    /// No longer.
+    pub fn forget(&self, pid: u32) {
+        // It may never have been there.
+        let _ = self.skel.maps.busy_polls.delete(&pid.to_ne_bytes());
+    }
+
+    /// What has been counted of a process. All zero when it has ended.
+    ///
+    /// # Errors
+    /// When the map can't be read.
+    pub fn counts(&self, pid: u32) -> Result<Counts> {
+        let polls = &self.skel.maps.busy_polls;
+        let by_cpu = polls.lookup_percpu(&pid.to_ne_bytes(), MapFlags::ANY)?;
+        let mut counts = Counts::default();
+        for bytes in by_cpu.unwrap_or_default() {
+            assert_eq!(bytes.len(), size_of::<busy_poll>());
+            // SAFETY: the kernel wrote a structure of this type, integers only.
+            let cpu: busy_poll = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
+            counts.polls += cpu.nr_polls;
+            counts.found += cpu.nr_found;
+            counts.packets += cpu.nr_packets;
+            counts.polling += Duration::from_nanos(cpu.ns);
+        }
+        for thread in fs::read_dir(format!("/proc/{pid}/task"))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let read = |file| fs::read_to_string(thread.path().join(file)).unwrap_or_default();
+            counts.sleeps += voluntary_switches(&read("status"));
+            let (late, runs) = scheduled(&read("schedstat"));
+            counts.woken_late += late;
+            counts.runs += runs;
+        }
+        Ok(counts)
+    }
+}
+
+/// The number of the bit of `napi_struct.state` that is set while an application polls.
+fn in_busy_poll() -> Result<u32> {
+    let btf = Btf::from_vmlinux().context("the kernel does not show its types (BTF)")?;
+    let mut enums = btf.type_by_kind::<Enum<'_>>();
+    let bit = enums.find_map(|bits| {
+        let named = |name: &OsStr| name == "NAPI_STATE_IN_BUSY_POLL";
+        let bit = bits.iter().find(|bit| bit.name.is_some_and(named))?;
+        Some(bit.value)
+    });
+    Ok(u32::try_from(
+        bit.context("this kernel has no busy polling")?,
+    )?)
+}
+
+/// From /proc/PID/task/TID/status.
+fn voluntary_switches(status: &str) -> u64 {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+    line.and_then(|n| n.trim().parse().ok()).unwrap_or(0)
+}
+
+/// From /proc/PID/task/TID/schedstat: time on the CPU and waiting for it, ns; and how often it got it.
+fn scheduled(schedstat: &str) -> (Duration, u64) {
+    let mut fields = schedstat.split_whitespace().map(|n| n.parse().unwrap_or(0));
+    let late = fields.nth(1).unwrap_or(0);
+    (Duration::from_nanos(late), fields.next().unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_counts_of_a_thread() {
+        let status = "Name:\tsleep\nvoluntary_ctxt_switches:\t17\nnonvoluntary_ctxt_switches:\t4\n";
+        assert_eq!(voluntary_switches(status), 17);
+        assert_eq!(voluntary_switches(""), 0);
+        assert_eq!(scheduled("5 7000 3\n"), (Duration::from_micros(7), 3));
+        assert_eq!(scheduled(""), (Duration::ZERO, 0));
+    }
+
+    /// As include/linux/netdevice.h has it since 5.11.
+    #[test]
+    fn the_kernel_names_the_bit() {
+        if let Ok(bit) = in_busy_poll() {
+            assert_eq!(bit, 6);
+        }
+    }
+}

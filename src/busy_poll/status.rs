@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Whose sockets poll, what they find, and what it costs: a part of `rxsteer status`.
+
+use std::fmt::Write;
+use std::time::Duration;
+
+use comfy_table::Table;
+use serde::{Deserialize, Serialize};
+
+use super::stats::Counts;
+use crate::status::table;
+
+/// All applications whose sockets poll.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// The process that lets them.
+    pub pid: u32,
+    /// By process.
+    pub applications: Vec<Application>,
+    /// Why polls are not counted, if they are not.
+    pub uncounted: Option<String>,
+}
+
+/// A process whose sockets poll.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Application {
+    /// Its number,
+    pub pid: u32,
+    /// and name.
+    pub comm: String,
+    /// For how long a wait polls now, us; 0 while an adaptive rule pauses.
+    pub usecs: u32,
+    /// Sockets that poll,
+    pub sockets: usize,
+    /// and epoll instances that do.
+    pub epolls: usize,
+    /// Since its first socket was set, s.
+    pub seconds: f64,
+    /// Polls of a queue since then.
+    pub polls: u64,
+    /// Of these, those that found packets: each is a wake-up that was not needed.
+    pub found: u64,
+    /// Packets that they found, of whomever.
+    pub packets: u64,
+    /// CPU time that polls took, s.
+    pub polling_seconds: f64,
+    /// Times that its threads went to sleep nevertheless, for whatever reason.
+    pub sleeps: u64,
+    /// How long a thread that was woken waited for its CPU on average, us; null if none was.
+    pub wake_up_us: Option<f64>,
+}
+
+impl Application {
+    /// What was counted in `time`.
+    pub(super) fn counted(mut self, counts: Counts, time: Duration) -> Self {
+        self.seconds = time.as_secs_f64();
+        self.polls = counts.polls;
+        self.found = counts.found;
+        self.packets = counts.packets;
+        self.polling_seconds = counts.polling.as_secs_f64();
+        self.sleeps = counts.sleeps;
+        self.wake_up_us =
+            (counts.runs > 0).then(|| counts.woken_late.as_secs_f64() * 1e6 / counts.runs as f64);
+        self
+    }
+}
+
+/// The text; ends with a newline.
+pub fn render(status: &Status) -> String {
+    let mut out = String::new();
+    let _ = writeln!(out, "busy polling (process {})", status.pid);
+    if status.applications.is_empty() {
+        let _ = writeln!(out, "no process has sockets that a rule means");
+        return out;
+    }
+    let _ = writeln!(out, "{}", applications(&status.applications).trim_fmt());
+    if let Some(why) = &status.uncounted {
+        let _ = writeln!(out, "not counted: {why}");
+    }
+    out
+}
+
+fn applications(applications: &[Application]) -> Table {
+    let mut table = table(&[
+        "process",
+        "application",
+        "sockets",
+        "epoll",
+        "for us",
+        "polls",
+        "found",
+        "CPU",
+        "sleeps",
+        "wake-up us",
+    ]);
+    for a in applications {
+        let percent = |part: f64, whole: f64| match whole > 0.0 {
+            true => format!("{:.1} %", 100.0 * part / whole),
+            false => "-".to_owned(),
+        };
+        table.add_row([
+            a.pid.to_string(),
+            a.comm.clone(),
+            a.sockets.to_string(),
+            a.epolls.to_string(),
+            a.usecs.to_string(),
+            a.polls.to_string(),
+            a.found.to_string(),
+            percent(a.polling_seconds, a.seconds),
+            a.sleeps.to_string(),
+            a.wake_up_us.map_or("-".to_owned(), |us| format!("{us:.1}")),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What was changed in other processes, and how it is put back whatever happens: a child keeps the
+//! list, and does it when this process has ended, killed or not.
+
+use std::collections::{HashMap, HashSet};
+use std::io::{self, BufRead, Write};
+use std::os::fd::RawFd;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+use nix::sys::signal::{SigSet, Signal};
+use serde::{Deserialize, Serialize};
+use socket2::SockRef;
+
+use super::options::{self, Polling};
+use super::process::{self, Open, Target};
+
+/// The hidden command that is the child.
+pub const COMMAND: &str = "put-back";
+
+/// A line to the child; written before the change is made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Change {
+    /// A socket is changed.
+    Socket {
+        /// Where it was found.
+        inode: u64,
+        /// Which it is.
+        cookie: u64,
+        /// If connections are accepted on it, the port: they begin as it is.
+        listens: Option<u16>,
+        /// How it polled.
+        before: Polling,
+        /// How it polls.
+        now: Polling,
+    },
+    /// It was found as it should be, and stays so.
+    Found {
+        /// Which.
+        cookie: u64,
+    },
+    /// It is closed.
+    Gone {
+        /// Which.
+        cookie: u64,
+    },
+    /// An epoll instance is changed.
+    Epoll {
+        /// Of this process,
+        pid: u32,
+        /// which began then.
+        start: u64,
+        /// Its number there.
+        fd: RawFd,
+        /// How it polled.
+        before: Polling,
+        /// How it polls.
+        now: Polling,
+    },
+}
+
+/// The child. When this is dropped, or this process ends otherwise, it puts everything back.
+pub struct Undo {
+    guardian: Child,
+}
+
+impl Undo {
+    /// Starts it. Nothing has changed yet.
+    ///
+    /// # Errors
+    /// When no process can be made.
+    pub fn start() -> Result<Self> {
+        let guardian = Command::new("/proc/self/exe")
+            .arg(COMMAND)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            // Away from a terminal's Ctrl-C.
+            .process_group(0)
+            .spawn()
+            .context("nobody to put sockets back")?;
+        Ok(Self { guardian })
+    }
+
+    /// Tells it of a change that is about to be made.
+    ///
+    /// # Errors
+    /// When it has ended: then the change must not be made.
+    pub fn note(&mut self, change: &Change) -> Result<()> {
+        let mut line = serde_json::to_vec(change)?;
+        line.push(b'\n');
+        let pipe = self.guardian.stdin.as_mut().context("already put back")?;
+        pipe.write_all(&line)
+            .context("the process that puts sockets back has ended")
+    }
+
+    /// Returns when all is as it was.
+    ///
+    /// # Errors
+    /// When something could not be put back; it has been said what.
+    pub fn finish(mut self) -> Result<()> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<()> {
+        if self.guardian.stdin.take().is_none() {
+            return Ok(());
+        }
+        let status = self.guardian.wait()?;
+        ensure!(status.success(), "some sockets still poll ({status})");
+        Ok(())
+    }
+}
+
+impl Drop for Undo {
+    fn drop(&mut self) {
+        if let Err(e) = self.end() {
+            tracing::error!("{e:#}");
+        }
+    }
+}
+
+/// What the child has been told.
+#[derive(Default)]
+struct Changes {
+    sockets: HashMap<u64, (u64, Polling, Polling)>,
+    inodes: HashSet<u64>,
+    found: HashSet<u64>,
+    /// By port, how connections begin that are accepted there, and how they would have.
+    listeners: HashMap<u16, (Polling, Polling)>,
+    epolls: HashMap<(u32, u64, RawFd), (Polling, Polling)>,
+}
+
+impl Changes {
+    fn add(&mut self, change: Change) {
+        match change {
+            Change::Socket {
+                inode,
+                cookie,
+                listens,
+                before,
+                now,
+            } => {
+                self.found.remove(&cookie);
+                // Of several changes the first knows how it was.
+                let first = self
+                    .sockets
+                    .get(&cookie)
+                    .map_or(before, |(_, first, _)| *first);
+                self.sockets.insert(cookie, (inode, first, now));
+                self.inodes.insert(inode);
+                if let Some(port) = listens {
+                    self.listeners.insert(port, (first, now));
+                }
+            }
+            Change::Found { cookie } => {
+                self.found.insert(cookie);
+            }
+            Change::Gone { cookie } => {
+                self.found.remove(&cookie);
+                if let Some((inode, ..)) = self.sockets.remove(&cookie) {
+                    self.inodes.remove(&inode);
+                }
+            }
+            Change::Epoll {
+                pid,
+                start,
+                fd,
+                before,
+                now,
+            } => {
+                let key = (pid, start, fd);
+                let first = self.epolls.get(&key).map_or(before, |(first, _)| *first);
+                self.epolls.insert(key, (first, now));
+            }
+        }
+    }
+
+    /// How a socket was, if it is as it was made; `None` if it is none of ours.
+    fn before(&self, cookie: u64, port: Option<u16>, now: Polling) -> Option<Polling> {
+        if self.found.contains(&cookie) {
+            return None;
+        }
+        let (before, set) = match self.sockets.get(&cookie) {
+            Some((_, before, set)) => (before, set),
+            // Accepted since sockets were last looked for.
+            None => {
+                let (before, set) = self.listeners.get(&port?)?;
+                (before, set)
+            }
+        };
+        (*set == now && before != set).then_some(*before)
+    }
+
+    /// Puts all of it back. Sockets may have been given to other processes: all are looked at.
+    fn undo(&self) -> Result<()> {
+        let mut failed = 0;
+        for pid in process::all()? {
+            let Ok(target) = Target::open(pid) else {
+                continue;
+            };
+            let opened = target.opened().unwrap_or_default();
+            let ours = |open: &Open| match open {
+                Open::Socket { inode, .. } => self.inodes.contains(inode),
+                Open::Epoll(fd) => self.epolls.contains_key(&(pid, target.start, *fd)),
+            };
+            if !opened.iter().any(ours) {
+                continue;
+            }
+            for open in opened {
+                let done = match open {
+                    Open::Socket { fd, .. } => self.undo_socket(&target, fd),
+                    Open::Epoll(fd) => self.undo_epoll(&target, fd),
+                };
+                // Closed, or ended meanwhile: nothing is left to put back.
+                let gone = [Some(libc::EBADF), Some(libc::ESRCH)];
+                if let Err(e) = done
+                    && !gone.contains(&e.raw_os_error())
+                {
+                    failed += 1;
+                    tracing::error!("process {pid} ({}) still polls: {e}", target.comm);
+                }
+            }
+        }
+        ensure!(
+            failed == 0,
+            "{failed} sockets and epoll instances still poll"
+        );
+        Ok(())
+    }
+
+    fn undo_socket(&self, target: &Target, fd: RawFd) -> io::Result<()> {
+        let socket = target.borrow(fd)?;
+        let Some(port) = internet(&SockRef::from(&socket)) else {
+            return Ok(());
+        };
+        let now = Polling::of_socket(&socket)?;
+        match self.before(options::cookie(&socket)?, port, now) {
+            Some(before) => before.set_socket(&socket),
+            None => Ok(()),
+        }
+    }
+
+    fn undo_epoll(&self, target: &Target, fd: RawFd) -> io::Result<()> {
+        let Some((before, set)) = self.epolls.get(&(target.pid, target.start, fd)) else {
+            return Ok(());
+        };
+        let epoll = target.borrow(fd)?;
+        match Polling::of_epoll(&epoll)? == *set {
+            true => before.set_epoll(&epoll),
+            false => Ok(()),
+        }
+    }
+}
+
+/// `None` if it is no TCP or UDP socket; its local port, if it has one.
+pub fn internet(socket: &SockRef<'_>) -> Option<Option<u16>> {
+    let domain = socket.domain().ok()?;
+    let protocol = socket.protocol().ok()??;
+    let internet = [socket2::Domain::IPV4, socket2::Domain::IPV6].contains(&domain)
+        && [socket2::Protocol::TCP, socket2::Protocol::UDP].contains(&protocol);
+    internet.then(|| {
+        let local = socket.local_addr().ok()?.as_socket()?;
+        Some(local.port()).filter(|port| *port != 0)
+    })
+}
+
+/// The child: reads changes until nobody is left to send one, and puts them back.
+///
+/// # Errors
+/// When something can't be put back.
+pub fn put_back() -> Result<()> {
+    let mut signals = SigSet::empty();
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
+        signals.add(signal);
+    }
+    signals.thread_block()?;
+    let mut changes = Changes::default();
+    for line in io::stdin().lock().lines() {
+        // Who is killed may leave half a line: of a change that was not made.
+        if let Ok(change) = serde_json::from_str(&line?) {
+            changes.add(change);
+        }
+    }
+    changes.undo()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OFF: Polling = Polling {
+        usecs: 0,
+        prefer: false,
+    };
+    const ON: Polling = Polling {
+        usecs: 50,
+        prefer: true,
+    };
+
+    fn socket(cookie: u64, listens: Option<u16>, before: Polling, now: Polling) -> Change {
+        Change::Socket {
+            inode: 100 + cookie,
+            cookie,
+            listens,
+            before,
+            now,
+        }
+    }
+
+    #[test]
+    fn what_is_as_it_was_made_goes_back_to_what_it_was_first() {
+        let less = Polling { usecs: 20, ..ON };
+        let mut changes = Changes::default();
+        changes.add(socket(1, None, OFF, less));
+        changes.add(socket(1, None, less, ON));
+        changes.add(Change::Found { cookie: 2 });
+        changes.add(socket(3, Some(80), OFF, ON));
+        changes.add(socket(4, None, OFF, ON));
+        changes.add(Change::Gone { cookie: 4 });
+        for (cookie, port, now, before) in [
+            (1, None, ON, Some(OFF)),
+            // The application has set it itself meanwhile.
+            (1, None, less, None),
+            (1, None, OFF, None),
+            (2, Some(80), ON, None),
+            (3, Some(80), ON, Some(OFF)),
+            // Accepted.
+            (5, Some(80), ON, Some(OFF)),
+            (5, Some(80), less, None),
+            (5, Some(81), ON, None),
+            (5, None, ON, None),
+            (4, None, ON, None),
+        ] {
+            assert_eq!(
+                changes.before(cookie, port, now),
+                before,
+                "{cookie} {port:?} {now:?}"
+            );
+        }
+        assert_eq!(changes.inodes, HashSet::from([101, 103]));
+    }
+}

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Applications that poll the device's queue, with steering: their packets are found by their polls,
+//! and others' go where they belong.
+
+mod common;
+
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use common::app::{App, Take, soon};
+use common::bed::{Bed, OTHER_CPU, POLLING_CPU, all_at, lab, lossless, status, until};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use rxsteer::bench::mode::Active;
+use rxsteer::busy_poll::options::Polling;
+use rxsteer::flows::{Query, Reason};
+use rxsteer::lab::frame::{Frames, UdpFlows};
+use rxsteer::lab::link::LinkConfig;
+use rxsteer::lab::softnet;
+use rxsteer::lab::wire::Wire;
+use rxsteer::policy::Policy;
+use rxsteer::run::{self, Options};
+
+const OFF: Polling = Polling {
+    usecs: 0,
+    prefer: false,
+};
+
+/// As long as an application waits for its next packet in these tests.
+const ON: Polling = Polling {
+    usecs: 5000,
+    prefer: false,
+};
+
+/// How an application waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wait {
+    /// In the read itself.
+    Read,
+    /// In epoll_wait().
+    Epoll,
+}
+
+/// What waits, and can be told to poll.
+struct Waiting {
+    take: Take,
+    socket: OwnedFd,
+    epoll: Option<Epoll>,
+}
+
+impl Waiting {
+    fn new(wait: Wait, socket: OwnedFd, mut read: Take) -> Result<Option<Self>> {
+        let mut this = Self {
+            socket: socket.try_clone()?,
+            take: Box::new(|| Ok(0)),
+            epoll: None,
+        };
+        if wait == Wait::Read {
+            this.take = read;
+            return Ok(Some(this));
+        }
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        if Polling::of_epoll(&epoll.0).is_err() {
+            return Ok(None);
+        }
+        epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+        this.epoll = Some(Epoll(epoll.0.try_clone()?));
+        this.take = Box::new(move || {
+            let mut events = [EpollEvent::empty(); 1];
+            match epoll.wait(&mut events, EpollTimeout::from(5u8))? {
+                0 => Err(io::ErrorKind::WouldBlock.into()),
+                _ => read(),
+            }
+        });
+        Ok(Some(this))
+    }
+}
+
+/// Who polls, to be told not to.
+struct Poller(OwnedFd, Option<Epoll>);
+
+impl Poller {
+    fn set(&self, polling: Polling) -> Result<()> {
+        polling.set_socket(&self.0)?;
+        if let Some(epoll) = &self.1 {
+            polling.set_epoll(&epoll.0)?;
+        }
+        Ok(())
+    }
+}
+
+/// Packets that polls of applications have found.
+fn found(bed: &Bed) -> Result<u64> {
+    let counters = softnet::tcp(&bed.link.dut.netns)?;
+    counters
+        .get("BusyPollRxPackets")
+        .copied()
+        .context("no BusyPollRxPackets")
+}
+
+/// The flow is INLINE for as long as its application polls, and elsewhere before and after.
+fn polls(bed: &Bed, waiting: Waiting, mut send: impl FnMut() -> Result<()>) -> Result<()> {
+    let poller = Poller(waiting.socket, waiting.epoll);
+    let app = App::start(&bed.link.dut.netns, waiting.take)?;
+    app.move_to(OTHER_CPU)?;
+    // By RPS alone, too, all of it would be processed on the application's CPU.
+    let options = Options {
+        policy: Policy::RFS,
+        ..bed.options(&[OTHER_CPU])
+    };
+    let active = Active::steer(&bed.link.dut, options)?;
+    let query = Query {
+        limit: 10,
+        ..Query::default()
+    };
+    for _ in 0..2 {
+        poller.set(OFF)?;
+        until("the flow follows its application", || {
+            Ok(all_at(&active, OTHER_CPU, &mut send)?.then_some(()))
+        })?;
+        let before = found(bed)?;
+        ensure!(all_at(&active, OTHER_CPU, &mut send)?);
+        ensure!(found(bed)? == before, "nobody polls");
+
+        poller.set(ON)?;
+        until("its application's polls find it", || {
+            let before = found(bed)?;
+            let inline = all_at(&active, POLLING_CPU, &mut send)?;
+            Ok((inline && found(bed)? > before).then_some(()))
+        })?;
+        let flows = bed.link.dut.netns.run(|| run::flows(query.clone()))?;
+        let polls = |flow: &rxsteer::flows::Entry| flow.reason == Reason::BusyPoll;
+        ensure!(flows.flows.iter().any(polls), "{flows:?}");
+    }
+    drop(app);
+    let queue = &status(&active)?.devices[0].queues[0];
+    ensure!(queue.imbalance().is_none(), "{queue:?}");
+    active.stop()
+}
+
+fn ipv6() -> LinkConfig {
+    LinkConfig {
+        ipv6: true,
+        ..Default::default()
+    }
+}
+
+#[test]
+fn udp() -> Result<()> {
+    let Some(_guard) = lab("udp") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&ipv6())?;
+    let dut = &bed.link.dut;
+    for flows in [UdpFlows::to(dut, 1), UdpFlows::to_ipv6(dut, 1)] {
+        for (wait, connected) in [
+            (Wait::Read, true),
+            (Wait::Read, false),
+            (Wait::Epoll, true),
+            (Wait::Epoll, false),
+        ] {
+            let what = format!("{wait:?}, connected: {connected}, from {}", flows.saddr);
+            let socket = dut.netns.run(|| {
+                let socket = UdpSocket::bind(SocketAddr::new(flows.daddr, flows.dport))?;
+                if connected {
+                    socket.connect(SocketAddr::new(flows.saddr, flows.sport))?;
+                }
+                soon(socket)
+            })?;
+            let fd = socket.as_fd().try_clone_to_owned()?;
+            let mut buffer = [0; 2048];
+            let read = move || socket.recv_from(&mut buffer).map(|(len, _)| len);
+            let Some(waiting) = Waiting::new(wait, fd, Box::new(read))? else {
+                common::not_run(
+                    &format!("udp ({what})"),
+                    "no epoll parameters before Linux 6.9",
+                );
+                continue;
+            };
+            // An epoll instance polls once packets have begun to come, and stops when one stays away.
+            let paced = lossless(Frames::Udp(flows.clone()), Some(100), 10_000);
+            polls(&bed, waiting, || {
+                let sent = Wire::start(&bed.link, 0, &paced)?.wait()?;
+                ensure!((sent.sent, sent.lost) == (100, 0), "{sent:?}");
+                Ok(())
+            })
+            .context(what)?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn tcp() -> Result<()> {
+    let Some(_guard) = lab("tcp") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&ipv6())?;
+    let (dut, tester) = (&bed.link.dut, &bed.link.tester);
+    for local in [IpAddr::from(dut.ipv4), dut.ipv6.into()] {
+        for wait in [Wait::Read, Wait::Epoll] {
+            let what = format!("{wait:?}, {local}");
+            let listener = dut.netns.run(|| Ok(TcpListener::bind((local, 0))?))?;
+            let address = listener.local_addr()?;
+            let mut client = tester.netns.run(|| Ok(TcpStream::connect(address)?))?;
+            client.set_nodelay(true)?;
+            let (mut server, _) = listener.accept()?;
+            server.set_read_timeout(Some(Duration::from_millis(5)))?;
+            let fd = server.as_fd().try_clone_to_owned()?;
+            let mut buffer = [0; 2048];
+            let read = move || server.read(&mut buffer);
+            let Some(waiting) = Waiting::new(wait, fd, Box::new(read))? else {
+                common::not_run(
+                    &format!("tcp ({what})"),
+                    "no epoll parameters before Linux 6.9",
+                );
+                continue;
+            };
+            polls(&bed, waiting, || {
+                for _ in 0..20 {
+                    client.write_all(&[b'x'; 64])?;
+                }
+                Ok(())
+            })
+            .context(what)?;
+        }
+    }
+    Ok(())
+}
