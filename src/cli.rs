@@ -5,7 +5,7 @@ use std::net::{AddrParseError, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args, Parser, Subcommand, ValueEnum};
 
 use crate::backlogs::LIMIT_MAX;
 use crate::balance::MOVES_PER_SECOND;
@@ -57,8 +57,13 @@ pub enum Command {
 #[derive(Debug, Args)]
 pub struct RunArgs {
     /// Network devices, for example eth0
-    #[arg(required = true, value_name = "DEVICE")]
+    #[arg(required_unless_present = "config", value_name = "DEVICE")]
     pub devices: Vec<String>,
+
+    /// A file with options (TOML): policy = "rfs", rps-cpus = "0-3", devices = ["eth0"]; and with
+    /// [[busy_poll]] tables, each with the options of `rxsteer poll`. What is given here too, holds
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
 
     /// How packets find their CPU: rfs (to where the flow's application runs), rps (by hash, over
     /// --rps-cpus) or off, and to the first two may be added +idle (an idle CPU near a busy
@@ -188,6 +193,7 @@ impl From<RunArgs> for Options {
             hash: args.hash,
             flow_limit: args.flow_limit,
             balance_moves: args.balance_moves,
+            busy_poll: Vec::new(),
             unguarded: false,
             tunnels: args
                 .tunnels
@@ -311,6 +317,8 @@ fn seconds(text: &str) -> Result<Duration, String> {
 
 /// Options of `rxsteer poll`.
 #[derive(Debug, Args)]
+#[command(group = ArgGroup::new("whose")
+    .args(["pid", "comm", "exe", "cgroup", "port"]).required(true).multiple(true))]
 pub struct PollArgs {
     /// Whose, and for how long
     #[command(flatten)]

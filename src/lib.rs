@@ -9,6 +9,7 @@ pub mod bench;
 pub mod busy_poll;
 pub mod caps;
 pub mod cli;
+pub mod config;
 pub mod control;
 pub mod cpu_times;
 pub mod cpumask;

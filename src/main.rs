@@ -21,7 +21,7 @@ use rxsteer::cli::{
     BenchArgs, BenchCommand, Cli, Command, CompareArgs, DemoArgs, ExplainArgs, FlowsArgs,
     ServeArgs, StatusArgs,
 };
-use rxsteer::{busy_poll, demo, explain, flows, run, status};
+use rxsteer::{busy_poll, config, demo, explain, flows, run, status};
 use tracing_subscriber::filter::LevelFilter;
 
 fn main() -> ExitCode {
@@ -63,14 +63,15 @@ fn execute(command: Command) -> Result<ExitCode> {
     match command {
         Command::Run(args) => {
             let signals = stop_signals()?;
-            run::run(&args.into(), signals.as_fd())?;
+            run::run(&config::with_file(args)?, signals.as_fd())?;
         }
         Command::Status(args) => print_status(&args)?,
         Command::Flows(args) => print_flows(args)?,
         Command::Explain(args) => print_explanation(&args)?,
         Command::Poll(args) => {
             let signals = stop_signals()?;
-            busy_poll::run(&[args.rule], args.host_wide, signals.as_fd())?;
+            let service = busy_poll::Service::new(&[args.rule], args.host_wide)?;
+            service.serve(signals.as_fd())?;
         }
         Command::PutBack => busy_poll::undo::put_back()?,
         Command::Demo(args) => demo(&args)?,

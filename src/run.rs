@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rxsteer run`: attaches, steers until it is told to stop, brings every flow home, detaches.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -16,6 +17,8 @@ use crate::accounting::{self, Status};
 use crate::backlogs::{Backlogs, LIMIT_MAX};
 use crate::balance::MOVES_PER_SECOND;
 use crate::balancer::Balancer;
+use crate::busy_poll::Service;
+use crate::busy_poll::rule::Rule;
 use crate::caps::{self, Need};
 use crate::control::{self, Reply, Request, Role};
 use crate::cpumask::{CpuMask, CpuMaskError};
@@ -161,6 +164,8 @@ pub struct Options {
     pub flow_limit: u32,
     /// Slots of each queue's `rps_map` that may move in a second, under a policy with `+balance`; 0: none.
     pub balance_moves: u32,
+    /// Whose sockets poll meanwhile.
+    pub busy_poll: Vec<Rule>,
     /// The rule of order switched off. Only the lab does so: no option of the command line does.
     pub unguarded: bool,
 }
@@ -184,6 +189,7 @@ impl Options {
             hash: Hash::default(),
             flow_limit: FLOW_LIMIT,
             balance_moves: MOVES_PER_SECOND,
+            busy_poll: Vec::new(),
             unguarded: false,
         }
     }
@@ -223,6 +229,10 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
     }
     let listener = control::listen(Role::Steer)?;
     let hotplug = Hotplug::listen()?;
+    let polling = match &options.busy_poll[..] {
+        [] => None,
+        rules => Some(Service::new(rules, false)?),
+    };
     let mut steering = Steering::start(options)?;
     let requests = steering.datapath.requests()?;
     let maker = make_backlogs(steering.datapath.backlogs());
@@ -236,10 +246,49 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
         options.devices.join(", ")
     );
 
+    if polling.is_some() && !options.policy.follows() {
+        warn!(
+            "policy {} does not know who polls: polls will not find what is redirected",
+            options.policy
+        );
+    }
+    let polling = polling.map(let_poll).transpose()?;
     let outcome = steering.serve(stop, &listener, &hotplug, &requests, &maker);
+    drop(polling);
     // In any case: what is queued must not be overtaken.
     let stopped = steering.stop();
     outcome.and(stopped)
+}
+
+/// Lets sockets poll, on a thread of its own, until what it returns is dropped.
+fn let_poll(service: Service) -> Result<Polling> {
+    let (wait, stop) = nix::unistd::pipe()?;
+    let thread = std::thread::spawn(move || {
+        if let Err(e) = service.serve(wait.as_fd()) {
+            warn!("busy polling: {e:#}");
+        }
+    });
+    Ok(Polling {
+        stop: Some(stop),
+        thread: Some(thread),
+    })
+}
+
+/// The thread that lets sockets poll.
+struct Polling {
+    stop: Option<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for Polling {
+    /// Returns when all sockets are as they were.
+    fn drop(&mut self) {
+        // The other end of the pipe sees that.
+        self.stop = None;
+        if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join) {
+            std::panic::resume_unwind(panic);
+        }
+    }
 }
 
 /// Makes the backlogs that are asked for through the channel, on a thread of its own: it may have to

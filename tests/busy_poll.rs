@@ -7,13 +7,17 @@ mod common;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use common::app::{App, Take, soon};
 use common::bed::{Bed, OTHER_CPU, POLLING_CPU, all_at, lab, lossless, status, until};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use rxsteer::bench::mode::Active;
+use rxsteer::busy_poll;
 use rxsteer::busy_poll::options::Polling;
 use rxsteer::flows::{Query, Reason};
 use rxsteer::lab::frame::{Frames, UdpFlows};
@@ -227,5 +231,74 @@ fn tcp() -> Result<()> {
             .context(what)?;
         }
     }
+    Ok(())
+}
+
+/// `rxsteer run`; killed when dropped.
+struct Run(Child);
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// By the configuration of `run`: this process's sockets poll while it runs, `status` says what comes
+/// of it, and then they are as they were.
+#[test]
+fn by_configuration() -> Result<()> {
+    let Some(_guard) = lab("by_configuration") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, 1);
+    let socket = dut.netns.run(|| {
+        let socket = UdpSocket::bind(SocketAddr::new(flows.daddr, flows.dport))?;
+        socket.connect(SocketAddr::new(flows.saddr, flows.sport))?;
+        soon(socket)
+    })?;
+    let polling = socket.as_fd().try_clone_to_owned()?;
+    let mut buffer = [0; 2048];
+    let app = App::start(&dut.netns, Box::new(move || socket.recv(&mut buffer)))?;
+    app.move_to(OTHER_CPU)?;
+
+    let file = tempfile::NamedTempFile::new()?;
+    let pid = std::process::id();
+    let text = format!(
+        "devices = [{:?}]\npolicy = \"rfs\"\nrps-cpus = \"1-1\"\n[[busy_poll]]\npid = {pid}\nusecs = {}\n",
+        dut.name, ON.usecs
+    );
+    std::fs::write(file.path(), text)?;
+    let mut command = dut.netns.command(env!("CARGO_BIN_EXE_rxsteer"))?;
+    command.arg("run").arg("--config").arg(file.path());
+    let mut run = Run(command.stderr(Stdio::null()).spawn()?);
+    until("the socket polls", || {
+        Ok((Polling::of_socket(&polling)? == ON).then_some(()))
+    })?;
+    let paced = lossless(Frames::Udp(flows), Some(100), 10_000);
+    let application = until("its polls find packets", || {
+        Wire::start(&bed.link, 0, &paced)?.wait()?;
+        let polling = dut.netns.run(busy_poll::status)?.context("it is there")?;
+        let application = polling.applications.into_iter().find(|a| a.pid == pid);
+        Ok(application.filter(|a| a.found > 0))
+    })?;
+    ensure!(application.polls >= application.found, "{application:?}");
+    ensure!(application.packets >= application.found, "{application:?}");
+    ensure!(application.sockets > 0, "{application:?}");
+    ensure!(application.usecs == ON.usecs, "{application:?}");
+    ensure!(application.polling_seconds > 0.0, "{application:?}");
+    let mut status = dut.netns.command(env!("CARGO_BIN_EXE_rxsteer"))?;
+    let status = status.arg("status").output()?;
+    let text = String::from_utf8(status.stdout)?;
+    ensure!(
+        text.contains("policy rfs") && text.contains("busy polling"),
+        "{text}"
+    );
+
+    kill(Pid::from_raw(run.0.id() as i32), Signal::SIGTERM)?;
+    ensure!(run.0.wait()?.success());
+    ensure!(Polling::of_socket(&polling)? == OFF);
     Ok(())
 }

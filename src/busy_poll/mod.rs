@@ -5,6 +5,7 @@
 //! are set on sockets of other processes, as long as that is wanted.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixListener;
 
 use anyhow::{Context, Result, bail};
 use nix::errno::Errno;
@@ -26,51 +27,69 @@ use status::Status;
 use crate::control::{self, Reply, Request, Role};
 use crate::setting::Setting;
 
-/// Looks after sockets until `stop` becomes readable. `host_wide`: also in poll(), select() and, before
-/// Linux 6.9, epoll_wait(), which only a setting of the host lets poll.
-///
-/// # Errors
-/// When a process that was named is not there, or may not be touched; when the kernel does not know
-/// busy polling; when another one does this here already. All is put back then.
-pub fn run(rules: &[Rule], host_wide: bool, stop: BorrowedFd<'_>) -> Result<()> {
-    let listener = control::listen(Role::Poll)?;
-    let mut poller = Poller::new(rules)?;
-    let _host_wide = host_wide.then(|| poll_host_wide(rules)).transpose()?;
-    for rule in rules.iter().filter(|rule| rule.pid.is_none()) {
-        info!(
-            "looking for sockets of {rule}: they poll for up to {} us",
-            rule.usecs
-        );
+/// Lets sockets poll while it serves.
+pub struct Service {
+    listener: UnixListener,
+    poller: Poller,
+    _host_wide: Option<Setting>,
+}
+
+impl Service {
+    /// Nothing is set yet, but the host. `host_wide`: also poll(), select() and, before Linux 6.9,
+    /// epoll_wait() poll, which only a setting of the host lets them.
+    ///
+    /// # Errors
+    /// When a rule means nothing, or a process that it names is not there; when another one does this
+    /// here already.
+    pub fn new(rules: &[Rule], host_wide: bool) -> Result<Self> {
+        Ok(Self {
+            listener: control::listen(Role::Poll)?,
+            poller: Poller::new(rules)?,
+            _host_wide: host_wide.then(|| poll_host_wide(rules)).transpose()?,
+        })
     }
-    loop {
-        let wait = poller.tick()?;
-        if poller.has_ended() {
-            info!("all processes that were named have ended");
-            break;
+
+    /// Looks after sockets until `stop` becomes readable, or all processes that rules name have ended.
+    ///
+    /// # Errors
+    /// When one of these may not be touched; when the kernel does not know busy polling. All is put
+    /// back then.
+    pub fn serve(self, stop: BorrowedFd<'_>) -> Result<()> {
+        let Self {
+            listener,
+            mut poller,
+            _host_wide,
+        } = self;
+        loop {
+            let wait = poller.tick()?;
+            if poller.has_ended() {
+                info!("all processes that were named have ended");
+                break;
+            }
+            let mut fds = [
+                PollFd::new(stop, PollFlags::POLLIN),
+                PollFd::new(listener.as_fd(), PollFlags::POLLIN),
+            ];
+            match poll(&mut fds, PollTimeout::try_from(wait)?) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(e) => return Err(e).context("waiting"),
+            }
+            let [stopped, asked] = fds.map(|fd| fd.any() == Some(true));
+            if asked {
+                control::serve(&listener, |request| match request {
+                    Request::BusyPoll => match poller.status() {
+                        Ok(status) => Reply::BusyPoll(status),
+                        Err(e) => Reply::Failed(format!("{e:#}")),
+                    },
+                    _ => Reply::Failed("this rxsteer only lets sockets poll".to_owned()),
+                });
+            }
+            if stopped {
+                break;
+            }
         }
-        let mut fds = [
-            PollFd::new(stop, PollFlags::POLLIN),
-            PollFd::new(listener.as_fd(), PollFlags::POLLIN),
-        ];
-        match poll(&mut fds, PollTimeout::try_from(wait)?) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(e) => return Err(e).context("waiting"),
-        }
-        let [stopped, asked] = fds.map(|fd| fd.any() == Some(true));
-        if asked {
-            control::serve(&listener, |request| match request {
-                Request::BusyPoll => match poller.status() {
-                    Ok(status) => Reply::BusyPoll(status),
-                    Err(e) => Reply::Failed(format!("{e:#}")),
-                },
-                _ => Reply::Failed("this rxsteer only lets sockets poll".to_owned()),
-            });
-        }
-        if stopped {
-            break;
-        }
+        poller.stop()
     }
-    poller.stop()
 }
 
 /// Lets poll(), select() and all epoll instances of the host poll, for as long as the longest rule.

@@ -103,6 +103,12 @@ impl Poller {
                 Target::open(pid).map_err(|_| anyhow!("there is no process {pid}"))?;
             }
         }
+        for rule in rules.iter().filter(|rule| rule.pid.is_none()) {
+            info!(
+                "looking for sockets of {rule}: they poll for up to {} us",
+                rule.usecs
+            );
+        }
         Ok(Self {
             rules: rules.to_vec(),
             undo: Undo::start()?,

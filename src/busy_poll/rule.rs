@@ -11,7 +11,7 @@ use super::options::Polling;
 
 /// Sockets, and what becomes of them. All conditions that are given must hold; one at least is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
-#[group(required = true, multiple = true, id = "whose", args = ["pid", "comm", "exe", "cgroup", "port"])]
+#[group(skip)]
 #[serde(deny_unknown_fields)]
 pub struct Rule {
     /// Sockets of this process
@@ -40,7 +40,8 @@ pub struct Rule {
     pub port: Option<u16>,
 
     /// How long a call that waits for a packet polls the queue before it sleeps, microseconds: 50 is
-    /// what is recommended. 0: not at all, as without rxsteer
+    /// what is recommended. 0: never, also where
+    /// the application would by itself
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub usecs: u32,
 
