@@ -145,6 +145,7 @@ fn polling_that_finds_nothing_gives_no_figure() -> Result<()> {
             threads: 1,
             work: None,
             busy_poll,
+            others: None,
         };
         let way = Way::by_default(Mode::None);
         case.measure(

@@ -10,7 +10,9 @@ use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use common::bed::until;
@@ -278,6 +280,38 @@ fn others_are_left_alone() -> Result<()> {
         ensure!(of(&two)? == OFF);
     }
     Ok(())
+}
+
+/// Nobody sends: the application only ever sleeps.
+#[test]
+fn who_finds_nothing_pauses_and_tries_again() -> Result<()> {
+    let Some(_alone) = can_run("who_finds_nothing_pauses_and_tries_again") else {
+        return Ok(());
+    };
+    let socket = UdpSocket::bind("127.0.0.1:0")?;
+    socket.set_read_timeout(Some(Duration::from_millis(1)))?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                let _ = socket.recv(&mut [0; 1]);
+            }
+        });
+        let tried = || {
+            let poll = Poll::own(&["--adaptive"])?;
+            for polling in [ON, OFF, ON] {
+                becomes(&socket, polling)?;
+            }
+            poll.signal(Signal::SIGTERM)?;
+            let (code, log) = poll.ended()?;
+            ensure!(code == Some(0), "{log}");
+            ensure!(of(&socket)? == OFF, "{log}");
+            Ok(())
+        };
+        let tried = tried();
+        stop.store(true, Ordering::Relaxed);
+        tried
+    })
 }
 
 #[test]

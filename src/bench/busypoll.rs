@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 
-use super::closed_loop::{self, BUSY_POLL_US, ClosedLoop};
+use super::closed_loop::{self, BUSY_POLL_US, ClosedLoop, Others};
 use super::mode::{Cpus, Mode, Way};
 use super::place::Places;
 use super::{CasePlan, Effort, Experiment, Gro, Napi, Plan, Values};
@@ -18,10 +18,29 @@ const MODES: [(&str, Mode, bool); 6] = [
     ("rxsteer-busypoll", Mode::Rxsteer, true),
 ];
 
+/// Beside generator and client, which share a CPU with the interrupt, a machine with two CPUs takes no
+/// more without losing requests.
+const OTHERS: Others = Others {
+    flows: 100,
+    pps: 150_000,
+};
+
+/// What is measured: TCP or UDP, alone or beside others.
+const CASES: [(&str, bool, Option<Others>); 3] = [
+    ("TCP_RR", true, None),
+    ("UDP_RR", false, None),
+    (
+        "UDP_RR beside 100 flows, 150000 packets/s",
+        false,
+        Some(OTHERS),
+    ),
+];
+
 /// The scenario.
 pub struct BusyPoll {
     places: Places,
-    cases: Vec<(usize, bool)>,
+    /// Its place, and its number in [`CASES`].
+    cases: Vec<(usize, usize)>,
     seconds: f64,
 }
 
@@ -33,7 +52,9 @@ impl BusyPoll {
     pub fn new(effort: &Effort) -> Result<Self> {
         let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On, Gro::Off])?;
         Ok(Self {
-            cases: places.each([true, false]),
+            // Others are sent in the lab alone.
+            cases: places
+                .each((0..CASES.len()).filter(|&c| effort.on.is_none() || CASES[c].2.is_none())),
             places,
             seconds: effort.seconds,
         })
@@ -42,10 +63,8 @@ impl BusyPoll {
 
 impl Experiment for BusyPoll {
     fn plan(&self) -> Plan {
-        let cases = self.cases.iter().map(|(place, tcp)| CasePlan {
-            case: self
-                .places
-                .case(*place, if *tcp { "TCP_RR" } else { "UDP_RR" }),
+        let cases = self.cases.iter().map(|(place, case)| CasePlan {
+            case: self.places.case(*place, CASES[*case].0),
             modes: MODES.map(|(name, ..)| name.to_owned()).to_vec(),
         });
         let mut conditions = self.places.conditions();
@@ -69,7 +88,8 @@ impl Experiment for BusyPoll {
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let (place, tcp) = self.cases[case];
+        let (place, case) = self.cases[case];
+        let (_, tcp, others) = CASES[case];
         let (_, mode, busy_poll) = MODES[mode];
         // To the application's CPU, where the others take the packet too.
         let cpus = match mode {
@@ -83,6 +103,7 @@ impl Experiment for BusyPoll {
             threads: 1,
             work: None,
             busy_poll,
+            others,
         };
         case.measure(self.places.get(place), Way { mode, cpus }, self.seconds)
     }

@@ -9,7 +9,7 @@ use anyhow::Result;
 use indexmap::IndexMap;
 use socket2::{Domain, Socket, Type};
 
-use super::bed::{Bed, Masks};
+use super::bed::{Bed, INTERRUPT_CPU, Masks};
 use super::latency::Latency;
 use super::load::{Kind, Load, Transport};
 use super::mode::{Mode, Way};
@@ -21,7 +21,9 @@ use crate::lab::client::Client;
 use crate::lab::frame::{Frames, TcpFlows, UdpFlows};
 use crate::lab::netns::Netns;
 use crate::lab::server::{Server, Work};
+use crate::lab::sink::{Sink, SinkConfig};
 use crate::lab::sockets;
+use crate::lab::wire::{Wire, WireConfig};
 
 /// The modes that are compared, but for busy polling's.
 pub(super) const MODES: [Mode; 5] = [
@@ -72,6 +74,65 @@ pub struct ClosedLoop {
     pub work: Option<Work>,
     /// Reads poll the device's queue themselves.
     pub busy_poll: bool,
+    /// Meanwhile other flows come to another application, in the lab.
+    pub others: Option<Others>,
+}
+
+/// Flows beside those that are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Others {
+    /// So many,
+    pub flows: u32,
+    /// so many packets a second, of all of them.
+    pub pps: u64,
+}
+
+/// Of its packets, what the wire has to send at least.
+const SENT: f64 = 0.9;
+
+/// Others on their way.
+struct OthersSent {
+    wire: Wire,
+    sink: Sink,
+    pps: u64,
+}
+
+impl Others {
+    /// To a port of their own, from the CPU where the interrupt is.
+    fn start(self, bed: &Bed) -> Result<OthersSent> {
+        let dut = &bed.link.dut;
+        let to = UdpFlows::to(dut, self.flows);
+        let to = UdpFlows {
+            dport: to.dport + 1,
+            ..to
+        };
+        let local = SocketAddr::new(to.daddr, to.dport);
+        let config = WireConfig {
+            frames: Frames::Udp(to),
+            count: None,
+            rate: Some(self.pps),
+            lossless: false,
+            window: None,
+        };
+        Ok(OthersSent {
+            sink: Sink::start(&dut.netns, &SinkConfig::new(local))?,
+            wire: Wire::start(&bed.link, INTERRUPT_CPU, &config)?,
+            pps: self.pps,
+        })
+    }
+}
+
+impl OthersSent {
+    fn stop(self) -> Result<()> {
+        let sent = self.wire.stop()?;
+        self.sink.stop()?;
+        let pps = sent.sent as f64 * 1e9 / sent.elapsed_ns as f64;
+        fit!(
+            pps >= SENT * self.pps as f64,
+            "only {pps:.0} packets of other flows were sent in a second"
+        );
+        Ok(())
+    }
 }
 
 impl ClosedLoop {
@@ -171,10 +232,12 @@ impl ClosedLoop {
             None => Some(bed.interrupt()?.before_others()?),
         };
         client.start()?;
+        let others = self.others.map(|others| others.start(bed)).transpose()?;
         client.run(WARM_UP)?;
         let watch = Watch::begin(&link.dut.netns)?;
         let replies = client.run(Duration::from_secs_f64(seconds))?;
         let seen = watch.end()?;
+        others.map(OthersSent::stop).transpose()?;
         let ended = client.stop()?;
         let answered = server.stop()?;
         let lost = ended.lost + ended.unanswered;

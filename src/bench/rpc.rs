@@ -47,6 +47,7 @@ impl Rpc {
             threads,
             work: Some(work.clone()),
             busy_poll: false,
+            others: None,
         };
         Ok(Self {
             ways: places.masks().ways(&MODES),

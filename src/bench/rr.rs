@@ -33,6 +33,7 @@ impl Rr {
             threads: connections,
             work: None,
             busy_poll: false,
+            others: None,
         };
         let cases = CONNECTIONS
             .map(|n| [case(true, n), case(false, n)])
