@@ -16,6 +16,7 @@ use crate::cpumask::CpuMaskError;
 use crate::datapath::{BACKLOG_NICE, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use crate::explain::Target;
 use crate::flows;
+use crate::netdev::{Settings, Threaded};
 use crate::policy::Policy;
 use crate::run::{Change, Hash, Mode, Options, QueueCpus, RpsCpus};
 use crate::rx::types::flow_tunnel;
@@ -47,6 +48,11 @@ pub enum Command {
     /// What `poll` leaves behind for the case that it is killed
     #[command(hide = true)]
     PutBack,
+    /// Show the NAPI instances of devices and the sockets that are on them, or set them until stopped
+    Napi(NapiArgs),
+    /// What `napi` leaves behind, while it sets, for the case that it is killed
+    #[command(hide = true)]
+    PutBackNapi,
     /// See it: the same flood without steering, with kernel RPS and with rxsteer
     Demo(DemoArgs),
     /// Measure, on this machine and in namespaces of its own
@@ -329,6 +335,56 @@ pub struct PollArgs {
     /// at the end
     #[arg(long)]
     pub host_wide: bool,
+}
+
+/// Options of `rxsteer napi`.
+#[derive(Debug, Args)]
+pub struct NapiArgs {
+    /// Network devices, for example eth0; without, all that have NAPI instances
+    #[arg(value_name = "DEVICE")]
+    pub devices: Vec<String>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+
+    /// What to set, until stopped
+    #[command(flatten)]
+    pub set: Option<NapiSettings>,
+}
+
+/// Settings of all NAPI instances of the devices that are named.
+#[derive(Debug, Args)]
+#[group(multiple = true, requires = "devices", conflicts_with = "json")]
+pub struct NapiSettings {
+    /// Unmask the interrupt again after so many polls in a row that found nothing. It takes a
+    /// --gro-flush-timeout, too
+    #[arg(long, value_name = "POLLS", value_parser = clap::value_parser!(u32).range(..=i64::from(i32::MAX)))]
+    pub defer_hard_irqs: Option<u32>,
+
+    /// Poll again so long after a poll while the interrupt is masked
+    #[arg(long, value_name = "NANOSECONDS")]
+    pub gro_flush_timeout: Option<u64>,
+
+    /// Suspend the interrupt for so long at most while an application finds packets by epoll: of
+    /// instances with the two above, and epoll instances that prefer busy polling (Linux 6.13)
+    #[arg(long, value_name = "NANOSECONDS")]
+    pub irq_suspend_timeout: Option<u64>,
+
+    /// Poll in a kernel thread rather than in softirq
+    #[arg(long, value_enum)]
+    pub threaded: Option<Threaded>,
+}
+
+impl From<NapiSettings> for Settings {
+    fn from(args: NapiSettings) -> Self {
+        Self {
+            defer_hard_irqs: args.defer_hard_irqs,
+            gro_flush_timeout: args.gro_flush_timeout,
+            irq_suspend_timeout: args.irq_suspend_timeout,
+            threaded: args.threaded,
+        }
+    }
 }
 
 /// Options of `rxsteer demo`.

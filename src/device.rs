@@ -15,7 +15,7 @@ use clap::ValueEnum;
 use ethtool::{EthtoolAttr, EthtoolFeatureAttr, EthtoolFeatureBit};
 use futures_util::TryStreamExt;
 use libbpf_rs::query::ProgInfoIter;
-use nix::net::if_::{if_nameindex, if_nametoindex};
+use nix::net::if_::{Interface, if_nameindex, if_nametoindex};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use serde::Serialize;
 
@@ -114,7 +114,7 @@ impl Device {
         let Ok(ifindex) = if_nametoindex(name) else {
             bail!(
                 "there is no network device `{name}` here; there are: {}",
-                device_names()?
+                names()?.join(", ")
             );
         };
         let sysfs = Path::new("/sys/class/net").join(name);
@@ -401,13 +401,14 @@ impl Device {
 const NETDEV_XDP_ACT_BASIC: u64 = 1;
 const NETDEV_XDP_ACT_REDIRECT: u64 = 2;
 
-fn device_names() -> Result<String> {
-    let names: Vec<String> = if_nameindex()
-        .context("cannot list the network devices")?
-        .iter()
-        .map(|device| device.name().to_string_lossy().into_owned())
-        .collect();
-    Ok(names.join(", "))
+/// The names of the network namespace's devices, in the order of their indices.
+///
+/// # Errors
+/// When the kernel can't be asked.
+pub fn names() -> Result<Vec<String>> {
+    let devices = if_nameindex().context("cannot list the network devices")?;
+    let name = |device: &Interface| device.name().to_string_lossy().into_owned();
+    Ok(devices.iter().map(name).collect())
 }
 
 /// A number in decimal, or in hex after `0x`, as sysfs has both.
@@ -638,7 +639,7 @@ mod tests {
             napis: Some(vec![Napi {
                 id: 8193,
                 irq: Some(40),
-                pid: None,
+                ..Napi::default()
             }]),
         }
     }

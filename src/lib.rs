@@ -25,6 +25,8 @@ pub mod hotplug;
 pub mod kthread;
 pub mod lab;
 pub mod load;
+pub mod napi;
+pub mod napi_settings;
 pub mod native;
 pub mod netdev;
 pub mod policy;

@@ -18,19 +18,19 @@ use rxsteer::bench::peer::Server;
 use rxsteer::bench::{CasePlan, Document, Effort, Measurement, Only, Scenario};
 use rxsteer::caps::{self, Need};
 use rxsteer::cli::{
-    BenchArgs, BenchCommand, Cli, Command, CompareArgs, DemoArgs, ExplainArgs, FlowsArgs,
+    BenchArgs, BenchCommand, Cli, Command, CompareArgs, DemoArgs, ExplainArgs, FlowsArgs, NapiArgs,
     ServeArgs, StatusArgs,
 };
-use rxsteer::{busy_poll, config, demo, explain, flows, run, status};
+use rxsteer::{busy_poll, config, demo, explain, flows, napi, napi_settings, run, status};
 use tracing_subscriber::filter::LevelFilter;
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     // A run tells its story; the others have output of their own.
-    let level = if matches!(cli.command, Command::Run(_) | Command::Poll(_)) {
-        LevelFilter::INFO
-    } else {
-        LevelFilter::ERROR
+    let level = match &cli.command {
+        Command::Run(_) | Command::Poll(_) => LevelFilter::INFO,
+        Command::Napi(args) if args.set.is_some() => LevelFilter::INFO,
+        _ => LevelFilter::ERROR,
     };
     let level = match std::env::var("RXSTEER_LOG").map(|level| level.parse()) {
         Ok(Ok(level)) => level,
@@ -74,6 +74,14 @@ fn execute(command: Command) -> Result<ExitCode> {
             service.serve(signals.as_fd())?;
         }
         Command::PutBack => busy_poll::undo::put_back()?,
+        Command::Napi(args) => match args.set {
+            Some(set) => {
+                let signals = stop_signals()?;
+                napi_settings::run(&args.devices, &set.into(), signals.as_fd())?;
+            }
+            None => print_napis(&args)?,
+        },
+        Command::PutBackNapi => napi_settings::put_back()?,
         Command::Demo(args) => demo(&args)?,
         Command::Bench(args) => match &args.command {
             Some(BenchCommand::Compare(reports)) => return compare(reports),
@@ -128,6 +136,17 @@ fn print_explanation(args: &ExplainArgs) -> Result<()> {
         println!("{}", serde_json::to_string(&answer)?);
     } else {
         print!("{}", explain::render(&answer));
+    }
+    Ok(())
+}
+
+fn print_napis(args: &NapiArgs) -> Result<()> {
+    end_with_the_reader()?;
+    let napis = napi::napis(&args.devices)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&napis)?);
+    } else {
+        print!("{}", napi::render(&napis));
     }
     Ok(())
 }

@@ -1,24 +1,100 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernel's `netdev` netlink family (6.3; NAPI instances 6.8):
+//! The kernel's `netdev` netlink family (6.3; NAPI instances 6.8, their settings 6.13):
 //! Documentation/netlink/specs/netdev.yaml.
 
+use std::fmt;
 use std::io::{self, ErrorKind};
 use std::os::fd::AsRawFd;
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, send,
     socket,
 };
+use serde::{Deserialize, Serialize};
 
 /// A NAPI instance of a device.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Napi {
     pub id: u32,
     /// The interrupt that schedules it, where the driver says so.
     pub irq: Option<u32>,
     /// The thread that polls it, when it is threaded.
     pub pid: Option<u32>,
+    /// What the kernel tells of it, 6.13 and later.
+    pub settings: Settings,
+}
+
+/// How a NAPI instance is scheduled; `None`: not known, or not to be changed.
+/// Documentation/networking/napi.rst.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Settings {
+    /// After so many polls in a row that found nothing, its interrupt is unmasked again.
+    pub defer_hard_irqs: Option<u32>,
+    /// How long after a poll it is polled again while the interrupt is masked, ns.
+    pub gro_flush_timeout: Option<u64>,
+    /// For how long at most an application that finds packets by epoll suspends the interrupt, ns.
+    pub irq_suspend_timeout: Option<u64>,
+    /// 6.17 and later.
+    pub threaded: Option<Threaded>,
+}
+
+impl Settings {
+    /// Those that `other` has as well.
+    pub fn only(&self, other: &Self) -> Self {
+        Self {
+            defer_hard_irqs: other.defer_hard_irqs.and(self.defer_hard_irqs),
+            gro_flush_timeout: other.gro_flush_timeout.and(self.gro_flush_timeout),
+            irq_suspend_timeout: other.irq_suspend_timeout.and(self.irq_suspend_timeout),
+            threaded: other.threaded.and(self.threaded),
+        }
+    }
+
+    /// Those that `other` lacks.
+    pub fn without(&self, other: &Self) -> Self {
+        let unless = |theirs: bool| (!theirs).then_some(());
+        Self {
+            defer_hard_irqs: unless(other.defer_hard_irqs.is_some()).and(self.defer_hard_irqs),
+            gro_flush_timeout: unless(other.gro_flush_timeout.is_some())
+                .and(self.gro_flush_timeout),
+            irq_suspend_timeout: unless(other.irq_suspend_timeout.is_some())
+                .and(self.irq_suspend_timeout),
+            threaded: unless(other.threaded.is_some()).and(self.threaded),
+        }
+    }
+}
+
+/// Who polls a NAPI instance. The kernel's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Threaded {
+    /// Softirq.
+    Off = 0,
+    /// A kernel thread of its own.
+    On = 1,
+    /// A kernel thread of its own, which does not wait for interrupts (6.19).
+    #[value(skip)]
+    BusyPoll = 2,
+}
+
+impl fmt::Display for Threaded {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Off => "off",
+            Self::On => "on",
+            Self::BusyPoll => "busy-poll",
+        })
+    }
+}
+
+impl Threaded {
+    /// As netlink and sysfs have it; `None` for a number that no known kernel uses.
+    pub fn of_number(number: u64) -> Option<Self> {
+        [Self::Off, Self::On, Self::BusyPoll]
+            .into_iter()
+            .find(|threaded| *threaded as u64 == number)
+    }
 }
 
 const NLMSG_HEADER: usize = 16;
@@ -26,50 +102,133 @@ const GENL_HEADER: usize = 4;
 const ATTR_HEADER: usize = 4;
 
 // linux/netdev.h. Written out because Debian 12's headers, of 6.1, do not have it.
+const NETDEV_CMD_QUEUE_GET: u8 = 10;
 const NETDEV_CMD_NAPI_GET: u8 = 11;
+const NETDEV_CMD_NAPI_SET: u8 = 14;
 const NETDEV_A_NAPI_IFINDEX: u16 = 1;
 const NETDEV_A_NAPI_ID: u16 = 2;
 const NETDEV_A_NAPI_IRQ: u16 = 3;
 const NETDEV_A_NAPI_PID: u16 = 4;
+const NETDEV_A_NAPI_DEFER_HARD_IRQS: u16 = 5;
+const NETDEV_A_NAPI_GRO_FLUSH_TIMEOUT: u16 = 6;
+const NETDEV_A_NAPI_IRQ_SUSPEND_TIMEOUT: u16 = 7;
+const NETDEV_A_NAPI_THREADED: u16 = 8;
+const NETDEV_A_QUEUE_ID: u16 = 1;
+const NETDEV_A_QUEUE_IFINDEX: u16 = 2;
+const NETDEV_A_QUEUE_TYPE: u16 = 3;
+const NETDEV_A_QUEUE_NAPI_ID: u16 = 4;
+const NETDEV_QUEUE_TYPE_RX: u64 = 0;
 
 /// The NAPI instances of device `ifindex` that have an id, in the order of their ids, which is
 /// the order in which the driver made them: a device's receive queues in ascending order.
 /// Instances that only clean transmit queues have no id.
 ///
 /// `None` where the kernel does not say (before 6.8).
+///
+/// # Errors
+/// When the kernel can't be asked.
 pub fn napis(ifindex: u32) -> Result<Option<Vec<Napi>>> {
+    let replies = of_device(NETDEV_CMD_NAPI_GET, NETDEV_A_NAPI_IFINDEX, ifindex)
+        .context("cannot ask the kernel for the device's NAPI instances")?;
+    let napi = |reply: &Vec<u8>| {
+        let number = |kind| number(reply, kind);
+        let small = |kind| number(kind).and_then(|value| u32::try_from(value).ok());
+        Some(Napi {
+            id: small(NETDEV_A_NAPI_ID)?,
+            irq: small(NETDEV_A_NAPI_IRQ),
+            pid: small(NETDEV_A_NAPI_PID),
+            settings: Settings {
+                defer_hard_irqs: small(NETDEV_A_NAPI_DEFER_HARD_IRQS),
+                gro_flush_timeout: number(NETDEV_A_NAPI_GRO_FLUSH_TIMEOUT),
+                irq_suspend_timeout: number(NETDEV_A_NAPI_IRQ_SUSPEND_TIMEOUT),
+                threaded: number(NETDEV_A_NAPI_THREADED).and_then(Threaded::of_number),
+            },
+        })
+    };
+    Ok(replies.map(|replies| {
+        let mut napis: Vec<Napi> = replies.iter().filter_map(napi).collect();
+        napis.sort_unstable_by_key(|napi| napi.id);
+        napis
+    }))
+}
+
+/// The receive queues of device `ifindex` whose NAPI instance the driver tells: queue and id, in
+/// the order of the queues. Few drivers do: then it is empty, as where the kernel does not say
+/// (before 6.8).
+///
+/// # Errors
+/// When the kernel can't be asked.
+pub fn rx_queues(ifindex: u32) -> Result<Vec<(u32, u32)>> {
+    let replies = of_device(NETDEV_CMD_QUEUE_GET, NETDEV_A_QUEUE_IFINDEX, ifindex)
+        .context("cannot ask the kernel for the device's queues")?;
+    let queue = |reply: Vec<u8>| {
+        let small = |kind| u32::try_from(number(&reply, kind)?).ok();
+        let receives = number(&reply, NETDEV_A_QUEUE_TYPE) == Some(NETDEV_QUEUE_TYPE_RX);
+        let napi = small(NETDEV_A_QUEUE_NAPI_ID)?;
+        receives.then_some((small(NETDEV_A_QUEUE_ID)?, napi))
+    };
+    let mut queues: Vec<_> = replies
+        .unwrap_or_default()
+        .into_iter()
+        .filter_map(queue)
+        .collect();
+    queues.sort_unstable();
+    Ok(queues)
+}
+
+/// Changes a NAPI instance, 6.13 and later; what is `None` stays as it is. `threaded` needs 6.17.
+///
+/// # Errors
+/// ENOENT when there is no such instance (any more), EPERM without CAP_NET_ADMIN, EOPNOTSUPP or
+/// EINVAL from a kernel that does not know it.
+pub fn set_napi(id: u32, settings: &Settings) -> io::Result<()> {
+    let Some(family) = family_id("netdev").map_err(io::Error::other)? else {
+        return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
+    };
+    let mut request = Vec::new();
+    put_attr(&mut request, NETDEV_A_NAPI_ID, &id.to_ne_bytes());
+    // u32 in the kernel's policy, which refuses longer ones.
+    let threaded = settings.threaded.map(|threaded| threaded as u32);
+    for (kind, value) in [
+        (NETDEV_A_NAPI_DEFER_HARD_IRQS, settings.defer_hard_irqs),
+        (NETDEV_A_NAPI_THREADED, threaded),
+    ] {
+        if let Some(value) = value {
+            put_attr(&mut request, kind, &value.to_ne_bytes());
+        }
+    }
+    // uint there: 4 or 8 bytes.
+    for (kind, value) in [
+        (NETDEV_A_NAPI_GRO_FLUSH_TIMEOUT, settings.gro_flush_timeout),
+        (
+            NETDEV_A_NAPI_IRQ_SUSPEND_TIMEOUT,
+            settings.irq_suspend_timeout,
+        ),
+    ] {
+        if let Some(value) = value {
+            put_attr(&mut request, kind, &value.to_ne_bytes());
+        }
+    }
+    exchange(family, NETDEV_CMD_NAPI_SET, 0, &request).map(drop)
+}
+
+/// What a command that is there since 6.8 tells of a device; `None` from older kernels.
+fn of_device(command: u8, filter: u16, ifindex: u32) -> Result<Option<Vec<Vec<u8>>>> {
     let Some(family) = family_id("netdev")? else {
         return Ok(None);
     };
     let mut request = Vec::new();
-    put_attr(&mut request, NETDEV_A_NAPI_IFINDEX, &ifindex.to_ne_bytes());
-    let replies = match dump(family, NETDEV_CMD_NAPI_GET, &request) {
-        Ok(replies) => replies,
-        // The family is there since 6.3, this command since 6.8.
-        Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => return Ok(None),
-        Err(e) => return Err(e).context("cannot ask the kernel for the device's NAPI instances"),
-    };
-    let mut napis = Vec::new();
-    for reply in &replies {
-        let number = |wanted| {
-            attrs(reply)
-                .find(|(kind, _)| *kind == wanted)
-                .and_then(|(_, value)| Some(u32::from_ne_bytes(value.try_into().ok()?)))
-        };
-        // Kernels that know the command but not the filter answer for every device.
-        if number(NETDEV_A_NAPI_IFINDEX) != Some(ifindex) {
-            continue;
+    put_attr(&mut request, filter, &ifindex.to_ne_bytes());
+    match dump(family, command, &request) {
+        Ok(mut replies) => {
+            // Kernels that know the command but not the filter answer for every device.
+            replies.retain(|reply| number(reply, filter) == Some(ifindex.into()));
+            Ok(Some(replies))
         }
-        if let Some(id) = number(NETDEV_A_NAPI_ID) {
-            napis.push(Napi {
-                id,
-                irq: number(NETDEV_A_NAPI_IRQ),
-                pid: number(NETDEV_A_NAPI_PID),
-            });
-        }
+        // The family is there since 6.3.
+        Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(None),
+        Err(e) => Err(e.into()),
     }
-    napis.sort_unstable_by_key(|napi| napi.id);
-    Ok(Some(napis))
 }
 
 /// Whether the kernel has the family (6.3 and later).
@@ -184,6 +343,15 @@ fn attrs(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
+/// An attribute that is a number: of 4 bytes, or as `uint` has it, 8 when it needs them.
+fn number(reply: &[u8], wanted: u16) -> Option<u64> {
+    let (_, value) = attrs(reply).find(|(kind, _)| *kind == wanted)?;
+    let small = <[u8; 4]>::try_from(value).map(|value| u32::from_ne_bytes(value).into());
+    small
+        .or_else(|_| value.try_into().map(u64::from_ne_bytes))
+        .ok()
+}
+
 /// Netlink pads to 4 bytes.
 fn align(len: usize) -> usize {
     len.next_multiple_of(4)
@@ -205,6 +373,16 @@ mod tests {
         for len in 0..message.len() {
             assert!(attrs(&message[..len]).count() < 2);
         }
+    }
+
+    #[test]
+    fn numbers_of_either_length() {
+        let mut message = Vec::new();
+        put_attr(&mut message, 5, &7u32.to_ne_bytes());
+        put_attr(&mut message, 6, &(1u64 << 40).to_ne_bytes());
+        put_attr(&mut message, 7, &[1, 2]);
+        let read = [5, 6, 7, 8].map(|kind| number(&message, kind));
+        assert_eq!(read, [Some(7), Some(1 << 40), None, None]);
     }
 
     #[test]

@@ -219,14 +219,14 @@ impl Topology {
     }
 
     /// Where interrupt `irq` is delivered: the kernel's choice, not the wish in `smp_affinity`.
-    fn irq_cpu(&self, irq: u32) -> Option<u32> {
+    pub(crate) fn irq_cpu(&self, irq: u32) -> Option<u32> {
         let list = self.read(&format!("proc/irq/{irq}/effective_affinity_list"))?;
         CpuMask::parse_list(&list).ok()?.first()
     }
 
     /// The interrupt of a receive queue, by the names that drivers give theirs. Only a match that
     /// is the only one counts.
-    fn named_interrupt(&self, device: &str, queue: u32) -> Option<u32> {
+    pub(crate) fn named_interrupt(&self, device: &str, queue: u32) -> Option<u32> {
         let own = self.device_interrupts(device);
         let parent = fs::canonicalize(self.path(&format!("sys/class/net/{device}/device")))
             .ok()
@@ -263,19 +263,24 @@ impl Topology {
     /// The thread `napi/DEVICE-ID` of a queue. NAPI ids ascend with the queues of a device, and
     /// say nothing when there are more threads than queues: another network namespace then has a
     /// device of this name.
-    fn napi_thread(&self, device: &str, queue: u32, nr_queues: u32) -> Option<u32> {
+    pub(crate) fn napi_thread(&self, device: &str, queue: u32, nr_queues: u32) -> Option<u32> {
         let threads = kthread::numbered(&self.path("proc"), &format!("napi/{device}-"));
         (threads.len() == nr_queues as usize).then(|| threads.get(queue as usize).map(|t| t.1))?
     }
 
     /// The one CPU that a thread may run on; `None` if there are several.
     fn thread_cpu(&self, pid: u32) -> Option<u32> {
+        let cpus = self.thread_cpus(pid)?;
+        (cpus.len() == 1).then(|| cpus.first())?
+    }
+
+    /// The CPUs that a thread may run on; `None` if it has ended.
+    pub(crate) fn thread_cpus(&self, pid: u32) -> Option<CpuMask> {
         let status = self.read(&format!("proc/{pid}/status"))?;
         let list = status
             .lines()
             .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
-        let cpus = CpuMask::parse_list(list).ok()?;
-        (cpus.len() == 1).then(|| cpus.first())?
+        CpuMask::parse_list(list).ok()
     }
 
     fn cpu_list(&self, file: &str) -> Result<CpuMask> {
@@ -619,7 +624,7 @@ mod tests {
         let napi = |irq| Napi {
             id: 8193,
             irq,
-            pid: None,
+            ..Napi::default()
         };
         assert_eq!(
             topology.interrupt_cpu("eth0", 0, 1, &[napi(Some(39))]),
@@ -649,8 +654,8 @@ mod tests {
         // The kernel's word settles it.
         let napi = Napi {
             id: 8200,
-            irq: None,
             pid: Some(70),
+            ..Napi::default()
         };
         assert_eq!(topology.interrupt_cpu("veth0", 0, 1, &[napi]), Some(2));
         // A thread that may run anywhere is on no CPU in particular.

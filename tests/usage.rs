@@ -28,7 +28,9 @@ fn commands() {
     wrong(&[], &["Usage", "run", "status", "set", "bench"]);
     wrong(&["steer"], &["unrecognized subcommand", "steer"]);
     wrong(&["run", "lo", "--polcy=rps"], &["--polcy", "--policy"]);
-    for command in ["run", "status", "flows", "explain", "set", "demo", "bench"] {
+    for command in [
+        "run", "status", "flows", "explain", "set", "napi", "demo", "bench",
+    ] {
         wrong(&[command, "--no-such-option"], &["--no-such-option"]);
         let help = rxsteer(&[command, "--help"]);
         assert_eq!(help.status.code(), Some(0), "{command}");
@@ -60,6 +62,20 @@ fn cpus() {
         );
         wrong(&["set", "lo", &option], &["--rps-cpus", why]);
     }
+}
+
+#[test]
+fn napi() {
+    wrong(&["napi", "--threaded", "on"], &["<DEVICE>"]);
+    wrong(
+        &["napi", "lo", "--json", "--threaded", "on"],
+        &["--json", "cannot be used"],
+    );
+    wrong(&["napi", "lo", "--threaded", "busy-poll"], &["on", "off"]);
+    wrong(
+        &["napi", "lo", "--defer-hard-irqs", "2147483648"],
+        &["--defer-hard-irqs", "0..=2147483647"],
+    );
 }
 
 #[test]

@@ -14,7 +14,7 @@ use tracing::info;
 
 pub mod options;
 mod poller;
-mod process;
+pub(crate) mod process;
 pub mod rule;
 pub mod stats;
 pub mod status;

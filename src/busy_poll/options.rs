@@ -8,6 +8,7 @@ use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
 // asm-generic/socket.h; of all but alpha, mips, parisc and sparc.
+const SO_INCOMING_NAPI_ID: libc::c_int = 56;
 const SO_COOKIE: libc::c_int = 57;
 const SO_PREFER_BUSY_POLL: libc::c_int = 69;
 
@@ -95,6 +96,16 @@ fn epoll_params(epoll: &impl AsFd) -> io::Result<libc::epoll_params> {
 /// When it is no socket.
 pub fn cookie(socket: &impl AsFd) -> io::Result<u64> {
     option(socket, SO_COOKIE)
+}
+
+/// The id of the NAPI instance that its latest packet came by, which is the one that it polls;
+/// `None` if none has, or it came by a device without NAPI.
+///
+/// # Errors
+/// ENOPROTOOPT from a kernel without busy polling.
+pub fn napi_id(socket: &impl AsFd) -> io::Result<Option<u32>> {
+    let id = option(socket, SO_INCOMING_NAPI_ID)?;
+    Ok(Some(id).filter(|id| *id != 0))
 }
 
 /// An option that is a number.
