@@ -21,6 +21,7 @@ pub mod endpoints;
 pub mod explain;
 pub mod flow;
 pub mod flows;
+pub mod guardian;
 pub mod hotplug;
 pub mod kthread;
 pub mod lab;

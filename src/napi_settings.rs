@@ -4,18 +4,16 @@
 //! ended, killed or not.
 
 use std::fs::{File, TryLockError};
-use std::io::{self, BufRead, Write};
+use std::io;
 use std::os::fd::BorrowedFd;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::signal::{SigSet, Signal};
 use tracing::info;
 
 use crate::device::Device;
+use crate::guardian::{self, Guardian};
 use crate::netdev::{self, Napi, Settings};
 use crate::setting::Setting;
 
@@ -32,9 +30,6 @@ pub struct Changed {
     /// Held until all is put back: nobody else may take for found what was set here.
     _lock: File,
 }
-
-/// The child that puts instances back. Its standard input ends when this process has.
-struct Guardian(Child);
 
 /// Sets the devices' instances until `stop` becomes readable.
 ///
@@ -156,7 +151,8 @@ fn set_each(device: &str, napis: &[Napi], wanted: &Settings, lock: File) -> Resu
             _ => anyhow!(e).context(format!("NAPI instance {id} of {device} can't be set")),
         })?;
     }
-    let guardian = Guardian::start(&before, lock)?;
+    let mut guardian = Guardian::start(COMMAND, Some(lock))?;
+    guardian.tell(&before)?;
     for (id, before) in &before {
         netdev::set_napi(*id, wanted)
             .with_context(|| format!("cannot set NAPI instance {id} of {device}"))?;
@@ -165,63 +161,14 @@ fn set_each(device: &str, napis: &[Napi], wanted: &Settings, lock: File) -> Resu
     Ok(guardian)
 }
 
-impl Guardian {
-    /// Starts it; nothing has changed yet.
-    fn start(before: &[(u32, Settings)], lock: File) -> Result<Self> {
-        let guardian = Command::new("/proc/self/exe")
-            .arg(COMMAND)
-            .stdin(Stdio::piped())
-            .stdout(lock)
-            // Away from a terminal's Ctrl-C.
-            .process_group(0)
-            .spawn()
-            .context("nobody to put NAPI instances back")?;
-        let mut this = Self(guardian);
-        let mut line = serde_json::to_vec(before)?;
-        line.push(b'\n');
-        let pipe = this.0.stdin.as_mut().context("it has an input")?;
-        pipe.write_all(&line)
-            .context("the process that puts NAPI instances back has ended")?;
-        Ok(this)
-    }
-
-    fn end(&mut self) -> Result<()> {
-        if self.0.stdin.take().is_none() {
-            return Ok(());
-        }
-        let status = self.0.wait()?;
-        ensure!(
-            status.success(),
-            "some NAPI instances are not as before ({status}); `rxsteer napi` shows them"
-        );
-        Ok(())
-    }
-}
-
-impl Drop for Guardian {
-    fn drop(&mut self) {
-        if let Err(e) = self.end() {
-            tracing::error!("{e:#}");
-        }
-    }
-}
-
 /// The child: reads what was found, waits until nobody is left who could write more, and puts it
 /// back.
 ///
 /// # Errors
 /// When something can't be put back.
 pub fn put_back() -> Result<()> {
-    let mut signals = SigSet::empty();
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        signals.add(signal);
-    }
-    signals.thread_block()?;
     let mut before = Vec::new();
-    for line in io::stdin().lock().lines() {
-        // Who is killed may leave half a line: then nothing was changed.
-        before = serde_json::from_str(&line?).unwrap_or_default();
-    }
+    guardian::told(|found| before = found)?;
     restore(&before)
 }
 

@@ -15,7 +15,8 @@ use super::process::{self, Open, Target};
 use super::rule::Rule;
 use super::stats::{Counts, Stats};
 use super::status::{Application, Status};
-use super::undo::{Change, Undo, internet};
+use super::undo::{self, Change, internet};
+use crate::guardian::Guardian;
 
 /// How often new processes and sockets are looked for: so often that it takes a twentieth of the time,
 /// at most.
@@ -37,7 +38,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(64);
 /// they were.
 pub struct Poller {
     rules: Vec<Rule>,
-    undo: Undo,
+    guardian: Guardian,
     /// Polls can be counted, or why they can't.
     stats: Result<Stats>,
     processes: HashMap<u32, Chosen>,
@@ -111,7 +112,7 @@ impl Poller {
         }
         Ok(Self {
             rules: rules.to_vec(),
-            undo: Undo::start()?,
+            guardian: Guardian::start(undo::COMMAND, None)?,
             stats: Stats::attach(),
             processes: HashMap::new(),
             sockets: HashMap::new(),
@@ -254,7 +255,7 @@ impl Poller {
                     let cookie = options::cookie(&socket)?;
                     if cookie == known.cookie && Polling::of_socket(&socket)? == before {
                         let listens = known.listens;
-                        self.undo.note(&Change::Socket {
+                        self.guardian.tell(&Change::Socket {
                             inode,
                             cookie,
                             listens,
@@ -269,7 +270,7 @@ impl Poller {
                         continue;
                     };
                     if Polling::of_epoll(&epoll)? == before {
-                        self.undo.note(&chosen.epoll(fd, before))?;
+                        self.guardian.tell(&chosen.epoll(fd, before))?;
                         now.set_epoll(&epoll)?;
                     }
                 }
@@ -319,8 +320,8 @@ impl Poller {
     ///
     /// # Errors
     /// When something still polls.
-    pub fn stop(self) -> Result<()> {
-        self.undo.finish()
+    pub fn stop(mut self) -> Result<()> {
+        self.guardian.end()
     }
 
     /// Why a process could not be looked at to the end: said once, or a reason to stop.
@@ -420,9 +421,9 @@ impl Poller {
                 _ => found,
             };
             if before == now {
-                self.undo.note(&Change::Found { cookie })?;
+                self.guardian.tell(&Change::Found { cookie })?;
             } else {
-                self.undo.note(&Change::Socket {
+                self.guardian.tell(&Change::Socket {
                     inode,
                     cookie,
                     listens,
@@ -470,7 +471,7 @@ impl Poller {
         let polls = |inode| self.sockets.get(&inode).is_some_and(|socket| socket.polls);
         let waits_for = chosen.target.waits_for(fd).unwrap_or_default();
         if waits_for.into_iter().any(polls) {
-            self.undo.note(&chosen.epoll(fd, before))?;
+            self.guardian.tell(&chosen.epoll(fd, before))?;
             now.set_epoll(&epoll)?;
             chosen.epolls.insert(fd);
             debug!("epoll instance {fd} of process {} polls", chosen.target.pid);
@@ -492,7 +493,7 @@ impl Poller {
             .sockets
             .extract_if(|inode, socket| socket.gone && !anywhere.contains(inode));
         for (_, Socket { cookie, .. }) in closed {
-            self.undo.note(&Change::Gone { cookie })?;
+            self.guardian.tell(&Change::Gone { cookie })?;
         }
         Ok(())
     }

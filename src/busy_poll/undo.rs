@@ -3,18 +3,16 @@
 //! list, and does it when this process has ended, killed or not.
 
 use std::collections::{HashMap, HashSet};
-use std::io::{self, BufRead, Write};
+use std::io;
 use std::os::fd::RawFd;
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
-use nix::sys::signal::{SigSet, Signal};
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use socket2::SockRef;
 
 use super::options::{self, Polling};
 use super::process::{self, Open, Target};
+use crate::guardian;
 
 /// The hidden command that is the child.
 pub const COMMAND: &str = "put-back";
@@ -58,66 +56,6 @@ pub enum Change {
         /// How it polls.
         now: Polling,
     },
-}
-
-/// The child. When this is dropped, or this process ends otherwise, it puts everything back.
-pub struct Undo {
-    guardian: Child,
-}
-
-impl Undo {
-    /// Starts it. Nothing has changed yet.
-    ///
-    /// # Errors
-    /// When no process can be made.
-    pub fn start() -> Result<Self> {
-        let guardian = Command::new("/proc/self/exe")
-            .arg(COMMAND)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            // Away from a terminal's Ctrl-C.
-            .process_group(0)
-            .spawn()
-            .context("nobody to put sockets back")?;
-        Ok(Self { guardian })
-    }
-
-    /// Tells it of a change that is about to be made.
-    ///
-    /// # Errors
-    /// When it has ended: then the change must not be made.
-    pub fn note(&mut self, change: &Change) -> Result<()> {
-        let mut line = serde_json::to_vec(change)?;
-        line.push(b'\n');
-        let pipe = self.guardian.stdin.as_mut().context("already put back")?;
-        pipe.write_all(&line)
-            .context("the process that puts sockets back has ended")
-    }
-
-    /// Returns when all is as it was.
-    ///
-    /// # Errors
-    /// When something could not be put back; it has been said what.
-    pub fn finish(mut self) -> Result<()> {
-        self.end()
-    }
-
-    fn end(&mut self) -> Result<()> {
-        if self.guardian.stdin.take().is_none() {
-            return Ok(());
-        }
-        let status = self.guardian.wait()?;
-        ensure!(status.success(), "some sockets still poll ({status})");
-        Ok(())
-    }
-}
-
-impl Drop for Undo {
-    fn drop(&mut self) {
-        if let Err(e) = self.end() {
-            tracing::error!("{e:#}");
-        }
-    }
 }
 
 /// What the child has been told.
@@ -270,18 +208,8 @@ pub fn internet(socket: &SockRef<'_>) -> Option<Option<u16>> {
 /// # Errors
 /// When something can't be put back.
 pub fn put_back() -> Result<()> {
-    let mut signals = SigSet::empty();
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        signals.add(signal);
-    }
-    signals.thread_block()?;
     let mut changes = Changes::default();
-    for line in io::stdin().lock().lines() {
-        // Who is killed may leave half a line: of a change that was not made.
-        if let Ok(change) = serde_json::from_str(&line?) {
-            changes.add(change);
-        }
-    }
+    guardian::told(|change| changes.add(change))?;
     changes.undo()
 }
 
