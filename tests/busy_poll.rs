@@ -8,6 +8,8 @@ use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -24,6 +26,7 @@ use rxsteer::busy_poll::options::Polling;
 use rxsteer::flows::{Entry, Query, Reason};
 use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::link::LinkConfig;
+use rxsteer::lab::sockets;
 use rxsteer::lab::softnet;
 use rxsteer::lab::wire::Wire;
 use rxsteer::policy::Policy;
@@ -317,4 +320,50 @@ fn by_configuration() -> Result<()> {
     ensure!(run.0.wait()?.success());
     ensure!(Polling::of_socket(&polling)? == OFF);
     Ok(())
+}
+
+/// One at a time has the queue; whoever has it finds the other's packets, too.
+#[test]
+fn two_applications_poll_one_queue() -> Result<()> {
+    let Some(_guard) = lab("two_applications_poll_one_queue") else {
+        return Ok(());
+    };
+    const COUNT: u64 = 2000;
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, 2);
+    let sockets = sockets::connected(&dut.netns, &flows, 1 << 20)?;
+    let taken = [(); 2].map(|()| Arc::new(AtomicU64::new(0)));
+    let mut apps = Vec::new();
+    for (n, socket) in sockets.into_iter().enumerate() {
+        let socket = soon(UdpSocket::from(socket))?;
+        ON.set_socket(&socket)?;
+        let (mut buffer, taken) = ([0; 2048], taken[n].clone());
+        let take = move || {
+            let len = socket.recv(&mut buffer)?;
+            taken.fetch_add(1, Ordering::Relaxed);
+            Ok(len)
+        };
+        let app = App::start(&dut.netns, Box::new(take))?;
+        app.move_to([POLLING_CPU, OTHER_CPU][n])?;
+        apps.push(app);
+    }
+    let options = Options {
+        policy: Policy::RFS,
+        ..bed.options(&[OTHER_CPU])
+    };
+    let active = Active::steer(dut, options)?;
+    let before = found(&bed)?;
+    let paced = lossless(Frames::Udp(flows), Some(2 * COUNT), 10_000);
+    let sent = Wire::start(&bed.link, 0, &paced)?.wait()?;
+    ensure!((sent.sent, sent.lost) == (2 * COUNT, 0), "{sent:?}");
+    until("both have all that came", || {
+        let all = taken.iter().all(|n| n.load(Ordering::Relaxed) == COUNT);
+        Ok(all.then_some(()))
+    })?;
+    ensure!(found(&bed)? > before, "nobody's polls found anything");
+    drop(apps);
+    let queue = &status(&active)?.devices[0].queues[0];
+    ensure!(queue.imbalance().is_none(), "{queue:?}");
+    active.stop()
 }
