@@ -101,7 +101,7 @@ pub enum Case {
     Vxlan,
     /// Routed to another namespace, over a veth of one queue.
     SecondVeth,
-    /// The application polls the queue itself.
+    /// The application polls the queue itself, and then not, in turns.
     BusyPoll,
     /// The thread that polls the queue goes to another CPU at each step.
     Irq,
@@ -225,6 +225,8 @@ struct Bed {
     /// Where the application is, and what it reads, a list a thread.
     application: Netns,
     sockets: Vec<Vec<OwnedFd>>,
+    /// That polls, now and then: flows of one that does stay INLINE.
+    polling: Option<OwnedFd>,
     online: CpuMask,
 }
 
@@ -287,13 +289,14 @@ impl Bed {
             }
             _ => Frames::Udp(flows.clone()),
         };
+        let mut polling = None;
         let sockets = match &frames {
             Frames::Tcp(tcp) => halves(sockets::established(&application, tcp, RCVBUF)?),
             _ if case == Case::Udp => halves(sockets::connected(&application, &flows, RCVBUF)?),
             _ => {
                 let server = sockets::server(&application, &flows, RCVBUF)?;
                 if case == Case::BusyPoll {
-                    sockets::busy_poll(&server, BUSY_POLL_US)?;
+                    polling = Some(server.try_clone()?);
                 }
                 vec![vec![server]]
             }
@@ -305,6 +308,7 @@ impl Bed {
             frames,
             application,
             sockets,
+            polling,
             online,
         })
     }
@@ -461,6 +465,7 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         frames,
         application,
         sockets,
+        polling,
         online,
         _second,
     } = Bed::new(case)?;
@@ -515,8 +520,12 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
 
     let mut storm = Storm::new(case, &link, nic, &online, &options)?;
     let start = Instant::now();
+    let mut polls = [BUSY_POLL_US, 0].into_iter().cycle();
     loop {
         let next = Instant::now() + STEP;
+        if let (Some(polling), Some(us)) = (&polling, polls.next()) {
+            sockets::busy_poll(polling, us)?;
+        }
         active = storm.step(active, &wire)?;
         sleep(next.saturating_duration_since(Instant::now()));
         let events = match case {
