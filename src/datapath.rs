@@ -115,16 +115,22 @@ struct Device {
     config: DeviceConfig,
     queue_base: u32,
     rx_hash: bool,
-    skel: RxSkel<'static>,
     /// Dropping it detaches the program.
     link: Option<OwnedFd>,
+    loaded: DeviceSkel,
+}
+
+/// A device's program. Fields are dropped in this order.
+struct DeviceSkel {
+    skel: RxSkel<'static>,
+    _bound: Option<xdp::Bound>,
 }
 
 impl Device {
     fn program(&self) -> BorrowedFd<'_> {
         match self.rx_hash {
-            true => self.skel.progs.rxsteer_rx_hash.as_fd(),
-            false => self.skel.progs.rxsteer.as_fd(),
+            true => self.loaded.skel.progs.rxsteer_rx_hash.as_fd(),
+            false => self.loaded.skel.progs.rxsteer.as_fd(),
         }
     }
 }
@@ -265,8 +271,8 @@ impl Datapath {
                 config: device.clone(),
                 queue_base,
                 rx_hash: config.rx_hash,
-                skel: load_device(&shared, &tables, config, nr_cpus, queue_base, device)?,
                 link: None,
+                loaded: load_device(&shared, &tables, config, nr_cpus, queue_base, device)?,
             });
         }
 
@@ -419,7 +425,7 @@ impl Datapath {
                 &d.config,
             )
         };
-        let skels = self.devices.iter().map(load).collect::<Result<Vec<_>>>()?;
+        let loaded = self.devices.iter().map(load).collect::<Result<Vec<_>>>()?;
         if !self.bring_home(patience)? {
             bail!("some backlogs did not drain: the tables stay as they are; try again");
         }
@@ -427,7 +433,7 @@ impl Datapath {
             std::mem::replace(&mut self.tables, tables),
             std::mem::replace(&mut self.config, config),
         );
-        let swapped = self.swap(skels);
+        let swapped = self.swap(loaded);
         if swapped.is_err() {
             (self.tables, self.config) = before;
         }
@@ -439,19 +445,19 @@ impl Datapath {
     }
 
     /// Puts these programs in the place of the attached ones: all of them, or none.
-    fn swap(&mut self, skels: Vec<RxSkel<'static>>) -> Result<()> {
+    fn swap(&mut self, loaded: Vec<DeviceSkel>) -> Result<()> {
         let mut old = Vec::new();
         let mut outcome = Ok(());
-        for (device, skel) in self.devices.iter_mut().zip(skels) {
-            old.push(std::mem::replace(&mut device.skel, skel));
+        for (device, loaded) in self.devices.iter_mut().zip(loaded) {
+            old.push(std::mem::replace(&mut device.loaded, loaded));
             outcome = device.update();
             if outcome.is_err() {
                 break;
             }
         }
         if outcome.is_err() {
-            for (device, skel) in self.devices.iter_mut().zip(old) {
-                device.skel = skel;
+            for (device, loaded) in self.devices.iter_mut().zip(old) {
+                device.loaded = loaded;
                 device.update()?;
             }
         }
@@ -540,7 +546,7 @@ impl Datapath {
         let device = &mut self.devices[device];
         if device.config.mode != mode {
             device.config.mode = mode;
-            device.skel = load_device(
+            device.loaded = load_device(
                 &self.shared,
                 &self.tables,
                 &self.config,
@@ -797,7 +803,7 @@ fn load_device(
     nr_cpus: u32,
     queue_base: u32,
     device: &DeviceConfig,
-) -> Result<RxSkel<'static>> {
+) -> Result<DeviceSkel> {
     let mut open = open()?;
     let rodata = set_constants(&mut open, config, nr_cpus, tables);
     rodata.queue_base = queue_base;
@@ -837,7 +843,15 @@ fn load_device(
         }
     }
     tables.lend_to(&mut open)?;
-    open.load().context("the kernel refused the XDP program")
+    let skel = open.load().context("the kernel refused the XDP program")?;
+    let bound = match config.rx_hash {
+        true => Some(xdp::Bound::with(&skel.maps.rodata)?),
+        false => None,
+    };
+    Ok(DeviceSkel {
+        skel,
+        _bound: bound,
+    })
 }
 
 /// The bytes of a value that has come from, or goes to, a map of that type.

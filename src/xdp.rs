@@ -2,8 +2,56 @@
 //! Attaching XDP programs, ours and the lab's.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use libbpf_rs::{MapCore, MapHandle};
 
 use crate::device::XdpMode;
+
+/// A program that is bound to a device, to be dropped when the last reference to it has been.
+///
+/// The kernel lets go of such a program some time later (bpf_prog_free_deferred()). Should the device
+/// go first, Linux 6.18 writes to where the verifier had once put the program
+/// (__bpf_prog_offload_destroy() in kernel/bpf/offload.c), and dies with the RTNL held. So this
+/// waits. A process that is killed can't.
+pub struct Bound {
+    /// The id of a map that only this program uses.
+    map: u32,
+}
+
+impl Bound {
+    /// How long to wait at most: somebody else may hold the program.
+    const PATIENCE: Duration = Duration::from_secs(2);
+
+    /// Maps go right before the program does.
+    const REST: Duration = Duration::from_millis(20);
+
+    /// `map` is one that nobody else uses, as the constants are the program's own.
+    ///
+    /// # Errors
+    /// When the map does not tell its id.
+    pub fn with(map: &impl MapCore) -> std::io::Result<Self> {
+        let mut info = libbpf_sys::bpf_map_info::default();
+        let mut len = size_of_val(&info) as u32;
+        let fd = map.as_fd().as_raw_fd();
+        // SAFETY: `info` has `len` bytes.
+        let ret = unsafe { libbpf_sys::bpf_map_get_info_by_fd(fd, &raw mut info, &raw mut len) };
+        match ret {
+            0 => Ok(Self { map: info.id }),
+            error => Err(std::io::Error::from_raw_os_error(-error)),
+        }
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        let start = Instant::now();
+        while MapHandle::from_map_id(self.map).is_ok() && start.elapsed() < Self::PATIENCE {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        std::thread::sleep(Self::REST);
+    }
+}
 
 /// Attaches `program` to the device for as long as the returned link is open. A link, because the
 /// kernel removes it with its last file descriptor, and lets nobody replace it before.

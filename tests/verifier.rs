@@ -16,6 +16,7 @@ use rxsteer::lab::link::{Link, LinkConfig};
 use rxsteer::lab::netns::Netns;
 use rxsteer::lab_skel::LabSkelBuilder;
 use rxsteer::rx::{OpenRxSkel, RxSkelBuilder};
+use rxsteer::xdp::Bound;
 use rxsteer::{caps, lab};
 
 /// A fifth of what the kernel allows (BPF_COMPLEXITY_LIMIT_INSNS): kernels differ in how well they
@@ -118,8 +119,11 @@ fn so_does_the_program_bound_to_a_device() -> Result<()> {
         bound.set_ifindex(link.dut.ifindex);
         bound.set_flags(libbpf_sys::BPF_F_XDP_DEV_BOUND_ONLY);
         let skel = open.load()?;
+        let bound = Bound::with(&skel.maps.rodata)?;
         let all = verified(skel.object(), "bound to a device")?;
         assert!(all.len() >= 6, "{all:?}");
+        drop(skel);
+        drop(bound);
         Ok(())
     })
 }
