@@ -35,6 +35,11 @@
 /* Polls from which can be told whether they are behind. */
 #define LOAD_POLLS 4
 
+/* An application polls the queue from this part of the polls on that found packets, and until it is
+ * half of that. Its packets have come in one of the last turns. */
+#define LOAD_POLLED	(LOAD_WHOLE / 2)
+#define LOAD_POLLED_FOR 16
+
 /* Flows that cost more of a turn than this don't change their minds at the same time: averages of
  * what the CPUs do show it only some turns later. */
 #define LOAD_MOVING_NS (LOAD_TURN_NS / 8)
@@ -70,12 +75,32 @@ static __always_inline bool load_may_move(const struct rx_load *l, __u64 cost)
 	return l->moving_ns <= LOAD_MOVING_NS / 8 || l->moving_ns + cost <= LOAD_MOVING_NS;
 }
 
+/* Whether applications poll the queue more often than interrupts do; to be asked once a turn. */
+static __always_inline bool load_busy_polled(struct rx_queue *q)
+{
+	const struct rx_load *l = &q->load;
+	__u32 enough = l->pressure == RX_POLLED ? LOAD_POLLED / 2 : LOAD_POLLED;
+
+	q->busy_polled -= q->busy_polled / 4;
+	q->busy_polled += load_share(q->nr_busy_polls, l->nr_polls) / 4;
+	return (q->policy & RX_FOLLOW) && q->busy_polled >= enough;
+}
+
+/* Whether the tables know an application that polls the queue. Nobody asks them while there is room
+ * for all. */
+static __always_inline bool load_polled_for(const struct rx_queue *q)
+{
+	return q->polled_for && q->load.turn + 1 - q->polled_for <= LOAD_POLLED_FOR;
+}
+
 /*
  * Large flows leave first: who has half as many frames as the largest, then a quarter, and so on
  * for as long as the CPU is pressed, each when nobody waits any more who may already.
  */
 static __always_inline __u32 load_leaving(const struct rx_load *l)
 {
+	if (l->pressure == RX_POLLED)
+		return 0;
 	if (l->pressure != RX_PRESSED || !l->largest)
 		return LOAD_NOBODY;
 	if (l->nr_waiting && l->leaving != LOAD_NOBODY)
@@ -128,6 +153,7 @@ static __always_inline __u64 load_here(const struct rx_queue *q)
 static __always_inline void load_turn(struct rx_queue *q, __u64 now, __u32 tasks, __u32 irq)
 {
 	struct rx_load *l = &q->load;
+	bool busy_polled = load_busy_polled(q);
 	__u64 received = q->nr_received - l->turn_received;
 	__u64 here = load_here(q);
 	__u64 elsewhere = received - (here - l->turn_here);
@@ -144,6 +170,8 @@ static __always_inline void load_turn(struct rx_queue *q, __u64 now, __u32 tasks
 	if (l->busy_share >= LOAD_PRESSED &&
 	    (l->poll_share >= LOAD_PRESSED_BY || load_behind(l, l->nr_polls / 2)))
 		l->pressure = RX_PRESSED;
+	else if (busy_polled)
+		l->pressure = load_polled_for(q) ? RX_POLLED : RX_FULL;
 	else if (l->busy_share + load_share(load_cost(l, elsewhere), elapsed) <= LOAD_RELAXED)
 		l->pressure = RX_RELAXED;
 	else
@@ -160,19 +188,25 @@ static __always_inline void load_turn(struct rx_queue *q, __u64 now, __u32 tasks
 	l->turn_here = here;
 	l->turn_limited = l->nr_limited;
 	l->poll_ns = l->others_ns = l->over_idle_ns = 0;
-	l->nr_polls = l->nr_exhausted = l->largest = 0;
+	l->nr_polls = l->nr_exhausted = l->largest = q->nr_busy_polls = 0;
 }
 
-/* A poll of the queue has ended; `start` is when, in ns, it received its first frame. Returns
- * whether the turn is over. */
-static __always_inline bool load_polled(struct rx_load *l, __u64 start, __u64 now, bool over_idle,
-					bool exhausted)
+/*
+ * A poll of the queue has ended, an application's if `busy`; `start` is when, in ns, it received
+ * its first frame. Returns whether the turn is over. An application takes few packets at a time:
+ * that its poll is exhausted says nothing.
+ */
+static __always_inline bool load_polled(struct rx_queue *q, __u64 start, __u64 now, bool over_idle,
+					bool exhausted, bool busy)
 {
+	struct rx_load *l = &q->load;
+
 	l->poll_ns += now - start;
 	if (over_idle)
 		l->over_idle_ns += now - start;
 	l->nr_polls++;
-	l->nr_exhausted += exhausted;
+	l->nr_exhausted += exhausted && !busy;
+	q->nr_busy_polls += busy;
 	if (unlikely(!l->turn_start))
 		l->turn_start = start;
 	return now - l->turn_start >= LOAD_TURN_NS;

@@ -10,6 +10,7 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
+#include "busy_poll.h"
 #include "cpu.h"
 #include "kernel.h"
 #include "load.h"
@@ -51,7 +52,7 @@ static __always_inline void poll_begin(__u32 cpu, __u32 queue)
 }
 
 static __always_inline void queue_polled(struct rx_queue *q, struct poll_cpu *poll, __u32 cpu,
-					 bool exhausted)
+					 bool exhausted, bool busy)
 {
 	__u64 now = bpf_ktime_get_ns();
 	struct rx_load *l = &q->load;
@@ -59,7 +60,7 @@ static __always_inline void queue_polled(struct rx_queue *q, struct poll_cpu *po
 	poll->poll_ns += now - poll->start;
 	if (poll->over_idle)
 		poll->over_idle_ns += now - poll->start;
-	if (!load_polled(l, poll->start, now, poll->over_idle, exhausted))
+	if (!load_polled(q, poll->start, now, poll->over_idle, exhausted, busy))
 		return;
 	if (l->cpu == cpu)
 		load_others(l, poll->poll_ns - l->cpu_poll_ns,
@@ -99,7 +100,7 @@ static __always_inline void napi_polled(struct napi_struct *napi, bool exhausted
 	queue = poll->queue - 1;
 	q = bpf_map_lookup_elem(&rx_queues, &queue);
 	if (q && poll->start)
-		queue_polled(q, poll, cpu, exhausted);
+		queue_polled(q, poll, cpu, exhausted, napi_busy_polled(napi));
 	if (q)
 		queue_polled_by(q, napi);
 	poll->start = 0;

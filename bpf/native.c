@@ -166,9 +166,9 @@ enum rx_verdict native_rx_steer(struct rx_facts *f, struct rx_queue *q, struct b
 /* ---- load.h ----------------------------------------------------------------- */
 
 bool native_load_polled(struct rx_queue *q, __u64 start, __u64 now, __u32 over_idle,
-			__u32 exhausted)
+			__u32 exhausted, __u32 busy)
 {
-	return load_polled(&q->load, start, now, over_idle, exhausted);
+	return load_polled(q, start, now, over_idle, exhausted, busy);
 }
 
 void native_load_turn(struct rx_queue *q, __u64 now, __u32 tasks, __u32 irq)

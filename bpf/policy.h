@@ -42,8 +42,12 @@ static __always_inline __u16 rx_base(struct rx *rx, const struct rps_map *map)
 {
 	__u16 base = RPS_NO_CPU;
 
-	if (rx->q->policy & RX_FOLLOW)
-		base = rx_usable(rx, sock_flow_location(rx_sock_flow(rx), rx->hash, rx_cpu_mask()));
+	if (rx->q->policy & RX_FOLLOW) {
+		base = sock_flow_location(rx_sock_flow(rx), rx->hash, rx_cpu_mask());
+		if (unlikely(base == RPS_INLINE))
+			rx->q->polled_for = rx->q->load.turn + 1;
+		base = rx_usable(rx, base);
+	}
 	rx->followed = base != RPS_NO_CPU;
 	if (!rx->followed)
 		base = rx_usable(rx, rps_location_of(map, rx->hash));
@@ -196,7 +200,7 @@ static __always_inline bool rx_idle_holds(const struct rx *rx, const struct rps_
 	if (flow->reason != RX_IDLE_CPU || flow->wanted == flow->base)
 		return false;
 	if (flow->wanted == RPS_INLINE)
-		return rx->q->load.pressure != RX_PRESSED;
+		return rx->q->load.pressure <= RX_FULL;
 	return rx_usable(rx, flow->wanted) == flow->wanted && rx_has_room(rx, flow->wanted);
 }
 
@@ -222,7 +226,8 @@ static __always_inline __u16 rx_choose_near(const struct rx *rx, struct rps_dev_
 	return idle;
 }
 
-/* INLINE unless the CPU that polls is pressed and another would be better. */
+/* INLINE unless the CPU that polls is pressed, or there for other packets, and another would be
+ * better. */
 static __always_inline __u16 rx_adapt(const struct rx *rx, struct rps_dev_flow *flow, __u8 *reason)
 {
 	struct rx_load *l = &rx->q->load;

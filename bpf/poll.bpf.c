@@ -9,10 +9,8 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
+#include "busy_poll.h"
 #include "kernel.h"
-
-/* The bit of napi_struct.state that says so; the enum has no name by which CO-RE could find it. */
-const volatile __u64 napi_state_in_busy_poll = 0;
 
 /* A process's polls. */
 struct busy_poll {
@@ -71,7 +69,7 @@ int BPF_PROG(on_napi_poll, struct napi_struct *napi, int work, int budget)
 	__u32 pid = bpf_get_current_pid_tgid() >> 32;
 	struct busy_poll *polls;
 
-	if (!(napi->state & napi_state_in_busy_poll))
+	if (!napi_busy_polled(napi))
 		return 0;
 	polls = bpf_map_lookup_elem(&busy_polls, &pid);
 	if (!polls)

@@ -233,6 +233,7 @@ enum rx_pressure {
 	RX_RELAXED = 0, /* for all of the queue's flows */
 	RX_FULL,	/* not for more than it has */
 	RX_PRESSED,	/* hardly any time is left */
+	RX_POLLED,	/* an application polls for its own packets: it has time for no others */
 };
 
 /*
@@ -288,14 +289,15 @@ struct rx_queue {
 	__u64 polls_delivered; /* all that these received has been delivered */
 	__u64 first_poll;      /* that of first_epoch's first frame */
 	__u16 first_epoch;
-	__u16 pad;
-	__u32 leaving; /* a flow waits to leave: see to polls_delivered */
+	__u16 busy_polled;   /* the part of polls that applications did, lately, of 1024 */
+	__u32 leaving;	     /* a flow waits to leave: see to polls_delivered */
+	__u32 nr_busy_polls; /* in this turn: of load.nr_polls */
+	__u32 polled_for;    /* 1 + the turn in which an application polled for a packet; 0 never */
 
 	/* Written by user space. */
 	__u32 ifindex;
 	__u16 epoch;  /* new whenever the slots of the dev_flow_table mean something else */
 	__u16 policy; /* bits of enum rx_policy; RPS alone if 0 */
-	__u64 pad_line;
 
 	struct rx_load load;
 };

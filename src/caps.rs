@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What this host lacks for the job at hand, and how to get it.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -10,6 +11,7 @@ use std::thread;
 
 use anyhow::{Context, Result, anyhow};
 use libbpf_rs::MapType;
+use libbpf_rs::btf::types::Enum;
 use libbpf_rs::btf::{Btf, BtfType};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -82,6 +84,21 @@ pub fn missing_tracepoints<'a>(names: &[&'a str]) -> Result<Vec<&'a str>> {
                 .is_none()
         })
         .collect())
+}
+
+/// The bit of `napi_struct.state` that is set while an application polls.
+///
+/// # Errors
+/// When the kernel shows no BTF, or has no busy polling.
+pub fn napi_state_in_busy_poll() -> Result<u64> {
+    let btf = Btf::from_vmlinux().with_context(|| format!("cannot read {VMLINUX_BTF}"))?;
+    let mut enums = btf.type_by_kind::<Enum<'_>>();
+    let number = enums.find_map(|bits| {
+        let named = |name: &OsStr| name == "NAPI_STATE_IN_BUSY_POLL";
+        let bit = bits.iter().find(|bit| bit.name.is_some_and(named))?;
+        Some(bit.value)
+    });
+    Ok(1 << number.context("this kernel has no busy polling")?)
 }
 
 /// What was seen of a host.
@@ -335,6 +352,14 @@ fn try_namespaces() -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// As include/linux/netdevice.h has it since 5.11.
+    #[test]
+    fn the_kernel_names_the_bit() {
+        if let Ok(bit) = napi_state_in_busy_poll() {
+            assert_eq!(bit, 1 << 6);
+        }
+    }
 
     /// A host that lacks nothing.
     fn able() -> Host {

@@ -216,7 +216,8 @@ impl Datapath {
             maps.poll_cpus.set_max_entries(nr_cpus)?;
             maps.cpus.set_max_entries(nr_cpus)?;
         }
-        set_constants(&mut open_shared, config, nr_cpus, &tables);
+        set_constants(&mut open_shared, config, nr_cpus, &tables).napi_state_in_busy_poll =
+            caps::napi_state_in_busy_poll().unwrap_or(0);
         for mut prog in open_shared.open_object_mut().progs_mut() {
             if Sockets::owns(&prog.name().to_string_lossy()) {
                 prog.set_autoload(false);

@@ -853,6 +853,7 @@ fn pressure(seen: &Seen) -> Option<String> {
         Pressure::Relaxed => "has room for all flows of the queue",
         Pressure::Full => "has no room for more than it has",
         Pressure::Pressed => "is pressed",
+        Pressure::Polled => "runs an application that polls for its own packets",
     };
     Some(format!(
         "Load: {}, which polls the queue, {state}: busy {} % of the time, {} % in its polls.",
@@ -1302,6 +1303,10 @@ mod tests {
             (Pressure::Relaxed, "has room for all flows of the queue"),
             (Pressure::Full, "has no room for more than it has"),
             (Pressure::Pressed, "is pressed"),
+            (
+                Pressure::Polled,
+                "runs an application that polls for its own packets",
+            ),
         ] {
             let mut seen = decided(Location::Inline, Reason::Small, None);
             let decision = seen.decision.as_mut().unwrap();

@@ -22,6 +22,8 @@ pub enum Pressure {
     Full,
     /// Hardly any time is left.
     Pressed,
+    /// An application polls for its own packets there.
+    Polled,
 }
 
 /// A queue's load in its last turn. Without packets no turn ends.
@@ -49,6 +51,7 @@ impl Load {
         let pressure = match rx_pressure(l.pressure.into()) {
             rx_pressure::RX_RELAXED => Pressure::Relaxed,
             rx_pressure::RX_FULL => Pressure::Full,
+            rx_pressure::RX_POLLED => Pressure::Polled,
             _ => Pressure::Pressed,
         };
         (decides(q) && l.turn != 0).then(|| Self {

@@ -40,6 +40,7 @@ unsafe extern "C" {
         now: u64,
         over_idle: u32,
         exhausted: u32,
+        busy: u32,
     ) -> bool;
     fn native_load_turn(q: *mut rx_queue, now: u64, tasks: u32, irq: u32);
     fn native_rps_location_of(map: *const rps_map, hash: u32) -> u16;
@@ -118,17 +119,19 @@ fn check(facts: &rx_facts, backlogs: &[backlog]) {
     assert!(facts.nr_cpus <= u64::BITS && facts.nr_cpus as usize <= backlogs.len());
 }
 
-/// A poll of the queue has ended that lasted from `start` to `now`, in ns; whether its turn is over
-/// (load.h).
+/// A poll of the queue has ended that lasted from `start` to `now`, in ns, an application's if `busy`;
+/// whether its turn is over (load.h).
 pub fn load_polled(
     q: &mut rx_queue,
     start: u64,
     now: u64,
     over_idle: bool,
     exhausted: bool,
+    busy: bool,
 ) -> bool {
+    let [over_idle, exhausted, busy] = [over_idle, exhausted, busy].map(u32::from);
     // SAFETY: the callee only writes the queue.
-    unsafe { native_load_polled(q, start, now, over_idle.into(), exhausted.into()) }
+    unsafe { native_load_polled(q, start, now, over_idle, exhausted, busy) }
 }
 
 /// The queue's turn ends at `now`, in ns; its CPU ran tasks for `busy` of 1024 parts of it (load.h).

@@ -188,6 +188,7 @@ fn loads(device: &Device) -> Table {
                 Pressure::Relaxed => "relaxed",
                 Pressure::Full => "full",
                 Pressure::Pressed => "pressed",
+                Pressure::Polled => "polled",
             }
             .to_owned(),
             format!("{} %", load.busy_percent),

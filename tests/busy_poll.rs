@@ -14,7 +14,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use common::app::{App, Take, soon};
-use common::bed::{Bed, OTHER_CPU, POLLING_CPU, all_at, lab, lossless, status, until};
+use common::bed::{
+    Bed, OTHER_CPU, POLLING_CPU, all_at, at_rest, lab, lossless, places, status, until,
+};
 use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::Func;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
@@ -29,6 +31,7 @@ use rxsteer::lab::link::LinkConfig;
 use rxsteer::lab::sockets;
 use rxsteer::lab::softnet;
 use rxsteer::lab::wire::Wire;
+use rxsteer::load::Pressure;
 use rxsteer::policy::Policy;
 use rxsteer::run::{self, Options};
 
@@ -365,5 +368,59 @@ fn two_applications_poll_one_queue() -> Result<()> {
     drop(apps);
     let queue = &status(&active)?.devices[0].queues[0];
     ensure!(queue.imbalance().is_none(), "{queue:?}");
+    active.stop()
+}
+
+/// Also under a policy that leaves flows INLINE while there is room.
+#[test]
+fn others_leave_the_polls_of_an_application() -> Result<()> {
+    let Some(_guard) = lab("others_leave_the_polls_of_an_application") else {
+        return Ok(());
+    };
+    const COUNT: u64 = 100;
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, 2);
+    let mut apps = Vec::new();
+    let mut sockets = Vec::new();
+    for (socket, cpu) in sockets::connected(&dut.netns, &flows, 1 << 20)?
+        .into_iter()
+        .zip([POLLING_CPU, OTHER_CPU])
+    {
+        let socket = soon(UdpSocket::from(socket))?;
+        sockets.push(socket.try_clone()?);
+        let mut buffer = [0; 2048];
+        let app = App::start(&dut.netns, Box::new(move || socket.recv(&mut buffer)))?;
+        app.move_to(cpu)?;
+        apps.push(app);
+    }
+    let options = Options {
+        policy: "rfs+adapt".parse().expect("a policy"),
+        ..bed.options(&[OTHER_CPU])
+    };
+    let active = Active::steer(dut, options)?;
+    let paced = lossless(Frames::Udp(flows), Some(2 * COUNT), 10_000);
+    let mut sent = 0;
+    // How many were processed INLINE, and how many in the other CPU's backlog.
+    let mut send = || {
+        let before = places(&at_rest(&active, 0, sent)?);
+        // Whoever polls is left alone on its CPU.
+        Wire::start(&bed.link, OTHER_CPU, &paced)?.wait()?;
+        sent += 2 * COUNT;
+        let after = places(&at_rest(&active, 0, sent)?);
+        Ok::<_, anyhow::Error>([0, 1].map(|i| after[i] - before[i]))
+    };
+    // The control: nobody polls, and there is room.
+    for _ in 0..10 {
+        ensure!(send()? == [2 * COUNT, 0]);
+    }
+    ON.set_socket(&sockets[0])?;
+    until("the other flow leaves, and only that", || {
+        let left = send()? == [COUNT, COUNT];
+        let load = status(&active)?.devices[0].queues[0].load.clone();
+        let polled = load.is_some_and(|load| load.pressure == Pressure::Polled);
+        Ok((left && polled).then_some(()))
+    })?;
+    drop(apps);
     active.stop()
 }

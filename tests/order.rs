@@ -7,7 +7,7 @@ mod common;
 
 use common::cases::{config, fixed};
 use proptest::prelude::*;
-use rxsteer::rx::types::{rps_location, rx_policy, rx_reason};
+use rxsteer::rx::types::{rps_location, rx_policy, rx_pressure, rx_reason};
 use rxsteer::sim::gro::Kind;
 use rxsteer::sim::path::{End, Event, Kernel, Lie, Path, Shape};
 
@@ -223,18 +223,23 @@ proptest! {
     }
 }
 
-/// The control: every reason to be somewhere comes up.
+/// The control: every reason to be somewhere comes up, and every kind of load.
 #[test]
 fn flows_have_every_reason_to_move() {
-    let all = (1 << rx_reason::NR_RX_REASONS.0) - 1;
-    let mut reasons = 0;
+    let all = (
+        (1 << rx_reason::NR_RX_REASONS.0) - 1,
+        (1 << (rx_pressure::RX_POLLED.0 + 1)) - 1,
+    );
+    let mut had = (0, 0);
     let seen = fixed((shapes(), mixes(), turns(600)))
         .take(2000)
         .any(|(shape, mix, turns)| {
-            reasons |= run(&shape, mix, &turns).unwrap().reasons;
-            reasons == all
+            let path = run(&shape, mix, &turns).unwrap();
+            had.0 |= path.reasons;
+            had.1 |= path.pressures;
+            had == all
         });
-    assert!(seen, "{reasons:b}");
+    assert!(seen, "{:b} {:b}", had.0, had.1);
 }
 
 /// The control: each fault of the data path is seen as packets out of order.

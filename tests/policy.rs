@@ -23,6 +23,7 @@ const IDLE: u16 = rx_policy::RX_IDLE.0 as u16;
 const ADAPT: u16 = rx_policy::RX_ADAPT.0 as u16;
 const RELAXED: u16 = rx_pressure::RX_RELAXED.0 as u16;
 const PRESSED: u16 = rx_pressure::RX_PRESSED.0 as u16;
+const POLLED: u16 = rx_pressure::RX_POLLED.0 as u16;
 const IDLE_CPU: u8 = rx_reason::RX_IDLE_CPU.0 as u8;
 
 /// Policies that look at the load.
@@ -35,6 +36,9 @@ const LOADED: [u16; 5] = [
 ];
 
 const NR_CPUS: u32 = 8;
+
+/// Polls in a turn.
+const POLLS: u32 = 8;
 
 /// All of a CPU's time.
 const WHOLE: u32 = 1024;
@@ -58,6 +62,8 @@ struct World {
     /// CPUs to which frames come faster than they take them: three quarters of the limit wait
     crowded: u64,
     polling: u32,
+    /// of a turn's polls, those that an application does
+    busy_polls: u32,
 }
 
 impl World {
@@ -89,6 +95,7 @@ impl World {
             applications: vec![0; nr_flows],
             crowded: 0,
             polling: 0,
+            busy_polls: 0,
         };
         let everyone = Vec::from_iter(0..NR_CPUS as u16);
         world.near(&vec![everyone; NR_CPUS as usize]);
@@ -107,9 +114,10 @@ impl World {
         (flow as u32).wrapping_mul(0x9e37_79b1)
     }
 
-    fn application(&mut self, flow: usize, cpu: u32) {
+    /// Its application is on a CPU, or polls.
+    fn application(&mut self, flow: usize, location: u32) {
         self.applications[flow] =
-            native::sock_flow_entry(Self::hash(flow), cpu as u16, self.facts.cpu_mask);
+            native::sock_flow_entry(Self::hash(flow), location as u16, self.facts.cpu_mask);
     }
 
     fn frame(&mut self, flow: usize) -> rx_verdict {
@@ -142,7 +150,8 @@ impl World {
     fn turn(&mut self, polls: u32, all: u32) {
         let now = self.q.load.turn_start + TURN_NS;
         self.q.load.poll_ns = u64::from(polls) * TURN_NS / u64::from(WHOLE);
-        (self.q.load.nr_polls, self.q.load.nr_exhausted) = (8, 8);
+        (self.q.load.nr_polls, self.q.nr_busy_polls) = (POLLS, self.busy_polls);
+        self.q.load.nr_exhausted = POLLS - self.busy_polls;
         native::load_turn(&mut self.q, now, all, 0);
     }
 
@@ -201,7 +210,7 @@ impl World {
         let [a, b, c, d] = number.to_le_bytes().map(u32::from);
         let cpu = a % NR_CPUS;
         let share = b % 5 * 256;
-        match c % 8 {
+        match c % 9 {
             0 | 1 => Self::bit(&mut self.facts.idle, cpu, b % 2 > 0),
             2 => self.facts.busy[cpu as usize] = share,
             3 => self.facts.demand[cpu as usize] = share,
@@ -212,6 +221,7 @@ impl World {
             }
             // Up to 2 ms a frame: few frames make a CPU busy here.
             6 => self.q.load.inline_ns = b % 5 * 8_000_000,
+            7 => self.busy_polls = b % (POLLS + 1),
             _ => self.turn(b % 3 * 512, d % 3 * 512),
         }
         self.serve();
@@ -222,7 +232,10 @@ impl World {
         let [a, b, c, _] = number.to_le_bytes().map(u32::from);
         let cpu = a % NR_CPUS;
         match c % 4 {
-            0 => self.application(b as usize % self.flows.len(), cpu),
+            0 => {
+                let location = if a < 32 { INLINE.into() } else { cpu };
+                self.application(b as usize % self.flows.len(), location);
+            }
             1 => {
                 let first = b as usize * SLOTS / 256;
                 let location = if a < 32 { INLINE } else { cpu as u16 };
@@ -255,10 +268,12 @@ impl World {
             Some("not the nearest idle CPU with room")
         } else if adapts && pressure == RELAXED && flow.location != INLINE && !waits {
             Some("elsewhere, although there is room")
-        } else if adapts && pressure != PRESSED && leaves {
+        } else if adapts && ![PRESSED, POLLED].contains(&pressure) && leaves {
             Some("left INLINE without pressure")
         } else if adapts && leaves && flow.load < self.q.load.leaving {
             Some("left INLINE before larger flows")
+        } else if adapts && leaves && flow.base == INLINE {
+            Some("left its application's polls")
         } else {
             None
         }
@@ -346,6 +361,9 @@ fn decided(world: &World) -> String {
     });
     let q = rx_queue {
         load: Default::default(),
+        busy_polled: 0,
+        nr_busy_polls: 0,
+        polled_for: 0,
         ..world.q
     };
     format!("{:?} {q:?} {:?}", Vec::from_iter(flows), world.backlogs)
@@ -938,6 +956,66 @@ fn who_waits_to_leave_is_shed_only_where_frames_are_dropped() {
     }
 }
 
+/// Flow 0's application polls and finds `busy_polls` of the polls' packets; flow 1's is on CPU 2.
+/// Where flow 1 is after some turns, with its reason.
+fn beside_who_polls(world: &mut World, busy_polls: u32) -> (u16, u8) {
+    world.busy_polls = busy_polls;
+    for _ in 0..50 {
+        world.turn(WHOLE / 16, WHOLE / 8);
+        for flow in 0..2 {
+            world.frame(flow);
+        }
+        assert_eq!(world.flows[0].location, INLINE);
+    }
+    (world.flows[1].location, world.flows[1].reason)
+}
+
+#[test]
+fn others_leave_the_polls_of_an_application() {
+    let (room, stay, consumer, no_gain, spread) = (
+        rx_reason::RX_ROOM.0 as u8,
+        rx_reason::RX_STAY.0 as u8,
+        rx_reason::RX_CONSUMER.0 as u8,
+        rx_reason::RX_NO_GAIN.0 as u8,
+        rx_reason::RX_SPREAD.0 as u8,
+    );
+    let world = |policy| {
+        let mut world = World::new(policy, 2);
+        world.facts.consumer_waits = 1;
+        world.map.location.fill(2);
+        world.application(0, INLINE.into());
+        world.application(1, 2);
+        world
+    };
+    for policy in [ADAPT | FOLLOW, ADAPT | FOLLOW | IDLE] {
+        let mut world = world(policy);
+        assert_eq!(beside_who_polls(&mut world, 0), (INLINE, room));
+        // Interrupts find most.
+        assert_eq!(beside_who_polls(&mut world, POLLS / 2 - 1), (INLINE, room));
+        assert_eq!(beside_who_polls(&mut world, POLLS), (2, consumer));
+        assert_eq!(world.q.load.pressure, POLLED);
+        // Once it is known that it polls, less will do.
+        assert_eq!(beside_who_polls(&mut world, POLLS / 2 - 1), (2, consumer));
+        assert_eq!(beside_who_polls(&mut world, 0), (INLINE, room));
+    }
+    // No application is known for flow 1: by its hash.
+    let mut spreads = world(ADAPT | FOLLOW);
+    spreads.applications[1] = 0;
+    assert_eq!(beside_who_polls(&mut spreads, POLLS), (2, spread));
+    // Somebody polls whose packets no table knows: they might have to leave as well.
+    let mut unknown = world(ADAPT | FOLLOW);
+    unknown.applications[0] = 0;
+    unknown.map.location.fill(INLINE);
+    assert_eq!(beside_who_polls(&mut unknown, POLLS), (INLINE, stay));
+    let mut nobody = world(ADAPT);
+    assert_eq!(beside_who_polls(&mut nobody, POLLS), (INLINE, room));
+    // Nowhere to go.
+    let mut crowded = world(ADAPT | FOLLOW);
+    crowded.crowded = 1 << 2;
+    crowded.serve();
+    assert_eq!(beside_who_polls(&mut crowded, POLLS), (INLINE, no_gain));
+}
+
 /// Polls of a turn, in ns, with what each received and sent elsewhere.
 #[derive(Clone, Debug)]
 struct Poll {
@@ -947,20 +1025,22 @@ struct Poll {
     elsewhere: u32,
     over_idle: bool,
     exhausted: bool,
+    busy: bool,
 }
 
 /// From nothing at all to what a machine that stood still makes of it.
 fn polls() -> impl Strategy<Value = Vec<Poll>> {
     let time = || prop_oneof![Just(0), 0..2_000_000u64, Just(1 << 31), Just(1 << 50)];
     let frames = prop_oneof![Just(0), 1..100u32, Just(u32::MAX)];
-    let poll = (time(), time(), frames, 0..=WHOLE, any::<[bool; 2]>()).prop_map(
-        |(gap, length, received, elsewhere, [over_idle, exhausted])| Poll {
+    let poll = (time(), time(), frames, 0..=WHOLE, any::<[bool; 3]>()).prop_map(
+        |(gap, length, received, elsewhere, [over_idle, exhausted, busy])| Poll {
             gap,
             length,
             received,
             elsewhere: (u64::from(received) * u64::from(elsewhere) / u64::from(WHOLE)) as u32,
             over_idle,
             exhausted,
+            busy,
         },
     );
     proptest::collection::vec(poll, 1..300)
@@ -975,11 +1055,18 @@ proptest! {
         first in prop_oneof![Just(0), Just(u32::MAX)],
         tasks in 0..=WHOLE,
         irq in 0..=WHOLE,
+        known in any::<bool>(),
+        policy in loaded(),
     ) {
-        let mut q = rx_queue::default();
+        let mut q = rx_queue {
+            policy,
+            ..Default::default()
+        };
         q.load.turn = first;
+        q.polled_for = u32::from(known) * (first.wrapping_add(1).max(1));
         let mut now = 1_000_000_000;
         let (mut poll_ns, mut received, mut elsewhere) = (0u64, 0u64, 0u64);
+        let (mut nr_busy, mut nr_others) = (0, 0);
         for poll in polls {
             let start = now + poll.gap;
             now = start + poll.length;
@@ -988,12 +1075,15 @@ proptest! {
             poll_ns += poll.length;
             received += u64::from(poll.received);
             elsewhere += u64::from(poll.elsewhere);
-            let over = native::load_polled(&mut q, start, now, poll.over_idle, poll.exhausted);
+            let busy = u32::from(poll.busy);
+            (nr_busy, nr_others) = (nr_busy + busy, nr_others + 1 - busy);
+            let over =
+                native::load_polled(&mut q, start, now, poll.over_idle, poll.exhausted, poll.busy);
             prop_assert_eq!(over, now - q.load.turn_start >= TURN_NS);
             if !over {
                 continue;
             }
-            let before = q.load;
+            let (before, before_polled) = (q.load, q.busy_polled);
             native::load_turn(&mut q, now, tasks, irq);
             let l = &q.load;
             prop_assert_eq!(l.turn, before.turn.wrapping_add(1));
@@ -1001,7 +1091,14 @@ proptest! {
             let busy = (tasks + irq).min(WHOLE) as u16;
             prop_assert!((busy..=WHOLE as u16).contains(&l.busy_share));
             prop_assert!(l.police <= before.police || l.pressure == PRESSED);
-            prop_assert!(l.pressure == PRESSED || l.leaving == u32::MAX);
+            prop_assert!([PRESSED, POLLED].contains(&l.pressure) || l.leaving == u32::MAX);
+            prop_assert!(l.pressure != POLLED || known && policy & FOLLOW != 0 && l.leaving == 0);
+            // The part goes a quarter of the way towards this turn's, but for what is rounded off.
+            let (was, now_polled) = (i64::from(before_polled), i64::from(q.busy_polled));
+            let part = i64::from(nr_busy * WHOLE / (nr_busy + nr_others));
+            prop_assert!((now_polled - (was * 3 + part) / 4).abs() <= 2);
+            prop_assert_eq!(q.nr_busy_polls, 0);
+            (nr_busy, nr_others) = (0, 0);
             // 32 frames in 8.6 s: the machine stood still.
             let still = poll_ns >= 1 << 33;
             let short = now - before.turn_start < 100 * TURN_NS;

@@ -2,17 +2,15 @@
 //! What processes find when they poll, and what it costs them: `bpf/poll.bpf.c`, and what the kernel
 //! counts of their waits.
 
-use std::ffi::OsStr;
 use std::fs;
 use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use libbpf_rs::btf::Btf;
-use libbpf_rs::btf::types::Enum;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapFlags, num_possible_cpus};
 
+use crate::caps;
 use crate::poll_skel::types::busy_poll;
 use crate::poll_skel::{PollSkel, PollSkelBuilder};
 
@@ -69,7 +67,7 @@ impl Stats {
         let rodata = open.maps.rodata_data.as_deref_mut();
         rodata
             .context("no constants in the program")?
-            .napi_state_in_busy_poll = 1 << in_busy_poll()?;
+            .napi_state_in_busy_poll = caps::napi_state_in_busy_poll()?;
         let skel = open.load().context("polls can't be counted here")?;
         let link = skel
             .progs
@@ -130,20 +128,6 @@ impl Stats {
     }
 }
 
-/// The number of the bit of `napi_struct.state` that is set while an application polls.
-fn in_busy_poll() -> Result<u32> {
-    let btf = Btf::from_vmlinux().context("the kernel does not show its types (BTF)")?;
-    let mut enums = btf.type_by_kind::<Enum<'_>>();
-    let bit = enums.find_map(|bits| {
-        let named = |name: &OsStr| name == "NAPI_STATE_IN_BUSY_POLL";
-        let bit = bits.iter().find(|bit| bit.name.is_some_and(named))?;
-        Some(bit.value)
-    });
-    Ok(u32::try_from(
-        bit.context("this kernel has no busy polling")?,
-    )?)
-}
-
 /// From /proc/PID/task/TID/status.
 fn voluntary_switches(status: &str) -> u64 {
     let line = status
@@ -170,13 +154,5 @@ mod tests {
         assert_eq!(voluntary_switches(""), 0);
         assert_eq!(scheduled("5 7000 3\n"), (Duration::from_micros(7), 3));
         assert_eq!(scheduled(""), (Duration::ZERO, 0));
-    }
-
-    /// As include/linux/netdevice.h has it since 5.11.
-    #[test]
-    fn the_kernel_names_the_bit() {
-        if let Ok(bit) = in_busy_poll() {
-            assert_eq!(bit, 6);
-        }
     }
 }

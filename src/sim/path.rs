@@ -201,6 +201,8 @@ pub struct Path {
     pub nr_overflows: u64,
     /// Why flows wanted to be where they did: a bit for each `enum rx_reason`.
     pub reasons: u32,
+    /// How the queue's turns ended: a bit for each `enum rx_pressure`.
+    pub pressures: u32,
     map: Box<rps_map>,
     table: Vec<rps_dev_flow>,
     sock_flows: Vec<u32>,
@@ -253,6 +255,7 @@ impl Path {
             stack: Stack::default(),
             nr_overflows: 0,
             reasons: 0,
+            pressures: 0,
             map: Box::new(rps_map {
                 location: [INLINE; SLOTS],
             }),
@@ -427,6 +430,9 @@ impl Path {
             self.gro.flush(old, self.jiffies, &mut self.stack);
         }
         self.gro.pass_up(&mut self.stack);
+        self.q.load.nr_polls += 1;
+        self.q.load.nr_exhausted += u32::from(matches!(end, End::Budget));
+        self.q.nr_busy_polls += u32::from(matches!(end, End::Busy));
         self.cpus[cpu as usize].owed = true;
         // Who gives the instance up does it in the poll's function, others may begin before the
         // tracepoint.
@@ -451,8 +457,8 @@ impl Path {
         let l = &mut self.q.load;
         let now = l.turn_start + TURN_NS;
         l.poll_ns = u64::from(polls) * TURN_NS / 1024;
-        (l.nr_polls, l.nr_exhausted) = (8, 8);
         native::load_turn(&mut self.q, now, all, 0);
+        self.pressures |= 1 << self.q.load.pressure;
     }
 
     // ---- backlogs -----------------------------------------------------------------------------
