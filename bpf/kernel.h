@@ -24,6 +24,7 @@ struct task_struct {
 	unsigned int __state;
 	int on_rq;
 	int pid;	     /* 0: the idle task of a CPU */
+	int tgid;
 	unsigned long nvcsw; /* times that it went to sleep */
 	struct sched_entity se;
 	void *worker_private; /* of a kthread: its struct kthread */

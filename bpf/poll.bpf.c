@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * poll.bpf.c: what applications that poll a queue themselves find there, and how long they look.
+ * poll.bpf.c: what applications that poll a queue themselves find there, how long they look, and
+ * what it takes to wake them when they don't.
  *
  * User space puts the processes into the map that it wants to know about, then attaches.
  */
@@ -12,12 +13,15 @@
 #include "busy_poll.h"
 #include "kernel.h"
 
-/* A process's polls. */
+/* A process's polls, and the wake-ups of its threads that poll. */
 struct busy_poll {
 	__u64 nr_polls;
-	__u64 nr_found;	  /* of these, that found packets, of whomever */
-	__u64 nr_packets; /* so many */
-	__u64 ns;	  /* from the end of a wait's first poll to that of its last */
+	__u64 nr_found;	   /* of these, that found packets, of whomever */
+	__u64 nr_packets;  /* so many */
+	__u64 ns;	   /* from the end of a wait's first poll to that of its last */
+	__u64 nr_woken;	   /* threads that slept and were given a CPU again */
+	__u64 woken_ns;	   /* what that took since somebody woke them */
+	__u64 shortest_ns; /* of these; 0 none */
 };
 
 /* By process. */
@@ -42,6 +46,17 @@ struct {
 	__type(value, struct wait);
 } waits SEC(".maps");
 
+/* A thread that polls. */
+struct poll_thread {
+	__u64 woken; /* when, ns; 0: it runs, or sleeps */
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct poll_thread);
+} poll_threads SEC(".maps");
+
 /* A poll has found nothing, or something, which ends its wait. */
 static __always_inline __u64 wait_polled(bool found)
 {
@@ -57,6 +72,9 @@ static __always_inline __u64 wait_polled(bool found)
 		return 0;
 	if (wait->tid == tid && wait->nr_sleeps == nr_sleeps)
 		ns = now - wait->ns;
+	else
+		bpf_task_storage_get(&poll_threads, bpf_get_current_task_btf(), NULL,
+				     BPF_LOCAL_STORAGE_GET_F_CREATE);
 	wait->tid = found ? 0 : tid;
 	wait->nr_sleeps = nr_sleeps;
 	wait->ns = now;
@@ -78,6 +96,39 @@ int BPF_PROG(on_napi_poll, struct napi_struct *napi, int work, int budget)
 	polls->nr_found += work > 0;
 	polls->nr_packets += work > 0 ? work : 0;
 	polls->ns += wait_polled(work > 0);
+	return 0;
+}
+
+SEC("tp_btf/sched_waking")
+int BPF_PROG(on_sched_waking, struct task_struct *task)
+{
+	struct poll_thread *thread = bpf_task_storage_get(&poll_threads, task, NULL, 0);
+
+	/* One that has not gone to sleep yet won't be switched to. */
+	if (thread && task->__state != TASK_RUNNING)
+		thread->woken = bpf_ktime_get_ns();
+	return 0;
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	struct poll_thread *thread = bpf_task_storage_get(&poll_threads, next, NULL, 0);
+	__u32 pid = next->tgid;
+	struct busy_poll *polls;
+	__u64 ns;
+
+	if (likely(!thread) || !thread->woken)
+		return 0;
+	ns = bpf_ktime_get_ns() - thread->woken;
+	thread->woken = 0;
+	polls = bpf_map_lookup_elem(&busy_polls, &pid);
+	if (!polls)
+		return 0;
+	polls->nr_woken++;
+	polls->woken_ns += ns;
+	if (!polls->shortest_ns || ns < polls->shortest_ns)
+		polls->shortest_ns = ns;
 	return 0;
 }
 

@@ -304,13 +304,16 @@ fn by_configuration() -> Result<()> {
         Wire::start(&bed.link, 0, &paced)?.wait()?;
         let polling = dut.netns.run(busy_poll::status)?.context("it is there")?;
         let application = polling.applications.into_iter().find(|a| a.pid == pid);
-        Ok(application.filter(|a| a.found > 0))
+        Ok(application.filter(|a| a.found > 0 && a.won_seconds.is_some()))
     })?;
     ensure!(application.polls >= application.found, "{application:?}");
     ensure!(application.packets >= application.found, "{application:?}");
     ensure!(application.sockets > 0, "{application:?}");
     ensure!(application.usecs == ON.usecs, "{application:?}");
     ensure!(application.polling_seconds > 0.0, "{application:?}");
+    ensure!(application.won_seconds > Some(0.0), "{application:?}");
+    ensure!(application.wake_up_us > Some(0.0), "{application:?}");
+    ensure!(!application.in_vain, "{application:?}");
     let mut status = dut.netns.command(env!("CARGO_BIN_EXE_rxsteer"))?;
     let status = status.arg("status").output()?;
     let text = String::from_utf8(status.stdout)?;

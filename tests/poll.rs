@@ -336,3 +336,29 @@ fn what_can_not_be_done_is_said() -> Result<()> {
     }
     Ok(())
 }
+
+/// By lo, which has no NAPI instances.
+#[test]
+fn polls_in_vain_are_said() -> Result<()> {
+    let Some(_alone) = can_run("polls_in_vain_are_said") else {
+        return Ok(());
+    };
+    let socket = UdpSocket::bind("127.0.0.1:0")?;
+    socket.set_read_timeout(Some(Duration::from_millis(1)))?;
+    let poll = Poll::own(&[])?;
+    becomes(&socket, ON)?;
+    let status = until("it is in vain", || {
+        let _ = socket.recv(&mut [0; 1]);
+        let mut status = Command::new(RXSTEER);
+        let text = String::from_utf8(status.arg("status").output()?.stdout)?;
+        Ok(text
+            .contains("none of its waits has polled")
+            .then_some(text))
+    })?;
+    let line = format!("process {} (", std::process::id());
+    ensure!(status.contains(&line), "{status}");
+    poll.signal(Signal::SIGTERM)?;
+    let (code, log) = poll.ended()?;
+    ensure!(code == Some(0) && log.contains("`rxsteer napi`"), "{log}");
+    Ok(())
+}

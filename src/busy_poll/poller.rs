@@ -14,7 +14,7 @@ use super::options::{self, Polling};
 use super::process::{self, Open, Target};
 use super::rule::Rule;
 use super::stats::{Counts, Stats};
-use super::status::{Application, Status};
+use super::status::{self, Application, Status};
 use super::undo::{self, Change, internet};
 use crate::guardian::Guardian;
 
@@ -64,6 +64,10 @@ struct Chosen {
     nr_sockets: usize,
     /// When the first was set, and what the kernel had counted then.
     since: (Instant, Counts),
+    /// Its threads wait, but none has polled yet; it has been said.
+    in_vain: bool,
+    /// One has.
+    polled: bool,
     trial: Trial,
 }
 
@@ -146,6 +150,7 @@ impl Poller {
                     if new {
                         info!("{}", chosen.words(&self.rules[rule]));
                     }
+                    self.doubt(&mut chosen)?;
                     self.processes.insert(pid, chosen);
                 }
                 Err(e) => self.give_up(&chosen, e)?,
@@ -184,6 +189,8 @@ impl Poller {
             epolls: HashSet::new(),
             nr_sockets: 0,
             since: (now, counts),
+            in_vain: false,
+            polled: false,
             trial: Trial {
                 start: now,
                 counts,
@@ -234,6 +241,26 @@ impl Poller {
             false => Polling::default(),
         };
         self.set_all(chosen, polling)
+    }
+
+    /// Says it if a process's waits don't poll.
+    fn doubt(&self, chosen: &mut Chosen) -> Result<()> {
+        let (start, before) = chosen.since;
+        let Ok(stats) = &self.stats else {
+            return Ok(());
+        };
+        if chosen.polled || chosen.set == Polling::default() || start.elapsed() < TRIAL {
+            return Ok(());
+        }
+        let counts = stats.counts(chosen.target.pid)?.since(before);
+        chosen.polled = counts.polls > 0;
+        let in_vain = !chosen.polled && chosen.nr_sockets > 0 && counts.sleeps >= WAITS;
+        if in_vain && !chosen.in_vain {
+            let Target { pid, comm, .. } = &chosen.target;
+            warn!("process {pid} ({comm}): {}", status::IN_VAIN);
+        }
+        chosen.in_vain = in_vain;
+        Ok(())
     }
 
     /// Sets what has been set before.
@@ -292,6 +319,7 @@ impl Poller {
                 usecs: chosen.set.usecs,
                 sockets: chosen.nr_sockets,
                 epolls: chosen.epolls.len(),
+                in_vain: chosen.in_vain,
                 seconds: 0.0,
                 polls: 0,
                 found: 0,
@@ -299,6 +327,7 @@ impl Poller {
                 polling_seconds: 0.0,
                 sleeps: 0,
                 wake_up_us: None,
+                won_seconds: None,
             };
             let (start, before) = chosen.since;
             let counts = match &self.stats {

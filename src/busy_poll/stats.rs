@@ -14,10 +14,10 @@ use crate::caps;
 use crate::poll_skel::types::busy_poll;
 use crate::poll_skel::{PollSkel, PollSkelBuilder};
 
-/// The program, attached; dropping it detaches it.
+/// The programs, attached; dropping it detaches them.
 pub struct Stats {
     skel: PollSkel<'static>,
-    _link: Link,
+    _links: Vec<Link>,
 }
 
 /// A process's polls and waits, since it has been chosen.
@@ -33,10 +33,12 @@ pub struct Counts {
     pub polling: Duration,
     /// Times that a thread went to sleep, for whatever reason.
     pub sleeps: u64,
-    /// How long threads that were woken waited for their CPU, in all.
-    pub woken_late: Duration,
-    /// Times that one was given a CPU.
-    pub runs: u64,
+    /// Times that a thread that polls slept, was woken, and given a CPU.
+    pub woken: u64,
+    /// What that took, from the wake-up on, in all,
+    pub waking: Duration,
+    /// and at least; zero if none was woken. Since the process was chosen, also in a difference.
+    pub shortest: Duration,
 }
 
 impl Counts {
@@ -49,8 +51,9 @@ impl Counts {
             polling: self.polling.saturating_sub(earlier.polling),
             // Threads that have ended take theirs along.
             sleeps: self.sleeps.saturating_sub(earlier.sleeps),
-            woken_late: self.woken_late.saturating_sub(earlier.woken_late),
-            runs: self.runs.saturating_sub(earlier.runs),
+            woken: self.woken.saturating_sub(earlier.woken),
+            waking: self.waking.saturating_sub(earlier.waking),
+            shortest: self.shortest,
         }
     }
 }
@@ -59,7 +62,7 @@ impl Stats {
     /// Counts nobody's polls yet.
     ///
     /// # Errors
-    /// When the kernel refuses the program.
+    /// When the kernel refuses the programs.
     pub fn attach() -> Result<Self> {
         // The object lives for as long as the process: there is one Stats at most.
         let object = Box::leak(Box::new(MaybeUninit::uninit()));
@@ -69,12 +72,16 @@ impl Stats {
             .context("no constants in the program")?
             .napi_state_in_busy_poll = caps::napi_state_in_busy_poll()?;
         let skel = open.load().context("polls can't be counted here")?;
-        let link = skel
-            .progs
-            .on_napi_poll
-            .attach_trace()
-            .context("polls can't be counted here")?;
-        Ok(Self { skel, _link: link })
+        let progs = [
+            &skel.progs.on_sched_waking,
+            &skel.progs.on_sched_switch,
+            &skel.progs.on_napi_poll,
+        ];
+        let links = progs.map(|prog| prog.attach_trace().context("polls can't be counted here"));
+        Ok(Self {
+            _links: links.into_iter().collect::<Result<_>>()?,
+            skel,
+        })
     }
 
     /// Counts a process's polls, from none on.
@@ -104,6 +111,7 @@ impl Stats {
         let polls = &self.skel.maps.busy_polls;
         let by_cpu = polls.lookup_percpu(&pid.to_ne_bytes(), MapFlags::ANY)?;
         let mut counts = Counts::default();
+        let mut shortest = Vec::new();
         for bytes in by_cpu.unwrap_or_default() {
             assert_eq!(bytes.len(), size_of::<busy_poll>());
             // SAFETY: the kernel wrote a structure of this type, integers only.
@@ -112,17 +120,18 @@ impl Stats {
             counts.found += cpu.nr_found;
             counts.packets += cpu.nr_packets;
             counts.polling += Duration::from_nanos(cpu.ns);
+            counts.woken += cpu.nr_woken;
+            counts.waking += Duration::from_nanos(cpu.woken_ns);
+            shortest.extend((cpu.shortest_ns > 0).then_some(cpu.shortest_ns));
         }
+        counts.shortest = Duration::from_nanos(shortest.into_iter().min().unwrap_or(0));
         for thread in fs::read_dir(format!("/proc/{pid}/task"))
             .into_iter()
             .flatten()
             .flatten()
         {
-            let read = |file| fs::read_to_string(thread.path().join(file)).unwrap_or_default();
-            counts.sleeps += voluntary_switches(&read("status"));
-            let (late, runs) = scheduled(&read("schedstat"));
-            counts.woken_late += late;
-            counts.runs += runs;
+            let status = fs::read_to_string(thread.path().join("status"));
+            counts.sleeps += voluntary_switches(&status.unwrap_or_default());
         }
         Ok(counts)
     }
@@ -136,13 +145,6 @@ fn voluntary_switches(status: &str) -> u64 {
     line.and_then(|n| n.trim().parse().ok()).unwrap_or(0)
 }
 
-/// From /proc/PID/task/TID/schedstat: time on the CPU and waiting for it, ns; and how often it got it.
-fn scheduled(schedstat: &str) -> (Duration, u64) {
-    let mut fields = schedstat.split_whitespace().map(|n| n.parse().unwrap_or(0));
-    let late = fields.nth(1).unwrap_or(0);
-    (Duration::from_nanos(late), fields.next().unwrap_or(0))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -152,7 +154,5 @@ mod tests {
         let status = "Name:\tsleep\nvoluntary_ctxt_switches:\t17\nnonvoluntary_ctxt_switches:\t4\n";
         assert_eq!(voluntary_switches(status), 17);
         assert_eq!(voluntary_switches(""), 0);
-        assert_eq!(scheduled("5 7000 3\n"), (Duration::from_micros(7), 3));
-        assert_eq!(scheduled(""), (Duration::ZERO, 0));
     }
 }

@@ -10,6 +10,11 @@ use serde::{Deserialize, Serialize};
 use super::stats::Counts;
 use crate::status::table;
 
+/// What a process whose waits don't poll can do about it.
+pub(super) const IN_VAIN: &str = "none of its waits has polled yet: no packet of its has come by a \
+                                  device with NAPI instances (`rxsteer napi` shows them), or all \
+                                  were redirected to other CPUs";
+
 /// All applications whose sockets poll.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
@@ -34,6 +39,8 @@ pub struct Application {
     pub sockets: usize,
     /// and epoll instances that do.
     pub epolls: usize,
+    /// Its threads wait, but none has polled yet.
+    pub in_vain: bool,
     /// Since its first socket was set, s.
     pub seconds: f64,
     /// Polls of a queue since then.
@@ -46,8 +53,12 @@ pub struct Application {
     pub polling_seconds: f64,
     /// Times that its threads went to sleep nevertheless, for whatever reason.
     pub sleeps: u64,
-    /// How long a thread that was woken waited for its CPU on average, us; null if none was.
+    /// What it took on average from the wake-up of a thread that polls until it ran, us; null if none
+    /// was woken.
     pub wake_up_us: Option<f64>,
+    /// What packets would have waited for threads to be woken if polls had not found them: as many
+    /// times as polls found something, the shortest wake-up, s. An estimate; null if none was woken.
+    pub won_seconds: Option<f64>,
 }
 
 impl Application {
@@ -59,8 +70,9 @@ impl Application {
         self.packets = counts.packets;
         self.polling_seconds = counts.polling.as_secs_f64();
         self.sleeps = counts.sleeps;
-        self.wake_up_us =
-            (counts.runs > 0).then(|| counts.woken_late.as_secs_f64() * 1e6 / counts.runs as f64);
+        let woken = counts.woken > 0;
+        self.wake_up_us = woken.then(|| counts.waking.as_secs_f64() * 1e6 / counts.woken as f64);
+        self.won_seconds = woken.then(|| counts.shortest.as_secs_f64() * counts.found as f64);
         self
     }
 }
@@ -74,6 +86,9 @@ pub fn render(status: &Status) -> String {
         return out;
     }
     let _ = writeln!(out, "{}", applications(&status.applications).trim_fmt());
+    for a in status.applications.iter().filter(|a| a.in_vain) {
+        let _ = writeln!(out, "process {} ({}): {IN_VAIN}", a.pid, a.comm);
+    }
     if let Some(why) = &status.uncounted {
         let _ = writeln!(out, "not counted: {why}");
     }
@@ -92,6 +107,7 @@ fn applications(applications: &[Application]) -> Table {
         "CPU",
         "sleeps",
         "wake-up us",
+        "won",
     ]);
     for a in applications {
         let percent = |part: f64, whole: f64| match whole > 0.0 {
@@ -109,6 +125,8 @@ fn applications(applications: &[Application]) -> Table {
             percent(a.polling_seconds, a.seconds),
             a.sleeps.to_string(),
             a.wake_up_us.map_or("-".to_owned(), |us| format!("{us:.1}")),
+            a.won_seconds
+                .map_or("-".to_owned(), |s| format!("{:.1} ms", s * 1000.0)),
         ]);
     }
     table
