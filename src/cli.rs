@@ -53,6 +53,9 @@ pub enum Command {
     /// What `napi` leaves behind, while it sets, for the case that it is killed
     #[command(hide = true)]
     PutBackNapi,
+    /// Say what stands in the way on this host and its devices, and what the settings of NAPI instances
+    /// amount to. Exit status: 0 if nothing does, 1 otherwise
+    Doctor(DoctorArgs),
     /// See it: the same flood without steering, with kernel RPS and with rxsteer
     Demo(DemoArgs),
     /// Measure, on this machine and in namespaces of its own
@@ -385,6 +388,18 @@ impl From<NapiSettings> for Settings {
             threaded: args.threaded,
         }
     }
+}
+
+/// Options of `rxsteer doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Network devices, for example eth0; without, all that are up, but for lo
+    #[arg(value_name = "DEVICE")]
+    pub devices: Vec<String>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options of `rxsteer demo`.

@@ -17,6 +17,7 @@ pub mod cpus;
 pub mod datapath;
 pub mod demo;
 pub mod device;
+pub mod doctor;
 pub mod endpoints;
 pub mod explain;
 pub mod flow;

@@ -18,10 +18,10 @@ use rxsteer::bench::peer::Server;
 use rxsteer::bench::{CasePlan, Document, Effort, Measurement, Only, Scenario};
 use rxsteer::caps::{self, Need};
 use rxsteer::cli::{
-    BenchArgs, BenchCommand, Cli, Command, CompareArgs, DemoArgs, ExplainArgs, FlowsArgs, NapiArgs,
-    ServeArgs, StatusArgs,
+    BenchArgs, BenchCommand, Cli, Command, CompareArgs, DemoArgs, DoctorArgs, ExplainArgs,
+    FlowsArgs, NapiArgs, ServeArgs, StatusArgs,
 };
-use rxsteer::{busy_poll, config, demo, explain, flows, napi, napi_settings, run, status};
+use rxsteer::{busy_poll, config, demo, doctor, explain, flows, napi, napi_settings, run, status};
 use tracing_subscriber::filter::LevelFilter;
 
 fn main() -> ExitCode {
@@ -81,6 +81,7 @@ fn execute(command: Command) -> Result<ExitCode> {
             }
             None => print_napis(&args)?,
         },
+        Command::Doctor(args) => return diagnose(&args),
         Command::PutBackNapi => napi_settings::put_back()?,
         Command::Demo(args) => demo(&args)?,
         Command::Bench(args) => match &args.command {
@@ -149,6 +150,21 @@ fn print_napis(args: &NapiArgs) -> Result<()> {
         print!("{}", napi::render(&napis));
     }
     Ok(())
+}
+
+/// Fails, in the exit status alone, if something stands in the way.
+fn diagnose(args: &DoctorArgs) -> Result<ExitCode> {
+    end_with_the_reader()?;
+    let diagnosis = doctor::diagnose(&args.devices)?;
+    if args.json {
+        println!("{}", serde_json::to_string(&diagnosis)?);
+    } else {
+        print!("{}", doctor::render(&diagnosis));
+    }
+    Ok(match diagnosis.in_the_way {
+        false => ExitCode::SUCCESS,
+        true => ExitCode::FAILURE,
+    })
 }
 
 fn print_status(args: &StatusArgs) -> Result<()> {

@@ -10,6 +10,7 @@ use std::os::fd::BorrowedFd;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde::{Deserialize, Serialize};
 use tracing::info;
 
 use crate::device::Device;
@@ -19,6 +20,17 @@ use crate::setting::Setting;
 
 /// The hidden command that is the child.
 pub const COMMAND: &str = "put-back-napi";
+
+/// What the child is told.
+#[derive(Debug, Default, Serialize, Deserialize)]
+struct Found {
+    /// The device's.
+    ifindex: u32,
+    /// How its instances were, by id.
+    before: Vec<(u32, Settings)>,
+    /// What they are set to.
+    set: Settings,
+}
 
 /// What a device's instances have been set to. When it is dropped, or this process ends otherwise,
 /// they are as they were.
@@ -92,7 +104,7 @@ impl Changed {
             _lock: lock.try_clone().context("the lock")?,
         };
         if each != Settings::default() {
-            this.instances = Some(set_each(name, napis, &each, lock)?);
+            this.instances = Some(set_each(device, napis, &each, lock)?);
         }
         this.set_device_wide(name, &wanted.without(&each))?;
         Ok(this)
@@ -137,7 +149,8 @@ impl Changed {
 }
 
 /// Sets every instance. The guardian holds the lock, by an output that it does not use.
-fn set_each(device: &str, napis: &[Napi], wanted: &Settings, lock: File) -> Result<Guardian> {
+fn set_each(device: &Device, napis: &[Napi], wanted: &Settings, lock: File) -> Result<Guardian> {
+    let name = &device.name;
     let before: Vec<(u32, Settings)> = napis
         .iter()
         .map(|napi| (napi.id, napi.settings.only(wanted)))
@@ -148,40 +161,55 @@ fn set_each(device: &str, napis: &[Napi], wanted: &Settings, lock: File) -> Resu
             io::ErrorKind::PermissionDenied => {
                 anyhow!("NAPI instances can't be set without CAP_NET_ADMIN: run it as root")
             }
-            _ => anyhow!(e).context(format!("NAPI instance {id} of {device} can't be set")),
+            _ => anyhow!(e).context(format!("NAPI instance {id} of {name} can't be set")),
         })?;
     }
     let mut guardian = Guardian::start(COMMAND, Some(lock))?;
-    guardian.tell(&before)?;
+    guardian.tell(&Found {
+        ifindex: device.ifindex,
+        before: before.clone(),
+        set: *wanted,
+    })?;
     for (id, before) in &before {
         netdev::set_napi(*id, wanted)
-            .with_context(|| format!("cannot set NAPI instance {id} of {device}"))?;
-        info!("{device}, NAPI instance {id}: {}", words(before, wanted));
+            .with_context(|| format!("cannot set NAPI instance {id} of {name}"))?;
+        info!("{name}, NAPI instance {id}: {}", words(before, wanted));
     }
     Ok(guardian)
 }
 
-/// The child: reads what was found, waits until nobody is left who could write more, and puts it
-/// back.
+/// The child: reads what was found, waits until nobody is left who could write more, and puts back
+/// what nobody else has changed since.
 ///
 /// # Errors
 /// When something can't be put back.
 pub fn put_back() -> Result<()> {
-    let mut before = Vec::new();
-    guardian::told(|found| before = found)?;
-    restore(&before)
+    let mut found = Found::default();
+    guardian::told(|told| found = told)?;
+    restore(&found)
 }
 
-fn restore(before: &[(u32, Settings)]) -> Result<()> {
+fn restore(found: &Found) -> Result<()> {
     let mut failed = 0;
-    for (id, before) in before {
-        match netdev::set_napi(*id, before) {
+    let gone = |e: &anyhow::Error| {
+        let cause = e.downcast_ref::<io::Error>();
+        cause.and_then(io::Error::raw_os_error) == Some(libc::ENODEV)
+    };
+    let napis = match netdev::napis(found.ifindex) {
+        Err(e) if gone(&e) => return Ok(()),
+        napis => napis?.unwrap_or_default(),
+    };
+    for napi in napis {
+        // The driver has made others since.
+        let Some((_, before)) = found.before.iter().find(|(id, _)| *id == napi.id) else {
+            continue;
+        };
+        match netdev::set_napi(napi.id, &before.unless_changed(&found.set, &napi.settings)) {
             Ok(()) => {}
-            // The driver has made others since, or the device is gone.
             Err(e) if e.raw_os_error() == Some(libc::ENOENT) => {}
             Err(e) => {
                 failed += 1;
-                tracing::error!("NAPI instance {id} is not as before: {e}");
+                tracing::error!("NAPI instance {} is not as before: {e}", napi.id);
             }
         }
     }
@@ -229,6 +257,16 @@ mod tests {
         assert_eq!(
             words(&found.only(&wanted), &wanted),
             "gro-flush-timeout 0 -> 200000 ns, threaded off -> on"
+        );
+        // Somebody else has changed the timeout meanwhile.
+        let now = Settings {
+            gro_flush_timeout: Some(50_000),
+            ..wanted
+        };
+        let back = found.only(&wanted).unless_changed(&wanted, &now);
+        assert_eq!(
+            (back.gro_flush_timeout, back.threaded),
+            (None, Some(Threaded::Off))
         );
         // Before 6.17 `threaded` is the device's.
         let told = Settings {

@@ -51,6 +51,23 @@ impl Settings {
         }
     }
 
+    /// Those that in `now` are what they were `set` to: nobody else has changed them.
+    pub fn unless_changed(&self, set: &Self, now: &Self) -> Self {
+        let same = Self {
+            defer_hard_irqs: now
+                .defer_hard_irqs
+                .filter(|n| set.defer_hard_irqs == Some(*n)),
+            gro_flush_timeout: now
+                .gro_flush_timeout
+                .filter(|n| set.gro_flush_timeout == Some(*n)),
+            irq_suspend_timeout: now
+                .irq_suspend_timeout
+                .filter(|n| set.irq_suspend_timeout == Some(*n)),
+            threaded: now.threaded.filter(|n| set.threaded == Some(*n)),
+        };
+        self.only(&same)
+    }
+
     /// Those that `other` lacks.
     pub fn without(&self, other: &Self) -> Self {
         let unless = |theirs: bool| (!theirs).then_some(());

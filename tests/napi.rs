@@ -252,6 +252,18 @@ fn all_is_put_back(signal: Signal) -> Result<()> {
     let (_, err, code) = rxsteer(dut, &[&dut.name, "--defer-hard-irqs", "1"])?;
     ensure!(code == Some(1) && err.contains("stop it first"), "{err}");
     ensure!(settings(dut)? == [wanted; 2]);
+    let mut before = before;
+    if told.is_some() {
+        // What somebody else sets meanwhile stays.
+        let other = Settings {
+            gro_flush_timeout: Some(30_000),
+            ..Settings::default()
+        };
+        let last = device(dut)?.napis.and_then(|napis| napis.last().copied());
+        let last = last.context("there are two")?.id;
+        dut.netns.run(|| Ok(netdev::set_napi(last, &other)?))?;
+        before[1].gro_flush_timeout = other.gro_flush_timeout;
+    }
 
     let (code, log) = setter.ended(signal)?;
     let expected = (signal != Signal::SIGKILL).then_some(0);
@@ -276,6 +288,27 @@ fn settings_are_put_back_when_it_is_killed() {
     if let Some(_alone) = lab("settings_are_put_back_when_it_is_killed") {
         all_is_put_back(Signal::SIGKILL).unwrap();
     }
+}
+
+#[test]
+fn a_device_may_go_meanwhile() -> Result<()> {
+    let Some(_alone) = lab("a_device_may_go_meanwhile") else {
+        return Ok(());
+    };
+    let link = link(1, true)?;
+    let mut setter = Setter::start(&link.dut, &["--gro-flush-timeout", "30000"])?;
+    until("it is set", || {
+        if setter.0.try_wait()?.is_some() {
+            bail!("{}", setter.log()?);
+        }
+        let set = settings(&link.dut)?[0].gro_flush_timeout == Some(30_000);
+        Ok(set.then_some(()))
+    })?;
+    let mut ip = link.dut.netns.command("ip")?;
+    ensure!(ip.args(["link", "del", &link.dut.name]).status()?.success());
+    let (code, log) = setter.ended(Signal::SIGTERM)?;
+    ensure!(code == Some(0), "{code:?}: {log}");
+    Ok(())
 }
 
 /// As on kernels that tell less: what they don't is taken out of what this one has told.

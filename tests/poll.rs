@@ -5,10 +5,12 @@
 
 mod common;
 
-use std::io::Read;
+use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -52,9 +54,29 @@ struct Poll(Child);
 
 impl Poll {
     fn start(args: &[&str]) -> Result<Self> {
+        Ok(Self(Self::command(args).spawn()?))
+    }
+
+    fn command(args: &[&str]) -> Command {
         let mut command = Command::new(RXSTEER);
         command.arg("poll").args(["--usecs", "50"]).args(args);
         command.stdin(Stdio::null()).stderr(Stdio::piped());
+        command
+    }
+
+    /// By a root that may not trace a process that has more capabilities.
+    fn confined(args: &[&str]) -> Result<Self> {
+        const CAP_SYS_PTRACE: libc::c_ulong = 19;
+        let mut command = Self::command(args);
+        let drop_capability = || {
+            // SAFETY: takes numbers.
+            let done = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0) };
+            nix::errno::Errno::result(done)
+                .map(drop)
+                .map_err(Into::into)
+        };
+        // SAFETY: a system call and nothing else.
+        unsafe { command.pre_exec(drop_capability) };
         Ok(Self(command.spawn()?))
     }
 
@@ -268,6 +290,14 @@ fn others_are_left_alone() -> Result<()> {
             "--port".to_owned(),
             port(&two)?,
         ],
+        vec![
+            "--exe".to_owned(),
+            std::fs::canonicalize(format!("/proc/{}/exe", other.pid()))?
+                .to_string_lossy()
+                .into_owned(),
+            "--port".to_owned(),
+            port(&two)?,
+        ],
         vec!["--port".to_owned(), port(&two)?],
     ] {
         let args: Vec<_> = args.iter().map(String::as_str).collect();
@@ -360,5 +390,104 @@ fn polls_in_vain_are_said() -> Result<()> {
     poll.signal(Signal::SIGTERM)?;
     let (code, log) = poll.ended()?;
     ensure!(code == Some(0) && log.contains("`rxsteer napi`"), "{log}");
+    Ok(())
+}
+
+/// A cgroup (v2) of its own, removed when dropped: it must be empty then.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// `None` where no hierarchy is mounted.
+    fn new() -> Result<Option<Self>> {
+        let mounts = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"].map(Path::new);
+        let Some(mount) = mounts
+            .iter()
+            .find(|mount| mount.join("cgroup.procs").exists())
+        else {
+            return Ok(None);
+        };
+        let path = mount.join(format!("rxsteer-test-{}", std::process::id()));
+        std::fs::create_dir(&path)?;
+        Ok(Some(Self(path)))
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_cgroup_has_its_processes() -> Result<()> {
+    let test = "a_cgroup_has_its_processes";
+    let Some(_alone) = can_run(test) else {
+        return Ok(());
+    };
+    let Some(cgroup) = Cgroup::new()? else {
+        common::not_run(test, "no cgroup v2 hierarchy is mounted");
+        return Ok(());
+    };
+    let [one, two] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+    let inside = Sleeper::with(one.try_clone()?.into())?;
+    let _outside = Sleeper::with(two.try_clone()?.into())?;
+    let poll = Poll::start(&["--cgroup", &cgroup.0.to_string_lossy()])?;
+    // One that comes later is found as well.
+    std::fs::write(cgroup.0.join("cgroup.procs"), inside.pid())?;
+    becomes(&one, ON)?;
+    ensure!(of(&two)? == OFF);
+    poll.signal(Signal::SIGTERM)?;
+    let (code, log) = poll.ended()?;
+    ensure!(code == Some(0), "{log}");
+    ensure!(of(&one)? == OFF, "{log}");
+    Ok(())
+}
+
+#[test]
+fn a_process_that_may_not_be_touched_is_said() -> Result<()> {
+    let Some(_alone) = can_run("a_process_that_may_not_be_touched_is_said") else {
+        return Ok(());
+    };
+    let socket = UdpSocket::bind("127.0.0.1:0")?;
+    let sleeper = Sleeper::with(socket.try_clone()?.into())?;
+    let (code, log) = Poll::confined(&["--pid", &sleeper.pid()])?.ended()?;
+    ensure!(
+        code == Some(1) && log.contains("may not be touched"),
+        "{log}"
+    );
+    ensure!(of(&socket)? == OFF);
+
+    // Of many, the others are not given up for it.
+    let port = socket.local_addr()?.port().to_string();
+    let mut poll = Poll::confined(&["--comm", "sleep", "--port", &port])?;
+    let mut stderr = BufReader::new(poll.0.stderr.as_mut().context("it is piped")?);
+    let mut line = String::new();
+    while !line.contains("may not be touched") {
+        line.clear();
+        ensure!(stderr.read_line(&mut line)? > 0, "it has ended");
+    }
+    poll.signal(Signal::SIGTERM)?;
+    let (code, log) = poll.ended()?;
+    ensure!(code == Some(0), "{log}");
+    ensure!(of(&socket)? == OFF);
+    Ok(())
+}
+
+#[test]
+fn the_host_is_put_back() -> Result<()> {
+    let Some(_alone) = can_run("the_host_is_put_back") else {
+        return Ok(());
+    };
+    const FILE: &str = "/proc/sys/net/core/busy_poll";
+    let host = || Ok::<_, std::io::Error>(std::fs::read_to_string(FILE)?.trim().to_owned());
+    let before = host()?;
+    ensure!(before != "50", "somebody else lets the host poll");
+    for signal in [Signal::SIGTERM, Signal::SIGKILL] {
+        let poll = Poll::own(&["--host-wide"])?;
+        until("the host polls", || Ok((host()? == "50").then_some(())))?;
+        poll.signal(signal)?;
+        let (_, log) = poll.ended()?;
+        ensure!(host()? == before, "{signal}: {log}");
+    }
     Ok(())
 }

@@ -29,7 +29,7 @@ fn commands() {
     wrong(&["steer"], &["unrecognized subcommand", "steer"]);
     wrong(&["run", "lo", "--polcy=rps"], &["--polcy", "--policy"]);
     for command in [
-        "run", "status", "flows", "explain", "set", "napi", "demo", "bench",
+        "run", "status", "flows", "explain", "set", "poll", "napi", "doctor", "demo", "bench",
     ] {
         wrong(&[command, "--no-such-option"], &["--no-such-option"]);
         let help = rxsteer(&[command, "--help"]);

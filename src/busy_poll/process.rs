@@ -8,9 +8,9 @@ use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::str::FromStr;
 
 use nix::errno::Errno;
-use procfs::ProcError;
 use procfs::process::{FDTarget, Process};
 
 use super::rule::Rule;
@@ -23,7 +23,6 @@ pub struct Target {
     pub start: u64,
     /// Its name.
     pub comm: String,
-    process: Process,
     pidfd: OwnedFd,
 }
 
@@ -58,7 +57,6 @@ impl Target {
             pid,
             start: stat.starttime,
             comm: stat.comm,
-            process,
             pidfd,
         })
     }
@@ -68,21 +66,31 @@ impl Target {
     /// # Errors
     /// When it has ended, or may not be looked at.
     pub fn opened(&self) -> io::Result<Vec<Open>> {
-        let fds = self.process.fd().map_err(|e| match e {
-            ProcError::PermissionDenied(_) => io::Error::from_raw_os_error(libc::EACCES),
-            ProcError::NotFound(_) => io::Error::from_raw_os_error(libc::ESRCH),
-            ProcError::Io(e, _) => e,
-            e => io::Error::other(e),
-        })?;
-        let fds = fds.filter_map(|fd| {
-            let fd = fd.ok()?;
-            match fd.target {
-                FDTarget::Socket(inode) => Some(Open::Socket { fd: fd.fd, inode }),
-                FDTarget::AnonInode(kind) if kind == "[eventpoll]" => Some(Open::Epoll(fd.fd)),
-                _ => None,
+        let ended = |e: io::Error| match e.kind() {
+            io::ErrorKind::NotFound => io::Error::from_raw_os_error(libc::ESRCH),
+            _ => e,
+        };
+        let mut opened = Vec::new();
+        for entry in fs::read_dir(format!("/proc/{}/fd", self.pid)).map_err(ended)? {
+            let path = entry.map_err(ended)?.path();
+            let target = match fs::read_link(&path) {
+                Ok(target) => target,
+                // Closed meanwhile.
+                Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+                // More may see the numbers than what they are.
+                Err(e) => return Err(e),
+            };
+            let fd = path.file_name().and_then(|fd| fd.to_str()?.parse().ok());
+            let fd = fd.ok_or_else(|| io::Error::other("no number in /proc/PID/fd"))?;
+            match FDTarget::from_str(&target.to_string_lossy()) {
+                Ok(FDTarget::Socket(inode)) => opened.push(Open::Socket { fd, inode }),
+                Ok(FDTarget::AnonInode(kind)) if kind == "[eventpoll]" => {
+                    opened.push(Open::Epoll(fd));
+                }
+                _ => {}
             }
-        });
-        Ok(fds.collect())
+        }
+        Ok(opened)
     }
 
     /// The inodes of what an epoll instance waits for.

@@ -72,7 +72,7 @@ impl Application {
         self.sleeps = counts.sleeps;
         let woken = counts.woken > 0;
         self.wake_up_us = woken.then(|| counts.waking.as_secs_f64() * 1e6 / counts.woken as f64);
-        self.won_seconds = woken.then(|| counts.shortest.as_secs_f64() * counts.found as f64);
+        self.won_seconds = woken.then_some(counts.shortest.as_secs_f64() * counts.found as f64);
         self
     }
 }
