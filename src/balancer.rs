@@ -3,7 +3,8 @@
 //!
 //! A tick costs a system call per queue, half a microsecond each, while little is received; else
 //! /proc/stat once and, for each queue that receives, a system call per CPU of its mask. The queue's
-//! flow table is read only while a CPU is pressed and another could take something.
+//! flow table is read only while a CPU is pressed and another could take something, and more rarely
+//! while it holds nothing that could move: so it is beside an application that polls.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -35,6 +36,9 @@ const QUIET: u64 = 100;
 /// Frames are counted over so many ticks at most: what came longer ago says little of what comes now.
 const RECENT: u32 = 10;
 
+/// After a reading without a frame that could move the next waits for so many ticks at most.
+const PAUSE_MAX: u32 = 4;
+
 /// See the module's documentation.
 pub struct Balancer {
     queues: Vec<Queue>,
@@ -55,6 +59,8 @@ struct Queue {
     /// By CPU: frames that its backlog had no room for, as of the last tick.
     refused: BTreeMap<u32, u64>,
     reading: Option<Reading>,
+    /// In ticks: after the last reading, and what is left of it.
+    pause: [u32; 2],
 }
 
 /// When CPUs were idle, since boot: counted exactly, unlike busy times, which are sampled (NO_HZ).
@@ -123,6 +129,7 @@ impl Balancer {
             received: 0,
             refused: BTreeMap::new(),
             reading: None,
+            pause: [0; 2],
         });
         Self {
             queues: queues.collect(),
@@ -236,13 +243,19 @@ impl Queue {
                 loads.push(CpuLoad { cpu, busy, filling });
             }
         }
-        if !Balance::could_move(&loads) {
+        if !Balance::could_move(&loads) || self.pauses() {
             return Ok(());
         }
         let map = datapath.rps_map(index)?;
         let Some(frames) = self.frames(datapath, index, &map)? else {
             return Ok(());
         };
+        let [last, _] = self.pause;
+        let pause = match frames.iter().any(|frames| *frames > 0) {
+            true => 0,
+            false => (last * 2).clamp(1, PAUSE_MAX),
+        };
+        self.pause = [pause; 2];
         let moves = self.balance.moves(&loads, &map, &frames);
         if let Some((_, cpu)) = moves.first() {
             let n = moves.len();
@@ -251,6 +264,14 @@ impl Queue {
             self.balanced += n as u64;
         }
         Ok(())
+    }
+
+    /// Whether the flow table is not to be read in this tick.
+    fn pauses(&mut self) -> bool {
+        let [_, left] = &mut self.pause;
+        let pauses = *left > 0;
+        *left = left.saturating_sub(1);
+        pauses
     }
 
     /// By slot of the map, the frames since the last reading of flows that are where the map says, and

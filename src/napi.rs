@@ -448,8 +448,9 @@ fn notes(napis: &Napis) -> Vec<String> {
     }
     if napis.not_looked_at > 0 {
         notes.push(format!(
-            "the sockets of {} processes may not be looked at: run it as root",
-            napis.not_looked_at
+            "the sockets of {} process{} may not be looked at: that takes root with CAP_SYS_PTRACE",
+            napis.not_looked_at,
+            if napis.not_looked_at == 1 { "" } else { "es" }
         ));
     }
     notes

@@ -363,7 +363,9 @@ impl Poller {
             // It has ended.
             Some(libc::ESRCH | libc::ENOENT) => Ok(()),
             Some(libc::EPERM | libc::EACCES) => {
-                let why = format!("process {pid} ({comm}) may not be touched: run this as root");
+                let why = format!(
+                    "process {pid} ({comm}) may not be touched: that takes root with CAP_SYS_PTRACE"
+                );
                 if self.rules[chosen.rule].pid.is_some() {
                     bail!(why);
                 }
