@@ -22,10 +22,12 @@ struct sched_entity {
 
 struct task_struct {
 	unsigned int __state;
+	unsigned int flags;
 	int on_rq;
-	int pid;	     /* 0: the idle task of a CPU */
+	int pid; /* 0: the idle task of a CPU */
 	int tgid;
-	unsigned long nvcsw; /* times that it went to sleep */
+	unsigned long nvcsw;  /* times that it went to sleep */
+	unsigned long nivcsw; /* times that another was given its CPU */
 	struct sched_entity se;
 	void *worker_private; /* of a kthread: its struct kthread */
 };
@@ -88,6 +90,7 @@ struct net_device {
 
 struct napi_struct {
 	unsigned long state;
+	int weight;
 	struct net_device *dev;
 	struct gro_node gro; /* since 6.15 */
 };
@@ -102,6 +105,9 @@ struct napi_struct___before_6_15 {
 /* include/linux/sched.h; an ABI of sorts: /proc and tracers print it */
 #define TASK_RUNNING	   0
 #define TASK_INTERRUPTIBLE 1
+
+/* include/linux/sched.h */
+#define PF_KTHREAD 0x00200000
 
 /* include/linux/socket.h; user space has them in a header of the C library */
 #define AF_INET	 2

@@ -82,7 +82,8 @@ static __always_inline bool load_busy_polled(struct rx_queue *q)
 	__u32 enough = l->pressure == RX_POLLED ? LOAD_POLLED / 2 : LOAD_POLLED;
 
 	q->busy_polled -= q->busy_polled / 4;
-	q->busy_polled += load_share(q->nr_busy_polls, l->nr_polls) / 4;
+	if (l->nr_polls)
+		q->busy_polled += load_share(q->nr_busy_polls, l->nr_polls) / 4;
 	return (q->policy & RX_FOLLOW) && q->busy_polled >= enough;
 }
 

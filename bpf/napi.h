@@ -85,7 +85,7 @@ static __always_inline void queue_polled_by(struct rx_queue *q, struct napi_stru
 }
 
 /* A poll has ended on this CPU. */
-static __always_inline void napi_polled(struct napi_struct *napi, bool exhausted)
+static __always_inline void napi_polled(struct napi_struct *napi, int work, int budget)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
 	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
@@ -100,7 +100,7 @@ static __always_inline void napi_polled(struct napi_struct *napi, bool exhausted
 	queue = poll->queue - 1;
 	q = bpf_map_lookup_elem(&rx_queues, &queue);
 	if (q && poll->start)
-		queue_polled(q, poll, cpu, exhausted, napi_busy_polled(napi));
+		queue_polled(q, poll, cpu, work >= budget, napi_busy_polled(napi, budget));
 	if (q)
 		queue_polled_by(q, napi);
 	poll->start = 0;

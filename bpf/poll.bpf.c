@@ -48,7 +48,8 @@ struct {
 
 /* A thread that polls. */
 struct poll_thread {
-	__u64 woken; /* when, ns; 0: it runs, or sleeps */
+	__u64 woken;	   /* when, ns; 0: it runs, or sleeps */
+	__u64 nr_switches; /* away from it, until then */
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
@@ -87,7 +88,8 @@ int BPF_PROG(on_napi_poll, struct napi_struct *napi, int work, int budget)
 	__u32 pid = bpf_get_current_pid_tgid() >> 32;
 	struct busy_poll *polls;
 
-	if (!napi_busy_polled(napi))
+	/* Without a budget it was netpoll. */
+	if (!budget || !napi_busy_polled(napi, budget))
 		return 0;
 	polls = bpf_map_lookup_elem(&busy_polls, &pid);
 	if (!polls)
@@ -99,14 +101,20 @@ int BPF_PROG(on_napi_poll, struct napi_struct *napi, int work, int budget)
 	return 0;
 }
 
+static __always_inline __u64 nr_switches(const struct task_struct *task)
+{
+	return task->nvcsw + task->nivcsw;
+}
+
 SEC("tp_btf/sched_waking")
 int BPF_PROG(on_sched_waking, struct task_struct *task)
 {
 	struct poll_thread *thread = bpf_task_storage_get(&poll_threads, task, NULL, 0);
 
-	/* One that has not gone to sleep yet won't be switched to. */
-	if (thread && task->__state != TASK_RUNNING)
-		thread->woken = bpf_ktime_get_ns();
+	if (!thread)
+		return 0;
+	thread->woken = bpf_ktime_get_ns();
+	thread->nr_switches = nr_switches(task);
 	return 0;
 }
 
@@ -122,6 +130,9 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 		return 0;
 	ns = bpf_ktime_get_ns() - thread->woken;
 	thread->woken = 0;
+	/* It was woken before it had gone to sleep, and has run meanwhile. */
+	if (thread->nr_switches != nr_switches(next))
+		return 0;
 	polls = bpf_map_lookup_elem(&busy_polls, &pid);
 	if (!polls)
 		return 0;

@@ -345,7 +345,7 @@ int BPF_PROG(on_napi_poll, struct napi_struct *napi, int work, int budget)
 {
 	/* Without a budget it was netpoll, perhaps in the middle of another poll on this CPU. */
 	if (budget)
-		napi_polled(napi, work >= budget);
+		napi_polled(napi, work, budget);
 	return 0;
 }
 

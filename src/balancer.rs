@@ -59,8 +59,14 @@ struct Queue {
     /// By CPU: frames that its backlog had no room for, as of the last tick.
     refused: BTreeMap<u32, u64>,
     reading: Option<Reading>,
-    /// In ticks: after the last reading, and what is left of it.
-    pause: [u32; 2],
+    pause: Pause,
+}
+
+/// Between two readings of a flow table, in ticks.
+#[derive(Clone, Copy, Default)]
+struct Pause {
+    last: u32,
+    left: u32,
 }
 
 /// When CPUs were idle, since boot: counted exactly, unlike busy times, which are sampled (NO_HZ).
@@ -99,6 +105,24 @@ impl IdleTimes {
     }
 }
 
+impl Pause {
+    /// After a reading that found frames which could move, or none: then twice the last, in bounds.
+    fn begin(&mut self, found: bool) {
+        self.last = match found {
+            true => 0,
+            false => (self.last * 2).clamp(1, PAUSE_MAX),
+        };
+        self.left = self.last;
+    }
+
+    /// Whether the table is left alone in this tick.
+    fn lasts(&mut self) -> bool {
+        let lasts = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        lasts
+    }
+}
+
 impl Count {
     fn of(flow: &rps_dev_flow) -> Self {
         Self {
@@ -129,7 +153,7 @@ impl Balancer {
             received: 0,
             refused: BTreeMap::new(),
             reading: None,
-            pause: [0; 2],
+            pause: Pause::default(),
         });
         Self {
             queues: queues.collect(),
@@ -221,6 +245,7 @@ impl Queue {
         if quiet {
             self.refused.clear();
             self.reading = None;
+            self.pause = Pause::default();
         }
         Ok(quiet)
     }
@@ -243,19 +268,14 @@ impl Queue {
                 loads.push(CpuLoad { cpu, busy, filling });
             }
         }
-        if !Balance::could_move(&loads) || self.pauses() {
+        if !Balance::could_move(&loads) || self.pause.lasts() {
             return Ok(());
         }
         let map = datapath.rps_map(index)?;
         let Some(frames) = self.frames(datapath, index, &map)? else {
             return Ok(());
         };
-        let [last, _] = self.pause;
-        let pause = match frames.iter().any(|frames| *frames > 0) {
-            true => 0,
-            false => (last * 2).clamp(1, PAUSE_MAX),
-        };
-        self.pause = [pause; 2];
+        self.pause.begin(frames.iter().any(|frames| *frames > 0));
         let moves = self.balance.moves(&loads, &map, &frames);
         if let Some((_, cpu)) = moves.first() {
             let n = moves.len();
@@ -264,14 +284,6 @@ impl Queue {
             self.balanced += n as u64;
         }
         Ok(())
-    }
-
-    /// Whether the flow table is not to be read in this tick.
-    fn pauses(&mut self) -> bool {
-        let [_, left] = &mut self.pause;
-        let pauses = *left > 0;
-        *left = left.saturating_sub(1);
-        pauses
     }
 
     /// By slot of the map, the frames since the last reading of flows that are where the map says, and
@@ -348,6 +360,17 @@ mod tests {
         ] {
             assert_eq!(now.since(before), new);
         }
+    }
+
+    #[test]
+    fn who_finds_nothing_pauses_for_longer_each_time() {
+        let mut pause = Pause::default();
+        let mut ticks = |found| {
+            pause.begin(found);
+            (0..100).take_while(|_| pause.lasts()).count()
+        };
+        let found = [false, false, false, false, true, false];
+        assert_eq!(found.map(&mut ticks), [1, 2, 4, 4, 0, 1]);
     }
 
     #[test]

@@ -356,8 +356,8 @@ mod tests {
     /// As include/linux/netdevice.h has it since 5.11.
     #[test]
     fn the_kernel_names_the_bit() {
-        if let Ok(bit) = napi_state_in_busy_poll() {
-            assert_eq!(bit, 1 << 6);
+        if Path::new(VMLINUX_BTF).exists() {
+            assert_eq!(napi_state_in_busy_poll().unwrap(), 1 << 6);
         }
     }
 

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::busy_poll::options::Polling;
 use crate::caps::{self, Missing, Need};
-use crate::device::{self, Device, Objection, XdpMode};
+use crate::device::{self, AttachedXdp, Device, Objection, XdpMode};
 use crate::napi::{self, Instance};
 use crate::netdev::{Settings, Threaded};
 use crate::topology::Topology;
@@ -54,6 +54,8 @@ pub struct DeviceDiagnosis {
     pub driver: String,
     /// In use.
     pub rx_queues: u32,
+    /// The rxsteer that steers it now.
+    pub steered_by: Option<String>,
     /// The mode in which it can be steered as it is, native if both; `None`: in none.
     pub mode: Option<XdpMode>,
     /// What speaks against native mode,
@@ -108,12 +110,13 @@ pub fn diagnose(names: &[String]) -> Result<Diagnosis> {
 impl Host {
     fn look() -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
-        let polls = |socket: UdpSocket| Polling::of_socket(&socket).is_ok();
+        let unknown = |e: std::io::Error| e.raw_os_error() == Some(libc::ENOPROTOOPT);
+        let polls = |socket: UdpSocket| !Polling::of_socket(&socket).is_err_and(unknown);
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC);
         Self {
             release: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             missing: caps::missing(Need::Steer),
-            busy_polling: UdpSocket::bind("127.0.0.1:0").is_ok_and(polls),
+            busy_polling: UdpSocket::bind("0.0.0.0:0").is_ok_and(polls),
             epoll_params: epoll.is_ok_and(|epoll| Polling::of_epoll(&epoll.0).is_ok()),
             busy_poll_usecs: read("/proc/sys/net/core/busy_poll").trim().parse().ok(),
         }
@@ -122,6 +125,12 @@ impl Host {
 
 impl DeviceDiagnosis {
     fn of(device: &Device, instances: &[Instance]) -> Self {
+        let ours = |xdp: &AttachedXdp| xdp.name.starts_with("rxsteer");
+        let steered_by = device.xdp.as_ref().filter(|xdp| ours(xdp));
+        let device = &Device {
+            xdp: device.xdp.clone().filter(|xdp| !ours(xdp)),
+            ..device.clone()
+        };
         let [native, generic] =
             [XdpMode::Native, XdpMode::Generic].map(|mode| device.objections(mode));
         let fits = |objections: &[Objection]| !objections.iter().any(|o| o.fatal);
@@ -134,21 +143,31 @@ impl DeviceDiagnosis {
             device: device.name.clone(),
             driver: device.driver.clone(),
             rx_queues: device.rx_queues,
+            steered_by: steered_by.map(|xdp| xdp.holders.join(", ")),
             mode,
             native,
             generic,
-            napi: advice(&device.name, instances),
+            napi: napi(device, instances),
         }
     }
 }
 
+/// What there is to say of a device's instances.
+fn napi(device: &Device, instances: &[Instance]) -> Vec<Advice> {
+    let what = match device.napis {
+        _ if !device.up => return Vec::new(),
+        _ if !instances.is_empty() => return advice(&device.name, instances),
+        Some(_) => "it has no instances: no application can poll it",
+        None => "the kernel does not tell whether it has instances (Linux 6.8 does)",
+    };
+    vec![Advice {
+        ids: Vec::new(),
+        what: what.to_owned(),
+    }]
+}
+
 /// What a device's settings amount to, each once.
 fn advice(device: &str, instances: &[Instance]) -> Vec<Advice> {
-    if instances.is_empty() {
-        let what = "it has no NAPI instances: no application can poll it".to_owned();
-        let ids = Vec::new();
-        return vec![Advice { ids, what }];
-    }
     let mut advice: Vec<Advice> = Vec::new();
     for instance in instances {
         for what in amounts_to(device, &instance.settings) {
@@ -266,6 +285,10 @@ pub fn render(diagnosis: &Diagnosis) -> String {
             device.rx_queues,
             if device.rx_queues == 1 { "" } else { "s" },
             match device.mode {
+                _ if device.steered_by.is_some() => format!(
+                    "is steered by {}",
+                    device.steered_by.as_deref().unwrap_or_default()
+                ),
                 Some(mode) => format!("can be steered, in {mode} mode"),
                 None => "can't be steered as it is".to_owned(),
             }
@@ -400,6 +423,5 @@ mod tests {
         assert_eq!(ids(&alike), [Vec::<u32>::new()]);
         let other = [instance(1, deferred), instance(2, Settings::default())];
         assert_eq!(ids(&other), [[1], [2]]);
-        assert!(advice("eth0", &[])[0].what.contains("no NAPI instances"));
     }
 }

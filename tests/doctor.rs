@@ -7,9 +7,11 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use common::bed::lab;
+use rxsteer::bench::mode::Active;
 use rxsteer::lab::link::{End, Link, LinkConfig};
 use rxsteer::lab::netns::Netns;
 use rxsteer::netdev;
+use rxsteer::run::Options;
 use serde_json::Value;
 
 const RXSTEER: &str = env!("CARGO_BIN_EXE_rxsteer");
@@ -49,6 +51,15 @@ fn what_stands_in_the_way_is_said() -> Result<()> {
             ensure!(text.contains(part), "not {part:?}: {text}");
         }
     }
+    // Its own program is in nobody's way.
+    let active = Active::steer(dut, Options::new([name]))?;
+    let (text, code) = doctor(dut, &[name])?;
+    ensure!(
+        code == Some(0) && text.contains(") is steered by "),
+        "{text}"
+    );
+    active.stop()?;
+
     let rps = format!("/sys/class/net/{name}/queues/rx-0/rps_cpus");
     dut.netns.run(|| Ok(fs::write(&rps, "1")?))?;
     let (text, code) = doctor(dut, &[name])?;
@@ -107,6 +118,6 @@ fn what_napi_settings_amount_to_is_said() -> Result<()> {
 
     let without = self::link(false)?;
     let (text, _) = doctor(&without.dut, &[])?;
-    ensure!(text.contains("no NAPI instances"), "{text}");
+    ensure!(text.contains("NAPI: it has no instances"), "{text}");
     Ok(())
 }

@@ -134,7 +134,10 @@ impl Poller {
         let start = Instant::now();
         let mut before = std::mem::take(&mut self.processes);
         let mut inodes = HashSet::new();
-        for pid in process::all().context("cannot read /proc")? {
+        let all = process::all().context("cannot read /proc")?;
+        // Another may have the number of one that has ended.
+        self.refused.retain(|pid| all.contains(pid));
+        for pid in all {
             let rule = self.rules.iter().position(|rule| process::means(rule, pid));
             let Some(rule) = rule.filter(|_| !self.refused.contains(&pid)) else {
                 continue;
@@ -144,8 +147,8 @@ impl Poller {
             let Ok(mut chosen) = known.map_or_else(|| self.choose(pid, rule), Ok) else {
                 continue;
             };
-            self.judge(&mut chosen)?;
-            match self.look_at(&mut chosen, &mut inodes) {
+            let judged = self.judge(&mut chosen);
+            match judged.and_then(|()| self.look_at(&mut chosen, &mut inodes)) {
                 Ok(()) => {
                     if new {
                         info!("{}", chosen.words(&self.rules[rule]));
@@ -249,12 +252,13 @@ impl Poller {
         let Ok(stats) = &self.stats else {
             return Ok(());
         };
-        if chosen.polled || chosen.set == Polling::default() || start.elapsed() < TRIAL {
+        let off = chosen.nr_sockets == 0 || chosen.set == Polling::default();
+        if chosen.polled || off || start.elapsed() < TRIAL {
             return Ok(());
         }
         let counts = stats.counts(chosen.target.pid)?.since(before);
         chosen.polled = counts.polls > 0;
-        let in_vain = !chosen.polled && chosen.nr_sockets > 0 && counts.sleeps >= WAITS;
+        let in_vain = !chosen.polled && counts.sleeps >= WAITS;
         if in_vain && !chosen.in_vain {
             let Target { pid, comm, .. } = &chosen.target;
             warn!("process {pid} ({comm}): {}", status::IN_VAIN);
@@ -356,12 +360,16 @@ impl Poller {
     /// Why a process could not be looked at to the end: said once, or a reason to stop.
     fn give_up(&mut self, chosen: &Chosen, error: anyhow::Error) -> Result<()> {
         let Target { pid, comm, .. } = &chosen.target;
+        if let Ok(stats) = &self.stats {
+            stats.forget(*pid);
+        }
         match error
             .downcast_ref::<io::Error>()
             .and_then(io::Error::raw_os_error)
         {
-            // It has ended.
             Some(libc::ESRCH | libc::ENOENT) => Ok(()),
+            // What is left of one that ends may not be touched.
+            _ if chosen.target.has_ended() => Ok(()),
             Some(libc::EPERM | libc::EACCES) => {
                 let why = format!(
                     "process {pid} ({comm}) may not be touched: that takes root with CAP_SYS_PTRACE"

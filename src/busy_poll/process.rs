@@ -5,12 +5,13 @@ use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::str::FromStr;
 
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use procfs::process::{FDTarget, Process};
 
 use super::rule::Rule;
@@ -59,6 +60,12 @@ impl Target {
             comm: stat.comm,
             pidfd,
         })
+    }
+
+    /// Whether it has, or is a zombie.
+    pub fn has_ended(&self) -> bool {
+        let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 
     /// What it has open that can poll. What is opened or closed meanwhile may be missed.
@@ -261,8 +268,11 @@ mod tests {
         ] {
             assert!(!means(&other, pid), "{other}");
         }
+        assert!(!Target::open(pid).unwrap().has_ended());
         child.kill().unwrap();
+        let target = Target::open(pid).unwrap();
         child.wait().unwrap();
+        assert!(target.has_ended());
         assert!(Target::open(pid).is_err());
     }
 }

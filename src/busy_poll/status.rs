@@ -12,8 +12,9 @@ use crate::status::table;
 
 /// What a process whose waits don't poll can do about it.
 pub(super) const IN_VAIN: &str = "none of its waits has polled yet: no packet of its has come by a \
-                                  device with NAPI instances (`rxsteer napi` shows them), or all \
-                                  were redirected to other CPUs";
+                                  device with NAPI instances (`rxsteer napi` shows them), all were \
+                                  redirected to other CPUs, or it waits in poll() or select(), which \
+                                  poll with --host-wide alone";
 
 /// All applications whose sockets poll.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -45,7 +46,8 @@ pub struct Application {
     pub seconds: f64,
     /// Polls of a queue since then.
     pub polls: u64,
-    /// Of these, those that found packets: each is a wake-up that was not needed.
+    /// Of these, those that found packets: with the queue to itself, each is a wake-up that was not
+    /// needed.
     pub found: u64,
     /// Packets that they found, of whomever.
     pub packets: u64,
@@ -57,7 +59,8 @@ pub struct Application {
     /// was woken.
     pub wake_up_us: Option<f64>,
     /// What packets would have waited for threads to be woken if polls had not found them: as many
-    /// times as polls found something, the shortest wake-up, s. An estimate; null if none was woken.
+    /// times as polls found something, the shortest wake-up, s. An estimate, too high where others share
+    /// the queue; null if none was woken.
     pub won_seconds: Option<f64>,
 }
 

@@ -452,7 +452,7 @@ impl Path {
         }
     }
 
-    /// `queue_polled()` in napi.h, at the end of a turn each of whose polls used up its budget.
+    /// `queue_polled()` in napi.h, at the end of a turn.
     fn turn(&mut self, polls: u32, all: u32) {
         let l = &mut self.q.load;
         let now = l.turn_start + TURN_NS;
