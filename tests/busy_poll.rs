@@ -19,6 +19,7 @@ use common::bed::{
 };
 use libbpf_rs::btf::Btf;
 use libbpf_rs::btf::types::Func;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -34,6 +35,7 @@ use rxsteer::lab::wire::Wire;
 use rxsteer::load::Pressure;
 use rxsteer::policy::Policy;
 use rxsteer::run::{self, Options};
+use rxsteer::setting::Setting;
 
 const OFF: Polling = Polling {
     usecs: 0,
@@ -254,6 +256,56 @@ fn tcp() -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// poll() polls queues where the host lets it, and the socket.
+#[test]
+fn poll_asks_the_whole_host() -> Result<()> {
+    let Some(_guard) = lab("poll_asks_the_whole_host") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, 1);
+    let socket = dut.netns.run(|| {
+        let socket = UdpSocket::bind(SocketAddr::new(flows.daddr, flows.dport))?;
+        socket.connect(SocketAddr::new(flows.saddr, flows.sport))?;
+        Ok(socket)
+    })?;
+    ON.set_socket(&socket)?;
+    let mut buffer = [0; 2048];
+    let take = move || {
+        let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::from(5u8))? {
+            0 => Err(io::ErrorKind::WouldBlock.into()),
+            _ => socket.recv(&mut buffer),
+        }
+    };
+    let app = App::start(&dut.netns, Box::new(take))?;
+    app.move_to(OTHER_CPU)?;
+    let options = Options {
+        policy: Policy::RFS,
+        ..bed.options(&[OTHER_CPU])
+    };
+    let active = Active::steer(dut, options)?;
+    let paced = lossless(Frames::Udp(flows), Some(100), 10_000);
+    let finds = || {
+        let before = found(&bed)?;
+        Wire::start(&bed.link, 0, &paced)?.wait()?;
+        Ok::<_, anyhow::Error>(found(&bed)? - before)
+    };
+    let host = Setting::keep("/proc/sys/net/core/busy_poll")?;
+    host.set("0")?;
+    for _ in 0..10 {
+        ensure!(finds()? == 0, "the socket alone");
+    }
+    host.set(&ON.usecs.to_string())?;
+    until(
+        "its polls find packets",
+        || Ok((finds()? > 0).then_some(())),
+    )?;
+    drop(app);
+    active.stop()
 }
 
 /// `rxsteer run`; killed when dropped.
