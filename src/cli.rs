@@ -54,7 +54,7 @@ pub enum Command {
     #[command(hide = true)]
     PutBackNapi,
     /// Say what stands in the way on this host and its devices, and what the settings of NAPI instances
-    /// amount to. Exit status: 0 if nothing does, 1 otherwise
+    /// amount to. Exit status: 1 if something does, of the host or of a device that is named
     Doctor(DoctorArgs),
     /// See it: the same flood without steering, with kernel RPS and with rxsteer
     Demo(DemoArgs),

@@ -343,7 +343,8 @@ impl Device {
                 "what the other end of {} sends without checksums would be dropped",
                 self.name
             ),
-            remedy: "make it fill them in: there `ethtool -K PEER tx off`".to_string(),
+            remedy: "make it fill them in, unless that is done: there `ethtool -K PEER tx off`"
+                .to_string(),
             fatal: false,
         })
     }

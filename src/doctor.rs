@@ -147,22 +147,25 @@ impl DeviceDiagnosis {
             mode,
             native,
             generic,
-            napi: napi(device, instances),
+            napi: of_napi(device, instances),
         }
     }
 }
 
 /// What there is to say of a device's instances.
-fn napi(device: &Device, instances: &[Instance]) -> Vec<Advice> {
+fn of_napi(device: &Device, instances: &[Instance]) -> Vec<Advice> {
     let what = match device.napis {
         _ if !device.up => return Vec::new(),
         _ if !instances.is_empty() => return advice(&device.name, instances),
-        Some(_) => "it has no instances: no application can poll it",
-        None => "the kernel does not tell whether it has instances (Linux 6.8 does)",
+        Some(_) => format!(
+            "{}: no application can poll it",
+            napi::no_instances(&device.name, &device.driver)
+        ),
+        None => "the kernel does not tell whether there are instances (Linux 6.8 does)".to_owned(),
     };
     vec![Advice {
         ids: Vec::new(),
-        what: what.to_owned(),
+        what,
     }]
 }
 
@@ -293,20 +296,19 @@ pub fn render(diagnosis: &Diagnosis) -> String {
                 None => "can't be steered as it is".to_owned(),
             }
         );
-        let (either, native): (Vec<_>, Vec<_>) = device
-            .native
-            .iter()
-            .partition(|objection| device.generic.contains(objection));
-        let generic = device.generic.iter().filter(|o| !either.contains(o));
-        for (mode, objections) in [
-            ("either", either.clone()),
-            ("native", native),
-            ("generic", generic.collect()),
-        ] {
-            for objection in objections {
-                let weight = if objection.fatal { "" } else { " (a warning)" };
-                let _ = writeln!(out, "  {mode} mode{weight}: {objection}");
+        // Of a mode that nobody would choose nobody wants to know.
+        let either = match device.mode {
+            Some(XdpMode::Native) => device.native.iter().collect(),
+            Some(XdpMode::Generic) => device.generic.iter().collect(),
+            None => {
+                let generic = device.generic.iter();
+                let others = generic.filter(|o| !device.native.contains(o));
+                device.native.iter().chain(others).collect::<Vec<_>>()
             }
+        };
+        for objection in either {
+            let weight = if objection.fatal { "" } else { "a warning: " };
+            let _ = writeln!(out, "  {weight}{objection}");
         }
         for advice in &device.napi {
             let ids: Vec<_> = advice.ids.iter().map(u32::to_string).collect();

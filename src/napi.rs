@@ -405,17 +405,23 @@ fn applications_table(napis: &Napis) -> Option<Table> {
     (table.row_iter().count() > 0).then_some(table)
 }
 
+/// That a device has none, and what would give it some.
+pub fn no_instances(device: &str, driver: &str) -> String {
+    match driver {
+        "veth" => {
+            format!("{device} has no NAPI instances; `ethtool -K {device} gro on` gives it some")
+        }
+        _ => format!("{device} has no NAPI instances"),
+    }
+}
+
 /// What is not known, and why; a line each.
 fn notes(napis: &Napis) -> Vec<String> {
     let mut notes = Vec::new();
     for device in &napis.devices {
         let name = &device.device;
         let Some(first) = device.instances.first() else {
-            let remedy = match device.driver.as_str() {
-                "veth" => format!("; `ethtool -K {name} gro on` gives it some"),
-                _ => String::new(),
-            };
-            notes.push(format!("{name} has no NAPI instances{remedy}"));
+            notes.push(no_instances(name, &device.driver));
             continue;
         };
         if first.id.is_none() {
@@ -448,7 +454,8 @@ fn notes(napis: &Napis) -> Vec<String> {
     }
     if napis.not_looked_at > 0 {
         notes.push(format!(
-            "the sockets of {} process{} may not be looked at: that takes root with CAP_SYS_PTRACE",
+            "the sockets of {} process{} may not be looked at: the kernel asks for the right to trace \
+             (CAP_SYS_PTRACE)",
             napis.not_looked_at,
             if napis.not_looked_at == 1 { "" } else { "es" }
         ));

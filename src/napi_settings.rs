@@ -15,6 +15,7 @@ use tracing::info;
 
 use crate::device::Device;
 use crate::guardian::{self, Guardian};
+use crate::napi;
 use crate::netdev::{self, Napi, Settings};
 use crate::setting::Setting;
 
@@ -93,7 +94,8 @@ impl Changed {
         let napis = device.napis.as_deref().unwrap_or_default();
         ensure!(
             device.napis.is_none() || !napis.is_empty(),
-            "{name} has no NAPI instances to set"
+            "{}",
+            napi::no_instances(name, &device.driver)
         );
         // All instances of a kernel tell the same.
         let told = napis.first().map(|napi| napi.settings).unwrap_or_default();

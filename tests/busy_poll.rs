@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use common::app::{App, Take, soon};
+use common::app::{App, Take, connected, soon};
 use common::bed::{
     Bed, OTHER_CPU, POLLING_CPU, all_at, at_rest, lab, lossless, places, status, until,
 };
@@ -267,11 +267,7 @@ fn poll_asks_the_whole_host() -> Result<()> {
     let bed = Bed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 1);
-    let socket = dut.netns.run(|| {
-        let socket = UdpSocket::bind(SocketAddr::new(flows.daddr, flows.dport))?;
-        socket.connect(SocketAddr::new(flows.saddr, flows.sport))?;
-        Ok(socket)
-    })?;
+    let socket = connected(&dut.netns, &flows)?;
     ON.set_socket(&socket)?;
     let mut buffer = [0; 2048];
     let take = move || {
@@ -328,11 +324,7 @@ fn by_configuration() -> Result<()> {
     let bed = Bed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 1);
-    let socket = dut.netns.run(|| {
-        let socket = UdpSocket::bind(SocketAddr::new(flows.daddr, flows.dport))?;
-        socket.connect(SocketAddr::new(flows.saddr, flows.sport))?;
-        soon(socket)
-    })?;
+    let socket = connected(&dut.netns, &flows)?;
     let polling = socket.as_fd().try_clone_to_owned()?;
     let mut buffer = [0; 2048];
     let app = App::start(&dut.netns, Box::new(move || socket.recv(&mut buffer)))?;

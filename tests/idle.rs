@@ -8,12 +8,11 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
-use common::app::{App, soon};
+use common::app::{App, connected};
 use common::bed::{Bed, OTHER_CPU, POLLING_CPU, lab, lossless, status, until};
 use rxsteer::accounting::Queue;
 use rxsteer::bench::mode::Active;
@@ -61,11 +60,7 @@ impl Scene {
         let bed = Bed::new(&LinkConfig::default())?;
         let dut = &bed.link.dut;
         let flows = UdpFlows::to(dut, 1);
-        let socket = dut.netns.run(|| {
-            let socket = UdpSocket::bind(SocketAddr::new(flows.daddr, flows.dport))?;
-            socket.connect(SocketAddr::new(flows.saddr, flows.sport))?;
-            soon(socket)
-        })?;
+        let socket = connected(&dut.netns, &flows)?;
         let polls = Arc::new(AtomicBool::new(false));
         let polling = polls.clone();
         let mut buffer = [0; 2048];

@@ -88,7 +88,9 @@ impl Service {
                 break;
             }
         }
-        poller.stop()
+        poller.stop()?;
+        info!("sockets are as before");
+        Ok(())
     }
 }
 

@@ -372,7 +372,8 @@ impl Poller {
             _ if chosen.target.has_ended() => Ok(()),
             Some(libc::EPERM | libc::EACCES) => {
                 let why = format!(
-                    "process {pid} ({comm}) may not be touched: that takes root with CAP_SYS_PTRACE"
+                    "process {pid} ({comm}) may not be touched: the kernel asks for the right to \
+                     trace it (root, CAP_SYS_PTRACE)"
                 );
                 if self.rules[chosen.rule].pid.is_some() {
                     bail!(why);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Applications for end-to-end tests.
 
-use std::net::UdpSocket;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
@@ -11,6 +11,7 @@ use std::time::Duration;
 use anyhow::Result;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
+use rxsteer::lab::frame::UdpFlows;
 use rxsteer::lab::netns::Netns;
 
 /// How an application takes its data.
@@ -57,6 +58,15 @@ impl Drop for App {
             let _ = thread.join();
         }
     }
+}
+
+/// One that gets the first flow's datagrams and no others.
+pub fn connected(netns: &Netns, flows: &UdpFlows) -> Result<UdpSocket> {
+    netns.run(|| {
+        let socket = UdpSocket::bind(SocketAddr::new(flows.daddr, flows.dport))?;
+        socket.connect(SocketAddr::new(flows.saddr, flows.sport))?;
+        soon(socket)
+    })
 }
 
 /// A socket that a [`Take`] may wait on.
