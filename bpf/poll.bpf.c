@@ -122,8 +122,8 @@ SEC("tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
 {
 	struct poll_thread *thread = bpf_task_storage_get(&poll_threads, next, NULL, 0);
-	__u32 pid = next->tgid;
 	struct busy_poll *polls;
+	__u32 pid;
 	__u64 ns;
 
 	if (likely(!thread) || !thread->woken)
@@ -133,6 +133,7 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 	/* It was woken before it had gone to sleep, and has run meanwhile. */
 	if (thread->nr_switches != nr_switches(next))
 		return 0;
+	pid = next->tgid;
 	polls = bpf_map_lookup_elem(&busy_polls, &pid);
 	if (!polls)
 		return 0;

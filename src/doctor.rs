@@ -7,16 +7,14 @@ use std::fs;
 use std::net::UdpSocket;
 
 use anyhow::Result;
-use nix::net::if_::if_nametoindex;
 use nix::sys::epoll::{Epoll, EpollCreateFlags};
 use serde::Serialize;
 
 use crate::busy_poll::options::Polling;
 use crate::caps::{self, Missing, Need};
-use crate::device::{self, AttachedXdp, Device, Objection, XdpMode};
+use crate::device::{AttachedXdp, Device, Objection, XdpMode};
 use crate::napi::{self, Instance};
 use crate::netdev::{Settings, Threaded};
-use crate::topology::Topology;
 
 /// The answer.
 #[derive(Debug, Serialize)]
@@ -80,22 +78,11 @@ pub struct Advice {
 /// # Errors
 /// When there is no such device, saying which there are, or the kernel can't be asked.
 pub fn diagnose(names: &[String]) -> Result<Diagnosis> {
-    let topology = Topology::host();
     let host = Host::look();
     let asked = !names.is_empty();
-    let names = match asked {
-        true => names.to_vec(),
-        false => device::names()?.into_iter().filter(|n| n != "lo").collect(),
-    };
     let mut devices = Vec::new();
-    for name in names {
-        let device = match Device::open(&name) {
-            // Removed meanwhile.
-            Err(_) if !asked && if_nametoindex(name.as_str()).is_err() => continue,
-            device => device?,
-        };
-        if asked || device.up {
-            let instances = napi::instances(&device, &topology)?;
+    for (device, instances) in napi::with_instances(names)? {
+        if asked || device.up && device.name != "lo" {
             devices.push(DeviceDiagnosis::of(&device, &instances));
         }
     }

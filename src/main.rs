@@ -22,6 +22,7 @@ use rxsteer::cli::{
     FlowsArgs, NapiArgs, ServeArgs, StatusArgs,
 };
 use rxsteer::{busy_poll, config, demo, doctor, explain, flows, napi, napi_settings, run, status};
+use serde::Serialize;
 use tracing_subscriber::filter::LevelFilter;
 
 fn main() -> ExitCode {
@@ -115,6 +116,15 @@ fn end_with_the_reader() -> Result<()> {
     Ok(())
 }
 
+/// As JSON on one line, or as text.
+fn print_answer<T: Serialize>(json: bool, answer: &T, render: fn(&T) -> String) -> Result<()> {
+    match json {
+        true => println!("{}", serde_json::to_string(answer)?),
+        false => print!("{}", render(answer)),
+    }
+    Ok(())
+}
+
 fn print_flows(args: FlowsArgs) -> Result<()> {
     end_with_the_reader()?;
     let flows = run::flows(flows::Query {
@@ -122,45 +132,26 @@ fn print_flows(args: FlowsArgs) -> Result<()> {
         limit: args.limit as usize,
         ..flows::Query::default()
     })?;
-    if args.json {
-        println!("{}", serde_json::to_string(&flows)?);
-    } else {
-        print!("{}", flows::render(&flows));
-    }
-    Ok(())
+    print_answer(args.json, &flows, flows::render)
 }
 
 fn print_explanation(args: &ExplainArgs) -> Result<()> {
     end_with_the_reader()?;
     let answer = run::explain(args.target, args.limit as usize)?;
-    if args.json {
-        println!("{}", serde_json::to_string(&answer)?);
-    } else {
-        print!("{}", explain::render(&answer));
-    }
-    Ok(())
+    print_answer(args.json, &answer, explain::render)
 }
 
 fn print_napis(args: &NapiArgs) -> Result<()> {
     end_with_the_reader()?;
     let napis = napi::napis(&args.devices)?;
-    if args.json {
-        println!("{}", serde_json::to_string(&napis)?);
-    } else {
-        print!("{}", napi::render(&napis));
-    }
-    Ok(())
+    print_answer(args.json, &napis, napi::render)
 }
 
 /// Fails, in the exit status alone, if something stands in the way.
 fn diagnose(args: &DoctorArgs) -> Result<ExitCode> {
     end_with_the_reader()?;
     let diagnosis = doctor::diagnose(&args.devices)?;
-    if args.json {
-        println!("{}", serde_json::to_string(&diagnosis)?);
-    } else {
-        print!("{}", doctor::render(&diagnosis));
-    }
+    print_answer(args.json, &diagnosis, doctor::render)?;
     Ok(match diagnosis.in_the_way {
         false => ExitCode::SUCCESS,
         true => ExitCode::FAILURE,
@@ -212,12 +203,7 @@ fn demo(args: &DemoArgs) -> Result<()> {
     let demo = demo::demo(&progress(&bar));
     bar.finish_and_clear();
     let demo = demo?;
-    if args.json {
-        println!("{}", serde_json::to_string(&demo)?);
-    } else {
-        print!("{}", demo.render());
-    }
-    Ok(())
+    print_answer(args.json, &demo, demo::Demo::render)
 }
 
 fn bench_serve(args: &ServeArgs) -> Result<()> {
@@ -299,11 +285,7 @@ fn bench(args: &BenchArgs) -> Result<()> {
 fn compare(args: &CompareArgs) -> Result<ExitCode> {
     end_with_the_reader()?;
     let comparison = Comparison::of(&read(&args.old)?, &read(&args.new)?)?;
-    if args.json {
-        println!("{}", serde_json::to_string(&comparison)?);
-    } else {
-        print!("{}", comparison.render());
-    }
+    print_answer(args.json, &comparison, Comparison::render)?;
     Ok(match comparison.nr_differ() {
         0 => ExitCode::SUCCESS,
         _ => ExitCode::FAILURE,

@@ -101,26 +101,14 @@ pub struct Unknown {
 /// # Errors
 /// When there is no such device, saying which there are, or the kernel can't be asked.
 pub fn napis(names: &[String]) -> Result<Napis> {
-    let topology = Topology::host();
     let mut devices = Vec::new();
-    let all = names.is_empty();
-    for name in if all {
-        device::names()?
-    } else {
-        names.to_vec()
-    } {
-        let instances = Device::open(&name).and_then(|device| {
-            Ok(DeviceNapis {
-                instances: instances(&device, &topology)?,
+    for (device, instances) in with_instances(names)? {
+        if !names.is_empty() || !instances.is_empty() {
+            devices.push(DeviceNapis {
+                instances,
                 device: device.name,
                 driver: device.driver,
-            })
-        });
-        match instances {
-            Ok(device) if all && device.instances.is_empty() => {}
-            // Removed meanwhile.
-            Err(_) if all && if_nametoindex(name.as_str()).is_err() => {}
-            instances => devices.push(instances?),
+            });
         }
     }
 
@@ -145,6 +133,32 @@ pub fn napis(names: &[String]) -> Result<Napis> {
         unknown,
         not_looked_at,
     })
+}
+
+/// The devices that are named, or all, each with its [`instances`].
+///
+/// # Errors
+/// When there is no such device, saying which there are, or the kernel can't be asked.
+pub fn with_instances(names: &[String]) -> Result<Vec<(Device, Vec<Instance>)>> {
+    let topology = Topology::host();
+    let all = names.is_empty();
+    let names = match all {
+        true => device::names()?,
+        false => names.to_vec(),
+    };
+    let mut devices = Vec::new();
+    for name in names {
+        let opened = Device::open(&name).and_then(|device| {
+            let instances = instances(&device, &topology)?;
+            Ok((device, instances))
+        });
+        match opened {
+            // Removed meanwhile.
+            Err(_) if all && if_nametoindex(name.as_str()).is_err() => {}
+            opened => devices.push(opened?),
+        }
+    }
+    Ok(devices)
 }
 
 /// A device's instances, without sockets. `device.napis` is what the kernel told of them.

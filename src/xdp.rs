@@ -4,7 +4,7 @@
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
-use libbpf_rs::{MapCore, MapHandle};
+use libbpf_rs::{MapCore, MapHandle, MapInfo};
 
 use crate::device::XdpMode;
 
@@ -30,16 +30,10 @@ impl Bound {
     ///
     /// # Errors
     /// When the map does not tell its id.
-    pub fn with(map: &impl MapCore) -> std::io::Result<Self> {
-        let mut info = libbpf_sys::bpf_map_info::default();
-        let mut len = size_of_val(&info) as u32;
-        let fd = map.as_fd().as_raw_fd();
-        // SAFETY: `info` has `len` bytes.
-        let ret = unsafe { libbpf_sys::bpf_map_get_info_by_fd(fd, &raw mut info, &raw mut len) };
-        match ret {
-            0 => Ok(Self { map: info.id }),
-            error => Err(std::io::Error::from_raw_os_error(-error)),
-        }
+    pub fn with(map: &impl MapCore) -> libbpf_rs::Result<Self> {
+        Ok(Self {
+            map: MapInfo::new(map.as_fd())?.info.id,
+        })
     }
 }
 

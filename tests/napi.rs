@@ -183,6 +183,16 @@ impl Setter {
         Ok(Self(command.stderr(Stdio::piped()).spawn()?))
     }
 
+    /// Returns when the instances are set; fails with its log if it ends before.
+    fn until(&mut self, set: impl Fn() -> Result<bool>) -> Result<()> {
+        until("all instances are set", || {
+            if self.0.try_wait()?.is_some() {
+                bail!("{}", self.log()?);
+            }
+            Ok(set()?.then_some(()))
+        })
+    }
+
     /// Returns when it has ended, and whoever puts back: the last who has its log.
     fn log(&mut self) -> Result<String> {
         let mut log = String::new();
@@ -242,12 +252,7 @@ fn all_is_put_back(signal: Signal) -> Result<()> {
         threaded: Some(Threaded::On),
     };
     let mut setter = Setter::start(dut, &args)?;
-    until("all instances are set", || {
-        if setter.0.try_wait()?.is_some() {
-            bail!("{}", setter.log()?);
-        }
-        Ok((settings(dut)? == [wanted; 2]).then_some(()))
-    })?;
+    setter.until(|| Ok(settings(dut)? == [wanted; 2]))?;
     // A second one would take for found what this one has set.
     let (_, err, code) = rxsteer(dut, &[&dut.name, "--defer-hard-irqs", "1"])?;
     ensure!(code == Some(1) && err.contains("stop it first"), "{err}");
@@ -297,13 +302,7 @@ fn a_device_may_go_meanwhile() -> Result<()> {
     };
     let link = link(1, true)?;
     let mut setter = Setter::start(&link.dut, &["--gro-flush-timeout", "30000"])?;
-    until("it is set", || {
-        if setter.0.try_wait()?.is_some() {
-            bail!("{}", setter.log()?);
-        }
-        let set = settings(&link.dut)?[0].gro_flush_timeout == Some(30_000);
-        Ok(set.then_some(()))
-    })?;
+    setter.until(|| Ok(settings(&link.dut)?[0].gro_flush_timeout == Some(30_000)))?;
     let mut ip = link.dut.netns.command("ip")?;
     ensure!(ip.args(["link", "del", &link.dut.name]).status()?.success());
     let (code, log) = setter.ended(Signal::SIGTERM)?;
