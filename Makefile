@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 PREFIX ?= /usr/local
-KERNEL ?= 6.12
-CPUS ?= 8
+KERNEL ?=
+CPUS ?=
 SCENARIO ?=
 REPORT ?= bench.html
+MANY ?= many.html
 
-.PHONY: help demo test guest lint bench install
+.PHONY: help demo test guest lint bench many install
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -16,14 +17,18 @@ demo: ## before and after, on real packets, in under a minute (ARGS=--json)
 test: ## every test, native and end to end (ARGS=FILTER); the latter need root: sudo make test
 	@scripts/test.sh $(ARGS)
 
-guest: ## tests in a virtual machine (TEST=rfs, ARGS=FILTER, KERNEL=6.12, CPUS=8)
-	@scripts/guest.sh --kernel $(KERNEL) --cpus $(CPUS) $(TEST) $(ARGS)
+guest: ## tests in virtual machines, on several kernels (TEST=rfs, ARGS=FILTER, KERNEL=6.12, CPUS=8)
+	@scripts/guest.sh $(KERNEL:%=--kernel %) $(CPUS:%=--cpus %) $(TEST) $(ARGS)
 
 lint: ## layout, warnings, licences
 	@scripts/lint.sh
 
 bench: ## the measured comparison, 18 minutes (SCENARIO=flood, REPORT=FILE.html, ARGS=--json)
 	@scripts/run.sh bench $(SCENARIO) --report $(REPORT) $(ARGS)
+
+many: ## the comparison on many CPUs, emulated (CPUS=8, SOCKETS=1, KERNEL=6.18, SCENARIO=flood, MANY=FILE.html)
+	@scripts/testbed.sh $(KERNEL:%=--kernel %) $(CPUS:%=--cpus %) $(SOCKETS:%=--sockets %) \
+		--report $(MANY) $(SCENARIO) $(ARGS)
 
 install: ## puts rxsteer into PREFIX/bin (PREFIX=/usr/local)
 	@scripts/install.sh "$(DESTDIR)$(PREFIX)"

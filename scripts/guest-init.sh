@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # shellcheck shell=dash
 #
-# guest-init.sh: process 1 of guest.sh's virtual machine. Runs /test, writes its exit status to the
+# guest-init.sh: process 1 of guest.sh's virtual machine. Runs /run-this, writes its exit status to the
 # second serial port, and switches off.
 
 export PATH=/bin:/sbin:/usr/sbin
@@ -11,7 +11,6 @@ busybox --install -s /bin
 
 mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev
-mount -t tmpfs tmpfs /tmp
 mount -t tmpfs tmpfs /run
 mount -t bpf bpf /sys/fs/bpf
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
@@ -25,7 +24,7 @@ caches=$(sort -u /sys/devices/system/cpu/cpu*/cache/index3/shared_cpu_list | tr 
 echo "Linux $(uname -r), CPUs by last-level cache: $caches"
 
 export RXSTEER_NOT_RUN=/run/not-run
-sh /test
+sh /run-this
 status=$?
 if [ -s $RXSTEER_NOT_RUN ]; then
     cat $RXSTEER_NOT_RUN

@@ -1,25 +1,34 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# guest.sh [--kernel VERSION] [--cpus N] [--timeout TIME] TEST [FILTER...]: runs tests in a virtual
-# machine that has another kernel and more CPUs, half of them under each of two last-level caches.
+# guest.sh [--kernel SERIES[,SERIES...]] [--cpus N] [--timeout TIME] [TEST [FILTER...]]: runs tests in
+# a virtual machine that has another kernel and more CPUs, half of them under each of two last-level
+# caches.
 #
-# TEST is a file of tests/ without its .rs, `lib` for the unit tests, or the path of a test binary.
-# The tests' exit status is this script's. Every instruction is emulated: this shows behaviour, and
-# tells nothing about time.
+# TEST is a file of tests/ without its .rs, `lib` for the unit tests, or the path of a test binary;
+# its exit status is this script's. Without TEST, all that touch the kernel run on every kernel, and a
+# table says what came of them. The emulator is emulator.sh's.
 set -euo pipefail
 shopt -s inherit_errexit
 
-kernel=6.12
-cpus=8
-limit=10m
+# The test files that load BPF programs or make network namespaces.
+end_to_end=(verifier flow steer rfs explain busy_poll poll napi doctor lifetime hotplug idle rx_hash
+    balance client lab peer reorder overload bench)
+# How often a guest is booted again that died.
+boots_again=3
+# For one test of a table, in seconds. Some wait 90 s for a condition, more than once.
+test_limit=300
+
+kernels=
+cpus=
+limit=
 usage() {
-    echo "usage: guest.sh [--kernel 6.1|6.12] [--cpus N] [--timeout 10m] TEST [FILTER...]" >&2
+    echo "usage: guest.sh [--kernel SERIES] [--cpus N] [--timeout 10m] [TEST [FILTER...]]" >&2
     exit 2
 }
 while [ $# -gt 0 ]; do
     case $1 in
-    --kernel) kernel=${2-} ;;
+    --kernel) kernels=${2-} ;;
     --cpus) cpus=${2-} ;;
     --timeout) limit=${2-} ;;
     -*) usage ;;
@@ -27,134 +36,139 @@ while [ $# -gt 0 ]; do
     esac
     shift 2 || usage
 done
-[[ -n ${1-} && $cpus =~ ^[1-9][0-9]*$ ]] || usage
-test=$1
-shift
+test=${1-}
+if [ -n "$test" ]; then
+    shift
+    kernels=${kernels:-6.12} cpus=${cpus:-8} limit=${limit:-10m}
+else
+    kernels=${kernels:-6.1,6.12,6.18,7.3} cpus=${cpus:-4} limit=${limit:-3h}
+fi
+IFS=, read -r -a kernels <<<"$kernels"
+[[ $cpus =~ ^[1-9][0-9]*$ ]] || usage
+[ -z "$test" ] || [ ${#kernels[@]} = 1 ] || usage
 [[ $test != */* ]] || test=$(realpath -e "$test") # before the folder changes
 
 cd "$(dirname "$0")/.."
 scripts/setup.sh build guest
 # shellcheck source=scripts/cargo.sh
 . scripts/cargo.sh
+# shellcheck source=scripts/vm.sh
+. scripts/vm.sh
 
-cache=$(realpath -m "${CARGO_TARGET_DIR:-target}")/guest
-builder mkdir -p "$cache"
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+qemu=$(scripts/emulator.sh)
+cache=$target/guest
+builder mkdir -p "$cache/results"
 dir=$(builder mktemp -d "$cache/run.XXXXXX")
 vm=
 trap '[ -z "$vm" ] || kill "$vm"; wait; rm -rf "$dir"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-as_root() {
-    if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
+# Prints "FILE BINARY" for each of the test files in their order, built first.
+binaries() {
+    local file targets=()
+    for file in "$@"; do
+        if [ "$file" = lib ]; then targets+=(--lib); else targets+=(--test "$file"); fi
+    done
+    # Of what is built for them, only the tests themselves have the profile of a test.
+    builder cargo test --no-run "${targets[@]}" --message-format=json-render-diagnostics | sed -n \
+        -e 's/"kind":\["lib"\],\(.*\)"name":"[^"]*","src_path"/\1"name":"lib","src_path"/' \
+        -e 's/.*"name":"\([^"]*\)","src_path".*"test":true},"features".*"executable":"\([^"]*\)".*/\1 \2/p' |
+        awk -v order="$*" '
+            { line[$1] = $0 }
+            END { n = split(order, file, " "); for (i = 1; i <= n; i++) print line[file[i]] }
+        '
 }
 
-# Downloads the newest kernel of the series that apt knows.
-download() {
-    local package
-    package=$(apt-cache search --names-only "^linux-image-${kernel//./\\.}\.[^ ]*-cloud-amd64$" |
-        cut -d' ' -f1 | sort -V | tail -n 1)
-    [ -n "$package" ] &&
-        (cd "$dir" && builder apt-get -q -o APT::Sandbox::User=root download "$package") >&2
-}
-
-# Prints the folder with the kernel: the one that is there, even if apt has a newer one by now.
-kernel_folder() {
-    local folder
-    folder=$(find "$cache" -maxdepth 1 -name "linux-image-$kernel.*" | sort -V | tail -n 1)
-    if [ -z "$folder" ]; then
-        # A fresh machine has no package lists, an old one stale ones.
-        download || {
-            as_root apt-get -q update >&2
-            download
-        } || {
-            echo "apt has no package linux-image-$kernel.*-cloud-amd64." >&2
-            return 1
-        }
-        folder=$(echo "$dir"/linux-image-*.deb)
-        builder dpkg-deb -x "$folder" "$dir/kernel"
-        folder=$cache/$(basename "${folder%%_*}")
-        # Busybox would hand the kernel a compressed module before it unpacks it, and that complains.
-        builder find "$dir/kernel" -name '*.ko.xz' -exec busybox unxz {} +
-        builder busybox depmod -b "$dir/kernel" "${folder##*/linux-image-}"
-        builder mv "$dir/kernel" "$folder"
-    fi
-    echo "$folder"
-}
-
-# Prints the path of the test binary, built first if TEST is not one.
-binary() {
-    local target=(--test "$test")
-    case $test in
-    */*)
-        echo "$test"
-        return
-        ;;
-    lib) target=(--lib) ;;
-    esac
-    # Of what is built for it, only the test itself has the profile of a test.
-    builder cargo test --no-run "${target[@]}" --message-format=json-render-diagnostics |
-        sed -n 's/.*"test":true},"features".*"executable":"\([^"]*\)".*/\1/p'
-}
-
-# Puts a program and its libraries where they are here, without what only a debugger reads.
-add_program() {
-    mkdir -p "$dir/root/${1%/*}"
-    strip --strip-debug -o "$dir/root/$1" "$1"
-    # A static one has none, and ldd fails.
-    { ldd "$1" || true; } 2>/dev/null | sed -n 's/[^/]*\(\/[^ ]*\).*/\1/p' |
-        xargs -r cp --dereference --parents --target-directory "$dir/root"
-}
-
-pack() {
-    find "$@" | cpio --create --format newc --owner 0:0 --quiet
-}
-
-folder=$(kernel_folder)
-binary=$(binary)
-
-mkdir "$dir/root"
-mkdir "$dir/root"/{bin,sbin,dev,proc,run,sys,tmp}
-cp "$(command -v busybox)" "$dir/root/bin/busybox"
-ln -s /bin/busybox "$dir/root/sbin/modprobe" # what the kernel calls
-cp scripts/guest-init.sh "$dir/root/init"
-add_program "$binary"
+vm_root
+case $test in
+"") binaries "${end_to_end[@]}" ;;
+*/*) echo "${test##*/} $test" ;;
+*) binaries "$test" ;;
+esac >"$dir/root/tests"
+while read -r _ binary; do
+    vm_add "$binary"
+    last=$binary
+done <"$dir/root/tests"
+cp scripts/guest-tests.sh "$dir/root/guest-tests"
 # Cargo has it beside the folder of the test binaries, and tests run it.
-rxsteer=$(realpath -m "${binary%/*}/../rxsteer")
-[ ! -x "$rxsteer" ] || add_program "$rxsteer"
-nft=$(PATH=$PATH:/usr/sbin:/sbin command -v nft) && add_program "$nft"
+rxsteer=$(realpath -m "${last%/*}/../rxsteer")
+[ ! -x "$rxsteer" ] || vm_add "$rxsteer"
 cp -r --parents "$PWD/tests/fixtures" "$dir/root"
-# As cargo runs it.
-printf 'cd %q && exec %q --test-threads=1' "$PWD" "$binary" >"$dir/root/test"
-[ $# = 0 ] || printf ' %q' "$@" >>"$dir/root/test"
-
 {
-    (cd "$folder" && pack lib)
-    (cd "$dir/root" && pack .)
-} >"$dir/initramfs"
+    printf 'cd %q && ' "$PWD" # as cargo runs them
+    if [ -n "$test" ]; then
+        printf 'exec %q --test-threads=1' "$last"
+        [ $# = 0 ] || printf ' %q' "$@"
+    else
+        printf 'exec sh /guest-tests %q' "$test_limit"
+    fi
+} >"$dir/root/run-this"
 
-sockets=$((cpus % 2 ? 1 : 2))
-qemu=(qemu-system-x86_64 -accel "tcg,thread=multi" -cpu "max,l3-cache=on" -m 2048
-    -smp "cpus=$cpus,sockets=$sockets,cores=$((cpus / sockets)),threads=1"
-    -kernel "$folder"/boot/vmlinuz-* -initrd "$dir/initramfs"
-    -append "console=ttyS0 quiet mitigations=off oops=panic panic=-1"
-    -display none -monitor none -nic none -no-reboot
-    # The second port is for the status alone: the kernel writes to the first what it likes.
-    -serial stdio -serial "file:$dir/status")
-# In the background, since a trap waits for what is in the foreground. After SIGKILL there is no trap.
-setpriv --pdeathsig TERM timeout --kill-after=5 "$limit" "${qemu[@]}" </dev/null &
-vm=$!
-status=0
-wait "$vm" || status=$?
-vm=
-if [ $status = 124 ]; then
-    echo "The guest did not finish in $limit." >&2
-    exit 124
+# Boots the kernel in folder $1 once. The guest's exit status, if it came so far, is the last line of
+# $dir/status; other lines are what it told before. Returns 124 when it did not end in time.
+boot() {
+    local status=0
+    cp "$dir/done" "$dir/root/done"
+    : >"$dir/status"
+    vm_boot "$1" "$cpus" $((cpus % 2 ? 1 : 2)) "" -serial "file:$dir/status" || status=$?
+    sed -i 's/\r//g' "$dir/status"
+    # The second port is for this alone: the kernel writes to the first what it likes.
+    return $status
+}
+
+# What the guest has told so far stands in file $1. Says with which test it died; the second time,
+# that test has failed.
+died_with() {
+    local results=$1 last
+    last=$(awk -F '\t' '{ state = $3; test = $1 "\t" $2 } END { if (state == "started") print test }' \
+        "$results")
+    [ -n "$last" ] || return 0
+    echo "It died during ${last/$'\t'/::}." >&2
+    if [ "$(grep -cF "$last"$'\t'started "$results")" -gt 1 ]; then
+        printf '%s\tfailed\t0\tthe guest died during it, twice\n' "$last" >>"$results"
+    fi
+}
+
+# Runs the tests on a kernel; what the guest tells goes to file $2. Its status is the tests'.
+run() {
+    local series=$1 results=$2 folder boots=0 status
+    folder=$(scripts/kernel.sh "$series")
+    : >"$results"
+    while :; do
+        awk -F '\t' '$3 != "started" { print $1 " " $2 }' "$results" >"$dir/done"
+        status=0
+        boot "$folder" || status=$?
+        grep $'\t' "$dir/status" >>"$results" || true
+        if [ "$status" = 124 ]; then
+            echo "The guest did not finish in $limit." >&2
+            return 124
+        fi
+        status=$(tail -n 1 "$dir/status")
+        if [[ $status =~ ^[0-9]+$ ]]; then
+            echo "Linux ${folder##*/linux-image-}, $cpus CPUs: exit status $status"
+            return "$status"
+        fi
+        echo "The guest with Linux $series ended before its tests did." >&2
+        died_with "$results"
+        [ $((boots++)) -lt "$boots_again" ] || return 1
+        echo "It is booted again ($boots of $boots_again times)." >&2
+    done
+}
+
+if [ -n "$test" ]; then
+    status=0
+    run "${kernels[0]}" "$dir/results" || status=$?
+    exit $status
 fi
-status=$(tr -d '\r\n' <"$dir/status")
-if [ -z "$status" ]; then
-    echo "The guest ended before its tests did." >&2
-    exit 1
-fi
-echo "Linux ${folder##*/linux-image-}, $cpus CPUs: exit status $status"
-exit "$status"
+ended=0
+for kernel in "${kernels[@]}"; do
+    echo "Linux $kernel, $cpus CPUs: $(wc -l <"$dir/root/tests") files of tests."
+    run "$kernel" "$cache/results/$kernel" || ended=1
+done
+echo
+table=0
+(cd "$cache/results" && awk -v files="${end_to_end[*]}" -f "$OLDPWD/scripts/guest-table.awk" \
+    "${kernels[@]}") || table=$?
+exit $((ended || table))

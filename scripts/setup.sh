@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# setup.sh JOB...: sees to it that this machine has what the jobs need (build, test, guest, lint,
-# bench).
+# setup.sh JOB...: sees to it that this machine has what the jobs need (build, test, guest, emulator,
+# lint, bench).
 #
 # Silent when nothing is missing. On Debian and Ubuntu what is missing is named, with the reason,
 # and installed; elsewhere it is named, and the build stops only if it can't do without.
@@ -51,6 +51,8 @@ want() {
     fatal=$before
 }
 
+have_library() { pkg-config --exists "$1" 2>/dev/null; }
+have_venv() { python3 -c 'import venv, ensurepip' 2>/dev/null; }
 have_build_tools() { have cc && have make; }
 
 # Only root's PATH is sure to have it, and only root runs it.
@@ -75,10 +77,22 @@ probe() {
         want_nft
         ;;
     guest)
-        need qemu-system-x86 "is the virtual machine" have qemu-system-x86_64
-        need busybox-static "is all that the machine has besides the tests" have busybox
+        need seabios "is the virtual machine's firmware" test -e /usr/share/seabios/bios-256k.bin
+        need qemu-system-data "has more of it" test -e /usr/share/qemu/linuxboot_dma.bin
+        need busybox-static "is all that the machine has besides what is measured or tested" have busybox
         need cpio "packs the machine's files" have cpio
         want_nft
+        ;;
+    emulator)
+        need build-essential "a C compiler, for the emulator" have_build_tools
+        need dpkg-dev "unpacks its source package" have dpkg-source
+        need patch "makes its clocks count instructions" have patch
+        need ninja-build "builds it" have ninja
+        need python3-venv "runs its build" have_venv
+        need pkg-config "finds the libraries below" have pkg-config
+        need libglib2.0-dev "it uses" have_library glib-2.0
+        need libfdt-dev "it uses" have_header libfdt.h
+        need zlib1g-dev "it uses" have_header zlib.h
         ;;
     lint)
         need clang-format "checks the layout of the C files" have clang-format
@@ -89,7 +103,7 @@ probe() {
         want_nft
         ;;
     *)
-        echo "usage: setup.sh build|test|guest|lint|bench ..." >&2
+        echo "usage: setup.sh build|test|guest|emulator|lint|bench ..." >&2
         exit 2
         ;;
     esac

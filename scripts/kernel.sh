@@ -1,0 +1,104 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# kernel.sh SERIES: prints the folder with Debian's kernel for clouds of a series (6.1, 7.3): the
+# image (vmlinuz) and the modules (lib/modules/), unpacked below target/guest/.
+#
+# The kernel that is there is kept, even if Debian has a newer one by now. The machine's own suites
+# come first, which have the security updates of their series; then later ones.
+set -euo pipefail
+shopt -s inherit_errexit
+
+series=${1-}
+if ! [[ $series =~ ^[0-9]+\.[0-9]+$ ]]; then
+    echo "usage: kernel.sh SERIES (6.1, 6.12, ...)" >&2
+    exit 2
+fi
+cd "$(dirname "$0")/.."
+# shellcheck source=scripts/cargo.sh
+. scripts/cargo.sh
+# shellcheck source=scripts/debian.sh
+. scripts/debian.sh
+
+cache=$(realpath -m "${CARGO_TARGET_DIR:-target}")/guest
+builder mkdir -p "$cache"
+folder=$(find "$cache" -maxdepth 1 -name "linux-image-$series.*" | sort -V | tail -n 1)
+if [ -n "$folder" ]; then
+    echo "$folder"
+    exit
+fi
+dir=$(builder mktemp -d "$cache/kernel.XXXXXX")
+trap 'rm -rf "$dir"' EXIT
+
+# The packages of the newest kernel of the series in these suites, the image's first. Prints none if
+# there is none; an old one's modules may be gone while its image is still there.
+#
+# Until 6.18 the image's package has the modules, too; since 6.19 it depends on one for the kernel
+# and one for the modules.
+packages() {
+    local apt=("$@") image parts
+    for image in $("${apt[@]}" apt-cache search --names-only \
+        "^linux-image-${series//./\\.}\.[^ ]*-cloud-amd64$" | cut -d' ' -f1 | sort -rV); do
+        # In angle brackets is what does not exist.
+        parts=$("${apt[@]}" apt-cache depends "$image" |
+            sed -n -E 's/^ *Depends: (<?linux-(binary|modules)-.*)/\1/p')
+        if [[ $parts = *\<* ]]; then
+            echo "$image: its modules are no longer there." >&2
+            continue
+        fi
+        echo "$image" "$parts"
+        return
+    done
+}
+
+# Downloads the packages by the apt given, if it has any.
+download() {
+    local apt=("$@") found
+    found=$(packages "${apt[@]}")
+    [ -n "$found" ] || return
+    # shellcheck disable=SC2086 # a list of names
+    (cd "$dir" && "${apt[@]}" apt-get -q -o APT::Sandbox::User=root download $found) >&2
+    echo "${found%% *}" >"$dir/name"
+}
+
+as_root() {
+    if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+own() {
+    # A fresh machine has no package lists, an old one stale ones.
+    download builder || {
+        [ -z "$(packages builder)" ] && [ -n "$(apt-cache search --names-only '^linux-image-')" ] &&
+            return 1
+        as_root apt-get -q update >&2
+        download builder
+    }
+}
+
+own || download debian_apt trixie trixie-backports sid -- ||
+    download debian_apt bookworm bookworm-backports experimental -- || {
+    echo "Debian has no package linux-image-$series.*-cloud-amd64." >&2
+    exit 1
+}
+
+for package in "$dir"/*.deb; do
+    builder dpkg-deb -x "$package" "$dir/kernel"
+done
+shopt -s nullglob
+# Where a suite's packages put them differs.
+tree=$(echo "$dir"/kernel/{,usr/}lib/modules/*/kernel)
+image=$(find "$dir/kernel" -name 'vmlinuz*')
+version=$(basename "$(dirname "$tree")")
+builder mkdir -p "$dir/folder/lib/modules"
+builder mv "$image" "$dir/folder/vmlinuz"
+builder mv "${tree%/kernel}" "$dir/folder/lib/modules/"
+tree=$dir/folder/lib/modules/$version/kernel
+# All modules stand in the guest's memory: not those of disks and of what the guest does not have.
+builder find "$tree/drivers" -mindepth 1 -maxdepth 1 ! -name net ! -name virtio -exec rm -r {} +
+builder rm -rf "$tree"/{fs,sound}
+# Busybox would hand the kernel a compressed module before it unpacks it, and that complains.
+builder find "$tree" -name '*.ko.xz' -exec busybox unxz {} +
+builder find "$tree" -name '*.ko.zst' -exec zstd -q -d --rm {} +
+builder busybox depmod -b "$dir/folder" "$version"
+builder mv "$dir/folder" "$cache/$(<"$dir/name")"
+echo "$cache/$(<"$dir/name")"

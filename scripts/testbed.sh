@@ -1,0 +1,125 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# testbed.sh [--kernel SERIES] [--cpus N] [--sockets N] [--report FILE.html] [ARGUMENT...]: runs
+# `rxsteer bench ARGUMENT...`, or what $usual has, in a virtual machine of many CPUs, whose time is
+# counted in instructions, and writes the report here. docs/testbed.md says what its figures mean.
+#
+# The environment's COUNTED_TIME has the machine's speed and costs (testbed/counted-time.c), PREEMPT
+# what its kernel is given as preempt=.
+set -euo pipefail
+shopt -s inherit_errexit
+
+# What is measured unless something else is asked for, an hour or more on two CPUs: the scenarios that
+# many CPUs are about, a case or two of each.
+usual=(flood ramp firewall rr rpc crr wakeup --rounds 1 --seconds 0.05
+    --case "64 connected" --case router --case "TCP_RR, 200" --case "TCP_RR, 500"
+    --case "100 flows" --case clients --case packets/s
+    --mode "none,kernel-rps (others),kernel-rfs (others),cpumap (others)"
+    --mode "rxsteer-rfs,rxsteer")
+
+kernel=6.18
+cpus=8
+sockets=1
+report=many.html
+limit=6h
+# A boot that dies says nothing about the bench.
+boots=3
+: "${PREEMPT:=none}"
+
+usage() {
+    echo "usage: testbed.sh [--kernel 6.18] [--cpus 8] [--sockets 1] [--report FILE.html] [ARGUMENT...]" >&2
+    exit 2
+}
+while [ $# -gt 0 ]; do
+    case $1 in
+    --kernel) kernel=${2-} ;;
+    --cpus) cpus=${2-} ;;
+    --sockets) sockets=${2-} ;;
+    --report) report=${2-} ;;
+    *) break ;;
+    esac
+    shift 2 || usage
+done
+if ! [[ $cpus =~ ^[1-9][0-9]*$ && $cpus -ge 2 && $cpus -le 32 ]]; then
+    echo "--cpus $cpus: choose 2 to 32." >&2
+    exit 2
+fi
+if ! [[ $sockets =~ ^[1-9][0-9]*$ ]] || [ $((cpus % sockets)) != 0 ]; then
+    echo "--sockets $sockets: choose a number by which $cpus CPUs can be divided." >&2
+    exit 2
+fi
+if [[ $report != *.html ]]; then
+    echo "--report $report: choose a name that ends with .html; the JSON is written beside it." >&2
+    exit 2
+fi
+report=$(realpath -m "$report") # before the folder changes
+if ! touch "$report"; then
+    exit 1
+fi
+[ -s "$report" ] || rm -f "$report"
+
+[ $# != 0 ] || set -- "${usual[@]}"
+
+cd "$(dirname "$0")/.."
+scripts/setup.sh build guest
+# shellcheck source=scripts/cargo.sh
+. scripts/cargo.sh
+# shellcheck source=scripts/vm.sh
+. scripts/vm.sh
+
+qemu=$(scripts/emulator.sh)
+folder=$(scripts/kernel.sh "$kernel")
+builder cargo build --release
+
+cache=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+builder mkdir -p "$cache/testbed"
+dir=$(builder mktemp -d "$cache/testbed/run.XXXXXX")
+vm=
+trap '[ -z "$vm" ] || kill "$vm"; wait; rm -rf "$dir"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+
+vm_root
+vm_add "$cache/release/rxsteer" /bin/rxsteer
+emulated="$("$qemu" --version | sed -n 's/.*version \([0-9.]*\).*/QEMU \1/p'), counted time: $COUNTED_TIME"
+{
+    printf 'export RXSTEER_EMULATED=%q\n' "$emulated"
+    # Where a line can't be drawn again, a progress bar shows nothing.
+    echo "stty -F /dev/console cols 100"
+    echo "ln -sf /proc/self/fd /dev/fd"
+    printf 'rxsteer bench --report /tmp/report.html'
+    [ $# = 0 ] || printf ' %q' "$@"
+    printf ' </dev/null\nstatus=$?\n'
+    # Base64, so that a byte of the kernel's does not spoil all.
+    echo '[ ! -s /tmp/report.json ] || tar -C /tmp -cz report.html report.json | base64 >/dev/ttyS2'
+    # shellcheck disable=SC2016 # the guest's
+    echo 'exit $status'
+} >"$dir/root/run-this"
+
+# Pages are not zeroed when they are taken, as on most hosts that are made for speed.
+options="preempt=$PREEMPT init_on_alloc=0"
+start=$SECONDS
+for ((boot = 1; boot <= boots; boot++)); do
+    echo "Booting Linux ${folder##*/linux-image-} with $cpus CPUs ($COUNTED_TIME)." >&2
+    status=0
+    vm_boot "$folder" "$cpus" "$sockets" "$options" \
+        -serial "file:$dir/status" -serial "file:$dir/report.base64" || status=$?
+    if [ "$status" = 124 ]; then
+        echo "The machine did not finish in $limit." >&2
+        exit 124
+    fi
+    status=$(tail -n 1 "$dir/status" | tr -d '\r')
+    [ -z "$status" ] || break
+    echo "The machine ended before its bench did (boot $boot of $boots)." >&2
+done
+if [ -z "$status" ]; then
+    exit 1
+fi
+if [ -s "$dir/report.base64" ]; then
+    tr -d '\r' <"$dir/report.base64" | base64 -d | builder tar -xz -C "$dir"
+    builder cp "$dir/report.html" "$report"
+    builder cp "$dir/report.json" "${report%.html}.json"
+    echo "$((SECONDS - start)) s. Written: $report and ${report##*/}'s figures in ${report%.html}.json" >&2
+fi
+exit "$status"

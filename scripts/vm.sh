@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: MIT OR Apache-2.0
+# shellcheck shell=bash disable=SC2154
+#
+# Sourced, after cargo.sh: makes the files of a virtual machine below $dir/root, and boots it by the
+# emulator $qemu; both are set by whoever sources this.
+#
+# Its time is counted in instructions ($COUNTED_TIME, testbed/counted-time.c): a CPU is some third as
+# fast as one of a server, whatever this machine does meanwhile.
+#
+# The machine has busybox, what was added, and guest-init.sh as its first process, which runs /run-this.
+
+: "${COUNTED_TIME:=mips=2000,quantum=4000}"
+export COUNTED_TIME
+
+# Fills $dir/root with what every machine has.
+vm_root() {
+    mkdir "$dir/root"
+    mkdir "$dir/root"/{bin,sbin,dev,proc,run,sys,tmp}
+    cp "$(command -v busybox)" "$dir/root/bin/busybox"
+    ln -s /bin/busybox "$dir/root/sbin/modprobe" # what the kernel calls
+    cp scripts/guest-init.sh "$dir/root/init"
+    local nft
+    if nft=$(PATH=$PATH:/usr/sbin:/sbin command -v nft); then
+        vm_add "$nft"
+    fi
+}
+
+# Puts a program and its libraries where they are here, without what only a debugger reads; as $2, if
+# that is given.
+vm_add() {
+    local to=${2:-$1}
+    mkdir -p "$dir/root/${to%/*}"
+    strip --strip-debug -o "$dir/root/$to" "$1"
+    # A static one has none, and ldd fails.
+    { ldd "$1" || true; } 2>/dev/null | sed -n 's/[^/]*\(\/[^ ]*\).*/\1/p' |
+        xargs -r cp --dereference --parents --target-directory "$dir/root"
+}
+
+vm_pack() {
+    find "$@" | cpio --create --format newc --owner 0:0 --quiet
+}
+
+# vm_boot KERNEL CPUS SOCKETS COMMAND-LINE ARGUMENT...: boots the kernel in a folder, with the CPUs
+# under so many last-level caches, and waits for its end, $limit at most (status 124). ARGUMENT...: of
+# the emulator $qemu. $vm is its process, which a trap ends.
+vm_boot() {
+    local folder=$1 cpus=$2 sockets=$3 options=$4 status=0 size
+    # The counted clock needs nobody to watch it.
+    local clock="tsc=reliable clocksource=tsc no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1"
+    shift 4
+    {
+        (cd "$folder" && vm_pack lib)
+        (cd "$dir/root" && vm_pack .)
+    } >"$dir/initramfs"
+    # Packed and unpacked it stands in the memory at the same time.
+    size=$((2048 + $(stat -c %s "$dir/initramfs") * 3 / 2**20))
+    # In the background, since a trap waits for what is in the foreground. After SIGKILL there is no
+    # trap.
+    setpriv --pdeathsig TERM timeout --kill-after=5 "$limit" "$qemu" \
+        -L /usr/share/qemu -L /usr/share/seabios \
+        -accel "tcg,thread=multi" -cpu "max,l3-cache=on" -m "$size" \
+        -smp "cpus=$cpus,sockets=$sockets,cores=$((cpus / sockets)),threads=1" \
+        -kernel "$folder/vmlinuz" -initrd "$dir/initramfs" \
+        -append "console=ttyS0 quiet mitigations=off oops=panic panic=-1 $clock $options" \
+        -display none -monitor none -nic none -no-reboot \
+        -serial stdio "$@" </dev/null &
+    vm=$!
+    wait "$vm" || status=$?
+    vm=
+    return $status
+}
