@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * lab.bpf.c: the lab's own programs: who sends (wire) and what others do (pass, cpumap).
+ * lab.bpf.c: the lab's own programs: who sends (wire) and what others do (pass, cpumap). The
+ * clients of closed loops are in lab_client.h.
  *
  * None is loaded unless asked for by name ("?" in SEC): each user wants one of them.
  */
@@ -329,133 +330,7 @@ refuse:
 	return XDP_ABORTED;
 }
 
-/* ---- client: flows that each have one request under way -------------------- */
-
-#define NR_CLIENT_FLOWS 1024
-
-/*
- * Buckets of latencies: below 128 ns one each, above 64 for each power of two, so
- * 1.6 % wide at most; up to 2^36 ns (69 s).
- */
-#define CLIENT_BUCKET_BITS 6
-#define CLIENT_NS_BITS	   36
-#define NR_CLIENT_BUCKETS  ((CLIENT_NS_BITS - CLIENT_BUCKET_BITS + 1) << CLIENT_BUCKET_BITS)
-
-/* Flow i's address is saddr + (i & mask), its port sport + (i >> shift), as the wire's. */
-struct client_layout {
-	__u32 saddr; /* in the host's order, as the ports */
-	__u32 saddr_mask;
-	__u32 saddr_shift;
-	__u32 nr_flows;
-	__u16 sport;
-	__u16 dport;
-	__u8 proto; /* IPPROTO_UDP, IPPROTO_TCP */
-};
-
-struct client_flow {
-	__u64 sent_ns; /* when its request went, of bpf_ktime_get_ns(); 0: none is under way */
-	__u32 seq;     /* of that request, where it is TCP */
-	__u32 ack;
-};
-
-const volatile struct client_layout client_layout;
-struct client_flow client_flows[NR_CLIENT_FLOWS];
-__u64 client_buckets[NR_CLIENT_BUCKETS]; /* of the ns from request to reply */
-__u64 client_nr_clipped;		 /* too long for the last bucket, where they are counted */
-bool client_stopping;			 /* replies are counted, and no longer answered */
-
-static __always_inline __u32 client_bucket(__u64 ns)
-{
-	__u32 exponent = 0;
-
-	if (ns >= 1ULL << CLIENT_NS_BITS) {
-		__sync_fetch_and_add(&client_nr_clipped, 1);
-		return NR_CLIENT_BUCKETS - 1;
-	}
-	for (__u32 bits = 32; bits; bits >>= 1) {
-		if (ns >> exponent >> bits)
-			exponent += bits;
-	}
-	if (exponent <= CLIENT_BUCKET_BITS)
-		return ns;
-	exponent -= CLIENT_BUCKET_BITS;
-	return (exponent << CLIENT_BUCKET_BITS) + (ns >> exponent);
-}
-
-/* One's complement sums don't mind the order: swapping source and destination leaves them. */
-static __always_inline void client_swap(struct ethhdr *eth, struct iphdr *ip, __be16 *ports)
-{
-	__u8 mac[ETH_ALEN];
-	__be32 address = ip->saddr;
-	__be16 port = ports[0];
-
-	__builtin_memcpy(mac, eth->h_source, ETH_ALEN);
-	__builtin_memcpy(eth->h_source, eth->h_dest, ETH_ALEN);
-	__builtin_memcpy(eth->h_dest, mac, ETH_ALEN);
-	ip->saddr = ip->daddr;
-	ip->daddr = address;
-	ports[0] = ports[1];
-	ports[1] = port;
-}
-
-/*
- * Makes the next request of a reply: it has the same payload. One NAPI runs this,
- * never on two CPUs at once, so plain adds are exact.
- */
-SEC("?xdp.frags")
-int client(struct xdp_md *ctx)
-{
-	char *data = (char *)(long)ctx->data, *data_end = (char *)(long)ctx->data_end;
-	struct ethhdr *eth = (struct ethhdr *)data;
-	struct iphdr *ip = (struct iphdr *)(eth + 1);
-	struct tcphdr *tcp = (struct tcphdr *)(ip + 1);
-	__be16 *ports = (__be16 *)(ip + 1);
-	struct client_flow *state;
-	__u32 flow, len;
-	__u64 now, sum;
-	__be32 seq;
-
-	if ((char *)(ports + 2) > data_end || eth->h_proto != bpf_htons(ETH_P_IP) || ip->ihl != 5)
-		return XDP_PASS;
-	if (ip->protocol != client_layout.proto || ports[0] != bpf_htons(client_layout.dport))
-		return XDP_PASS;
-	flow = (__u32)(bpf_ntohs(ports[1]) - client_layout.sport) << client_layout.saddr_shift;
-	flow += bpf_ntohl(ip->daddr) - client_layout.saddr;
-	if (flow >= NR_CLIENT_FLOWS || flow >= client_layout.nr_flows)
-		return XDP_PASS;
-	state = &client_flows[flow];
-	if (client_layout.proto == IPPROTO_TCP) {
-		if ((char *)(tcp + 1) > data_end)
-			return XDP_DROP;
-		len = bpf_ntohs(ip->tot_len) - sizeof(*ip) - tcp->doff * 4;
-		/* A bare acknowledgement is no reply; what was sent again has been answered. */
-		if (!len || tcp->rst || bpf_ntohl(tcp->seq) != state->ack)
-			return XDP_DROP;
-		state->ack += len;
-		state->seq = bpf_ntohl(tcp->ack_seq);
-	}
-	now = bpf_ktime_get_ns();
-	if (state->sent_ns) {
-		__u32 bucket = client_bucket(now - state->sent_ns);
-
-		if (bucket < NR_CLIENT_BUCKETS)
-			__sync_fetch_and_add(&client_buckets[bucket], 1);
-	}
-	if (client_stopping) {
-		state->sent_ns = 0;
-		return XDP_DROP;
-	}
-	state->sent_ns = now;
-	if (client_layout.proto == IPPROTO_TCP) {
-		seq = tcp->seq;
-		tcp->seq = tcp->ack_seq;
-		tcp->ack_seq = bpf_htonl(state->ack);
-		sum = (__u16)~tcp->check + (__u64)(__u32)~seq + tcp->ack_seq;
-		tcp->check = wire_checksum(sum);
-	}
-	client_swap(eth, ip, ports);
-	return XDP_TX;
-}
+#include "lab_client.h"
 
 /* ---- witness: the order in which a device hands frames to the stack -------- */
 

@@ -11,7 +11,7 @@ use std::thread;
 
 use anyhow::{Context, Result, anyhow};
 use libbpf_rs::MapType;
-use libbpf_rs::btf::types::Enum;
+use libbpf_rs::btf::types::{Enum, Func};
 use libbpf_rs::btf::{Btf, BtfType};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -84,6 +84,17 @@ pub fn missing_tracepoints<'a>(names: &[&'a str]) -> Result<Vec<&'a str>> {
                 .is_none()
         })
         .collect())
+}
+
+/// Whether an XDP program can ask for the hash that the device computed (6.3).
+///
+/// # Errors
+/// When the kernel shows no BTF.
+pub fn has_device_hash() -> Result<bool> {
+    let btf = Btf::from_vmlinux().with_context(|| format!("cannot read {VMLINUX_BTF}"))?;
+    Ok(btf
+        .type_by_name::<Func<'_>>("bpf_xdp_metadata_rx_hash")
+        .is_some())
 }
 
 /// The bit of `napi_struct.state` that is set while an application polls.

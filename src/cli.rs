@@ -471,9 +471,27 @@ pub struct BenchArgs {
 pub enum BenchCommand {
     /// Say whether two reports agree. Exit status: 0 if no ratio differs, 1 otherwise
     Compare(CompareArgs),
+    /// Put several reports side by side, such as one for each number of CPUs
+    Columns(ColumnsArgs),
     /// Put load on other hosts that ask for it (rxsteer bench --on), until stopped. Whoever reaches
     /// the port may ask, and gets it to the address from which it asked
     Serve(ServeArgs),
+}
+
+/// Options of `rxsteer bench columns`.
+#[derive(Debug, Args)]
+pub struct ColumnsArgs {
+    /// Reports, as --json printed or --report wrote them, in the order of the columns
+    #[arg(value_name = "REPORT.json", required = true)]
+    pub reports: Vec<PathBuf>,
+
+    /// Write a page, too
+    #[arg(long, value_name = "FILE.html")]
+    pub report: Option<PathBuf>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Options of `rxsteer bench compare`.

@@ -2,6 +2,7 @@
 //! What CPUs do with their time: /proc/stat. (The procfs crate does not say whose times they are when a
 //! CPU is offline.)
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use anyhow::{Context, Result};
@@ -26,6 +27,19 @@ pub fn cpu_times() -> Result<Vec<CpuTimes>> {
     // SAFETY: no memory is involved.
     let hz = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as u64;
     parse_cpu_times(&fs::read_to_string("/proc/stat")?, 1_000_000_000 / hz)
+}
+
+/// Of `seconds` between two looks, the share in which each CPU was not idle. Busy times are sampled at
+/// ticks, idle ones are measured (NO_HZ_IDLE).
+pub fn busy_shares(before: &[CpuTimes], after: &[CpuTimes], seconds: f64) -> BTreeMap<u32, f64> {
+    let share = |now: &CpuTimes| {
+        let then = before.iter().find(|then| then.cpu == now.cpu);
+        let before = then.map_or(now.idle_ns, |then| then.idle_ns);
+        let idle_ns = now.idle_ns.saturating_sub(before);
+        let busy = 1.0 - idle_ns as f64 / 1e9 / seconds;
+        (now.cpu, busy.clamp(0.0, 1.0))
+    };
+    after.iter().map(share).collect()
 }
 
 /// user nice system idle iowait irq softirq steal (proc(5)); guest times are within user's.
@@ -54,6 +68,20 @@ fn parse_cpu_times(text: &str, tick_ns: u64) -> Result<Vec<CpuTimes>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cpu_is_busy_while_it_is_not_idle() {
+        let at = |cpu, idle_ns| CpuTimes {
+            cpu,
+            idle_ns,
+            ..Default::default()
+        };
+        let before = [at(0, 5), at(1, 1_000_000_000)];
+        let after = [at(0, 5), at(1, 1_500_000_000), at(3, 9)];
+        let shares = busy_shares(&before, &after, 2.0);
+        // Of one that has come meanwhile it is not known when it was idle.
+        assert_eq!(shares, BTreeMap::from([(0, 1.0), (1, 0.75), (3, 1.0)]));
+    }
 
     #[test]
     fn cpu_times_leave_out_the_total() {

@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use libbpf_rs::{
     Link, MapCore, MapFlags, ProgramInput, ProgramMut, ProgramType, RingBuffer, RingBufferBuilder,
@@ -822,6 +822,10 @@ fn load_device(
     };
     let mut chosen = "rxsteer";
     if config.rx_hash {
+        ensure!(
+            caps::has_device_hash()?,
+            "this kernel does not hand devices' hashes to XDP programs: `--hash device` needs Linux 6.3"
+        );
         chosen = "rxsteer_rx_hash";
         flags |= libbpf_sys::BPF_F_XDP_DEV_BOUND_ONLY;
     }

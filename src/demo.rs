@@ -152,7 +152,7 @@ impl Demo {
         let _ = writeln!(
             out,
             "One receive queue, polled on CPU {}; UDP flows, as fast as they can be made;\n\
-             an application on another CPU. Packets per second, medians of {TURNS} turns.",
+             an application elsewhere. Packets per second, medians of {TURNS} turns.",
             self.interrupt_cpu
         );
         for case in &self.cases {

@@ -377,13 +377,17 @@ impl Device {
             format!("it may be because {name} is down: `ip link set dev {name} up`")
         } else if self.native_xdp == Some(false) {
             "steer the device that its packets come from instead".to_string()
-        } else if self.driver == "veth" {
+        } else if self.driver == "veth" && self.napis.is_some() {
             format!("use native mode, or give it NAPI: `ethtool -K {name} gro on`")
         } else {
             "use native mode".to_string()
         };
+        let told = match &self.napis {
+            Some(_) => "",
+            None => ", as far as this kernel tells (Linux 6.8 tells more)",
+        };
         Some(Objection {
-            reason: format!("generic mode would reorder: {name} is not polled by NAPI"),
+            reason: format!("generic mode would reorder: {name} is not polled by NAPI{told}"),
             remedy,
             fatal: true,
         })

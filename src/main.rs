@@ -11,15 +11,17 @@ use clap::{Parser, ValueEnum};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
 use nix::sys::signalfd::SignalFd;
+use rxsteer::bench::columns::Columns;
 use rxsteer::bench::compare::{Comparison, read};
 use rxsteer::bench::files::{self, Files};
-use rxsteer::bench::host::nic;
+use rxsteer::bench::host::{Stretch, nic};
+use rxsteer::bench::pace::Pace;
 use rxsteer::bench::peer::Server;
 use rxsteer::bench::{CasePlan, Document, Effort, Measurement, Only, Scenario};
 use rxsteer::caps::{self, Need};
 use rxsteer::cli::{
-    BenchArgs, BenchCommand, Cli, Command, CompareArgs, DemoArgs, DoctorArgs, ExplainArgs,
-    FlowsArgs, NapiArgs, ServeArgs, StatusArgs,
+    BenchArgs, BenchCommand, Cli, ColumnsArgs, Command, CompareArgs, DemoArgs, DoctorArgs,
+    ExplainArgs, FlowsArgs, NapiArgs, ServeArgs, StatusArgs,
 };
 use rxsteer::{busy_poll, config, demo, doctor, explain, flows, napi, napi_settings, run, status};
 use serde::Serialize;
@@ -87,6 +89,7 @@ fn execute(command: Command) -> Result<ExitCode> {
         Command::Demo(args) => demo(&args)?,
         Command::Bench(args) => match &args.command {
             Some(BenchCommand::Compare(reports)) => return compare(reports),
+            Some(BenchCommand::Columns(reports)) => columns(reports)?,
             Some(BenchCommand::Serve(serve)) => bench_serve(serve)?,
             None => bench(&args)?,
         },
@@ -242,6 +245,9 @@ fn bench(args: &BenchArgs) -> Result<()> {
     }
     announce(&measurements, &effort);
 
+    let emulated = document.host.emulated.is_some();
+    let pace = emulated.then(Pace::start).transpose()?;
+    let stretch = emulated.then(Stretch::begin);
     let bar = ProgressBar::new(nr);
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {eta} left, {msg}");
     bar.set_style(style.expect("a template without mistakes"));
@@ -252,7 +258,7 @@ fn bench(args: &BenchArgs) -> Result<()> {
             if *failed {
                 continue;
             }
-            let round = measurement.round(&effort, &|what| {
+            let round = measurement.round(&effort, pace.as_ref(), &|what| {
                 bar.set_message(what.to_owned());
                 bar.inc(1);
             });
@@ -263,6 +269,7 @@ fn bench(args: &BenchArgs) -> Result<()> {
         }
         let reports = measurements.iter().filter_map(|m| m.report(&effort));
         document.scenarios = reports.collect();
+        document.stretch = stretch.as_ref().and_then(Stretch::so_far);
         if let Some(files) = &files {
             files.write(&document)?;
         }
@@ -279,6 +286,16 @@ fn bench(args: &BenchArgs) -> Result<()> {
         0 => Ok(()),
         nr => bail!("{nr} of {} scenarios failed", failed.len()),
     }
+}
+
+fn columns(args: &ColumnsArgs) -> Result<()> {
+    end_with_the_reader()?;
+    let documents = args.reports.iter().map(|path| read(path));
+    let columns = Columns::of(&documents.collect::<Result<Vec<_>>>()?);
+    if let Some(page) = &args.report {
+        files::write(page, &columns.page())?;
+    }
+    print_answer(args.json, &columns, Columns::render)
 }
 
 /// Fails, in the exit status alone, if a ratio differs.

@@ -16,11 +16,13 @@ use tracing::info;
 use crate::device::Device;
 use crate::guardian::{self, Guardian};
 use crate::napi;
-use crate::netdev::{self, Napi, Settings};
+use crate::netdev::{self, Napi, Settings, Threaded};
 use crate::setting::Setting;
 
 /// The hidden command that is the child.
 pub const COMMAND: &str = "put-back-napi";
+
+const NO_BUSY_POLL: &str = "this kernel's NAPI threads don't busy-poll: it needs Linux 6.19";
 
 /// What the child is told.
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -117,6 +119,11 @@ impl Changed {
             wanted.irq_suspend_timeout.is_none(),
             "this kernel has no irq-suspend-timeout: it needs Linux 6.13"
         );
+        // The device's file has off and on only, in later kernels, too.
+        ensure!(
+            wanted.threaded != Some(Threaded::BusyPoll),
+            "{NO_BUSY_POLL}"
+        );
         let files = [
             (
                 "napi_defer_hard_irqs",
@@ -173,8 +180,12 @@ fn set_each(device: &Device, napis: &[Napi], wanted: &Settings, lock: File) -> R
         set: *wanted,
     })?;
     for (id, before) in &before {
-        netdev::set_napi(*id, wanted)
-            .with_context(|| format!("cannot set NAPI instance {id} of {name}"))?;
+        netdev::set_napi(*id, wanted).map_err(|e| match e.raw_os_error() {
+            Some(libc::ERANGE | libc::EINVAL) if wanted.threaded == Some(Threaded::BusyPoll) => {
+                anyhow!(NO_BUSY_POLL)
+            }
+            _ => anyhow!(e).context(format!("cannot set NAPI instance {id} of {name}")),
+        })?;
         info!("{name}, NAPI instance {id}: {}", words(before, wanted));
     }
     Ok(guardian)

@@ -90,8 +90,7 @@ pub enum Threaded {
     Off = 0,
     /// A kernel thread of its own.
     On = 1,
-    /// A kernel thread of its own, which does not wait for interrupts (6.19).
-    #[value(skip)]
+    /// A kernel thread of its own, which does not wait for interrupts (Linux 6.19).
     BusyPoll = 2,
 }
 
@@ -196,8 +195,8 @@ pub fn rx_queues(ifindex: u32) -> Result<Vec<(u32, u32)>> {
 /// Changes a NAPI instance, 6.13 and later; what is `None` stays as it is. `threaded` needs 6.17.
 ///
 /// # Errors
-/// ENOENT when there is no such instance (any more), EPERM without CAP_NET_ADMIN, EOPNOTSUPP or
-/// EINVAL from a kernel that does not know it.
+/// ENOENT when there is no such instance (any more), EPERM without CAP_NET_ADMIN, EOPNOTSUPP,
+/// EINVAL or ERANGE from a kernel that does not know it.
 pub fn set_napi(id: u32, settings: &Settings) -> io::Result<()> {
     let Some(family) = family_id("netdev").map_err(io::Error::other)? else {
         return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));

@@ -210,6 +210,12 @@ impl Topology {
             .find(|cpus| cpus.contains(cpu))
     }
 
+    /// Online CPUs, `cpu` included, that are threads of its core; itself where the kernel does not say.
+    pub fn core(&self, cpu: u32) -> CpuMask {
+        let alone = || CpuMask::from_iter([cpu]);
+        self.sharing(cpu, "core").unwrap_or_else(alone)
+    }
+
     /// Online CPUs, `cpu` included, of its `core` or `package`; `None` when it is offline.
     fn sharing(&self, cpu: u32, what: &str) -> Option<CpuMask> {
         let list = self.read(&format!(

@@ -10,13 +10,12 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 use common::bed::{lab, until};
-use rxsteer::bench::bed::{Bed, INTERRUPT_CPU};
+use rxsteer::bench::bed::{Bed, INTERRUPT_CPU, Masks};
 use rxsteer::bench::mode::{Cpus, Mode, Way};
-use rxsteer::bench::router::Router;
+use rxsteer::bench::router::{NR_BLOCKED, Passed, Router, Ruleset, blocked};
 use rxsteer::bench::traffic::{Traffic, check};
-use rxsteer::bench::watch::Watch;
 use rxsteer::bench::{
-    Condition, Effort, Gro, Measurement, Napi, Only, Refusal, Scenario, Unfit, report,
+    CasePlan, Condition, Effort, Gro, Measurement, Napi, Only, Refusal, Scenario, Unfit, report,
 };
 use rxsteer::kthread;
 use rxsteer::lab::frame::{Frames, UdpFlows};
@@ -33,8 +32,9 @@ const SECONDS: f64 = 0.2;
 
 /// What tells of a mistake of ours. Other refusals tell of a host with other things to do: counters
 /// of all namespaces, CPUs given to others.
-const MISTAKES: [&str; 3] = [
+const MISTAKES: [&str; 4] = [
     "not in effect",
+    "refused connections",
     "account does not close",
     "rxsteer received",
 ];
@@ -52,22 +52,35 @@ fn has_nft() -> bool {
 
 /// A round of it: every planned mode of every case has all headlines, or was refused.
 fn run(scenario: Scenario, headlines: &[&str]) -> Result<()> {
+    run_only(scenario, Only::default(), headlines)
+}
+
+/// The same of a part of it.
+fn run_only(scenario: Scenario, only: Only, headlines: &[&str]) -> Result<()> {
     let effort = Effort {
         on: None,
-        only: Only::default(),
+        only: only.clone(),
         rounds: 1,
         seconds: 0.05,
         napi: Vec::new(),
         gro: Vec::new(),
     };
     let mut measurement = Measurement::new(scenario.prepare(&effort)?, &effort);
-    measurement.round(&effort, &|_| {})?;
+    measurement.round(&effort, None, &|_| {})?;
     let plan = measurement.plan();
     let report = measurement.report(&effort).context("a round is complete")?;
     assert!(!plan.cases.is_empty(), "{:?}", plan.notes);
-    for case in &plan.cases {
+    println!("{}", report.render());
+    let asked = |case: &&CasePlan| {
+        only.cases.is_empty() || only.cases.iter().any(|part| case.case.contains(part))
+    };
+    for case in plan.cases.iter().filter(asked) {
         let modes = report.cases.iter().find(|found| found.case == case.case);
-        for mode in &case.modes {
+        for mode in case
+            .modes
+            .iter()
+            .filter(|m| only.modes.is_empty() || only.modes.contains(m))
+        {
             let refused = |r: &&Refusal| r.case == case.case && r.mode == *mode;
             let refusal = report.refused.iter().find(refused);
             let values = modes.and_then(|found| found.modes.get(mode));
@@ -116,6 +129,70 @@ fn flood() -> Result<()> {
     run(Scenario::Flood, &["delivered_pps", "accepted_pps"])
 }
 
+/// Of many connections, fewer where the client has CPUs of its own.
+const MANY: [&str; 2] = ["TCP_RR, 500", "TCP_RR, 200"];
+
+fn only(cases: &[&str], modes: &[&str]) -> Only {
+    Only {
+        cases: cases.iter().map(|&case| case.to_owned()).collect(),
+        modes: modes.iter().map(|&mode| mode.to_owned()).collect(),
+    }
+}
+
+/// Generators with CPUs of their own: a flood and its limit, and a client.
+#[test]
+fn generators_apart() -> Result<()> {
+    let Some(_guard) = lab("generators_apart") else {
+        return Ok(());
+    };
+    if !Masks::host()?.apart() {
+        common::not_run("generators_apart", "this machine has fewer than 4 CPUs");
+        return Ok(());
+    }
+    let modes = ["none", "kernel-rps (others)", "rxsteer-rfs"];
+    let delivered = ["delivered_pps", "accepted_pps"];
+    run_only(Scenario::Flood, only(&["connected"], &modes), &delivered)?;
+    run_only(
+        Scenario::Flood,
+        only(&["for each CPU"], &["none"]),
+        &delivered,
+    )?;
+    run_only(Scenario::Rr, only(&MANY, &modes[..2]), &["tps"])?;
+    run_only(
+        Scenario::Lossfree,
+        only(&["connected"], &["none"]),
+        &SEARCHED,
+    )
+}
+
+#[test]
+fn rr() -> Result<()> {
+    let Some(_guard) = lab("rr") else {
+        return Ok(());
+    };
+    let modes = ["none", "kernel-rps (all)", "rxsteer"];
+    let headlines = ["tps", "latency_us_p99", "demand_us"];
+    run_only(Scenario::Rr, only(&MANY, &modes), &headlines)
+}
+
+#[test]
+fn ramp() -> Result<()> {
+    let Some(_guard) = lab("ramp") else {
+        return Ok(());
+    };
+    let headlines = ["ramp_ms", "final_pps", "first_100ms_pps"];
+    run(Scenario::Ramp, &headlines)
+}
+
+#[test]
+fn wakeup() -> Result<()> {
+    let Some(_guard) = lab("wakeup") else {
+        return Ok(());
+    };
+    let headlines = ["polling_ns_per_packet", "cpu_ns_per_packet"];
+    run(Scenario::Wakeup, &headlines)
+}
+
 #[test]
 fn fairness() -> Result<()> {
     let Some(_guard) = lab("fairness") else {
@@ -142,6 +219,29 @@ fn forward() -> Result<()> {
         return Ok(());
     }
     run(Scenario::Forward, &SEARCHED)
+}
+
+#[test]
+fn firewall() -> Result<()> {
+    let Some(_guard) = lab("firewall") else {
+        return Ok(());
+    };
+    if !has_nft() {
+        common::not_run("firewall", "nft is missing");
+        return Ok(());
+    }
+    run(Scenario::Firewall, &SEARCHED)
+}
+
+#[test]
+fn crr() -> Result<()> {
+    let Some(_guard) = lab("crr") else {
+        return Ok(());
+    };
+    run(
+        Scenario::Crr,
+        &["tps", "latency_us_p99", "demand_us", "latency_us_p50"],
+    )
 }
 
 #[test]
@@ -183,7 +283,7 @@ fn a_paced_stream_keeps_its_pace() -> Result<()> {
         gro: Vec::new(),
     };
     let mut measurement = Measurement::new(Scenario::Stream.prepare(&effort)?, &effort);
-    measurement.round(&effort, &|_| {})?;
+    measurement.round(&effort, None, &|_| {})?;
     let report = measurement.report(&effort).context("a round is complete")?;
     let [at_most, paced] = &report.cases[..] else {
         panic!("{report:?}");
@@ -215,7 +315,7 @@ fn under_rps(done: impl FnOnce(&Bed) -> Result<()>) -> Result<(Traffic, Result<(
     done(&bed)?;
     let sink = SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport));
     let sink = Sink::start(&dut.netns, &sink)?;
-    let watch = Watch::begin(&dut.netns)?;
+    let watch = bed.watch()?;
     let traffic = Traffic::send(&bed, &sink, &Frames::Udp(flows), Some(RATE), SECONDS)?;
     let seen = watch.end()?;
     let checked = check(&bed, &active, way, &traffic, &seen);
@@ -269,6 +369,19 @@ fn napi_threads(device: &str) -> usize {
     kthread::numbered(Path::new("/proc"), &format!("napi/{device}-")).len()
 }
 
+/// Sends to the host behind a router; what its firewall saw of it.
+fn forwarded(bed: &Bed, router: &Router, flows: &UdpFlows) -> Result<(Traffic, Passed)> {
+    let before = router.passed()?;
+    let frames = Frames::Udp(flows.clone());
+    let traffic = Traffic::send(bed, router, &frames, Some(RATE), SECONDS)?;
+    let after = router.passed()?;
+    let passed = Passed {
+        expected: after.expected - before.expected,
+        others: after.others - before.others,
+    };
+    Ok((traffic, passed))
+}
+
 #[test]
 fn a_router_knows_its_connections_and_leaves_nothing() -> Result<()> {
     let Some(_guard) = lab("a_router_knows_its_connections_and_leaves_nothing") else {
@@ -283,16 +396,12 @@ fn a_router_knows_its_connections_and_leaves_nothing() -> Result<()> {
     }
     let bed = Bed::new(CONDITION)?;
     let dut = &bed.link.dut;
-    let router = Router::new(dut)?;
+    let router = Router::new(dut, Ruleset::Stateful)?;
     let flows = router.flows(dut, 512);
     let plain = bed.start(Way::by_default(Mode::None))?;
     let send = |flows: &UdpFlows| {
-        let before = router.passed()?;
-        let frames = Frames::Udp(flows.clone());
-        let traffic = Traffic::send(&bed, &router, &frames, Some(RATE), SECONDS)?;
-        let after = router.passed()?;
-        let established = after.established - before.established;
-        anyhow::Ok((traffic, established, after.fresh - before.fresh))
+        let (traffic, passed) = forwarded(&bed, &router, flows)?;
+        anyhow::Ok((traffic, passed.expected, passed.others))
     };
     // The control: without a reply, every packet is a connection's first.
     let (traffic, established, fresh) = send(&flows)?;
@@ -322,4 +431,47 @@ fn a_router_knows_its_connections_and_leaves_nothing() -> Result<()> {
     until("the router's device is gone", || {
         Ok((napi_threads(&device) == 0).then_some(()))
     })
+}
+
+/// Packets that the last rule of the list is for come through all rules before it, and no further.
+#[test]
+fn a_router_compares_each_packet_with_the_whole_list() -> Result<()> {
+    let name = "a_router_compares_each_packet_with_the_whole_list";
+    let Some(_guard) = lab(name) else {
+        return Ok(());
+    };
+    if !has_nft() {
+        common::not_run(name, "nft is missing");
+        return Ok(());
+    }
+    let bed = Bed::new(CONDITION)?;
+    let router = Router::new(&bed.link.dut, Ruleset::Blocklist)?;
+    let flows = router.flows(&bed.link.dut, 512);
+    let plain = bed.start(Way::by_default(Mode::None))?;
+    let (traffic, passed) = forwarded(&bed, &router, &flows)?;
+    let delivered = traffic.all.delivered;
+    assert!(delivered > 0, "{traffic:?}");
+    assert_eq!(
+        (passed.expected, passed.others),
+        (delivered + traffic.dropped, 0)
+    );
+
+    // The control: the first and the last rule for what they are meant for, and nothing else.
+    for rule in [1, NR_BLOCKED] {
+        let (saddr, dport) = blocked(rule);
+        let of = |dport| UdpFlows {
+            saddr: saddr.into(),
+            nr_saddrs: 1,
+            nr_flows: 16,
+            dport,
+            ..flows.clone()
+        };
+        let (traffic, passed) = forwarded(&bed, &router, &of(dport))?;
+        assert_eq!((traffic.all.delivered, passed.expected), (0, 0));
+        assert_eq!(passed.others, traffic.all.accepted, "{traffic:?}");
+        let (traffic, passed) = forwarded(&bed, &router, &of(flows.dport))?;
+        assert!(traffic.all.delivered > 0, "{traffic:?}");
+        assert_eq!(passed.others, 0, "{traffic:?}");
+    }
+    plain.stop()
 }

@@ -3,6 +3,8 @@
 
 mod common;
 
+use std::fs;
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -12,6 +14,7 @@ use rxsteer::bench::closed_loop::ClosedLoop;
 use rxsteer::bench::mode::{Mode, Way};
 use rxsteer::bench::place::Place;
 use rxsteer::bench::{Condition, Gro, Napi, Unfit};
+use rxsteer::cpumask::CpuMask;
 use rxsteer::device::XdpMode;
 use rxsteer::lab::client::Client;
 use rxsteer::lab::ethtool::Offload;
@@ -20,6 +23,7 @@ use rxsteer::lab::link::{Link, LinkConfig};
 use rxsteer::lab::netns::Netns;
 use rxsteer::lab::server::Server;
 use rxsteer::lab::sockets;
+use rxsteer::lab::softnet;
 use rxsteer::lab::xdp::Xdp;
 
 const A_WHILE: Duration = Duration::from_millis(200);
@@ -96,6 +100,91 @@ fn one_of_tcp() -> Result<()> {
 #[test]
 fn many_of_tcp() -> Result<()> {
     adds_up(true, 50, 64)
+}
+
+/// A server of connections at the flows' destination.
+fn listening(link: &Link, flows: &UdpFlows) -> Result<Server> {
+    let local = SocketAddr::new(flows.daddr, flows.dport);
+    Server::listen(&link.dut.netns, local, &CpuMask::from_iter([0, 1]))
+}
+
+/// The server's TCP sockets in use, and those in TIME_WAIT.
+fn in_use(link: &Link) -> Result<(u64, u64)> {
+    let text = link
+        .dut
+        .netns
+        .run(|| Ok(fs::read_to_string("/proc/thread-self/net/sockstat")?))?;
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let tcp = words.iter().position(|&word| word == "TCP:").expect("TCP");
+    let value = |name| -> Result<u64> {
+        let at = words[tcp..].iter().position(|&word| word == name);
+        Ok(words[tcp + at.expect(name) + 1].parse()?)
+    };
+    Ok((value("inuse")?, value("tw")?))
+}
+
+/// Every connection has its request answered once, and ends: nothing is sent twice, and the server
+/// remembers none.
+#[test]
+fn a_connection_for_each_request() -> Result<()> {
+    let Some(_guard) = lab("client") else {
+        return Ok(());
+    };
+    // Many of one flow: its ports come again, from 16 of them.
+    for (nr_flows, nr_saddrs, sport) in [(1, 1, 65_520), (100, 16, 1024)] {
+        let link = link()?;
+        let _pass = Xdp::pass(&link.dut, XdpMode::Native)?;
+        let flows = UdpFlows {
+            nr_saddrs,
+            sport,
+            ..UdpFlows::to(&link.dut, nr_flows)
+        };
+        let server = listening(&link, &flows)?;
+        let before = softnet::tcp(&link.dut.netns)?;
+        let mut client = Client::connecting(&link, &flows)?;
+        client.start()?;
+        let replies = client.run(A_WHILE)?;
+        let ended = client.stop()?;
+        assert!(replies.latency.len() > 50, "{ended:?}");
+        assert_eq!((ended.lost, ended.unanswered, replies.clipped), (0, 0, 0));
+        assert!(ended.replies >= replies.latency.len());
+        until(
+            "the server's connections are gone, but for its listeners",
+            || Ok((in_use(&link)? == (2, 0)).then_some(())),
+        )?;
+        let seen = softnet::since(&before, softnet::tcp(&link.dut.netns)?);
+        assert_eq!(seen["PassiveOpens"], ended.replies, "{seen:?}");
+        for counter in ["OutRsts", "InErrs", "ListenDrops", "RetransSegs"] {
+            assert_eq!(seen[counter], 0, "{counter}: {seen:?}");
+        }
+        assert_eq!(server.stop()?, ended.replies);
+    }
+    Ok(())
+}
+
+/// The control: nobody reads what was asked.
+#[test]
+fn connections_that_are_not_answered_are_counted() -> Result<()> {
+    let Some(_guard) = lab("client") else {
+        return Ok(());
+    };
+    let link = link()?;
+    let _pass = Xdp::pass(&link.dut, XdpMode::Native)?;
+    let flows = UdpFlows::to(&link.dut, 3);
+    let local = SocketAddr::new(flows.daddr, flows.dport);
+    let _listener = link.dut.netns.run(|| sockets::listener(local))?;
+    let mut client = Client::connecting(&link, &flows)?;
+    client.start()?;
+    let mut lost = 0;
+    until("the flows try again", || {
+        lost += client.run(A_WHILE)?.lost;
+        Ok((lost >= 3).then_some(()))
+    })?;
+    // Of the first connections and those after them, each was accepted by the kernel.
+    assert!(softnet::tcp(&link.dut.netns)?["PassiveOpens"] >= 6);
+    let ended = client.stop()?;
+    assert_eq!((ended.replies, ended.unanswered), (0, 3), "{ended:?}");
+    Ok(())
 }
 
 /// What a device drops is sent again, and counted.

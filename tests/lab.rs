@@ -12,6 +12,7 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use rxsteer::cpumask::CpuMask;
 use rxsteer::device::XdpMode;
 use rxsteer::lab;
 use rxsteer::lab::frame::{Frames, UdpFlows};
@@ -231,6 +232,72 @@ fn a_wire_per_queue() -> Result<()> {
     let total = counts.iter().sum();
     assert_eq!(settle(total, || sink.received()), total);
     assert_eq!([0, 1].map(|queue| pass.received(queue)), counts);
+    Ok(())
+}
+
+/// Several generators send their shares into one queue, and what became of them is counted once.
+#[test]
+fn one_wire_of_several_generators() -> Result<()> {
+    let Some(_guard) = lab("one_wire_of_several_generators") else {
+        return Ok(());
+    };
+    if online_cpus() < 2 {
+        common::not_run("one_wire_of_several_generators", "this machine has one CPU");
+        return Ok(());
+    }
+    let link = link(LinkConfig::default())?;
+    let pass = Xdp::pass(&link.dut, XdpMode::Native)?;
+    let _nic = Nic::new(&link.dut, &[0])?;
+    let flows = UdpFlows::to(&link.dut, 100);
+    let sink = SinkConfig {
+        check_order: true,
+        ..roomy(SocketAddr::new(flows.daddr, flows.dport), 1)
+    };
+    let cpus = CpuMask::from_iter([0, 1]);
+    for rate in [Some(20_000), None] {
+        let sink = Sink::start(&link.dut.netns, &sink)?;
+        let config = WireConfig {
+            rate,
+            lossless: false,
+            ..exactly(COUNT, flows.clone())
+        };
+        let before = pass.received(0);
+        let report = Wire::apart(&link, &cpus, &config)?.wait()?;
+        assert_eq!(report.sent, COUNT);
+        let accepted = report.sent - report.lost;
+        let received = settle(before + accepted, || pass.received(0)) - before;
+        assert_eq!(received, accepted);
+        if rate.is_some() {
+            // At the whole rate each would be done in half of the time.
+            let seconds = report.elapsed_ns as f64 / 1e9;
+            assert!(seconds > 0.2, "{seconds} s");
+        }
+        // Each generator's stamps are its own.
+        assert_eq!(sink.stop()?.reordered, 0);
+    }
+    // While it sends, both counts are those of all generators.
+    let config = WireConfig {
+        count: None,
+        rate: None,
+        lossless: false,
+        ..exactly(COUNT, flows.clone())
+    };
+    let wire = Wire::apart(&link, &cpus, &config)?;
+    std::thread::sleep(Duration::from_millis(100));
+    let during = wire.counts()?;
+    let report = wire.stop()?;
+    assert!(during.accepted > 0 && during.accepted <= report.sent - report.lost);
+    assert!(during.refused <= report.lost, "{during:?} {report:?}");
+
+    let lossless = Wire::apart(&link, &cpus, &exactly(COUNT, flows.clone()));
+    assert!(lossless.is_err(), "the ring's room is one generator's");
+    let queues = LinkConfig {
+        queues: 2,
+        id: 1,
+        ..Default::default()
+    };
+    let link = Link::new(&link.tester.netns, &link.dut.netns, &queues)?;
+    assert!(Wire::apart(&link, &cpus, &config).is_err(), "two queues");
     Ok(())
 }
 

@@ -8,10 +8,11 @@ use std::fs;
 use std::io::Read;
 use std::net::{IpAddr, UdpSocket};
 use std::process::{Child, Command, Stdio};
+use std::sync::MutexGuard;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use common::bed::{lab, until};
+use common::bed::{instances_are_told, lab, until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rxsteer::device::Device;
@@ -33,6 +34,11 @@ fn link(queues: u32, gro: bool) -> Result<Link> {
         ..LinkConfig::default()
     };
     Link::new(&Netns::new("tester")?, &Netns::new("dut")?, &config)
+}
+
+/// [`lab`], where the kernel tells the instances of a veth.
+fn instances(test: &str) -> Option<MutexGuard<'static, ()>> {
+    lab(test).filter(|_| instances_are_told(test))
 }
 
 /// What it prints beside the end, and its status.
@@ -79,7 +85,7 @@ fn sysfs(end: &End, file: &str) -> String {
 
 #[test]
 fn instances_have_queues_and_threads() -> Result<()> {
-    let Some(_alone) = lab("instances_have_queues_and_threads") else {
+    let Some(_alone) = instances("instances_have_queues_and_threads") else {
         return Ok(());
     };
     let link = link(2, true)?;
@@ -113,7 +119,7 @@ fn instances_have_queues_and_threads() -> Result<()> {
 
 #[test]
 fn what_has_none_is_said() -> Result<()> {
-    let Some(_alone) = lab("what_has_none_is_said") else {
+    let Some(_alone) = instances("what_has_none_is_said") else {
         return Ok(());
     };
     let link = link(1, false)?;
@@ -137,7 +143,7 @@ fn what_has_none_is_said() -> Result<()> {
 
 #[test]
 fn sockets_are_on_the_instance_of_their_packets() -> Result<()> {
-    let Some(_alone) = lab("sockets_are_on_the_instance_of_their_packets") else {
+    let Some(_alone) = instances("sockets_are_on_the_instance_of_their_packets") else {
         return Ok(());
     };
     let link = link(1, true)?;
@@ -283,21 +289,83 @@ fn all_is_put_back(signal: Signal) -> Result<()> {
 
 #[test]
 fn settings_hold_until_it_is_stopped() {
-    if let Some(_alone) = lab("settings_hold_until_it_is_stopped") {
+    if let Some(_alone) = instances("settings_hold_until_it_is_stopped") {
         all_is_put_back(Signal::SIGTERM).unwrap();
     }
 }
 
 #[test]
 fn settings_are_put_back_when_it_is_killed() {
-    if let Some(_alone) = lab("settings_are_put_back_when_it_is_killed") {
+    if let Some(_alone) = instances("settings_are_put_back_when_it_is_killed") {
         all_is_put_back(Signal::SIGKILL).unwrap();
     }
 }
 
+/// CPU time that a thread has used, in ticks (proc_pid_stat(5), utime and stime).
+fn ticks(pid: u32) -> Result<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let after_comm = stat.rsplit_once(") ").context("no name")?.1;
+    let times = after_comm.split(' ').skip(11).take(2);
+    let sum: Result<u64, std::num::ParseIntError> = times.map(str::parse::<u64>).sum();
+    Ok(sum?)
+}
+
+/// Once a packet has woken it, a thread that busy-polls goes on without packets; another does not.
+#[test]
+fn threads_busy_poll() -> Result<()> {
+    const TEST: &str = "threads_busy_poll";
+    let Some(_alone) = instances(TEST) else {
+        return Ok(());
+    };
+    let link = link(1, true)?;
+    let dut = &link.dut;
+    let receiver = dut.netns.run(|| Ok(UdpSocket::bind((dut.ipv4, 0))?))?;
+    receiver.set_read_timeout(Some(Duration::from_secs(30)))?;
+    let tester = &link.tester;
+    let sender = tester
+        .netns
+        .run(|| Ok(UdpSocket::bind((tester.ipv4, 0))?))?;
+    let receive = || {
+        sender.send_to(b"x", receiver.local_addr()?)?;
+        anyhow::Ok(receiver.recv_from(&mut [0])?)
+    };
+    let thread = || {
+        let instances = instances_of(dut, &device(dut)?)?;
+        anyhow::Ok(instances[0].thread.as_ref().context("threaded")?.pid)
+    };
+    let before = settings(dut)?;
+
+    for threaded in [Threaded::On, Threaded::BusyPoll] {
+        let mut setter = Setter::start(dut, &["--threaded", &threaded.to_string()])?;
+        let set = setter.until(|| Ok(settings(dut)?[0].threaded == Some(threaded)));
+        if let Err(e) = set {
+            let lacks = threaded == Threaded::BusyPoll && e.to_string().contains("Linux 6.19");
+            ensure!(lacks && settings(dut)? == before, "{e:#}");
+            common::not_run(TEST, "before Linux 6.19 they don't; that is said");
+            return Ok(());
+        }
+        receive()?;
+        let pid = thread()?;
+        let start = ticks(pid)?;
+        if threaded == Threaded::BusyPoll {
+            let polls = || Ok((ticks(pid)? >= start + 20).then_some(()));
+            until("the thread polls without packets", polls)?;
+        } else {
+            std::thread::sleep(Duration::from_secs(1));
+            let used = ticks(pid)? - start;
+            ensure!(used < 20, "{used} ticks without packets");
+        }
+        receive()?;
+        let (code, log) = setter.ended(Signal::SIGTERM)?;
+        ensure!(code == Some(0), "{code:?}: {log}");
+        ensure!(settings(dut)? == before, "{:?}: {log}", settings(dut)?);
+    }
+    Ok(())
+}
+
 #[test]
 fn a_device_may_go_meanwhile() -> Result<()> {
-    let Some(_alone) = lab("a_device_may_go_meanwhile") else {
+    let Some(_alone) = instances("a_device_may_go_meanwhile") else {
         return Ok(());
     };
     let link = link(1, true)?;

@@ -64,6 +64,7 @@ fn document(scenarios: Vec<Report>) -> Document {
         rxsteer: "0.1.0".to_owned(),
         command: "rxsteer bench".to_owned(),
         unix_time: 1_700_000_000,
+        stretch: None,
         host: Host {
             cpu: "Some CPU".to_owned(),
             ..Host::default()

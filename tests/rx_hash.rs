@@ -8,13 +8,13 @@ use std::net::UdpSocket;
 use anyhow::Result;
 use rxsteer::accounting::Queue;
 use rxsteer::bench::mode::Active;
-use rxsteer::lab;
 use rxsteer::lab::frame::{Frames, UdpFlows};
 use rxsteer::lab::link::{Link, LinkConfig};
 use rxsteer::lab::netns::Netns;
 use rxsteer::lab::wire::{Wire, WireConfig};
 use rxsteer::policy::Policy;
 use rxsteer::run::{Hash, Options};
+use rxsteer::{caps, lab};
 
 const PACKETS: u64 = 300;
 
@@ -63,11 +63,9 @@ fn account(link: &Link, hash: Hash) -> Result<[Queue; 2]> {
 
 #[test]
 fn the_devices_hash_is_used_where_there_is_one_and_only_when_asked_for() -> Result<()> {
+    let test = "the_devices_hash_is_used_where_there_is_one_and_only_when_asked_for";
     if let Err(e) = lab::can_run() {
-        common::not_run(
-            "the_devices_hash_is_used_where_there_is_one_and_only_when_asked_for",
-            &format!("{e:#}"),
-        );
+        common::not_run(test, &format!("{e:#}"));
         return Ok(());
     }
     let link = Link::new(
@@ -76,6 +74,12 @@ fn the_devices_hash_is_used_where_there_is_one_and_only_when_asked_for() -> Resu
         &LinkConfig::default(),
     )?;
 
+    if !caps::has_device_hash()? {
+        let refused = account(&link, Hash::Device).map(drop).unwrap_err();
+        assert!(format!("{refused:#}").contains("Linux 6.3"), "{refused:#}");
+        common::not_run(test, "before Linux 6.3 there is none; that is said");
+        return Ok(());
+    }
     let [sockets, wire] = account(&link, Hash::Device)?;
     assert_eq!(sockets.rx_hash, PACKETS);
     // The wire's frames have no hash: their headers name the flow, and the count stands.

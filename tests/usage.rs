@@ -71,7 +71,10 @@ fn napi() {
         &["napi", "lo", "--json", "--threaded", "on"],
         &["--json", "cannot be used"],
     );
-    wrong(&["napi", "lo", "--threaded", "busy-poll"], &["on", "off"]);
+    wrong(
+        &["napi", "lo", "--threaded", "always"],
+        &["on", "off", "busy-poll"],
+    );
     wrong(
         &["napi", "lo", "--defer-hard-irqs", "2147483648"],
         &["--defer-hard-irqs", "0..=2147483647"],
@@ -199,7 +202,7 @@ fn bench() {
     wrong(
         &["bench", "floods"],
         &[
-            "decide, record, follow, flood, fairness, rr, rpc, stream, busypoll, lossfree, forward, reorder",
+            "decide, record, follow, flood, ramp, wakeup, fairness, rr, crr, rpc, stream, busypoll, lossfree, forward, firewall, reorder",
         ],
     );
     for (seconds, why) in SECONDS {

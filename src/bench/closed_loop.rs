@@ -9,7 +9,7 @@ use anyhow::Result;
 use indexmap::IndexMap;
 use socket2::{Domain, Socket, Type};
 
-use super::bed::{Bed, INTERRUPT_CPU, Masks};
+use super::bed::{Bed, Masks};
 use super::latency::Latency;
 use super::load::{Kind, Load, Transport};
 use super::mode::{Mode, Way};
@@ -37,13 +37,13 @@ pub(super) const MODES: [Mode; 5] = [
 /// What should be known of the lab.
 pub const NOTE: &str = "A server has a thread for each connection, unless the case says otherwise; a \
      single one is bound to the first CPU that does not poll the queue. The client is an XDP program \
-     at the other end: what it costs, some hundred ns for each transaction, is part of the service \
-     demand in all modes.";
+     at the other end: unless it has CPUs of its own, what it costs, some hundred ns for each \
+     transaction, is part of the service demand in all modes.";
 
 /// How long connections may take.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Of a CPU of the peer: busier, and the peer is what is measured.
+/// Of a CPU of the peer, or of the lab's client: busier, and that is what is measured.
 const SATURATED: f64 = 0.95;
 
 /// Before anything is counted: connections leave their slow beginning, flows arrive at their CPUs.
@@ -87,6 +87,18 @@ pub struct Others {
     pub pps: u64,
 }
 
+/// Connections at most where the client has CPUs of its own: if then the CPU that polls is the limit, all
+/// requests wait in the device's ring, which holds 256 frames.
+const MOST_APART: u32 = 200;
+
+/// Of so many connections, those that a place takes.
+pub(super) fn connections(wanted: u32, masks: &Masks) -> u32 {
+    match masks.apart() {
+        true => wanted.min(MOST_APART),
+        false => wanted,
+    }
+}
+
 /// Of its packets, what the wire has to send at least.
 const SENT: f64 = 0.9;
 
@@ -98,7 +110,7 @@ struct OthersSent {
 }
 
 impl Others {
-    /// To a port of their own, from the CPU where the interrupt is.
+    /// To a port of their own.
     fn start(self, bed: &Bed) -> Result<OthersSent> {
         let dut = &bed.link.dut;
         let to = UdpFlows::to(dut, self.flows);
@@ -116,7 +128,7 @@ impl Others {
         };
         Ok(OthersSent {
             sink: Sink::start(&dut.netns, &SinkConfig::new(local))?,
-            wire: Wire::start(&bed.link, INTERRUPT_CPU, &config)?,
+            wire: bed.send(&config)?,
             pps: self.pps,
         })
     }
@@ -174,12 +186,7 @@ impl ClosedLoop {
             Place::Lab(bed) => self.in_the_lab(bed, seconds)?,
             Place::Device(pair) => self.on_device(pair, seconds)?,
         };
-        let count = sample.latency.count as f64;
-        fit!(
-            sample.lost as f64 <= (LOST * count).max(1.0),
-            "of {count} requests {} were lost",
-            sample.lost
-        );
+        sample.check()?;
         place.verify(&active, way, &sample.seen, self.connections)?;
         let polled = sample
             .seen
@@ -197,11 +204,7 @@ impl ClosedLoop {
             "{polled} packets were found by busy polling: is net.core.busy_read set?"
         );
         active.stop()?;
-        let mut values = sample.values();
-        if way.mode.is_kernels() {
-            values.push(("flow_limit_drops", sample.seen.flow_limit() as f64));
-        }
-        Ok(values)
+        Ok(sample.values(way))
     }
 
     /// The client is a program at the far end of a veth.
@@ -225,34 +228,8 @@ impl ClosedLoop {
             }
         };
         let server = self.serve(&link.dut.netns, sockets, bed.masks())?;
-        let mut client = Client::new(link, &frames, self.len)?;
-        // The sender's side stands for the wire and the interrupt.
-        let _interrupt = match bed.nic {
-            Some(_) => None,
-            None => Some(bed.interrupt()?.before_others()?),
-        };
-        client.start()?;
-        let others = self.others.map(|others| others.start(bed)).transpose()?;
-        client.run(WARM_UP)?;
-        let watch = Watch::begin(&link.dut.netns)?;
-        let replies = client.run(Duration::from_secs_f64(seconds))?;
-        let seen = watch.end()?;
-        others.map(OthersSent::stop).transpose()?;
-        let ended = client.stop()?;
-        let answered = server.stop()?;
-        let lost = ended.lost + ended.unanswered;
-        fit!(
-            ended.replies.abs_diff(answered) <= lost,
-            "the server answered {answered} requests, and {} replies came",
-            ended.replies
-        );
-        let latency = Latency::of(&replies.latency, replies.clipped);
-        Ok(Sample {
-            seconds: replies.seconds,
-            latency: latency.ok_or_else(unanswered)?,
-            lost,
-            seen,
-        })
+        let client = Client::new(link, &frames, self.len)?;
+        Sample::take(bed, client, server, self.others, seconds)
     }
 
     /// The client is the peer's.
@@ -290,7 +267,7 @@ impl ClosedLoop {
         };
         let server = self.serve(netns, sockets, pair.masks())?;
         session.start()?;
-        let watch = Watch::begin(netns)?;
+        let watch = Watch::begin(netns, &pair.masks().all)?;
         let loaded = session.end()?;
         let seen = watch.end()?;
         server.stop()?;
@@ -322,18 +299,74 @@ impl ClosedLoop {
 }
 
 /// What one measurement found.
-struct Sample {
+pub(super) struct Sample {
     seconds: f64,
     latency: Latency,
+    /// Of the requests, since the first.
     lost: u64,
-    seen: Seen,
+    /// Meanwhile.
+    pub(super) seen: Seen,
 }
 
 impl Sample {
-    fn values(&self) -> Values {
+    /// Lets a lab's client ask a server, and waits until both have ended.
+    pub(super) fn take(
+        bed: &Bed,
+        mut client: Client,
+        server: Server,
+        others: Option<Others>,
+        seconds: f64,
+    ) -> Result<Self> {
+        // The sender's side stands for the wire and the interrupt.
+        let apart = bed.masks().apart();
+        let _far_end = match bed.nic {
+            Some(_) if !apart => None,
+            _ => Some(bed.far_end()?.before_others()?),
+        };
+        client.start()?;
+        let others = others.map(|others| others.start(bed)).transpose()?;
+        client.run(WARM_UP)?;
+        let watch = bed.watch()?;
+        let replies = client.run(Duration::from_secs_f64(seconds))?;
+        let seen = watch.end()?;
+        // A wire keeps the time by never sleeping.
+        fit!(
+            !apart || others.is_some() || seen.busiest_generator < SATURATED,
+            "a CPU of the client was busy for {:.0} % of the time: that is what was measured",
+            100.0 * seen.busiest_generator
+        );
+        others.map(OthersSent::stop).transpose()?;
+        let ended = client.stop()?;
+        let answered = server.stop()?;
+        let lost = ended.lost + ended.unanswered;
+        fit!(
+            ended.replies.abs_diff(answered) <= lost,
+            "the server answered {answered} requests, and {} replies came",
+            ended.replies
+        );
+        let latency = Latency::of(&replies.latency, replies.clipped);
+        Ok(Self {
+            seconds: replies.seconds,
+            latency: latency.ok_or_else(unanswered)?,
+            lost,
+            seen,
+        })
+    }
+
+    /// Whether what was lost is too little to matter.
+    pub(super) fn check(&self) -> Result<()> {
+        let (count, lost) = (self.latency.count as f64, self.lost);
+        fit!(
+            lost as f64 <= (LOST * count).max(1.0),
+            "of {count} requests {lost} were lost"
+        );
+        Ok(())
+    }
+
+    pub(super) fn values(&self, way: Way) -> Values {
         let latency = &self.latency;
         let count = latency.count as f64;
-        vec![
+        let mut values = vec![
             ("tps", count / self.seconds),
             ("latency_us_p99", latency.p99),
             ("demand_us", self.seen.busy * 1e6 / count),
@@ -343,7 +376,11 @@ impl Sample {
             ("cpu_percent", 100.0 * self.seen.busy_share),
             ("sent_again", self.lost as f64),
             ("clipped", latency.out_of_range as f64),
-        ]
+        ];
+        if way.mode.is_kernels() {
+            values.push(("flow_limit_drops", self.seen.flow_limit() as f64));
+        }
+        values
     }
 }
 

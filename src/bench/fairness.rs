@@ -12,18 +12,17 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use indexmap::IndexMap;
 
-use super::bed::{Bed, INTERRUPT_CPU};
+use super::bed::Bed;
 use super::mode::{Cpus, Mode, Way};
 use super::throughput::FLOOR;
 use super::traffic::{Counts, Receiver, SETTLING, Traffic, check, drain};
-use super::watch::Watch;
 use super::{
     Better, CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, fit, headline,
 };
 use crate::lab::frame::{Frames, UdpFlows};
 use crate::lab::jumper::{Jumpers, Reads};
 use crate::lab::sockets;
-use crate::lab::wire::{Wire, WireConfig};
+use crate::lab::wire::WireConfig;
 
 /// The modest flows, each with little to say, and their sockets.
 const NR_MODEST: u32 = 1024;
@@ -92,8 +91,8 @@ impl Experiment for Fairness {
             conditions,
             notes: vec![
                 "Two applications share the first CPU that does not poll the queue, with a thread each: \
-                 one reads the modest flows' sockets, the other the flood's. The generator shares the CPU \
-                 that polls the queue: what keeps that busy throttles the flood and the modest flows \
+                 one reads the modest flows' sockets, the other the flood's. Where the generator shares the \
+                 CPU that polls the queue, what keeps that busy throttles the flood and the modest flows \
                  alike, and modest_pps tells. What finds the device's ring full does not count as \
                  offered. The kernel's own flow limit is off, as it \
                  is by default."
@@ -107,7 +106,7 @@ impl Experiment for Fairness {
         let (bed, way) = (&self.beds[case], self.ways[mode]);
         let active = bed.start(way)?;
         let applications = Applications::start(bed)?;
-        let watch = Watch::begin(&bed.link.dut.netns)?;
+        let watch = bed.watch()?;
         let sent = send(bed, &applications, self.seconds);
         let seen = watch.end();
         // Before the next ones bind their sockets, also when this measurement is refused.
@@ -186,11 +185,12 @@ fn send(bed: &Bed, to: &Applications, seconds: f64) -> Result<(Traffic, Values)>
         window: None,
     };
     let of_modest = |accepted: u64| accepted.div_ceil(u64::from(1 + FLOOD));
-    let wire = Wire::start(&bed.link, INTERRUPT_CPU, &config)?;
+    let wire = bed.send(&config)?;
     let look = || {
         Ok(Counts {
             delivered: Receiver::received(&to.modest),
-            accepted: of_modest(wire.accepted()?),
+            accepted: of_modest(wire.counts()?.accepted),
+            ..Default::default()
         })
     };
     sleep(SETTLING);
@@ -205,10 +205,12 @@ fn send(bed: &Bed, to: &Applications, seconds: f64) -> Result<(Traffic, Values)>
     let all = Counts {
         accepted: sent.sent - sent.lost,
         delivered: to.received(),
+        refused: sent.lost,
     };
     let modest = Counts {
         accepted: of_modest(all.accepted),
         delivered: Receiver::received(&to.modest),
+        ..Default::default()
     };
     let modest = modest.since(then);
     let offered = offered as f64 / seconds;

@@ -68,7 +68,11 @@ fn folder(path: &Path) -> &Path {
     }
 }
 
-fn write(path: &Path, text: &str) -> Result<()> {
+/// Writes a file at once: who reads never sees half of it.
+///
+/// # Errors
+/// When the disk is full, for example.
+pub fn write(path: &Path, text: &str) -> Result<()> {
     let replace = || -> Result<()> {
         // As any new file, less the umask.
         let mode = Permissions::from_mode(0o666);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `flood`: more UDP packets than a host can use, into one receive queue.
 //!
-//! The queue is polled on one CPU, where the wire sends too; the application runs on another.
+//! The queue is polled on one CPU; the application runs on another, or on several where there are more.
 //! Counted are the packets that the device accepted and those that the application got.
 
 use std::fmt;
@@ -10,10 +10,10 @@ use std::net::SocketAddr;
 use anyhow::Result;
 use indexmap::IndexMap;
 
-use super::bed::Bed;
+use super::bed::{Bed, Masks};
 use super::mode::{Mode, Way};
 use super::traffic::{Receiver, SETTLING, Traffic, check};
-use super::watch::{Seen, Watch};
+use super::watch::Seen;
 use super::{
     Better, CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, headline,
 };
@@ -31,6 +31,9 @@ pub const NR_CONNECTED: u32 = 64;
 
 /// Threads of an application that reads one socket with several.
 pub const NR_THREADS: usize = 8;
+
+/// Bytes of the buffer of each of many sockets.
+pub(super) const RCVBUF: usize = 1 << 18;
 
 /// What one measurement found.
 #[derive(Clone, Debug, Default)]
@@ -50,13 +53,14 @@ pub fn measure(bed: &Bed, way: Way, to: Sockets, seconds: f64) -> Result<Sample>
     let active = bed.start(way)?;
     let frames = Frames::Udp(to.flows(bed));
     let application = Application::start(bed, to)?;
-    let watch = Watch::begin(&bed.link.dut.netns)?;
+    let watch = bed.watch()?;
     let traffic = Traffic::send(bed, &application, &frames, None, seconds);
     let seen = watch.end();
     // Before the next one binds its socket, also when this measurement is refused.
     application.stop()?;
     let (traffic, seen) = (traffic?, seen?);
     check(bed, &active, way, &traffic, &seen)?;
+    traffic.exceeds_the_host()?;
     active.stop()?;
     Ok(Sample { traffic, seen })
 }
@@ -70,13 +74,16 @@ pub enum Sockets {
     Shared,
     /// [`NR_CONNECTED`] sockets, each connected to a flow's source.
     Connected,
+    /// For [`NR_FLOWS`] flows a socket and a thread on each CPU that does not poll the queue
+    /// (SO_REUSEPORT).
+    Reuseport,
 }
 
 impl Sockets {
     /// Flows that are sent to them.
     pub fn nr_flows(self) -> u32 {
         match self {
-            Self::Server | Self::Shared => NR_FLOWS,
+            Self::Server | Self::Shared | Self::Reuseport => NR_FLOWS,
             Self::Connected => NR_CONNECTED,
         }
     }
@@ -93,6 +100,7 @@ impl fmt::Display for Sockets {
             Self::Server => write!(f, "one socket, {NR_FLOWS} flows"),
             Self::Shared => write!(f, "one socket, {NR_THREADS} threads, {NR_FLOWS} flows"),
             Self::Connected => write!(f, "{NR_CONNECTED} connected sockets"),
+            Self::Reuseport => write!(f, "a socket for each CPU, {NR_FLOWS} flows"),
         }
     }
 }
@@ -104,25 +112,32 @@ pub(super) enum Application {
 }
 
 impl Application {
-    /// On a CPU that does not poll the queue, unless its threads are many.
+    /// On a CPU that does not poll the queue, unless its threads are many; with more sockets than one
+    /// on all such CPUs, where the generators have theirs.
     pub(super) fn start(bed: &Bed, to: Sockets) -> Result<Self> {
         let (dut, flows) = (&bed.link.dut, to.flows(bed));
-        let cpu = bed.masks().others.first();
+        let others = &bed.masks().others;
         let mut sink = SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport));
         Ok(match to {
             Sockets::Server | Sockets::Shared => {
                 sink.threads = match to {
                     Sockets::Shared => vec![None; NR_THREADS],
-                    _ => vec![cpu],
+                    _ => vec![others.first()],
                 };
                 sink.reuseport = false;
                 Self::Server(Sink::start(&dut.netns, &sink)?)
             }
+            Sockets::Reuseport => {
+                sink.threads = others.iter().map(Some).collect();
+                Self::Server(Sink::start(&dut.netns, &sink)?)
+            }
             Sockets::Connected => {
-                let sockets = sockets::connected(&dut.netns, &flows, sink.rcvbuf / 16)?;
-                // From one CPU to the same: it stays there.
-                let cpus: Vec<u32> = cpu.into_iter().collect();
-                let threads = Jumpers::start(&dut.netns, vec![sockets], Reads::Datagrams, &cpus)?;
+                let sockets = sockets::connected(&dut.netns, &flows, RCVBUF)?;
+                let cpus = match bed.masks().apart() {
+                    true => others.clone(),
+                    false => others.first().into_iter().collect(),
+                };
+                let threads = Jumpers::spread(&dut.netns, sockets, Reads::Datagrams, &cpus)?;
                 Self::Connected(threads)
             }
         })
@@ -155,7 +170,8 @@ impl Receiver for Application {
 
 /// The scenario: to one socket, kernel RPS, a naive cpumap and rxsteer, by RPS alone and with its
 /// default policy; to connected sockets, which kernel RFS follows too, also that, and rxsteer's own
-/// RFS; and to a socket that several threads read, what their following costs.
+/// RFS; to a socket that several threads read, what their following costs; and to a socket for each
+/// CPU, if there are several.
 pub struct Flood {
     labs: Labs,
     seconds: f64,
@@ -178,9 +194,18 @@ impl Flood {
                 &[None, KernelRps, KernelRfs, Cpumap, RxsteerRfs, Rxsteer],
             ),
             (Sockets::Shared, &[None, RxsteerRps, Rxsteer]),
+            (
+                Sockets::Reuseport,
+                &[None, KernelRps, Cpumap, RxsteerRfs, Rxsteer],
+            ),
         ];
+        // On fewer CPUs it is one thread: the first case.
+        let cases = match Masks::host()?.apart() {
+            true => &cases[..],
+            false => &cases[..cases.len() - 1],
+        };
         Ok(Self {
-            labs: Labs::new(effort, &cases)?,
+            labs: Labs::new(effort, cases)?,
             seconds: effort.seconds,
         })
     }
@@ -247,9 +272,10 @@ impl Experiment for Flood {
             cases: self.labs.cases(),
             conditions: self.labs.conditions(),
             notes: vec![
-                "The generator shares the CPU that polls the queue, with the lowest priority that its \
-                 scheduling group has: what keeps that CPU busy throttles it too. Accepted alone proves nothing, since late drops \
-                 count as accepted."
+                "A generator that shares the CPU that polls the queue has the lowest priority in its \
+                 scheduling group: what keeps that CPU busy throttles it too. Generators with CPUs of \
+                 their own send as fast as they can, and give no figure where nearly all of it is \
+                 delivered. Accepted alone proves nothing, since late drops count as accepted."
                     .to_owned(),
             ],
             seconds_each: SETTLING.as_secs_f64() + self.seconds + 0.15,

@@ -17,7 +17,7 @@ use indexmap::IndexMap;
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
-use super::bed::{Bed, INTERRUPT_CPU};
+use super::bed::Bed;
 use super::mode::{Cpus, Mode, Way};
 use super::report::SUBJECT;
 use super::{
@@ -27,7 +27,7 @@ use crate::lab::frame::{Frames, UdpFlows};
 use crate::lab::netns::bind;
 use crate::lab::sink::{Sink, SinkConfig};
 use crate::lab::sockets;
-use crate::lab::wire::{Wire, WireConfig};
+use crate::lab::wire::WireConfig;
 
 /// Packets per second of each flow.
 const RATE: u64 = 10_000;
@@ -138,7 +138,7 @@ fn measure(bed: &Bed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
     };
     let stop = Arc::new(AtomicBool::new(false));
     let seen = stop.clone();
-    let wire = Wire::start(&bed.link, INTERRUPT_CPU, &config)?;
+    let wire = bed.send(&config)?;
     let thread = dut
         .netns
         .spawn(None, "app", move || wander(&socket, &cpus, &seen))?;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `forward`: what a router carries that has a firewall and tracks connections.
+//! `forward`: what a router carries that has a firewall and tracks connections; and `firewall`: what
+//! it carries when the firewall compares each packet with a long list.
 //!
 //! As `lossfree`, but the packets go on through the router to another network, and end there as soon
 //! as they arrive: no application takes a CPU.
@@ -10,17 +11,17 @@ use super::bed::{Bed, INTERRUPT_CPU};
 use super::flood::NR_FLOWS;
 use super::lossfree::{metrics, notes, search, search_seconds};
 use super::mode::{Mode, Way};
-use super::router::{Passed, Router};
+use super::router::{NR_BLOCKED, Passed, Router, Ruleset};
 use super::traffic::Traffic;
 use super::{CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, fit};
 use crate::lab::frame::Frames;
 
-/// Of the forwarded packets, those that may have passed by another rule than the one for known
-/// connections.
-const FRESH: f64 = 0.001;
+/// Of the forwarded packets, those that may have met another rule than the one that is measured.
+const OTHERS: f64 = 0.001;
 
 /// The scenario.
 pub struct Forward {
+    ruleset: Ruleset,
     conditions: Vec<Condition>,
     beds: Vec<(Bed, Router)>,
     ways: Vec<Way>,
@@ -33,19 +34,20 @@ impl Forward {
     /// # Errors
     /// When the host does not allow it, or has a single CPU; [`Unfit`](super::Unfit) when it has no
     /// `nft`, or no connection tracking.
-    pub fn new(effort: &Effort) -> Result<Self> {
+    pub fn new(effort: &Effort, ruleset: Ruleset) -> Result<Self> {
         let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
         let beds = conditions
             .iter()
             .map(|condition| {
                 let bed = Bed::new(*condition)?;
-                let router = Router::new(&bed.link.dut)?;
+                let router = Router::new(&bed.link.dut, ruleset)?;
                 establish(&bed, &router)?;
                 Ok((bed, router))
             })
             .collect::<Result<Vec<_>>>()?;
         let modes = [Mode::None, Mode::KernelRps, Mode::Cpumap, Mode::Rxsteer];
         Ok(Self {
+            ruleset,
             conditions,
             ways: beds[0].0.masks().ways(&modes),
             beds,
@@ -62,14 +64,16 @@ fn establish(bed: &Bed, router: &Router) -> Result<()> {
     plain.stop()
 }
 
-/// Whether all that was forwarded belonged to known connections.
+/// Whether all that was forwarded passed by the rule that is measured.
 fn check(before: Passed, after: Passed, traffic: &Traffic) -> Result<()> {
     let forwarded = traffic.all.delivered + traffic.dropped;
-    let established = after.established - before.established;
-    let astray = forwarded.abs_diff(established) + (after.fresh - before.fresh);
+    let expected = after.expected - before.expected;
+    let others = after.others - before.others;
+    let astray = forwarded.abs_diff(expected) + others;
     fit!(
-        (astray as f64) < FRESH * forwarded as f64,
-        "of {forwarded} forwarded packets only {established} belonged to connections that the firewall knew"
+        (astray as f64) < OTHERS * forwarded as f64,
+        "of {forwarded} forwarded packets {expected} passed by the firewall's rule for them; it saw \
+         {others} others"
     );
     Ok(())
 }
@@ -77,26 +81,42 @@ fn check(before: Passed, after: Passed, traffic: &Traffic) -> Result<()> {
 impl Experiment for Forward {
     fn plan(&self) -> Plan {
         let modes: Vec<String> = self.ways.iter().map(Way::to_string).collect();
-        let name = format!("router, {NR_FLOWS} flows");
         let cases = self.conditions.iter().map(|condition| CasePlan {
-            case: condition.case(&name, &self.conditions),
+            case: condition.case(&format!("router, {NR_FLOWS} flows"), &self.conditions),
             modes: modes.clone(),
         });
+        let (scenario, question, firewall) = match self.ruleset {
+            Ruleset::Stateful => (
+                "forward",
+                "How many UDP packets does a router with a firewall forward without loss, and how \
+                 many when more come?",
+                "The router's nftables ruleset drops what is not allowed, tracks connections, and \
+                 knows all flows, which have seen a reply, before anything is measured: the \
+                 firewall's counters show that every packet passed by the rule for known connections."
+                    .to_owned(),
+            ),
+            Ruleset::Blocklist => (
+                "firewall",
+                "How many UDP packets does a router forward that compares each with a long list of \
+                 rules?",
+                format!(
+                    "The router's nftables ruleset has {NR_BLOCKED} rules that block a source each \
+                     before the one that lets the packets pass, tracks no connections, and looks \
+                     nothing up: the counters before the first rule and in the last one show that \
+                     every packet was compared with all."
+                ),
+            ),
+        };
         let mut notes = notes(self.seconds);
-        notes.push(
-            "The router's nftables ruleset drops what is not allowed, tracks connections, and \
-             knows all flows, which have seen a reply, before anything is measured: the firewall's \
-             counters show that every packet passed by the rule for known connections. Routes have \
-             no next hop to look up but a permanent neighbour. Packets leave by a veth of one queue, \
-             and end at its other end, on the CPU that forwarded them, in an XDP program. No \
-             application takes a CPU, and the kernel checks UDP's checksums itself, which hardware \
-             would do for an unsteered queue and kernel RPS."
-                .to_owned(),
-        );
+        notes.push(format!(
+            "{firewall} Routes have no next hop to look up but a permanent neighbour. Packets leave \
+             by a veth of one queue, and end at its other end, on the CPU that forwarded them, in an \
+             XDP program. No application takes a CPU, and the kernel checks UDP's checksums itself, \
+             which hardware would do for an unsteered queue and kernel RPS."
+        ));
         Plan {
-            scenario: "forward",
-            question: "How many UDP packets does a router with a firewall forward without loss, and \
-                       how many when more come?",
+            scenario,
+            question,
             metrics: metrics(),
             cases: cases.collect(),
             conditions: self.beds[0].0.conditions(&self.conditions),
@@ -125,7 +145,7 @@ mod tests {
     use crate::bench::traffic::Counts;
 
     #[test]
-    fn packets_of_connections_that_nobody_knows_are_refused() {
+    fn packets_that_met_another_rule_are_refused() {
         let traffic = Traffic {
             all: Counts {
                 delivered: 9_000,
@@ -134,21 +154,21 @@ mod tests {
             dropped: 1_000,
             ..Default::default()
         };
-        let check = |established: u64, fresh: u64| {
+        let check = |expected: u64, others: u64| {
             let before = Passed {
-                established: 5,
-                fresh: 5,
+                expected: 5,
+                others: 5,
             };
             let after = Passed {
-                established: 5 + established,
-                fresh: 5 + fresh,
+                expected: 5 + expected,
+                others: 5 + others,
             };
             check(before, after, &traffic)
         };
         check(10_000, 0).unwrap();
         check(9_995, 4).unwrap();
-        for (established, fresh) in [(9_900, 0), (10_100, 0), (10_000, 100), (0, 10_000)] {
-            let refused = check(established, fresh);
+        for (expected, others) in [(9_900, 0), (10_100, 0), (10_000, 100), (0, 10_000)] {
+            let refused = check(expected, others);
             assert!(refused.is_err_and(|error| error.is::<Unfit>()));
         }
     }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The machine that measured: what shapes the figures and can't be seen in them.
 
+use std::env;
 use std::fs::{self, File};
 use std::io::BufReader;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use anyhow::Result;
 use flate2::bufread::GzDecoder;
@@ -14,6 +16,10 @@ use serde::{Deserialize, Serialize};
 use crate::cpumask::CpuMask;
 use crate::device::Device;
 use crate::topology::Topology;
+
+/// The variable that says, where the machine is emulated, by what and with which clock: a guest can't
+/// know what its clock follows.
+const EMULATED: &str = "RXSTEER_EMULATED";
 
 /// What was there when the measurement began. What can't be known is left out: empty, or 0.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -46,6 +52,39 @@ pub struct Host {
     pub memory: u64,
     /// The device under test: `veth, in the lab`, or name, driver, queues and NUMA node.
     pub nic: String,
+    /// What emulates this machine, if something does: `QEMU 10.0, …`.
+    #[serde(default)]
+    pub emulated: Option<String>,
+}
+
+/// How much slower than its own clock an emulated machine runs.
+pub struct Stretch {
+    rtc: Option<u64>,
+    since: Instant,
+}
+
+impl Stretch {
+    /// From now on.
+    pub fn begin() -> Self {
+        Self {
+            rtc: rtc_seconds(),
+            since: Instant::now(),
+        }
+    }
+
+    /// Seconds of the emulator's for each of the machine's own since then; none where the machine has
+    /// no real-time clock.
+    pub fn so_far(&self) -> Option<f64> {
+        let seconds = rtc_seconds()?.checked_sub(self.rtc?)?;
+        Some(seconds as f64 / self.since.elapsed().as_secs_f64())
+    }
+}
+
+/// The battery-backed clock, which an emulator takes from its own host whatever the other clocks do.
+fn rtc_seconds() -> Option<u64> {
+    read(Path::new("/sys/class/rtc/rtc0/since_epoch"))?
+        .parse()
+        .ok()
 }
 
 /// A device of this host, for [`Host::nic`].
@@ -119,7 +158,10 @@ const OPTIONS: [&str; 46] = [
 impl Host {
     /// This machine.
     pub fn this() -> Self {
-        Self::at(Path::new("/"))
+        Self {
+            emulated: env::var(EMULATED).ok(),
+            ..Self::at(Path::new("/"))
+        }
     }
 
     /// The machine whose `/sys` and `/proc` are below `root`.
@@ -157,6 +199,7 @@ impl Host {
                 .find_map(|file| read(&cpuidle.join(file))),
             memory: Meminfo::from_file(root.join("proc/meminfo")).map_or(0, |m| m.mem_total),
             nic: "veth, in the lab".to_owned(),
+            emulated: None,
         }
     }
 }

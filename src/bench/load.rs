@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::latency::Latency;
-use crate::cpu_times::{CpuTimes, cpu_times};
+use crate::cpu_times::{CpuTimes, busy_shares, cpu_times};
 use crate::lab::sockets;
 
 /// Connections at most: source ports for more may be missing.
@@ -418,25 +418,15 @@ fn open(
 
 fn loaded(before: &Moment, after: &Moment, tally: &Tally) -> Loaded {
     let seconds = (after.at - before.at).as_secs_f64();
-    // Idle times are measured, busy ones sampled at ticks (NO_HZ_IDLE).
-    let busy: Vec<f64> = after
-        .cpus
-        .iter()
-        .map(|now| {
-            let then = before.cpus.iter().find(|then| then.cpu == now.cpu);
-            let before = then.map_or(now.idle_ns, |then| then.idle_ns);
-            let idle_ns = now.idle_ns.saturating_sub(before);
-            (1.0 - idle_ns as f64 / 1e9 / seconds).clamp(0.0, 1.0)
-        })
-        .collect();
+    let busy = busy_shares(&before.cpus, &after.cpus, seconds);
     Loaded {
         seconds,
         transactions: tally.latency.len(),
         latency: Latency::of(&tally.latency, tally.out_of_range),
         lost: tally.lost,
         bytes: after.acknowledged.saturating_sub(before.acknowledged),
-        busy_share: busy.iter().sum::<f64>() / busy.len() as f64,
-        busiest_share: busy.iter().copied().fold(0.0, f64::max),
+        busy_share: busy.values().sum::<f64>() / busy.len() as f64,
+        busiest_share: busy.values().copied().fold(0.0, f64::max),
     }
 }
 

@@ -12,8 +12,7 @@ use super::flood::{Application, Labs, Sockets};
 use super::mode::{Active, Mode, Way};
 use super::throughput::{FLOOR, LOSSFREE, Throughput, Trial};
 use super::traffic::{Receiver, SETTLING, Traffic, check};
-use super::watch::Watch;
-use super::{Better, Effort, Experiment, Metric, Plan, Values, detail, headline};
+use super::{Better, Effort, Experiment, Metric, Plan, Values, detail, fit, headline};
 use crate::lab::frame::Frames;
 
 /// Trials in a measurement's length; a search takes about eight.
@@ -85,7 +84,7 @@ pub(super) fn metrics() -> IndexMap<String, Metric> {
 pub(super) fn notes(seconds: f64) -> Vec<String> {
     vec![
         format!(
-            "Without loss: less than {:.1} % of the packets that the device took did not arrive. Found \
+            "Without loss: less than {:.1} % of the packets that were offered did not arrive. Found \
              by halving the rate, down to {FLOOR:.0} packets/s, and then by bisection, to 5 %. A trial \
              lasts {:.2} s, not the 60 s of RFC 2544, after {:.1} s at the same rate in which nothing is \
              counted, so that flows find their CPUs: what queues can hold does not count as lost, which makes the rate of a short \
@@ -97,7 +96,10 @@ pub(super) fn notes(seconds: f64) -> Vec<String> {
             trial_seconds(seconds),
             SETTLING.as_secs_f64(),
         ),
-        "The generator shares the CPU that polls the queue. At a rate it sends bursts of 200 us, and \
+        "Generators with CPUs of their own send at their rate whatever becomes of it: what finds the \
+         device's ring of 256 frames full is lost, and where they could not offer more than was carried \
+         there is no figure. A generator that shares the CPU that polls the queue is another matter. At \
+         a rate it sends bursts of 200 us, and \
          waits while the device's ring has no room: when that CPU has no more time, the generator goes \
          without, and nothing is lost. As fast as it can, it does not wait; what finds the ring full, \
          because it holds the CPU itself, does not count as offered. generator_bound is 1 where no rate \
@@ -140,12 +142,18 @@ pub(super) fn search(
         all += &traffic;
         Ok(traffic)
     };
-    let watch = Watch::begin(&bed.link.dut.netns)?;
+    let watch = bed.watch()?;
     let found = Throughput::find(|rate| send(rate).map(|traffic| Trial::from(&traffic)))?;
     let steady = (found.lossfree > STEADY as f64).then(|| send(Some(STEADY)));
     let steady = steady.transpose()?;
     let seen = watch.end()?;
     check(bed, active, way, &all, &seen)?;
+    fit!(
+        !(bed.masks().apart() && found.generator_bound),
+        "the generators were the limit: they offered {:.0} packets/s at most, and without loss {:.0}",
+        found.at_most.offered,
+        found.lossfree
+    );
 
     let mut values = vec![
         ("lossfree_pps", found.lossfree),
@@ -171,7 +179,7 @@ pub(super) fn search(
 impl From<&Traffic> for Trial {
     fn from(traffic: &Traffic) -> Self {
         Self {
-            offered: traffic.accepted_pps(),
+            offered: traffic.offered_pps(),
             delivered: traffic.delivered_pps(),
             loss: traffic.loss(),
         }

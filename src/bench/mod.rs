@@ -17,7 +17,9 @@ use indexmap::IndexMap;
 pub mod bed;
 pub mod busypoll;
 pub mod closed_loop;
+pub mod columns;
 pub mod compare;
+pub mod crr;
 pub mod decide;
 pub mod fairness;
 pub mod files;
@@ -29,12 +31,14 @@ pub mod latency;
 pub mod load;
 pub mod lossfree;
 pub mod mode;
+pub mod pace;
 pub mod page;
 pub mod pair;
 pub mod peer;
 pub mod place;
 pub mod plot;
 pub mod published;
+pub mod ramp;
 pub mod record;
 pub mod reorder;
 pub mod report;
@@ -44,9 +48,13 @@ pub mod rr;
 pub mod stream;
 pub mod throughput;
 pub mod traffic;
+pub mod wakeup;
 pub mod watch;
 
+use forward::Forward;
+use pace::Pace;
 pub use report::{Better, Document, Metric, Refusal, Report, Rounds};
+use router::Ruleset;
 use watch::{STEAL, Steal};
 
 /// What `rxsteer bench` can measure.
@@ -60,10 +68,16 @@ pub enum Scenario {
     Follow,
     /// More UDP packets than the host can use
     Flood,
+    /// From the first packet of a flood until the application gets what it gets in the end
+    Ramp,
+    /// What a packet costs while the host has time to sleep in between
+    Wakeup,
     /// One flooding flow among a thousand modest ones
     Fairness,
     /// One byte to and fro, over one connection and over 500
     Rr,
+    /// A connection for each byte to and fro, 100 at once
+    Crr,
     /// Requests that make the server work
     Rpc,
     /// One TCP connection in bulk, to a consumer that polls and to one that sleeps
@@ -75,6 +89,8 @@ pub enum Scenario {
     Lossfree,
     /// The same of a router with a firewall that tracks connections
     Forward,
+    /// The same of a router whose firewall has 150 rules before the one that matches
+    Firewall,
     /// Packets that overtake an earlier one of their flow while masks, applications, interrupts and
     /// CPUs change, against the same without the rule of order
     Reorder,
@@ -88,7 +104,8 @@ impl Scenario {
             Self::Rr | Self::Rpc | Self::Stream => true,
             Self::Decide | Self::Record | Self::Follow => false,
             Self::Flood | Self::Fairness | Self::Lossfree | Self::Forward => false,
-            Self::Busypoll | Self::Reorder => false,
+            Self::Crr | Self::Firewall | Self::Busypoll | Self::Reorder => false,
+            Self::Ramp | Self::Wakeup => false,
         }
     }
 
@@ -117,13 +134,17 @@ impl Scenario {
             Self::Record => Box::new(record::Record::new(effort)?),
             Self::Follow => Box::new(follow::Follow::new(effort)?),
             Self::Flood => Box::new(flood::Flood::new(effort)?),
+            Self::Ramp => Box::new(ramp::Ramp::new(effort)?),
+            Self::Wakeup => Box::new(wakeup::Wakeup::new(effort)?),
             Self::Fairness => Box::new(fairness::Fairness::new(effort)?),
             Self::Rr => Box::new(rr::Rr::new(effort)?),
+            Self::Crr => Box::new(crr::Crr::new(effort)?),
             Self::Rpc => Box::new(rpc::Rpc::new(effort)?),
             Self::Stream => Box::new(stream::TcpStream::new(effort)?),
             Self::Busypoll => Box::new(busypoll::BusyPoll::new(effort)?),
             Self::Lossfree => Box::new(lossfree::Lossfree::new(effort)?),
-            Self::Forward => possible("forward", forward::Forward::new(effort))?,
+            Self::Forward => possible("forward", Forward::new(effort, Ruleset::Stateful))?,
+            Self::Firewall => possible("firewall", Forward::new(effort, Ruleset::Blocklist))?,
             Self::Reorder => Box::new(reorder::Reorder::new(effort)),
         })
     }
@@ -177,7 +198,8 @@ pub struct On {
 /// How the device's queue is polled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Napi {
-    /// In softirq, as after an interrupt
+    /// In softirq, as after an interrupt; where generators have CPUs of their own, by a thread that runs
+    /// before all others
     Interrupt,
     /// By a thread bound to the interrupt's CPU (threaded NAPI)
     Thread,
@@ -408,16 +430,28 @@ impl Measurement {
         &self.plan
     }
 
-    /// Measures every mode of every case once. `progress` is told before each what it is.
+    /// Measures every mode of every case once. `progress` is told before each what it is. With a
+    /// `pace`, what was measured while CPUs were not equally fast is refused.
     ///
     /// # Errors
     /// When the experiment failed for another reason than that a measurement was unfit.
-    pub fn round(&mut self, effort: &Effort, progress: &dyn Fn(&str)) -> Result<()> {
+    pub fn round(
+        &mut self,
+        effort: &Effort,
+        pace: Option<&Pace>,
+        progress: &dyn Fn(&str),
+    ) -> Result<()> {
         for ((c, case), (m, mode)) in self.plan.round(&effort.only) {
             let what = format!("{}: {case}, {mode}", self.plan.scenario);
             progress(&what);
             let mut steal = Steal::begin()?;
-            let measured = undisturbed(|| self.experiment.measure(c, m), || steal.share());
+            let mut measure = || {
+                pace.map_or(Ok(()), Pace::begin)?;
+                let values = self.experiment.measure(c, m)?;
+                pace.map_or(Ok(()), Pace::end)?;
+                Ok(values)
+            };
+            let measured = undisturbed(&mut measure, || steal.share());
             match measured {
                 Ok(values) => {
                     for (metric, value) in values {

@@ -26,8 +26,8 @@ use crate::setting::Setting;
 /// Frames that the naive cpumap's rings hold.
 const CPUMAP_RING: u32 = 2048;
 
-/// How long a mode may take to come into effect.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a mode may take to come into effect: seconds, where every instruction is emulated more.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A way to steer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -6,7 +6,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use indexmap::{IndexMap, IndexSet};
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 
-use super::host::{Host, binary};
+use super::host::binary;
 use super::plot::{Axis, figure};
 use super::published::{self, Published};
 use super::report::{
@@ -18,6 +18,22 @@ use super::report::{
 pub fn page(document: &Document) -> String {
     let began = UNIX_EPOCH + Duration::from_secs(document.unix_time);
     let began = humantime::format_rfc3339_seconds(began).to_string();
+    let header = html! {
+        p { "Measured " time datetime=(began) { (began) } " with rxsteer " (document.rxsteer) ":" }
+        pre { code { (document.command) } }
+    };
+    let main = html! {
+        section { (summary(&document.scenarios)) }
+        section { (machine(document)) }
+        @for (n, report) in document.scenarios.iter().enumerate() {
+            section .scenario { (scenario(n, report)) }
+        }
+    };
+    shell(&format!("rxsteer bench, {began}"), &header, &main)
+}
+
+/// A whole page of these, with the style inside it.
+pub(super) fn shell(title: &str, header: &Markup, main: &Markup) -> String {
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -25,22 +41,15 @@ pub fn page(document: &Document) -> String {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 meta name="color-scheme" content="light dark";
-                title { "rxsteer bench, " (began) }
+                title { (title) }
                 style { (PreEscaped(include_str!("page.css"))) }
             }
             body {
                 header {
                     h1 { "rxsteer bench" }
-                    p { "Measured " time datetime=(began) { (began) } " with rxsteer " (document.rxsteer) ":" }
-                    pre { code { (document.command) } }
+                    (header)
                 }
-                main {
-                    section { (summary(&document.scenarios)) }
-                    section { (machine(&document.host)) }
-                    @for (n, report) in document.scenarios.iter().enumerate() {
-                        section .scenario { (scenario(n, report)) }
-                    }
-                }
+                main { (main) }
             }
         }
     }
@@ -140,7 +149,8 @@ fn headlines(report: &Report) -> impl Iterator<Item = (&String, &Metric)> {
     report.metrics.iter().filter(|(_, metric)| metric.headline)
 }
 
-fn machine(host: &Host) -> Markup {
+fn machine(document: &Document) -> Markup {
+    let host = &document.host;
     let counted = |n: u32, what: &str| {
         (n > 0).then(|| format!("{n} {what}{}", if n == 1 { "" } else { "s" }))
     };
@@ -165,6 +175,15 @@ fn machine(host: &Host) -> Markup {
                 .collect(),
         ),
         ("Guest of", host.hypervisor.clone().into_iter().collect()),
+        ("Emulated", host.emulated.clone().into_iter().collect()),
+        (
+            "A second of it took",
+            document
+                .stretch
+                .map(|s| format!("{s:.0} s"))
+                .into_iter()
+                .collect(),
+        ),
         ("Kernel", vec![host.kernel.clone()]),
         ("Kernel options", host.kernel_options.clone()),
         (

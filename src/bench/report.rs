@@ -28,6 +28,9 @@ pub struct Document {
     pub unix_time: u64,
     /// Where.
     pub host: Host,
+    /// Where the machine is emulated: seconds that the emulator took for one of its own.
+    #[serde(default)]
+    pub stretch: Option<f64>,
     /// In the order in which they were measured.
     pub scenarios: Vec<Report>,
 }
@@ -45,6 +48,7 @@ impl Document {
                 .join(" "),
             unix_time: now.unwrap_or_default().as_secs(),
             host: Host::this(),
+            stretch: None,
             scenarios: Vec::new(),
         }
     }

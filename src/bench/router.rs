@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The device under test as a router: another network behind it, and a firewall that tracks
-//! connections.
+//! The device under test as a router: another network behind it, and a firewall.
 
 use std::fs;
 use std::io::{self, ErrorKind, Write};
@@ -21,12 +20,24 @@ use crate::lab::netns::Netns;
 use crate::lab::wire::{Wire, WireConfig};
 use crate::lab::xdp::Xdp;
 
-/// A small ruleset of the usual kind: what belongs to a known connection passes by the first rule
-/// that sees it.
-const RULES: &str = "
+/// The firewall's rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ruleset {
+    /// A small one of the usual kind, which tracks connections: what belongs to a known connection
+    /// passes by the first rule that sees it.
+    Stateful,
+    /// A list of [`NR_BLOCKED`] blocked sources before the rule that lets a packet pass. It knows
+    /// no connections, so each packet is compared with each rule.
+    Blocklist,
+}
+
+/// Rules of [`Ruleset::Blocklist`] that no packet of the flows matches.
+pub const NR_BLOCKED: u8 = 150;
+
+const STATEFUL: &str = "
 table inet filter {
-	counter established { }
-	counter fresh { }
+	counter expected { }
+	counter others { }
 	set served {
 		type inet_service
 		elements = { 9, 53, 443 }
@@ -38,12 +49,45 @@ table inet filter {
 	}
 	chain forward {
 		type filter hook forward priority filter; policy drop;
-		ct state established,related counter name established accept
+		ct state established,related counter name expected accept
 		ct state invalid drop
-		udp dport @served counter name fresh accept
+		udp dport @served counter name others accept
 	}
 }
 ";
+
+impl Ruleset {
+    /// In nft's language.
+    fn text(self) -> String {
+        let Self::Blocklist = self else {
+            return STATEFUL.to_owned();
+        };
+        let rule = |n| {
+            let (saddr, dport) = blocked(n);
+            format!("\t\tip saddr {saddr} udp dport {dport} drop\n")
+        };
+        let rules: String = (1..=NR_BLOCKED).map(rule).collect();
+        format!(
+            "
+table inet filter {{
+	counter entered {{ }}
+	counter expected {{ }}
+	chain forward {{
+		type filter hook forward priority filter; policy drop;
+		counter name entered
+{rules}		udp dport 9 counter name expected accept
+	}}
+}}
+"
+        )
+    }
+}
+
+/// Source and destination port of [`Ruleset::Blocklist`]'s rule number `n`, from 1: an address of
+/// TEST-NET-2 (RFC 5737).
+pub fn blocked(n: u8) -> (Ipv4Addr, u16) {
+    (Ipv4Addr::new(198, 51, 100, n), 40_000 + u16::from(n))
+}
 
 /// Frames per second to make connections of.
 const WARM_UP: u64 = 50_000;
@@ -53,19 +97,21 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The router's other side. It vanishes with its namespaces.
 pub struct Router {
+    ruleset: Ruleset,
     /// From a host behind the router, to the router.
     behind: Link,
     /// Where the packets end: at that host.
     end: Xdp,
 }
 
-/// Packets that the firewall has let pass.
+/// Packets that the firewall has seen.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Passed {
-    /// Of known connections, in either direction.
-    pub established: u64,
-    /// The first of their connection, and what came before a reply.
-    pub fresh: u64,
+    /// Passed by the rule that is measured: of known connections, in either direction; or behind the
+    /// whole list of blocked sources.
+    pub expected: u64,
+    /// Passed as a connection's first, or before a reply; or did not come to the end of the list.
+    pub others: u64,
 }
 
 impl Router {
@@ -73,9 +119,9 @@ impl Router {
     ///
     /// # Errors
     /// [`Unfit`] when there is no `nft`, or the kernel has not what the rules need.
-    pub fn new(outside: &End) -> Result<Self> {
+    pub fn new(outside: &End, ruleset: Ruleset) -> Result<Self> {
         let (router, host) = (&outside.netns, Netns::new("host")?);
-        nft(router, &["-f", "-"], RULES)?;
+        nft(router, &["-f", "-"], &ruleset.text())?;
         let config = LinkConfig {
             id: outside.id + 1,
             ..Default::default()
@@ -87,7 +133,11 @@ impl Router {
         })?;
         behind.tester.route_by(behind.dut.ipv4)?;
         let end = Xdp::drop(&behind.tester, XdpMode::Native)?;
-        Ok(Self { behind, end })
+        Ok(Self {
+            ruleset,
+            behind,
+            end,
+        })
     }
 
     /// Flows through the router to the host behind it.
@@ -104,11 +154,14 @@ impl Router {
 
     /// Makes every flow a connection that the firewall knows, by a packet and a reply: one that has
     /// none is new with each packet. The kernel forgets one after 30 s without a packet at the
-    /// earliest (nf_conntrack_udp_timeout).
+    /// earliest (nf_conntrack_udp_timeout). A firewall without connections needs nothing.
     ///
     /// # Errors
     /// [`Unfit`] when they are not known then.
     pub fn establish(&self, outside: &Link, cpu: u32, flows: &UdpFlows) -> Result<()> {
+        if self.ruleset == Ruleset::Blocklist {
+            return Ok(());
+        }
         let all = u64::from(flows.nr_flows);
         let before = self.received();
         let config = WireConfig {
@@ -120,7 +173,7 @@ impl Router {
         };
         Wire::start(outside, cpu, &config)?.wait()?;
         until(|| Ok(self.received() - before), all, "packets")?;
-        let before = self.passed()?.established;
+        let before = self.passed()?.expected;
         self.behind.tester.netns.run(|| {
             let socket = UdpSocket::bind((self.host(), flows.dport))?;
             for flow in 0..flows.nr_flows {
@@ -128,10 +181,10 @@ impl Router {
             }
             Ok(())
         })?;
-        until(|| Ok(self.passed()?.established - before), all, "replies")
+        until(|| Ok(self.passed()?.expected - before), all, "replies")
     }
 
-    /// What the firewall has let pass so far.
+    /// What the firewall has seen so far.
     ///
     /// # Errors
     /// When `nft` does not tell.
@@ -145,10 +198,12 @@ impl Router {
             counters.find(|counter| counter["name"] == name)?["packets"].as_u64()
         };
         let count = |name: &str| count(name).with_context(|| format!("nft lists no {name}"));
-        Ok(Passed {
-            established: count("established")?,
-            fresh: count("fresh")?,
-        })
+        let expected = count("expected")?;
+        let others = match self.ruleset {
+            Ruleset::Stateful => count("others")?,
+            Ruleset::Blocklist => count("entered")?.saturating_sub(expected),
+        };
+        Ok(Passed { expected, others })
     }
 }
 
@@ -209,7 +264,7 @@ fn nft(netns: &Netns, arguments: &[&str], input: &str) -> Result<Output> {
     };
     fit!(
         output.status.success(),
-        "nft {} failed, has this kernel nf_tables and connection tracking? {}",
+        "nft {} failed, does this kernel have nf_tables and connection tracking? {}",
         arguments.join(" "),
         String::from_utf8_lossy(&output.stderr).trim()
     );

@@ -43,7 +43,7 @@ impl Rpc {
         let case = |(connections, threads)| ClosedLoop {
             tcp: true,
             len: LEN,
-            connections,
+            connections: closed_loop::connections(connections, places.masks()),
             threads,
             work: Some(work.clone()),
             busy_poll: false,

@@ -36,6 +36,7 @@ impl Rr {
             others: None,
         };
         let cases = CONNECTIONS
+            .map(|n| closed_loop::connections(n, places.masks()))
             .map(|n| [case(true, n), case(false, n)])
             .into_iter()
             .flatten();

@@ -26,9 +26,9 @@ const WORK: Duration = Duration::from_micros(20);
 
 /// What should be known of the lab.
 const NOTES: [&str; 3] = [
-    "The sender is the kernel's TCP on the CPU that polls the queue, without segmentation offload, \
-     since a veth with an XDP program takes frames of the MTU alone: it is a part of the service \
-     demand, and of what limits the throughput. Of the modes that spread by hash, one flow uses one \
+    "The sender is the kernel's TCP without segmentation offload, since a veth with an XDP program \
+     takes frames of the MTU alone: it is a part of what limits the throughput and, on the CPU that \
+     polls the queue, of the service demand. Of the modes that spread by hash, one flow uses one \
      CPU of the mask, in each measurement another perhaps.",
     "rxsteer-rfs+idle and rxsteer-rfs tell what an idle CPU near a busy consumer is worth, the one \
      that polls included; where none idles, they are the same.",
@@ -118,17 +118,18 @@ impl TcpStream {
         let link = &bed.link;
         // Acknowledgements are the sender's business, on its CPU.
         let _polled = Xdp::pass(&link.tester, XdpMode::Native)?;
-        let _thread = bed.interrupt()?;
+        let _thread = bed.far_end()?;
         let (to, from) = stream::connect(link)?;
         if let Some(pace) = bulk.pace {
             sockets::pace(&to, pace)?;
         }
         let cpu = bed.masks().others.first();
         let consumer = Worker::consume(&link.dut.netns, cpu, from, bulk.consumer)?;
-        let sender = Worker::produce(&link.tester.netns, INTERRUPT_CPU, to)?;
+        let cpu = bed.masks().generators.first().unwrap_or(INTERRUPT_CPU);
+        let sender = Worker::produce(&link.tester.netns, cpu, to)?;
         sleep(WARM_UP);
         let sent = softnet::tcp(&link.tester.netns)?;
-        let watch = Watch::begin(&link.dut.netns)?;
+        let watch = bed.watch()?;
         let before = (consumer.read(), consumer.worked());
         sleep(Duration::from_secs_f64(self.seconds));
         let after = (consumer.read(), consumer.worked());
@@ -160,7 +161,7 @@ impl TcpStream {
         let cpu = pair.masks().others.first();
         let consumer = Worker::consume(&pair.end.netns, cpu, from, bulk.consumer)?;
         session.start()?;
-        let watch = Watch::begin(&pair.end.netns)?;
+        let watch = Watch::begin(&pair.end.netns, &pair.masks().all)?;
         let before = (consumer.read(), consumer.worked());
         sleep(Duration::from_secs_f64(self.seconds));
         let after = (consumer.read(), consumer.worked());

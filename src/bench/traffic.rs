@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-use super::bed::{Bed, INTERRUPT_CPU};
+use super::bed::Bed;
 use super::fit;
 use super::flood::NR_CONNECTED;
 use super::mode::{Active, Mode, Way};
@@ -16,7 +16,7 @@ use crate::accounting::Queue;
 use crate::lab::frame::Frames;
 use crate::lab::jumper::Jumpers;
 use crate::lab::sink::Sink;
-use crate::lab::wire::{Wire, WireConfig};
+use crate::lab::wire::{RingCounts, Wire, WireConfig};
 
 /// Of the accepted packets, those that may be missing in the account: what was under way when the
 /// counters were read.
@@ -28,6 +28,11 @@ const QUIET: Duration = Duration::from_millis(25);
 /// Before anything is counted, in all modes alike: flows find their CPUs, whatever adapts itself to
 /// the load does so (RFC 2544, 23).
 pub const SETTLING: Duration = Duration::from_millis(200);
+
+/// Of what generators send, what finds the ring full at least, or of what is accepted, what is delivered
+/// at most: else there was no flood.
+const REFUSED: f64 = 0.01;
+const DELIVERED: f64 = 0.99;
 
 /// How often it is looked how few packets are under way, and at what distance: no multiple of a
 /// wire's 200 us between bursts.
@@ -72,14 +77,25 @@ impl Receiver for Jumpers {
 /// Packets of a wire up to a moment, or between two.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
-    /// That the device took. What found its ring full is not among them: that tells of the
-    /// generator, which shares a CPU with the thread that empties the ring.
+    /// That the device took.
     pub accepted: u64,
+    /// That found its ring full. Where the generator shares a CPU with the thread that empties the
+    /// ring, they tell of the generator, and were never offered.
+    pub refused: u64,
     /// Of these, those that the receiver got.
     pub delivered: u64,
 }
 
 impl Counts {
+    /// With those that were delivered before.
+    pub(super) fn at(ring: RingCounts, delivered: u64) -> Self {
+        Self {
+            accepted: ring.accepted,
+            refused: ring.refused,
+            delivered,
+        }
+    }
+
     /// When few are under way, of some moments: what is on its way then would be taken for
     /// delivered in place of later ones that are lost. `look` reads `delivered` first.
     ///
@@ -108,6 +124,7 @@ impl Counts {
         let accepted = self.accepted - then.accepted;
         Self {
             accepted,
+            refused: self.refused - then.refused,
             delivered: (self.delivered - then.delivered).min(accepted),
         }
     }
@@ -127,6 +144,8 @@ pub struct Traffic {
     pub meanwhile: Counts,
     /// How long that was, s.
     pub seconds: f64,
+    /// The generators have CPUs of their own: what the device refuses was offered to it.
+    pub apart: bool,
     /// CPU time of the thread that polls the queue, ns since all had settled, if there is one.
     pub rx_cpu_ns: Option<u64>,
 }
@@ -134,6 +153,7 @@ pub struct Traffic {
 impl AddAssign for Counts {
     fn add_assign(&mut self, other: Self) {
         self.accepted += other.accepted;
+        self.refused += other.refused;
         self.delivered += other.delivered;
     }
 }
@@ -145,9 +165,76 @@ impl AddAssign<&Self> for Traffic {
         self.settled += other.settled;
         self.meanwhile += other.meanwhile;
         self.seconds += other.seconds;
+        self.apart = other.apart;
         if let Some(ns) = other.rx_cpu_ns {
             *self.rx_cpu_ns.get_or_insert(0) += ns;
         }
+    }
+}
+
+/// A wire that sends, and who receives.
+pub(super) struct Sending<'a> {
+    wire: Wire,
+    receiver: &'a dyn Receiver,
+    /// What the receiver had got and dropped.
+    before: (u64, u64),
+    apart: bool,
+}
+
+impl<'a> Sending<'a> {
+    /// Sends from now on, as fast as the generator can, or at `rate` frames per second.
+    pub(super) fn start(
+        bed: &Bed,
+        receiver: &'a dyn Receiver,
+        frames: &Frames,
+        rate: Option<u64>,
+    ) -> Result<Self> {
+        // Whatever its priority, the scheduler may give a generator that shares the CPU a whole tick
+        // while the thread that empties the ring is runnable: at a rate, that would look like loss.
+        let apart = bed.masks().apart();
+        let config = WireConfig {
+            frames: frames.clone(),
+            count: None,
+            rate,
+            lossless: rate.is_some() && !apart,
+            window: None,
+        };
+        Ok(Self {
+            before: (receiver.received(), receiver.dropped()?),
+            wire: bed.send(&config)?,
+            receiver,
+            apart,
+        })
+    }
+
+    /// Packets so far. What has been delivered by then had been accepted before.
+    pub(super) fn look(&self) -> Result<Counts> {
+        let delivered = self.receiver.received() - self.before.0;
+        Ok(Counts::at(self.wire.counts()?, delivered))
+    }
+
+    /// CPU time of the host that went to the generator, ns.
+    pub(super) fn generator_ns(&self) -> Result<u64> {
+        match self.apart {
+            true => Ok(0),
+            false => self.wire.cpu_ns(),
+        }
+    }
+
+    /// Stops, and waits until all has come or is lost: what became of all packets.
+    pub(super) fn end(self) -> Result<Traffic> {
+        let sent = self.wire.stop()?;
+        drain(self.receiver)?;
+        Ok(Traffic {
+            all: Counts {
+                accepted: sent.sent - sent.lost,
+                refused: sent.lost,
+                delivered: self.receiver.received() - self.before.0,
+            },
+            dropped: self.receiver.dropped()? - self.before.1,
+            apart: self.apart,
+            ..Default::default()
+        })
     }
 }
 
@@ -164,54 +251,29 @@ impl Traffic {
         rate: Option<u64>,
         seconds: f64,
     ) -> Result<Self> {
-        // Whatever its priority, the scheduler may give the generator a whole tick while the thread
-        // that empties the ring is runnable: at a rate, that would look like loss.
-        let config = WireConfig {
-            frames: frames.clone(),
-            count: None,
-            rate,
-            lossless: rate.is_some(),
-            window: None,
-        };
         let rx_cpu_ns = || bed.nic.as_ref().map(|nic| nic.cpu_ns(0)).transpose();
-        let (before, dropped_before) = (receiver.received(), receiver.dropped()?);
-        let wire = Wire::start(&bed.link, INTERRUPT_CPU, &config)?;
-        let look = || {
-            // What has been delivered by now had been accepted before.
-            let delivered = receiver.received() - before;
-            let accepted = wire.accepted()?;
-            Ok(Counts {
-                accepted,
-                delivered,
-            })
-        };
+        let sending = Sending::start(bed, receiver, frames, rate)?;
         sleep(SETTLING);
         let cpu_before = rx_cpu_ns()?;
-        let then = Counts::when_few_are_under_way(look)?;
+        let then = Counts::when_few_are_under_way(|| sending.look())?;
         let start = Instant::now();
         sleep(Duration::from_secs_f64(seconds));
-        let meanwhile = look()?.since(then);
+        let meanwhile = sending.look()?.since(then);
         let seconds = start.elapsed().as_secs_f64();
-        let sent = wire.stop()?;
-        drain(receiver)?;
+        let sent = sending.end()?;
         let cpu_after = rx_cpu_ns()?;
         fit!(
             meanwhile.accepted > 0,
             "the device accepted nothing: the generator did not run"
         );
-        let all = Counts {
-            accepted: sent.sent - sent.lost,
-            delivered: receiver.received() - before,
-        };
         Ok(Self {
-            all,
-            dropped: receiver.dropped()? - dropped_before,
-            settled: all.since(then),
+            settled: sent.all.since(then),
             meanwhile,
             seconds,
             rx_cpu_ns: cpu_after
                 .zip(cpu_before)
                 .map(|(after, before)| after - before),
+            ..sent
         })
     }
 
@@ -220,15 +282,47 @@ impl Traffic {
         self.meanwhile.accepted as f64 / self.seconds
     }
 
+    /// Packets that were offered to the device, per second.
+    pub fn offered_pps(&self) -> f64 {
+        self.offered(self.meanwhile) as f64 / self.seconds
+    }
+
+    fn offered(&self, counts: Counts) -> u64 {
+        match self.apart {
+            true => counts.accepted + counts.refused,
+            false => counts.accepted,
+        }
+    }
+
+    /// Whether the device, or what is behind it, had more to do than it could. Not known where the
+    /// generator shares a CPU with it.
+    ///
+    /// # Errors
+    /// [`Unfit`](super::Unfit) when it had not: the figures would be those of the generators.
+    pub fn exceeds_the_host(&self) -> Result<()> {
+        let Counts {
+            accepted,
+            refused,
+            delivered,
+        } = self.meanwhile;
+        let few = (refused as f64) < REFUSED * (accepted + refused) as f64;
+        fit!(
+            !(self.apart && few && delivered as f64 >= DELIVERED * accepted as f64),
+            "the generators were the limit: of {:.0} packets/s nearly all were delivered",
+            self.offered_pps()
+        );
+        Ok(())
+    }
+
     /// Packets that the receiver got meanwhile, per second.
     pub fn delivered_pps(&self) -> f64 {
         self.meanwhile.delivered as f64 / self.seconds
     }
 
-    /// Of the packets that the device took since all had settled, the share that did not arrive,
-    /// then or later.
+    /// Of the packets that were offered to the device since all had settled, the share that did not
+    /// arrive, then or later.
     pub fn loss(&self) -> f64 {
-        1.0 - self.settled.delivered as f64 / self.settled.accepted as f64
+        1.0 - self.settled.delivered as f64 / self.offered(self.settled) as f64
     }
 }
 
@@ -260,6 +354,11 @@ pub fn check(
     seen: &Seen,
 ) -> Result<()> {
     bed.verify(active, way, seen, NR_CONNECTED)?;
+    let astray = seen.processed_by_generators;
+    fit!(
+        astray as f64 <= UNACCOUNTED * traffic.all.accepted as f64,
+        "{astray} packets were processed on the generators' CPUs"
+    );
     let status = active.status()?;
     let queue = status.as_ref().map(|s| &s.devices[0].queues[0]);
     let dropped = seen.softnet.values().map(|s| s.dropped).sum();
@@ -303,6 +402,7 @@ mod tests {
             all: Counts {
                 accepted,
                 delivered,
+                ..Default::default()
             },
             dropped,
             ..Default::default()
@@ -318,6 +418,7 @@ mod tests {
         let counts = |accepted, delivered| Counts {
             accepted,
             delivered,
+            ..Default::default()
         };
         // 30 were lost before; after that 10 of 1000, and at times 60 are under way.
         let moments = [(500, 410), (600, 570), (700, 610)].map(|(a, d)| counts(a, d));
@@ -331,6 +432,33 @@ mod tests {
         // The control: had the first moment been taken, there would have been no loss.
         let found = counts(1_600, 1_560).since(moments[0]);
         assert_eq!((found.accepted, found.delivered), (1_100, 1_100));
+    }
+
+    #[test]
+    fn a_flood_that_the_host_carries_is_the_generators() {
+        let exceeds = |apart, accepted, refused, delivered| {
+            let meanwhile = Counts {
+                accepted,
+                refused,
+                delivered,
+            };
+            let traffic = Traffic {
+                meanwhile,
+                settled: meanwhile,
+                seconds: 1.0,
+                apart,
+                ..Default::default()
+            };
+            (traffic.exceeds_the_host(), traffic.loss())
+        };
+        let (result, loss) = exceeds(true, 10_000, 50, 9_950);
+        assert!(refused(result) && (loss - 100.0 / 10_050.0).abs() < 1e-9);
+        // Either the ring or what is behind it was full; or the generator shares its CPU.
+        exceeds(true, 10_000, 200, 10_000).0.unwrap();
+        exceeds(true, 10_000, 0, 9_800).0.unwrap();
+        let (result, loss) = exceeds(false, 10_000, 50, 10_000);
+        result.unwrap();
+        assert_eq!(loss, 0.0);
     }
 
     #[test]

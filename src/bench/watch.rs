@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::cpu_times::{CpuTimes, cpu_times};
+use crate::cpu_times::{CpuTimes, busy_shares, cpu_times};
+use crate::cpumask::CpuMask;
 use crate::lab::netns::Netns;
 use crate::lab::softnet::{self, Softnet};
 
@@ -51,6 +52,7 @@ fn stolen(before: &[CpuTimes], now: &[CpuTimes]) -> f64 {
 /// The counters at one moment.
 pub struct Watch {
     netns: Netns,
+    host: CpuMask,
     start: Instant,
     softnet: Vec<Softnet>,
     cpus: Vec<CpuTimes>,
@@ -63,28 +65,36 @@ pub struct Watch {
 pub struct Seen {
     /// Meanwhile.
     pub seconds: f64,
-    /// By CPU.
+    /// By CPU of the host under test.
     pub softnet: BTreeMap<u32, Softnet>,
     /// Of UDP, by name.
     pub udp: BTreeMap<String, u64>,
     /// Of TCP, by name.
     pub tcp: BTreeMap<String, u64>,
-    /// All CPUs together: the time in which they were not idle, s.
+    /// The CPUs of the host under test together: the time in which they were not idle, s.
     pub busy: f64,
-    /// Of the time of all CPUs.
+    /// Of the time of these CPUs.
     pub busy_share: f64,
-    /// Of the time of all CPUs, what the hypervisor took for others.
+    /// Of the time of these CPUs, what the hypervisor took for others.
     pub steal_share: f64,
+    /// The same of each.
+    pub shares: BTreeMap<u32, f64>,
+    /// Of the other CPUs, the generators', the one that was idle least: the share of the time in which
+    /// it was not.
+    pub busiest_generator: f64,
+    /// Packets that the stack processed on these.
+    pub processed_by_generators: u64,
 }
 
 impl Watch {
-    /// Reads the host's counters, and a namespace's.
+    /// Reads the counters of a host that consists of some of this machine's CPUs, and a namespace's.
     ///
     /// # Errors
     /// When the kernel does not show them.
-    pub fn begin(netns: &Netns) -> Result<Self> {
+    pub fn begin(netns: &Netns, host: &CpuMask) -> Result<Self> {
         Ok(Self {
             netns: netns.clone(),
+            host: host.clone(),
             udp: softnet::udp(netns)?,
             tcp: softnet::tcp(netns)?,
             softnet: softnet::softnet()?,
@@ -100,20 +110,35 @@ impl Watch {
     pub fn end(self) -> Result<Seen> {
         let seconds = self.start.elapsed().as_secs_f64();
         let cpus = cpu_times()?;
-        let now: Vec<Softnet> = softnet::softnet()?;
+        let softnet = grown(&self.softnet, &softnet::softnet()?);
+        let (softnet, astray): (BTreeMap<_, _>, BTreeMap<_, _>) = softnet
+            .into_iter()
+            .partition(|(cpu, _)| self.host.contains(*cpu));
+        let of_host = |times: &[CpuTimes]| -> Vec<CpuTimes> {
+            let times = times.iter().copied();
+            times.filter(|t| self.host.contains(t.cpu)).collect()
+        };
+        let (then, host) = (of_host(&self.cpus), of_host(&cpus));
         let idle = |times: &[CpuTimes]| times.iter().map(|cpu| cpu.idle_ns).sum::<u64>();
-        let idle = idle(&cpus).saturating_sub(idle(&self.cpus)) as f64 / 1e9;
+        let idle = idle(&host).saturating_sub(idle(&then)) as f64 / 1e9;
         // Busy times are sampled at ticks, idle ones are measured (NO_HZ_IDLE).
-        let all = seconds * cpus.len() as f64;
+        let all = seconds * host.len() as f64;
         let busy = (all - idle).max(0.0);
+        let shares = busy_shares(&self.cpus, &cpus, seconds);
+        let (shares, generators): (BTreeMap<_, _>, BTreeMap<_, _>) = shares
+            .into_iter()
+            .partition(|(cpu, _)| self.host.contains(*cpu));
         Ok(Seen {
             seconds,
-            softnet: grown(&self.softnet, &now),
+            softnet,
+            processed_by_generators: astray.values().map(|s| s.processed).sum(),
             udp: softnet::since(&self.udp, softnet::udp(&self.netns)?),
             tcp: softnet::since(&self.tcp, softnet::tcp(&self.netns)?),
             busy,
             busy_share: busy / all,
-            steal_share: stolen(&self.cpus, &cpus) / all,
+            steal_share: stolen(&then, &host) / all,
+            shares,
+            busiest_generator: generators.into_values().fold(0.0, f64::max),
         })
     }
 }

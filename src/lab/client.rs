@@ -2,8 +2,8 @@
 //! The other side of a server: a closed loop of flows that each have one request under way.
 //!
 //! An XDP program at the tester's end makes the next request of each reply and keeps the latencies
-//! (`client` in bpf/lab.bpf.c), which costs so little that the server's side is what is measured.
-//! From here come the first requests, and those that were lost.
+//! (bpf/lab_client.h), which costs so little that the server's side is what is measured. From here
+//! come the first requests, and those that were lost.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -23,7 +23,7 @@ use super::netns::Netns;
 use super::xdp;
 use crate::device::XdpMode;
 use crate::lab_skel::LabSkel;
-use crate::lab_skel::types::client_flow;
+use crate::lab_skel::types::{client_flow, client_step};
 
 /// A request without a reply for so long was lost, and is sent again.
 const LOST: Duration = Duration::from_millis(500);
@@ -34,9 +34,23 @@ const LOOK: Duration = Duration::from_millis(20);
 /// First requests sent in a row: a quarter of a veth's ring.
 const BURST: usize = 64;
 
+/// How long the next ones wait for the replies to these, at most.
+const GENTLY: Duration = Duration::from_millis(250);
+
 /// linux/in.h
 const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
+
+/// What carries a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Carrier {
+    /// A datagram.
+    Udp,
+    /// A segment of a connection that stays.
+    Tcp,
+    /// A connection of its own.
+    Connection,
+}
 
 /// The loop, once it was started.
 pub struct Client {
@@ -46,8 +60,9 @@ pub struct Client {
     socket: OwnedFd,
     ifindex: u32,
     flows: UdpFlows,
-    proto: u8,
+    carrier: Carrier,
     request_len: usize,
+    port_bits: u32,
     lost: u64,
 }
 
@@ -90,38 +105,69 @@ impl Client {
     /// # Errors
     /// When the flows are more than the program knows, or not over IPv4.
     pub fn new(link: &Link, frames: &Frames, request_len: usize) -> Result<Self> {
-        let (flows, proto, seq, ack) = match frames {
-            Frames::Udp(flows) => (flows, IPPROTO_UDP, 0, 0),
-            Frames::Tcp(tcp) => (&tcp.flows, IPPROTO_TCP, tcp.first_seq, tcp.ack),
+        let (flows, carrier, seq, ack) = match frames {
+            Frames::Udp(flows) => (flows, Carrier::Udp, 0, 0),
+            Frames::Tcp(tcp) => (&tcp.flows, Carrier::Tcp, tcp.first_seq, tcp.ack),
             _ => anyhow::bail!("requests are plain UDP or TCP"),
         };
+        let mut client = Self::attach(link, flows, carrier, request_len)?;
+        let bss = client.skel.maps.bss_data.as_mut().context("no .bss")?;
+        for state in &mut bss.client_flows {
+            (state.seq, state.ack) = (seq, ack);
+        }
+        Ok(client)
+    }
+
+    /// The same with a TCP connection for each request of one byte: a server listens at these flows'
+    /// destination, and closes when the client has. A flow's connections come from ports of its own,
+    /// one after the other.
+    ///
+    /// # Errors
+    /// As [`Self::new`], and when the flows have less than a port each.
+    pub fn connecting(link: &Link, flows: &UdpFlows) -> Result<Self> {
+        Self::attach(link, flows, Carrier::Connection, 1)
+    }
+
+    fn attach(link: &Link, flows: &UdpFlows, carrier: Carrier, request_len: usize) -> Result<Self> {
         let IpAddr::V4(saddr) = flows.saddr else {
             anyhow::bail!("requests go over IPv4");
         };
-        let mut skel = xdp::load(|open| {
-            open.progs.client.set_autoload(true);
+        let port_bits = match carrier {
+            Carrier::Connection => port_bits(flows)?,
+            Carrier::Udp | Carrier::Tcp => 0,
+        };
+        let skel = xdp::load(|open| {
+            match carrier {
+                Carrier::Connection => open.progs.client_connect.set_autoload(true),
+                Carrier::Udp | Carrier::Tcp => open.progs.client.set_autoload(true),
+            }
             let layout = open.maps.rodata_data.as_mut().context("no .rodata")?;
             let layout = &mut layout.client_layout;
             layout.saddr = saddr.to_bits();
             layout.saddr_mask = flows.nr_saddrs - 1;
             layout.saddr_shift = flows.nr_saddrs.trailing_zeros();
+            layout.port_bits = port_bits;
             layout.nr_flows = flows.nr_flows;
             layout.sport = flows.sport;
             layout.dport = flows.dport;
-            layout.proto = proto;
+            layout.proto = match carrier {
+                Carrier::Udp => IPPROTO_UDP,
+                Carrier::Tcp | Carrier::Connection => IPPROTO_TCP,
+            };
             Ok(())
         })?;
-        let states = &mut skel.maps.bss_data.as_mut().context("no .bss")?.client_flows;
+        let states = &skel.maps.bss_data.as_ref().context("no .bss")?.client_flows;
         ensure!(
             flows.nr_flows as usize <= states.len(),
             "a client has at most {} flows, not {}",
             states.len(),
             flows.nr_flows
         );
-        for state in states.iter_mut() {
-            (state.seq, state.ack) = (seq, ack);
-        }
-        let attached = xdp::attach(&link.tester, skel.progs.client.as_fd(), XdpMode::Native)?;
+        let program = match carrier {
+            Carrier::Connection => skel.progs.client_connect.as_fd(),
+            Carrier::Udp | Carrier::Tcp => skel.progs.client.as_fd(),
+        };
+        let attached = xdp::attach(&link.tester, program, XdpMode::Native)?;
         let netns = link.tester.netns.clone();
         let flags = SockFlag::SOCK_CLOEXEC;
         let socket = netns
@@ -134,23 +180,34 @@ impl Client {
             socket,
             ifindex: link.tester.ifindex,
             flows: flows.clone(),
-            proto,
+            carrier,
             request_len,
+            port_bits,
             lost: 0,
         })
     }
 
-    /// Sends every flow's first request.
+    /// Sends every flow's first request, the next ones when those before were answered: a host that is
+    /// slow to begin would find its ring full.
     ///
     /// # Errors
     /// When one can't be sent.
     pub fn start(&mut self) -> Result<()> {
         let all: Vec<u32> = (0..self.flows.nr_flows).collect();
         for burst in all.chunks(BURST) {
-            for &flow in burst {
-                self.request(flow)?;
+            let sent: Vec<u64> = burst
+                .iter()
+                .map(|&flow| self.request(flow))
+                .collect::<Result<_>>()?;
+            let since = Instant::now();
+            while since.elapsed() < GENTLY {
+                sleep(Duration::from_millis(1));
+                // Each reply is followed by the next request.
+                let mut sent = burst.iter().zip(&sent);
+                if sent.all(|(&flow, &at)| self.state(flow).is_ok_and(|now| now.sent_ns != at)) {
+                    break;
+                }
             }
-            sleep(Duration::from_millis(1));
         }
         Ok(())
     }
@@ -228,13 +285,25 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a flow's request, again if it has been sent.
-    fn request(&mut self, flow: u32) -> Result<()> {
+    /// Sends a flow's request, again if it has been sent; returns the time that it notes, ns.
+    fn request(&mut self, flow: u32) -> Result<u64> {
         let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
         let bss = self.skel.maps.bss_data.as_mut().context("no .bss")?;
-        let sent_ns = &raw mut bss.client_flows[flow as usize].sent_ns;
-        // SAFETY: the program writes this word only when it sees the flow's reply.
-        unsafe { sent_ns.write_volatile(now.as_nanos() as u64) };
+        let state = &raw mut bss.client_flows[flow as usize];
+        let sent_ns = now.as_nanos() as u64;
+        // SAFETY: the program writes these words only when it sees something for the flow.
+        unsafe {
+            if self.carrier == Carrier::Connection {
+                // Another port, since the server may still know the last one.
+                let mut next = state.read_volatile();
+                next.port = (next.port + 1) % (1 << self.port_bits);
+                next.step = client_step::CLIENT_SYN_SENT;
+                next.seq = sent_ns as u32;
+                next.begun_ns = sent_ns;
+                state.write_volatile(next);
+            }
+            (&raw mut (*state).sent_ns).write_volatile(sent_ns);
+        }
         let frame = self.frame(flow)?;
         // SAFETY: an address of zeros is valid; the kernel reads both during the call.
         let ret = unsafe {
@@ -252,7 +321,7 @@ impl Client {
         };
         match Errno::result(ret) {
             // A full ring: it is lost, as it would be on a wire.
-            Ok(_) | Err(Errno::ENOBUFS) => Ok(()),
+            Ok(_) | Err(Errno::ENOBUFS) => Ok(sent_ns),
             Err(error) => Err(error).context(format!("a request from {}", self.netns.name())),
         }
     }
@@ -267,16 +336,35 @@ impl Client {
         let packet = packet.ipv4(saddr.octets(), daddr.octets(), 64);
         let payload = vec![0; self.request_len];
         let mut frame = Vec::new();
-        if self.proto == IPPROTO_UDP {
-            let packet = packet.udp(source.port(), flows.dport);
-            packet.write(&mut frame, &payload)?;
-        } else {
-            let state = self.state(flow)?;
-            let packet = packet.tcp(source.port(), flows.dport, state.seq, 1 << 10);
-            packet.ack(state.ack).psh().write(&mut frame, &payload)?;
+        match self.carrier {
+            Carrier::Udp => {
+                let packet = packet.udp(source.port(), flows.dport);
+                packet.write(&mut frame, &payload)?;
+            }
+            Carrier::Tcp => {
+                let state = self.state(flow)?;
+                let packet = packet.tcp(source.port(), flows.dport, state.seq, 1 << 10);
+                packet.ack(state.ack).psh().write(&mut frame, &payload)?;
+            }
+            Carrier::Connection => {
+                let state = self.state(flow)?;
+                let range = flow / flows.nr_saddrs;
+                let port = u32::from(flows.sport) + (range << self.port_bits) + state.port;
+                let packet = packet.tcp(port as u16, flows.dport, state.seq, u16::MAX);
+                packet.syn().write(&mut frame, &[])?;
+            }
         }
         Ok(frame)
     }
+}
+
+/// Of the number of ports that each flow of new connections has for itself, a power of two: its
+/// logarithm.
+fn port_bits(flows: &UdpFlows) -> Result<u32> {
+    let ranges = flows.nr_flows.div_ceil(flows.nr_saddrs).max(1);
+    let each = ((1 << 16) - u32::from(flows.sport)) / ranges;
+    each.checked_ilog2()
+        .with_context(|| format!("{} flows don't have a port each", flows.nr_flows))
 }
 
 impl Replies {

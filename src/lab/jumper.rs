@@ -14,6 +14,7 @@ use nix::unistd::Pid;
 
 use super::netns::{Netns, bind};
 use super::sink::{Counters, IDLE, Messages, Order, drops};
+use crate::cpumask::CpuMask;
 
 /// How long a thread stays, at least: to go costs a good part of it, and where there are more
 /// threads than CPUs much more.
@@ -69,7 +70,47 @@ impl Jumpers {
         cpus: &[u32],
     ) -> Result<Self> {
         ensure!(!cpus.is_empty(), "there is no CPU to jump to");
-        let count = sockets.len();
+        // Threads that begin on different CPUs stay apart for a while.
+        let turned = |index: usize| {
+            let mut turned = cpus.to_vec();
+            turned.rotate_left(index % cpus.len());
+            turned
+        };
+        let lists = sockets.into_iter().enumerate();
+        Self::start_each(
+            netns,
+            lists.map(|(i, list)| (list, turned(i))).collect(),
+            reads,
+        )
+    }
+
+    /// Deals sockets out to threads that stay, one on each of these CPUs.
+    ///
+    /// # Errors
+    /// When a thread can't be started.
+    pub fn spread(
+        netns: &Netns,
+        sockets: Vec<OwnedFd>,
+        reads: Reads,
+        cpus: &CpuMask,
+    ) -> Result<Self> {
+        ensure!(!cpus.is_empty(), "there is no CPU to read on");
+        let mut lists: Vec<_> = cpus.iter().map(|cpu| (Vec::new(), vec![cpu])).collect();
+        let count = lists.len();
+        for (index, socket) in sockets.into_iter().enumerate() {
+            lists[index % count].0.push(socket);
+        }
+        Self::start_each(netns, lists, reads)
+    }
+
+    /// A thread for each list of sockets, with the CPUs to which it goes in turn.
+    fn start_each(
+        netns: &Netns,
+        lists: Vec<(Vec<OwnedFd>, Vec<u32>)>,
+        reads: Reads,
+    ) -> Result<Self> {
+        let count = lists.len();
+        let (sockets, cpus): (Vec<_>, Vec<_>) = lists.into_iter().unzip();
         let mut jumpers = Self {
             sockets: sockets.into_iter().map(Arc::new).collect(),
             threads: Vec::new(),
@@ -80,8 +121,9 @@ impl Jumpers {
                 jumps: Counters::new(count),
             }),
         };
-        for (index, sockets) in jumpers.sockets.clone().into_iter().enumerate() {
-            let (shared, cpus) = (jumpers.shared.clone(), cpus.to_vec());
+        let each = jumpers.sockets.clone().into_iter().zip(cpus);
+        for (index, (sockets, cpus)) in each.enumerate() {
+            let shared = jumpers.shared.clone();
             let thread = netns.spawn(None, &format!("jumper/{index}"), move || {
                 Jumper::new(index, &shared, &cpus, reads).run(&sockets)
             })?;
@@ -151,15 +193,10 @@ struct Jumper<'a> {
 
 impl<'a> Jumper<'a> {
     fn new(index: usize, shared: &'a Shared, cpus: &'a [u32], reads: Reads) -> Self {
-        let mut cpus = cpus.iter().cycle();
-        // Threads that begin on different CPUs stay apart for a while.
-        for _ in 0..index {
-            cpus.next();
-        }
         Self {
             index,
             shared,
-            cpus,
+            cpus: cpus.iter().cycle(),
             reads,
             messages: Messages::new(true),
             order: Order::default(),

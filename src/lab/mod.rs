@@ -6,8 +6,11 @@
 //! queues have CPUs; a [`sink::Sink`] is the application, or [`jumper::Jumpers`] that never stay on a
 //! CPU.
 
-use anyhow::Result;
+use std::fs;
+
+use anyhow::{Context, Result};
 use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Pid;
 
 pub mod client;
 pub mod ethtool;
@@ -17,12 +20,14 @@ pub mod jumper;
 pub mod link;
 pub mod netns;
 pub mod nic;
+mod ring;
 mod rtnl;
 pub mod server;
 pub mod sink;
 pub mod sockets;
 pub mod softnet;
 pub mod stream;
+pub mod switches;
 pub mod wire;
 pub mod witness;
 pub mod xdp;
@@ -33,6 +38,16 @@ pub fn can_run() -> Result<()> {
     let link = link::Link::new(&netns, &netns, &link::LinkConfig::default())?;
     xdp::Xdp::pass(&link.dut, crate::device::XdpMode::Native)?;
     Ok(())
+}
+
+/// CPU time of a thread, ns.
+fn run_ns(thread: Pid) -> Result<u64> {
+    let path = format!("/proc/{thread}/schedstat");
+    let text = fs::read_to_string(&path).with_context(|| format!("{path}: the thread is gone"))?;
+    let run_ns = text.split_whitespace().next();
+    run_ns
+        .and_then(|run_ns| run_ns.parse().ok())
+        .with_context(|| format!("{path} is not what it was"))
 }
 
 /// CPU time of the calling thread, ns.

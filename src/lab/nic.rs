@@ -21,6 +21,8 @@ pub struct Nic {
     cpus: Vec<u32>,
     /// The NAPI threads in the order of their queues.
     threads: Mutex<Vec<Pid>>,
+    /// Its threads run before all others.
+    first: bool,
 }
 
 impl Nic {
@@ -43,6 +45,7 @@ impl Nic {
             device: end.name.clone(),
             cpus: cpus.to_vec(),
             threads: Mutex::default(),
+            first: false,
         };
         nic.bind()?;
         Ok(nic)
@@ -66,6 +69,9 @@ impl Nic {
         );
         for (&thread, &cpu) in threads.iter().zip(&self.cpus) {
             netns::bind(thread, cpu)?;
+            if self.first {
+                before_others(thread)?;
+            }
         }
         *self.threads() = threads;
         Ok(())
@@ -79,15 +85,9 @@ impl Nic {
     ///
     /// # Errors
     /// Without CAP_SYS_NICE.
-    pub fn before_others(self) -> Result<Self> {
-        let param = libc::sched_param { sched_priority: 1 };
-        for thread in self.threads().iter() {
-            // SAFETY: the parameter outlives the call.
-            let ret = unsafe {
-                libc::sched_setscheduler(thread.as_raw(), libc::SCHED_FIFO, &raw const param)
-            };
-            Errno::result(ret).context("SCHED_FIFO")?;
-        }
+    pub fn before_others(mut self) -> Result<Self> {
+        self.first = true;
+        self.bind()?;
         Ok(self)
     }
 
@@ -102,11 +102,15 @@ impl Nic {
     /// CPU time that a queue's thread has used, ns.
     pub fn cpu_ns(&self, queue: usize) -> Result<u64> {
         let thread = *self.threads().get(queue).context("no such queue")?;
-        let path = format!("/proc/{thread}/schedstat");
-        let text = fs::read_to_string(&path).context("the NAPI thread is gone: bind again")?;
-        let run_ns = text.split_whitespace().next();
-        run_ns
-            .and_then(|run_ns| run_ns.parse().ok())
-            .with_context(|| format!("{path} is not what it was"))
+        super::run_ns(thread).context("of the NAPI thread")
     }
+}
+
+fn before_others(thread: Pid) -> Result<()> {
+    let param = libc::sched_param { sched_priority: 1 };
+    // SAFETY: the parameter outlives the call.
+    let ret =
+        unsafe { libc::sched_setscheduler(thread.as_raw(), libc::SCHED_FIFO, &raw const param) };
+    Errno::result(ret).context("SCHED_FIFO")?;
+    Ok(())
 }

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The application that answers: threads that read a request, work, and send it back.
 
+use std::collections::HashMap;
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +17,8 @@ use nix::sys::socket::{MsgFlags, recv, send};
 
 use super::netns::Netns;
 use super::sink::{Counters, IDLE};
+use super::sockets;
+use crate::cpumask::CpuMask;
 
 /// The longest request, bytes.
 const REQUEST: usize = 2048;
@@ -103,27 +108,55 @@ impl Server {
             stop: Arc::default(),
             answered: Arc::new(Counters::new(sockets.len())),
         };
-        for (index, sockets) in sockets.into_iter().enumerate() {
+        for sockets in sockets {
             ensure!(!sockets.is_empty(), "a server's thread needs a socket");
-            let mut thread = Thread {
-                stop: server.stop.clone(),
-                answered: server.answered.clone(),
-                index,
-                work: work.cloned(),
-                random: Random(2 * index as u64 + 1),
-            };
-            let thread =
-                netns.spawn(
-                    cpu,
-                    &format!("server/{index}"),
-                    move || match &sockets[..] {
-                        [socket] => thread.read_one(socket),
-                        sockets => thread.read_all(sockets),
-                    },
-                )?;
-            server.threads.push(thread);
+            server.spawn(netns, cpu, work, move |thread| match &sockets[..] {
+                [socket] => thread.read_one(socket),
+                sockets => thread.read_all(sockets),
+            })?;
         }
         Ok(server)
+    }
+
+    /// Starts a thread on each of `cpus` that takes connections from a listener of its own at `local`
+    /// (SO_REUSEPORT), answers requests, and closes when the client has.
+    ///
+    /// # Errors
+    /// When a thread can't be started, or the address is taken.
+    pub fn listen(netns: &Netns, local: SocketAddr, cpus: &CpuMask) -> Result<Self> {
+        let mut server = Self {
+            threads: Vec::new(),
+            stop: Arc::default(),
+            answered: Arc::new(Counters::new(cpus.len())),
+        };
+        for cpu in cpus.iter() {
+            let listener = netns.run(|| sockets::listener(local))?;
+            server.spawn(netns, Some(cpu), None, move |thread| {
+                thread.serve(&listener)
+            })?;
+        }
+        Ok(server)
+    }
+
+    fn spawn(
+        &mut self,
+        netns: &Netns,
+        cpu: Option<u32>,
+        work: Option<&Work>,
+        serve: impl FnOnce(&mut Thread) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let index = self.threads.len();
+        let mut thread = Thread {
+            stop: self.stop.clone(),
+            answered: self.answered.clone(),
+            index,
+            work: work.cloned(),
+            random: Random(2 * index as u64 + 1),
+        };
+        let run = move || serve(&mut thread);
+        self.threads
+            .push(netns.spawn(cpu, &format!("server/{index}"), run)?);
+        Ok(())
     }
 
     /// Requests answered so far.
@@ -151,6 +184,14 @@ impl Drop for Server {
     /// The threads end by themselves, within their idle time.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+/// What there is to read, within the idle time.
+fn ready<'a>(epoll: &Epoll, events: &'a mut [EpollEvent]) -> Result<&'a [EpollEvent]> {
+    match epoll.wait(events, EpollTimeout::from(IDLE.as_millis() as u16)) {
+        Err(Errno::EINTR) => Ok(&[]),
+        ready => Ok(&events[..ready?]),
     }
 }
 
@@ -182,28 +223,59 @@ impl Thread {
         }
         let mut events = [EpollEvent::empty(); 64];
         while !self.is_stopped() {
-            let ready = match epoll.wait(&mut events, EpollTimeout::from(IDLE.as_millis() as u16)) {
-                Err(Errno::EINTR) => 0,
-                ready => ready?,
-            };
-            for event in &events[..ready] {
+            for event in ready(&epoll, &mut events)? {
                 self.answer(&sockets[event.data() as usize], MsgFlags::MSG_DONTWAIT)?;
             }
         }
         Ok(())
     }
 
-    fn answer(&mut self, socket: &OwnedFd, flags: MsgFlags) -> Result<()> {
+    /// As event-driven servers do.
+    fn serve(&mut self, listener: &TcpListener) -> Result<()> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let event = |fd: &dyn AsRawFd| {
+            EpollEvent::new(EpollFlags::EPOLLIN, u64::from(fd.as_raw_fd() as u32))
+        };
+        epoll.add(listener, event(listener))?;
+        let mut streams: HashMap<u64, OwnedFd> = HashMap::new();
+        let mut events = [EpollEvent::empty(); 64];
+        while !self.is_stopped() {
+            for event_of in ready(&epoll, &mut events)? {
+                if let Some(stream) = streams.get(&event_of.data()) {
+                    if self.answer(stream, MsgFlags::MSG_DONTWAIT)? == Some(0) {
+                        streams.remove(&event_of.data());
+                    }
+                    continue;
+                }
+                loop {
+                    let stream = match listener.accept() {
+                        Err(e) if e.kind() == ErrorKind::WouldBlock => break,
+                        accepted => OwnedFd::from(accepted.context("a connection")?.0),
+                    };
+                    let event = event(&stream);
+                    epoll.add(&stream, event)?;
+                    streams.insert(event.data(), stream);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The length of the request; None: there is none yet.
+    fn answer(&mut self, socket: &OwnedFd, flags: MsgFlags) -> Result<Option<usize>> {
         let mut request = [0; REQUEST];
         let len = match recv(socket.as_raw_fd(), &mut request, flags) {
-            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(()),
+            Err(Errno::EAGAIN | Errno::EINTR) => return Ok(None),
             len => len.context("a request")?,
         };
+        if len == 0 {
+            return Ok(Some(0));
+        }
         if let Some(work) = &self.work {
             work.some(&mut self.random);
         }
         send(socket.as_raw_fd(), &request[..len], MsgFlags::MSG_NOSIGNAL).context("a reply")?;
         self.answered.of(self.index).fetch_add(1, Ordering::Relaxed);
-        Ok(())
+        Ok(Some(len))
     }
 }

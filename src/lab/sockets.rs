@@ -12,6 +12,7 @@ use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
+use socket2::{Domain, Socket, Type};
 
 use crate::busy_poll::options::Polling;
 
@@ -175,6 +176,24 @@ fn bound(kind: SockType, local: SocketAddr, rcvbuf: usize) -> Result<OwnedFd> {
     let fd = open(kind, local, rcvbuf)?;
     bind_to(&fd, local)?;
     Ok(fd)
+}
+
+/// A TCP listener that shares its address with others (SO_REUSEPORT) and does not block, in the
+/// caller's namespace.
+///
+/// # Errors
+/// The address is taken, or not the namespace's.
+pub fn listener(local: SocketAddr) -> Result<TcpListener> {
+    /// Connections that may wait: net.core.somaxconn's default, which is the most.
+    const BACKLOG: i32 = 4096;
+    let socket = Socket::new(Domain::for_address(local), Type::STREAM, None)?;
+    socket.set_reuse_port(true)?;
+    socket.set_nonblocking(true)?;
+    socket
+        .bind(&local.into())
+        .with_context(|| format!("cannot listen at {local}"))?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
 }
 
 /// Takes `count` TCP connections that are made to a listener, whose reads wake up now and then.

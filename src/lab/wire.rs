@@ -12,11 +12,13 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::errno::Errno;
 use nix::unistd::Pid;
 
-use super::ethtool::Ethtool;
 use super::frame::Frames;
-use super::link::{End, Link, LinkConfig};
+use super::link::{Link, LinkConfig};
 use super::netns::{self, Netns};
-use super::{thread_cpu_ns, xdp};
+pub use super::ring::RingCounts;
+use super::ring::{PATIENCE, Ring};
+use super::{run_ns, thread_cpu_ns, xdp};
+use crate::cpumask::CpuMask;
 use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::xdp_md;
 
@@ -27,18 +29,15 @@ const BATCH: u32 = 64;
 /// and the kernel is slow to get rid of one.
 const REPEAT: i32 = 65536;
 
-/// A veth ring holds 256 frames (VETH_RING_SIZE), and gives consumed slots back in batches of 16
-/// (ptr_ring); with more than this in it, a burst may not fit.
-const RING_ROOM: u64 = 256 - 16;
-
 /// The longest burst of a paced or lossless wire: half a veth ring.
 const BURST: u64 = 128;
 
+/// The longest burst of a paced wire whose generators have their CPUs to themselves, all of them together:
+/// they keep the time to a few us, and a ring of 256 frames need not hold more.
+const APART_BURST: u64 = 32;
+
 /// Frames that may be dropped have been if none was received for so long.
 const DROPPED: Duration = Duration::from_millis(50);
-
-/// How long a wire waits for a receiver that takes nothing, or a kernel without page pools.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What and how a [`Wire`] sends.
 #[derive(Clone, Debug)]
@@ -88,12 +87,17 @@ pub struct WireReport {
     pub elapsed_ns: u64,
 }
 
-/// A running generator: one thread on one CPU at the tester's end.
+/// What is sent into one queue: by a generator at the tester's end, a thread on one CPU, or by several
+/// that send the same flows.
 pub struct Wire {
-    thread: Option<JoinHandle<Option<Result<WireReport>>>>,
-    shared: Arc<Shared>,
+    generators: Vec<Generator>,
     ring: Ring,
-    accepted_before: u64,
+    before: RingCounts,
+}
+
+struct Generator {
+    thread: JoinHandle<Option<Result<(WireReport, Sender)>>>,
+    shared: Arc<Shared>,
 }
 
 #[derive(Default)]
@@ -111,34 +115,82 @@ impl Wire {
     /// A frame is longer than the MTU or a page allows; the receiving end has no NAPI (neither GRO
     /// nor an XDP program); the kernel has no live frames (before 5.18).
     pub fn start(link: &Link, cpu: u32, config: &WireConfig) -> Result<Self> {
-        let shared = Arc::new(Shared::default());
-        let sender = Sender::new(link, cpu, config, shared.clone())?;
-        let ring = Ring::new(link, cpu)?;
-        let accepted_before = ring.accepted()?;
-        let thread = link
-            .tester
-            .netns
-            .spawn(Some(cpu), &format!("wire/{cpu}"), move || sender.send())?;
-        Ok(Self {
-            thread: Some(thread),
-            shared,
-            ring,
-            accepted_before,
-        })
+        Self::start_all(link, &[cpu], config, false)
     }
 
-    /// Frames put into the receiver's ring so far. No other wire or socket may send into the same
-    /// queue meanwhile.
+    /// Starts to send on several CPUs, of which each sends its share, into one queue. Nothing else runs
+    /// on them: the generators leave the CPU time to nobody.
+    ///
+    /// # Errors
+    /// As [`Self::start`]; when the CPUs send into several queues; when the wire is to lose nothing, or
+    /// to send TCP, whose sequence numbers only one can count.
+    pub fn apart(link: &Link, cpus: &CpuMask, config: &WireConfig) -> Result<Self> {
+        let cpus: Vec<u32> = cpus.iter().collect();
+        Self::start_all(link, &cpus, config, true)
+    }
+
+    fn start_all(link: &Link, cpus: &[u32], config: &WireConfig, apart: bool) -> Result<Self> {
+        let first = *cpus.first().context("a wire needs a CPU to send on")?;
+        let queue = first % link.dut.queues;
+        ensure!(
+            cpus.iter().all(|cpu| cpu % link.dut.queues == queue),
+            "generators on CPUs {cpus:?} would send into several queues of {}",
+            link.dut.name
+        );
+        ensure!(
+            !apart || !(config.lossless || matches!(config.frames, Frames::Tcp(_))),
+            "a lossless wire, or one of TCP, has one generator, which yields"
+        );
+        let mut ring = Ring::new(link, queue)?;
+        ring.shared = cpus.len() > 1;
+        let mut wire = Self {
+            generators: Vec::new(),
+            before: ring.counts()?,
+            ring,
+        };
+        // All are ready before the first one sends.
+        let nr = cpus.len() as u64;
+        let senders = (0..).zip(cpus).map(|(index, &cpu)| {
+            let share = |all: u64| (all + nr - 1 - index) / nr;
+            let config = WireConfig {
+                count: config.count.map(share),
+                rate: config.rate.map(share),
+                ..config.clone()
+            };
+            let burst = config.rate.map(|rate| match apart {
+                true => (rate / 50_000).clamp(1, (APART_BURST / nr).max(1)),
+                false => burst(rate),
+            });
+            let sender = Sender::new(link, cpu, config, burst, !apart)?;
+            Ok((cpu, sender))
+        });
+        let senders: Vec<(u32, Sender)> = senders.collect::<Result<_>>()?;
+        for (cpu, sender) in senders {
+            let shared = sender.shared.clone();
+            let netns = &link.tester.netns;
+            let thread = netns.spawn(Some(cpu), &format!("wire/{cpu}"), move || sender.send())?;
+            wire.generators.push(Generator { thread, shared });
+        }
+        Ok(wire)
+    }
+
+    /// Frames put into the receiver's ring so far, and those that found it full. No other wire may send
+    /// into the same queue meanwhile.
     ///
     /// # Errors
     /// When the device is gone.
-    pub fn accepted(&self) -> Result<u64> {
-        Ok(self.ring.accepted()? - self.accepted_before)
+    pub fn counts(&self) -> Result<RingCounts> {
+        let now = self.ring.counts()?;
+        Ok(RingCounts {
+            accepted: now.accepted - self.before.accepted,
+            refused: now.refused - self.before.refused,
+        })
     }
 
-    /// Frames sent so far; up to 65536 late at full speed.
+    /// Frames sent so far; up to 65536 of each generator late at full speed.
     pub fn sent(&self) -> u64 {
-        self.shared.sent.load(Ordering::Relaxed)
+        let sent = |g: &Generator| g.shared.sent.load(Ordering::Relaxed);
+        self.generators.iter().map(sent).sum()
     }
 
     /// Sends on another CPU from now on, on links of one queue: where a device is polled in softirq,
@@ -147,32 +199,62 @@ impl Wire {
     /// # Errors
     /// The CPU is offline.
     pub fn move_to(&self, cpu: u32) -> Result<()> {
-        match self.shared.thread.load(Ordering::Relaxed) {
-            0 => Ok(()),
-            thread => netns::bind(Pid::from_raw(thread), cpu),
+        for generator in &self.generators {
+            match generator.shared.thread.load(Ordering::Relaxed) {
+                0 => (),
+                thread => netns::bind(Pid::from_raw(thread), cpu)?,
+            }
         }
+        Ok(())
+    }
+
+    /// CPU time of the generators so far, ns.
+    ///
+    /// # Errors
+    /// When one has ended.
+    pub fn cpu_ns(&self) -> Result<u64> {
+        let threads = self.generators.iter();
+        let threads = threads.map(|g| g.shared.thread.load(Ordering::Relaxed));
+        let running = threads.filter(|&thread| thread != 0);
+        running.map(|thread| run_ns(Pid::from_raw(thread))).sum()
     }
 
     /// Stops it.
     pub fn stop(self) -> Result<WireReport> {
-        self.shared.stop.store(true, Ordering::Relaxed);
+        self.tell_to_stop();
         self.wait()
     }
 
     /// Waits until it has sent its count.
     pub fn wait(mut self) -> Result<WireReport> {
-        let thread = self.thread.take().context("the wire has ended")?;
-        match thread.join() {
-            Ok(report) => report.context("the wire did not start")?,
-            Err(panic) => std::panic::resume_unwind(panic),
+        let mut all = WireReport::default();
+        // They go together: each takes its program out of the XDP dispatcher, code that all others run.
+        let mut ended = Vec::new();
+        for generator in self.generators.drain(..) {
+            let (report, sender) = match generator.thread.join() {
+                Ok(report) => report.context("the wire did not start")??,
+                Err(panic) => std::panic::resume_unwind(panic),
+            };
+            ended.push(sender);
+            all.sent += report.sent;
+            all.cpu_ns += report.cpu_ns;
+            all.elapsed_ns = all.elapsed_ns.max(report.elapsed_ns);
+        }
+        all.lost = all.sent - self.ring.emptied()?.saturating_sub(self.before.accepted);
+        Ok(all)
+    }
+
+    fn tell_to_stop(&self) {
+        for generator in &self.generators {
+            generator.shared.stop.store(true, Ordering::Relaxed);
         }
     }
 }
 
 impl Drop for Wire {
-    /// The thread ends by itself, after what it sends just now.
+    /// The threads end by themselves, after what they send just now.
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
+        self.tell_to_stop();
     }
 }
 
@@ -183,11 +265,20 @@ struct Sender {
     ifindex: u32,
     ring: Ring,
     config: WireConfig,
+    /// Leaves the CPU to all others.
+    yields: bool,
     shared: Arc<Shared>,
 }
 
 impl Sender {
-    fn new(link: &Link, cpu: u32, config: &WireConfig, shared: Arc<Shared>) -> Result<Self> {
+    /// `burst`: frames at a time of a paced one.
+    fn new(
+        link: &Link,
+        cpu: u32,
+        config: WireConfig,
+        burst: Option<u64>,
+        yields: bool,
+    ) -> Result<Self> {
         let (frame, mut layout) = config.frames.template()?;
         let skel = xdp::load(|open| {
             open.progs.wire.set_autoload(true);
@@ -204,8 +295,7 @@ impl Sender {
             layout.first.wire = cpu.to_be();
             constants.wire_template[..written].copy_from_slice(&frame[..written]);
             constants.wire_layout = layout;
-            if let (Some(rate), false) = (config.rate, config.lossless) {
-                let burst = burst(rate);
+            if let (Some(rate), Some(burst), false) = (config.rate, burst, config.lossless) {
                 constants.wire_burst = burst as u32;
                 constants.wire_burst_ns = burst * 1_000_000_000 / rate.max(1);
             }
@@ -216,33 +306,35 @@ impl Sender {
             skel,
             frame,
             ifindex: link.tester.ifindex,
-            ring: Ring::new(link, cpu)?,
-            config: config.clone(),
-            shared,
+            ring: Ring::new(link, cpu % link.dut.queues)?,
+            yields: yields && !config.lossless,
+            config,
+            shared: Arc::default(),
         })
     }
 
-    fn send(mut self) -> Result<WireReport> {
+    fn send(mut self) -> Result<(WireReport, Self)> {
         let thread = nix::unistd::gettid().as_raw();
         self.shared.thread.store(thread, Ordering::Relaxed);
         // Sleeps between bursts are shorter than the default slack of 50 us.
         nix::sys::prctl::set_timerslack(1)?;
-        if !self.config.lossless {
+        if self.yields {
             yield_to_all()?;
         }
-        let accepted = self.ring.accepted()?;
         let cpu = thread_cpu_ns()?;
         let start = Instant::now();
         let count = self.config.count.unwrap_or(u64::MAX);
         let sent = self.send_frames(count)?;
         let elapsed_ns = start.elapsed().as_nanos() as u64;
         let cpu_ns = thread_cpu_ns()? - cpu;
-        Ok(WireReport {
+        let report = WireReport {
             sent,
-            lost: sent - (self.ring.accepted()? - accepted),
+            // Known of all generators together.
+            lost: 0,
             cpu_ns,
             elapsed_ns,
-        })
+        };
+        Ok((report, self))
     }
 
     /// Sends `count` frames, or until it is to stop; a lossless wire in bursts, each when there is
@@ -405,67 +497,5 @@ impl Schedule {
         }
         self.due += Duration::from_nanos(self.burst * 1_000_000_000 / self.rate);
         self.burst
-    }
-}
-
-/// The receiving queue of a veth, as its counters show it.
-struct Ring {
-    tester: Ethtool,
-    dut: Ethtool,
-    accepted: String,
-    taken: String,
-    /// Taken less accepted when the ring is empty: as when the wire begins, or the most seen since.
-    offset: u64,
-}
-
-impl Ring {
-    fn new(link: &Link, cpu: u32) -> Result<Self> {
-        let queue = cpu % link.dut.queues;
-        let open = |end: &End| end.netns.run(|| Ethtool::open(&end.name));
-        let mut ring = Self {
-            tester: open(&link.tester)?,
-            dut: open(&link.dut)?,
-            accepted: format!("tx_queue_{queue}_xdp_xmit"),
-            taken: format!("rx_queue_{queue}_xdp_packets"),
-            offset: 0,
-        };
-        ring.offset = ring.taken()?.wrapping_sub(ring.accepted()?);
-        Ok(ring)
-    }
-
-    /// Frames put into the ring since the device was made.
-    fn accepted(&self) -> Result<u64> {
-        let counters = self.tester.counters()?;
-        let counter = counters.get(self.accepted.as_str());
-        counter.copied().context("this kernel's veth doesn't count")
-    }
-
-    /// Frames polled out of it, counted at the end of each poll.
-    fn taken(&self) -> Result<u64> {
-        let counters = self.dut.counters()?;
-        let counter = counters.get(self.taken.as_str());
-        counter.copied().context("this kernel's veth doesn't count")
-    }
-
-    /// Waits until `burst` more frames fit.
-    fn wait_for_room(&mut self, burst: u64) -> Result<()> {
-        let start = Instant::now();
-        let accepted = self.accepted()?;
-        loop {
-            let taken = self.taken()?.wrapping_sub(accepted);
-            let held = self.offset.wrapping_sub(taken) as i64;
-            if held < 0 {
-                // It still held another wire's frames when this one began.
-                self.offset = taken;
-            }
-            if held.max(0) as u64 + burst <= RING_ROOM {
-                return Ok(());
-            }
-            ensure!(
-                start.elapsed() < PATIENCE,
-                "the receiver takes no frames: has its device a NAPI, and is that running?"
-            );
-            std::thread::sleep(Duration::from_micros(20));
-        }
     }
 }

@@ -17,6 +17,7 @@ use rxsteer::lab::netns::Netns;
 use rxsteer::lab::nic::Nic;
 use rxsteer::lab::sink::{Sink, SinkConfig};
 use rxsteer::lab::wire::{Wire, WireConfig};
+use rxsteer::netdev;
 use rxsteer::policy::Policy;
 use rxsteer::run::{Mode, Options, RpsCpus};
 
@@ -26,8 +27,9 @@ pub const POLLING_CPU: u32 = 0;
 /// The other one that tests need.
 pub const OTHER_CPU: u32 = 1;
 
-/// How long a condition may take to come true: no test's result depends on how fast it did.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long a condition may take to come true: no test's result depends on how fast it did. In an emulated
+/// machine loading the programs alone takes 20 s.
+const PATIENCE: Duration = Duration::from_secs(90);
 
 /// One lab at a time, if this machine allows one that is of use.
 pub fn lab(test: &str) -> Option<MutexGuard<'static, ()>> {
@@ -41,6 +43,20 @@ pub fn lab(test: &str) -> Option<MutexGuard<'static, ()>> {
     };
     super::not_run(test, &reason);
     None
+}
+
+/// Whether the kernel tells which NAPI instances a veth has. Generic mode, which needs one, is refused on a
+/// veth where it does not.
+pub fn instances_are_told(test: &str) -> bool {
+    const LO: u32 = 1; // any device does
+    let told = !matches!(netdev::napis(LO), Ok(None));
+    if !told {
+        super::not_run(
+            test,
+            "before Linux 6.8 a veth does not show its NAPI instances",
+        );
+    }
+    told
 }
 
 /// Asks again and again until there is an answer.
