@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
 # setup.sh JOB...: sees to it that this machine has what the jobs need (build, test, guest, emulator,
-# lint, bench).
+# lint, bench, profile).
 #
 # Silent when nothing is missing. On Debian and Ubuntu what is missing is named, with the reason,
 # and installed; elsewhere it is named, and the build stops only if it can't do without.
@@ -102,8 +102,11 @@ probe() {
     bench)
         want_nft
         ;;
+    profile)
+        need linux-perf "samples what the virtual machine's CPUs execute" have perf
+        ;;
     *)
-        echo "usage: setup.sh build|test|guest|emulator|lint|bench ..." >&2
+        echo "usage: setup.sh build|test|guest|emulator|lint|bench|profile ..." >&2
         exit 2
         ;;
     esac

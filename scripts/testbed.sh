@@ -1,18 +1,21 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# testbed.sh [--kernel SERIES] [--cpus N] [--sockets N] [--report FILE.html] [ARGUMENT...]: runs
-# `rxsteer bench ARGUMENT...`, or what $usual has, in a virtual machine of many CPUs, whose time is
+# testbed.sh [--kernel SERIES] [--cpus N] [--sockets N] [--report FILE.html] [--profile] [ARGUMENT...]:
+# runs `rxsteer bench ARGUMENT...`, or what $usual has, in a virtual machine of many CPUs, whose time is
 # counted in instructions, and writes the report here. docs/testbed.md says what its figures mean.
+#
+# --profile also samples what each CPU executes, from start to end, and prints the functions that take
+# most of each: choose one case and one mode, and seconds that outweigh the start.
 #
 # The environment's COUNTED_TIME has the machine's speed and costs (testbed/counted-time.c), PREEMPT
 # what its kernel is given as preempt=.
 set -euo pipefail
 shopt -s inherit_errexit
 
-# What is measured unless something else is asked for, an hour or more on two CPUs: the scenarios that
-# many CPUs are about, a case or two of each.
-usual=(flood ramp firewall rr rpc crr wakeup --rounds 1 --seconds 0.05
+# What is measured unless something else is asked for, some 40 minutes for 8 CPUs on two: the scenarios
+# that many CPUs are about, a case or two of each.
+usual=(flood ramp firewall rr rpc crr wakeup --rounds 3 --seconds 0.05
     --case "64 connected" --case router --case "TCP_RR, 200" --case "TCP_RR, 500"
     --case "100 flows" --case clients --case packets/s
     --mode "none,kernel-rps (others),kernel-rfs (others),cpumap (others)"
@@ -22,13 +25,14 @@ kernel=6.18
 cpus=8
 sockets=1
 report=many.html
+profile=false
 limit=6h
 # A boot that dies says nothing about the bench.
 boots=3
 : "${PREEMPT:=none}"
 
 usage() {
-    echo "usage: testbed.sh [--kernel 6.18] [--cpus 8] [--sockets 1] [--report FILE.html] [ARGUMENT...]" >&2
+    echo "usage: testbed.sh [--kernel 6.18] [--cpus 8] [--sockets 1] [--report FILE.html] [--profile] [ARGUMENT...]" >&2
     exit 2
 }
 while [ $# -gt 0 ]; do
@@ -37,6 +41,11 @@ while [ $# -gt 0 ]; do
     --cpus) cpus=${2-} ;;
     --sockets) sockets=${2-} ;;
     --report) report=${2-} ;;
+    --profile)
+        profile=true
+        shift
+        continue
+        ;;
     *) break ;;
     esac
     shift 2 || usage
@@ -62,7 +71,9 @@ fi
 [ $# != 0 ] || set -- "${usual[@]}"
 
 cd "$(dirname "$0")/.."
-scripts/setup.sh build guest
+jobs=(build guest)
+! $profile || jobs+=(profile)
+scripts/setup.sh "${jobs[@]}"
 # shellcheck source=scripts/cargo.sh
 . scripts/cargo.sh
 # shellcheck source=scripts/vm.sh
@@ -82,29 +93,35 @@ trap 'exit 143' TERM HUP
 
 vm_root
 vm_add "$cache/release/rxsteer" /bin/rxsteer
+! $profile || vm_add "$(command -v perf)" /bin/perf
 emulated="$("$qemu" --version | sed -n 's/.*version \([0-9.]*\).*/QEMU \1/p'), counted time: $COUNTED_TIME"
 {
     printf 'export RXSTEER_EMULATED=%q\n' "$emulated"
     # Where a line can't be drawn again, a progress bar shows nothing.
     echo "stty -F /dev/console cols 100"
     echo "ln -sf /proc/self/fd /dev/fd"
+    # By a timer: nothing is counted in hardware there.
+    ! $profile || printf 'perf record -q -a -e cpu-clock -F 2000 -o /tmp/perf.data '
     printf 'rxsteer bench --report /tmp/report.html'
     [ $# = 0 ] || printf ' %q' "$@"
     printf ' </dev/null\nstatus=$?\n'
     # Base64, so that a byte of the kernel's does not spoil all.
     echo '[ ! -s /tmp/report.json ] || tar -C /tmp -cz report.html report.json | base64 >/dev/ttyS2'
+    ! $profile || echo "perf report -q -i /tmp/perf.data --stdio -t '	' --sort cpu,symbol -F sample,cpu,symbol >/dev/ttyS3"
     # shellcheck disable=SC2016 # the guest's
     echo 'exit $status'
 } >"$dir/root/run-this"
 
-# Pages are not zeroed when they are taken, as on most hosts that are made for speed.
-options="preempt=$PREEMPT init_on_alloc=0"
+# Pages are not zeroed when they are taken, as on most hosts that are made for speed; wake-ups are
+# counted.
+options="preempt=$PREEMPT init_on_alloc=0 schedstats=enable"
 start=$SECONDS
 for ((boot = 1; boot <= boots; boot++)); do
     echo "Booting Linux ${folder##*/linux-image-} with $cpus CPUs ($COUNTED_TIME)." >&2
     status=0
     vm_boot "$folder" "$cpus" "$sockets" "$options" \
-        -serial "file:$dir/status" -serial "file:$dir/report.base64" || status=$?
+        -serial "file:$dir/status" -serial "file:$dir/report.base64" \
+        -serial "file:$dir/profile" || status=$?
     if [ "$status" = 124 ]; then
         echo "The machine did not finish in $limit." >&2
         exit 124
@@ -121,5 +138,8 @@ if [ -s "$dir/report.base64" ]; then
     builder cp "$dir/report.html" "$report"
     builder cp "$dir/report.json" "${report%.html}.json"
     echo "$((SECONDS - start)) s. Written: $report and ${report##*/}'s figures in ${report%.html}.json" >&2
+fi
+if $profile; then
+    tr -d '\r' <"$dir/profile" | awk -f scripts/profile.awk
 fi
 exit "$status"

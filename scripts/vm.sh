@@ -9,7 +9,7 @@
 #
 # The machine has busybox, what was added, and guest-init.sh as its first process, which runs /run-this.
 
-: "${COUNTED_TIME:=mips=2000,quantum=4000}"
+: "${COUNTED_TIME:=mips=2000,quantum=8000}"
 export COUNTED_TIME
 
 # Fills $dir/root with what every machine has.

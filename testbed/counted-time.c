@@ -8,11 +8,9 @@
  * one that has executed its instructions waits until every other one has. So no two vCPUs are
  * further apart than a quantum, and all are equally fast.
  *
- * Switched on by the environment: COUNTED_TIME=mips=2000,quantum=4000,wake=0,ipi=0,pause=50
+ * Switched on by the environment: COUNTED_TIME=mips=2000,quantum=8000,pause=50
  *   mips     millions of instructions in a second of the guest
  *   quantum  ns
- *   wake     ns from an interrupt for a halted vCPU until that executes again
- *   ipi      ns that an interrupt for another vCPU costs its sender
  *   pause    ns of the instruction PAUSE
  *
  * Lock order: BQL, then counted_lock. A vCPU that waits for the end of a quantum holds neither.
@@ -54,9 +52,7 @@ static bool ending;         /* somebody runs the timers between two quanta */
 static QEMUBH *warp_bh;
 
 static int64_t mips = 2000;
-static int64_t quantum_ns = 4000;
-static int64_t wake_ns;
-static int64_t ipi_ns;
+static int64_t quantum_ns = 8000;
 static int64_t pause_ns = 50;
 
 static int64_t insns(int64_t ns)
@@ -189,14 +185,16 @@ void counted_time_wait(CPUState *cpu)
         }
         end_quantum(false);
         if (!refill(cpu)) {
-            qatomic_set(&c->waiting, true);
             qemu_mutex_unlock(&counted_lock);
-            smp_mb();
-            if (!soon(c, futex) && !qatomic_read(&cpu->exit_request)) {
-                qemu_futex_wait(&c->futex, futex);
+            if (!soon(c, futex)) {
+                qatomic_set(&c->waiting, true);
+                smp_mb();
+                if (!qatomic_read(&cpu->exit_request)) {
+                    qemu_futex_wait(&c->futex, futex);
+                }
+                qatomic_set(&c->waiting, false);
             }
             qemu_mutex_lock(&counted_lock);
-            qatomic_set(&c->waiting, false);
             refill(cpu);
         }
     }
@@ -245,11 +243,10 @@ void counted_time_interrupt(CPUState *cpu)
     }
     qemu_mutex_lock(&counted_lock);
     if (sender && sender != cpu && counted(sender)->active && !ending) {
-        sender->neg.insns_left -= insns(ipi_ns);
         left = sender->neg.insns_left;
     }
     if (!counted(cpu)->active) {
-        activate(cpu, left - insns(wake_ns));
+        activate(cpu, left);
         end_quantum(true);
     }
     qemu_mutex_unlock(&counted_lock);
@@ -321,8 +318,6 @@ static void parse(const char *text)
         } known[] = {
             { "mips", &mips, 1 },
             { "quantum", &quantum_ns, 100 },
-            { "wake", &wake_ns, 0 },
-            { "ipi", &ipi_ns, 0 },
             { "pause", &pause_ns, 0 },
         };
         bool found = false;

@@ -162,7 +162,7 @@ fn a_connection_for_each_request() -> Result<()> {
     Ok(())
 }
 
-/// The control: nobody reads what was asked.
+/// The control: the server reads no request.
 #[test]
 fn connections_that_are_not_answered_are_counted() -> Result<()> {
     let Some(_guard) = lab("client") else {

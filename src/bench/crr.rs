@@ -14,7 +14,7 @@ use crate::lab::client::Client;
 use crate::lab::frame::UdpFlows;
 use crate::lab::server::Server;
 
-/// Clients: so many connections at once.
+/// Clients: each has one connection at a time.
 const CLIENTS: u32 = 100;
 
 /// What TCP counts when a connection found no room or no socket (/proc/net/snmp and netstat).

@@ -38,7 +38,7 @@ impl Files {
         Ok(files)
     }
 
-    /// Writes both, each at once: who reads never sees half of one.
+    /// Writes both, each at once: a reader never sees half of one.
     ///
     /// # Errors
     /// When the disk is full, for example.
@@ -68,7 +68,7 @@ fn folder(path: &Path) -> &Path {
     }
 }
 
-/// Writes a file at once: who reads never sees half of it.
+/// Writes a file at once: a reader never sees half of it.
 ///
 /// # Errors
 /// When the disk is full, for example.

@@ -80,7 +80,7 @@ impl Stretch {
     }
 }
 
-/// The battery-backed clock, which an emulator takes from its own host whatever the other clocks do.
+/// The battery-backed clock: an emulator takes its time from the host that it runs on.
 fn rtc_seconds() -> Option<u64> {
     read(Path::new("/sys/class/rtc/rtc0/since_epoch"))?
         .parse()

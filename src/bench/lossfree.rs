@@ -15,14 +15,14 @@ use super::traffic::{Receiver, SETTLING, Traffic, check};
 use super::{Better, Effort, Experiment, Metric, Plan, Values, detail, fit, headline};
 use crate::lab::frame::Frames;
 
-/// Trials in a measurement's length; a search takes about eight.
+/// Trials in a measurement's length; a search takes about six.
 const TRIALS: f64 = 5.0;
 
 /// The shortest trial, s.
 const SHORTEST: f64 = 0.1;
 
 /// About what a measurement takes: trials, and seconds for each trial's start and end.
-const TRIALS_EACH: f64 = 8.0;
+const TRIALS_EACH: f64 = 6.0;
 const OVERHEAD: f64 = 0.05;
 
 /// The rate at which the receiving CPU's time is measured, packets/s. High, because a thread that
@@ -85,7 +85,8 @@ pub(super) fn notes(seconds: f64) -> Vec<String> {
     vec![
         format!(
             "Without loss: less than {:.1} % of the packets that were offered did not arrive. Found \
-             by halving the rate, down to {FLOOR:.0} packets/s, and then by bisection, to 5 %. A trial \
+             by growing steps from what is delivered of a flood, down to {FLOOR:.0} packets/s, and \
+             then by bisection, to 5 %. A trial \
              lasts {:.2} s, not the 60 s of RFC 2544, after {:.1} s at the same rate in which nothing is \
              counted, so that flows find their CPUs: what queues can hold does not count as lost, which makes the rate of a short \
              trial up to a few per cent too high. kernel RPS and rxsteer hold \

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `wakeup`: what a packet costs while the host has time to sleep in between.
 //!
-//! A load is paced, and spread by connected sockets over all CPUs that don't poll. Who hands each
-//! packet to another CPU then has to wake that up.
+//! A load is paced, and spread by connected sockets over all CPUs that don't poll. A way that hands
+//! each packet to another CPU then has to wake that CPU.
 
 use std::thread::sleep;
 use std::time::Duration;
