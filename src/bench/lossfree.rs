@@ -100,7 +100,7 @@ pub(super) fn notes(seconds: f64) -> Vec<String> {
         "Generators with CPUs of their own send at their rate whatever becomes of it: what finds the \
          device's ring of 256 frames full is lost, and where they could not offer more than was carried \
          there is no figure. A generator that shares the CPU that polls the queue is another matter. At \
-         a rate it sends bursts of 200 us, and \
+         a rate it sends bursts of 500 us, and \
          waits while the device's ring has no room: when that CPU has no more time, the generator goes \
          without, and nothing is lost. As fast as it can, it does not wait; what finds the ring full, \
          because it holds the CPU itself, does not count as offered. generator_bound is 1 where no rate \

@@ -35,7 +35,7 @@ const REFUSED: f64 = 0.01;
 const DELIVERED: f64 = 0.99;
 
 /// How often it is looked how few packets are under way, and at what distance: no multiple of a
-/// wire's 200 us between bursts.
+/// wire's 500 us between bursts.
 const LOOKS: u32 = 16;
 const BETWEEN_LOOKS: Duration = Duration::from_micros(130);
 

@@ -103,7 +103,7 @@ impl Experiment for Wakeup {
                 "The rates are some 5, 20 and 50 % of what none carries on common machines. Times are those \
                  in which a CPU was not idle, in steps of 10 ms for each CPU: at the lowest rate, half a \
                  second leaves an uncertainty of 1 us for a packet. The time of a generator that shares the \
-                 CPU that polls is taken off; it sends in bursts of 200 us, generators with CPUs of their \
+                 CPU that polls is taken off; it sends in bursts of 500 us, generators with CPUs of their \
                  own in bursts of 20 us. Wake-ups are left out where the kernel does not count them \
                  (CONFIG_SCHEDSTATS, kernel.sched_schedstats)."
                     .to_owned(),
