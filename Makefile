@@ -3,6 +3,7 @@ PREFIX ?= /usr/local
 KERNEL ?=
 CPUS ?=
 SCENARIO ?=
+PROFILE ?=
 REPORT ?= bench.html
 MANY ?= many.html
 
@@ -26,9 +27,9 @@ lint: ## layout, warnings, licences
 bench: ## the measured comparison, 18 minutes (SCENARIO=flood, REPORT=FILE.html, ARGS=--json)
 	@scripts/run.sh bench $(SCENARIO) --report $(REPORT) $(ARGS)
 
-many: ## the comparison on many CPUs, emulated (CPUS=8, SOCKETS=1, KERNEL=6.18, SCENARIO=flood, MANY=FILE.html)
+many: ## the comparison on many CPUs, emulated (CPUS=8, SOCKETS=1, KERNEL=6.18, SCENARIO=flood, PROFILE=1, MANY=FILE.html)
 	@scripts/testbed.sh $(KERNEL:%=--kernel %) $(CPUS:%=--cpus %) $(SOCKETS:%=--sockets %) \
-		--report $(MANY) $(SCENARIO) $(ARGS)
+		--report $(MANY) $(PROFILE:%=--profile) $(SCENARIO) $(ARGS)
 
 install: ## puts rxsteer into PREFIX/bin (PREFIX=/usr/local)
 	@scripts/install.sh "$(DESTDIR)$(PREFIX)"

@@ -1,29 +1,31 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# What `perf report -t TAB --sort cpu,symbol -F sample,cpu,symbol` found, as a list for each CPU: the
-# functions that take most of the time in which it was not idle, in per cent of that.
+# What `perf report -t TAB --sort cpu,comm,symbol -F sample,cpu,comm,symbol` found, as a list for each
+# CPU: the functions that take most of the time in which it was not idle, in per cent of that. The
+# bench's own first thread, which switches the modes on, is left out: it is no part of what is measured.
 BEGIN { FS = " *\t"; most = 14 }
-NF >= 3 {
+$3 ~ /^rxsteer$/ || NF < 4 { next }
+{
     cpu = $2 + 0
     samples[cpu] += $1
     last = cpu > last ? cpu : last
-    if ($3 ~ /safe_halt|default_idle|intel_idle|mwait_idle/) next
+    if ($4 ~ /safe_halt|default_idle|intel_idle|mwait_idle/) next
     busy[cpu] += $1
-    name = $3
+    name = $4
     sub(/^\[.\] /, "", name)
-    function_[cpu, ++nr[cpu]] = name
-    count[cpu, nr[cpu]] = $1
+    if (!((cpu, name) in count)) names[cpu, ++nr[cpu]] = name
+    count[cpu, name] += $1
 }
 END {
     for (cpu = 0; cpu <= last; cpu++) {
         if (!samples[cpu]) continue
         printf "\nCPU %d, not idle in %d of %d samples\n", cpu, busy[cpu], samples[cpu]
         for (line = 1; line <= most && line <= nr[cpu]; line++) {
-            best = 0
+            best = ""
             for (i = 1; i <= nr[cpu]; i++)
-                if (count[cpu, i] > (best ? count[cpu, best] : 0)) best = i
-            if (!best) break
-            printf "  %5.1f %%  %s\n", 100 * count[cpu, best] / busy[cpu], function_[cpu, best]
+                if (best == "" || count[cpu, names[cpu, i]] > count[cpu, best]) best = names[cpu, i]
+            if (!count[cpu, best]) break
+            printf "  %5.1f %%  %s\n", 100 * count[cpu, best] / busy[cpu], best
             count[cpu, best] = 0
         }
     }

@@ -107,7 +107,7 @@ emulated="$("$qemu" --version | sed -n 's/.*version \([0-9.]*\).*/QEMU \1/p'), c
     printf ' </dev/null\nstatus=$?\n'
     # Base64, so that a byte of the kernel's does not spoil all.
     echo '[ ! -s /tmp/report.json ] || tar -C /tmp -cz report.html report.json | base64 >/dev/ttyS2'
-    ! $profile || echo "perf report -q -i /tmp/perf.data --stdio -t '	' --sort cpu,symbol -F sample,cpu,symbol >/dev/ttyS3"
+    ! $profile || echo "perf report -q -i /tmp/perf.data --stdio -t '	' --sort cpu,comm,symbol -F sample,cpu,comm,symbol >/dev/ttyS3"
     # shellcheck disable=SC2016 # the guest's
     echo 'exit $status'
 } >"$dir/root/run-this"

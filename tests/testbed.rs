@@ -101,3 +101,43 @@ fn the_patch_calls_what_the_emulators_file_has() -> Result<()> {
     }
     Ok(())
 }
+
+/// What `make guest` and `make many PROFILE=1` print of what a guest told.
+#[test]
+fn tables_say_what_guests_told() -> Result<()> {
+    let profile = bash(
+        "printf '%s\\t%s\\t%s\\t%s\\n' \
+             '30 ' 000 'rxsteer' '[k] states_equal' \
+             '50 ' 000 'swapper' '[k] pv_native_safe_halt' \
+             '20 ' 000 'swapper' '[k] handle_softirqs' \
+             '10 ' 000 'sink' '[k] handle_softirqs' \
+             '10 ' 000 'sink' '[.] receive' | awk -f scripts/profile.awk",
+    )?;
+    assert!(profile.status.success(), "{profile:?}");
+    assert_eq!(
+        String::from_utf8(profile.stdout)?,
+        "\nCPU 0, not idle in 40 of 90 samples\n   75.0 %  handle_softirqs\n   25.0 %  receive\n"
+    );
+    let told = tempfile::tempdir()?;
+    let table = |lines: &str| {
+        fs::write(told.path().join("6.1"), lines)?;
+        let table = Path::new("scripts/guest-table.awk").canonicalize()?;
+        bash(&format!(
+            "cd {} && awk -v files='steer rfs' -f {} 6.1",
+            told.path().display(),
+            table.display()
+        ))
+    };
+    let good = table("steer\ta\tstarted\t0\t\nsteer\ta\tpassed\t1\t\nrfs\tb\tpassed\t1\t\n")?;
+    assert!(good.status.success(), "{good:?}");
+    let said = String::from_utf8(good.stdout)?;
+    assert!(said.contains("| rfs | 1 passed |"), "{said}");
+    // The control: a test during which the guest ended, and a file that was not reached.
+    for missing in ["rfs\tb\tstarted\t0\t\n", ""] {
+        let bad = table(&format!("steer\ta\tpassed\t1\t\n{missing}"))?;
+        assert_eq!(bad.status.code(), Some(1), "{bad:?}");
+        let said = String::from_utf8(bad.stdout)?;
+        assert!(said.contains("| rfs | NOT RUN |"), "{said}");
+    }
+    Ok(())
+}
