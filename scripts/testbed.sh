@@ -99,7 +99,6 @@ emulated="$("$qemu" --version | sed -n 's/.*version \([0-9.]*\).*/QEMU \1/p'), c
     printf 'export RXSTEER_EMULATED=%q\n' "$emulated"
     # Where a line can't be drawn again, a progress bar shows nothing.
     echo "stty -F /dev/console cols 100"
-    echo "ln -sf /proc/self/fd /dev/fd"
     # By a timer: nothing is counted in hardware there.
     ! $profile || printf 'perf record -q -a -e cpu-clock -F 2000 -o /tmp/perf.data '
     printf 'rxsteer bench --report /tmp/report.html'
