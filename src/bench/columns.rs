@@ -103,12 +103,7 @@ impl Columns {
                 cells.join(" | ")
             );
         }
-        let _ = writeln!(
-            out,
-            "\nEach cell: what {SUBJECT} reached (median of the rounds), and in brackets how many times \
-             as much as with another mode, which counts over the mask that served it best; \"-\" where a \
-             mode gave no figure."
-        );
+        let _ = writeln!(out, "\n{}", note());
         out
     }
 
@@ -135,13 +130,19 @@ impl Columns {
                     }
                 }
             }
-            p {
-                "Each cell: what " b { (SUBJECT) } " reached (median of the rounds), and in brackets how many \
-                 times as much as with another mode, which counts over the mask that served it best."
-            }
+            p { (note()) }
         };
         page::shell("rxsteer bench, reports side by side", &html! {}, &table)
     }
+}
+
+/// What should be known to read a cell.
+fn note() -> String {
+    format!(
+        "Each cell: what {SUBJECT} reached (median of the rounds), and in brackets how many times as much \
+         as with another mode, which counts over the mask that served it best; \"-\" where a mode gave no \
+         figure."
+    )
 }
 
 fn is_measured(case: &Case, metric: &str) -> bool {

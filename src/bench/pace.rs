@@ -9,12 +9,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
-use nix::errno::Errno;
+use anyhow::{Result, ensure};
 use nix::unistd::Pid;
 
 use super::fit;
 use crate::lab::netns::bind;
+use crate::lab::schedule;
 use crate::topology::Topology;
 
 /// Steps of the loop, each of which needs the one before: some 20 us.
@@ -133,11 +133,9 @@ impl Shared {
     /// A thread's work.
     fn turns(&self, index: usize) -> Result<()> {
         let (cpu, fastest) = &self.fastest[index];
-        bind(Pid::from_raw(0), *cpu)?;
-        let param = libc::sched_param { sched_priority: 98 };
-        // SAFETY: the parameter outlives the call; 0 is the calling thread.
-        let ret = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const param) };
-        Errno::result(ret).context("SCHED_FIFO")?;
+        let this = Pid::from_raw(0);
+        bind(this, *cpu)?;
+        schedule(this, libc::SCHED_FIFO, 98)?;
         let mut seen = Some(0);
         loop {
             let asked = self.asked.lock().unwrap_or_else(PoisonError::into_inner);

@@ -189,7 +189,7 @@ impl<'a> Sending<'a> {
         frames: &Frames,
         rate: Option<u64>,
     ) -> Result<Self> {
-        // Whatever its priority, the scheduler may give a generator that shares the CPU a whole tick
+        // The scheduler may give a generator that shares the CPU a whole tick, at any priority,
         // while the thread that empties the ring is runnable: at a rate, that would look like loss.
         let apart = bed.masks().apart();
         let config = WireConfig {

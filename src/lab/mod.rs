@@ -9,6 +9,7 @@
 use std::fs;
 
 use anyhow::{Context, Result};
+use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 
@@ -48,6 +49,21 @@ fn run_ns(thread: Pid) -> Result<u64> {
     run_ns
         .and_then(|run_ns| run_ns.parse().ok())
         .with_context(|| format!("{path} is not what it was"))
+}
+
+/// Gives a thread, 0 for the calling one, a policy of the scheduler and a priority: 1 to 99 of a
+/// real-time policy, 0 of any other (sched(7)).
+///
+/// # Errors
+/// Without CAP_SYS_NICE; when the thread is gone.
+pub(crate) fn schedule(thread: Pid, policy: libc::c_int, priority: libc::c_int) -> Result<()> {
+    let param = libc::sched_param {
+        sched_priority: priority,
+    };
+    // SAFETY: the parameter outlives the call.
+    let ret = unsafe { libc::sched_setscheduler(thread.as_raw(), policy, &raw const param) };
+    Errno::result(ret).with_context(|| format!("policy {policy} of the scheduler for {thread}"))?;
+    Ok(())
 }
 
 /// CPU time of the calling thread, ns.

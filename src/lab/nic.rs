@@ -8,7 +8,6 @@ use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, ensure};
-use nix::errno::Errno;
 use nix::unistd::Pid;
 
 use super::link::End;
@@ -70,7 +69,7 @@ impl Nic {
         for (&thread, &cpu) in threads.iter().zip(&self.cpus) {
             netns::bind(thread, cpu)?;
             if self.first {
-                before_others(thread)?;
+                super::schedule(thread, libc::SCHED_FIFO, 1)?;
             }
         }
         *self.threads() = threads;
@@ -104,13 +103,4 @@ impl Nic {
         let thread = *self.threads().get(queue).context("no such queue")?;
         super::run_ns(thread).context("of the NAPI thread")
     }
-}
-
-fn before_others(thread: Pid) -> Result<()> {
-    let param = libc::sched_param { sched_priority: 1 };
-    // SAFETY: the parameter outlives the call.
-    let ret =
-        unsafe { libc::sched_setscheduler(thread.as_raw(), libc::SCHED_FIFO, &raw const param) };
-    Errno::result(ret).context("SCHED_FIFO")?;
-    Ok(())
 }

@@ -17,7 +17,7 @@ use super::link::{Link, LinkConfig};
 use super::netns::{self, Netns};
 pub use super::ring::RingCounts;
 use super::ring::{PATIENCE, Ring};
-use super::{run_ns, thread_cpu_ns, xdp};
+use super::{run_ns, schedule, thread_cpu_ns, xdp};
 use crate::cpumask::CpuMask;
 use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::xdp_md;
@@ -319,7 +319,8 @@ impl Sender {
         // Sleeps between bursts are shorter than the default slack of 50 us.
         nix::sys::prctl::set_timerslack(1)?;
         if self.yields {
-            yield_to_all()?;
+            // Behind everybody else on its CPU.
+            schedule(Pid::from_raw(0), libc::SCHED_IDLE, 0)?;
         }
         let cpu = thread_cpu_ns()?;
         let start = Instant::now();
@@ -437,15 +438,6 @@ fn park(skel: &LabSkel) -> Result<(Netns, OwnedFd)> {
 /// (page_pool_release_retry()): 5,000 of them a second kept the generator from it for 4 ms at a time.
 fn burst(rate: u64) -> u64 {
     (rate / 2_000).clamp(1, BURST)
-}
-
-/// Puts the calling thread behind everybody else on its CPU.
-fn yield_to_all() -> Result<()> {
-    let param = libc::sched_param { sched_priority: 0 };
-    // SAFETY: the parameter outlives the call; 0 is the calling thread.
-    let ret = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const param) };
-    Errno::result(ret).context("SCHED_IDLE")?;
-    Ok(())
 }
 
 impl Window {
