@@ -8,6 +8,7 @@ use indexmap::{IndexMap, IndexSet};
 use maud::html;
 use serde::Serialize;
 
+use super::plot::figure;
 use super::report::{Case, Document, Metric, Ratio, SUBJECT, factor};
 use super::{Better, page};
 
@@ -92,7 +93,7 @@ impl Columns {
             "---|".repeat(self.columns.len())
         );
         for row in &self.rows {
-            let cells: Vec<String> = row.cells.iter().map(text).collect();
+            let cells: Vec<String> = row.texts().collect();
             let _ = writeln!(
                 out,
                 "| `{}` {} | {}, {} | {} |",
@@ -123,8 +124,8 @@ impl Columns {
                         tr {
                             th scope="row" { code { (row.scenario) } " " (row.case) }
                             td { (row.metric) ", " (row.unit) }
-                            @for (cell, column) in row.cells.iter().zip(&self.columns) {
-                                td data-over=(column) { (text(cell)) }
+                            @for (text, column) in row.texts().zip(&self.columns) {
+                                td data-over=(column) { (text) }
                             }
                         }
                     }
@@ -161,6 +162,13 @@ fn find<'a>(
     is_measured(case, metric).then_some((report.metrics.get(metric)?, case))
 }
 
+impl Row {
+    /// What its cells say.
+    fn texts(&self) -> impl Iterator<Item = String> {
+        self.cells.iter().map(|cell| text(cell, &self.unit))
+    }
+}
+
 /// Where a report was measured.
 fn name(document: &Document) -> String {
     let cpus = document.host.cpus;
@@ -195,11 +203,13 @@ fn cell(case: &Case, metric: &str, described: &Metric) -> Cell {
     }
 }
 
-fn text(cell: &Option<Cell>) -> String {
+fn text(cell: &Option<Cell>, unit: &str) -> String {
     let Some(cell) = cell else {
         return String::new();
     };
-    let value = cell.value.map_or("-".to_owned(), scaled);
+    let value = cell
+        .value
+        .map_or("-".to_owned(), |value| figure(value, unit));
     let over: Vec<String> = cell
         .over
         .iter()
@@ -209,21 +219,6 @@ fn text(cell: &Option<Cell>) -> String {
         true => value,
         false => format!("{value} ({})", over.join(", ")),
     }
-}
-
-/// Three digits, with the SI prefixes that figures of packets need.
-fn scaled(value: f64) -> String {
-    let (value, prefix) = match value.abs() {
-        v if v >= 1e6 => (value / 1e6, " M"),
-        v if v >= 1e4 => (value / 1e3, " k"),
-        _ => (value, ""),
-    };
-    let digits = match value.abs() {
-        v if v >= 100.0 || v == 0.0 => 0,
-        v if v >= 10.0 => 1,
-        _ => 2,
-    };
-    format!("{value:.digits$}{prefix}")
 }
 
 #[cfg(test)]
@@ -276,11 +271,11 @@ mod tests {
         let texts: Vec<Vec<String>> = columns
             .rows
             .iter()
-            .map(|row| row.cells.iter().map(text).collect())
+            .map(|row| row.texts().collect())
             .collect();
         // The better mask of kernel RPS is the one to beat.
-        assert_eq!(texts[0], ["2.00 M (none × 2.00, RPS × 0.50)", ""]);
-        assert_eq!(texts[1], ["", "12.0 k"]);
+        assert_eq!(texts[0], ["2 M (none × 2.00, RPS × 0.50)", ""]);
+        assert_eq!(texts[1], ["", "12 k"]);
     }
 
     #[test]
@@ -291,6 +286,6 @@ mod tests {
             (SUBJECT, 2.0),
         ];
         let lower = Columns::of(&[document(2, "one", Better::Lower, &modes)]);
-        assert_eq!(text(&lower.rows[0].cells[0]), "2.00 (RPS × 2.00)");
+        assert_eq!(text(&lower.rows[0].cells[0], "packets/s"), "2 (RPS × 2.00)");
     }
 }
