@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 PREFIX ?= /usr/local
+PROGRAMS ?= rxsteer
 KERNEL ?=
 CPUS ?=
 SCENARIO ?=
@@ -31,5 +32,5 @@ many: ## the comparison on many CPUs, emulated (CPUS=8, SOCKETS=1, KERNEL=6.18, 
 	@scripts/testbed.sh $(KERNEL:%=--kernel %) $(CPUS:%=--cpus %) $(SOCKETS:%=--sockets %) \
 		--report $(MANY) $(PROFILE:%=--profile) $(SCENARIO) $(ARGS)
 
-install: ## puts rxsteer into PREFIX/bin (PREFIX=/usr/local)
-	@scripts/install.sh "$(DESTDIR)$(PREFIX)"
+install: ## puts rxsteer into PREFIX/bin (PREFIX=/usr/local, PROGRAMS="rxsteer rxlab")
+	@scripts/install.sh "$(DESTDIR)$(PREFIX)" $(PROGRAMS)

@@ -5,7 +5,7 @@
 # a virtual machine that has another kernel and more CPUs, half of them under each of two last-level
 # caches.
 #
-# TEST is a file of tests/ without its .rs, `lib` for the unit tests, or the path of a test binary;
+# TEST is a file of a crate's tests/ without its .rs, `lib` for rxsteer's unit tests, or the path of a test binary;
 # its exit status is this script's. Without TEST, all that touch the kernel run on every kernel, and a
 # table says what came of them. The emulator is emulator.sh's.
 set -euo pipefail
@@ -69,7 +69,7 @@ trap 'exit 143' TERM HUP
 binaries() {
     local file targets=()
     for file in "$@"; do
-        if [ "$file" = lib ]; then targets+=(--lib); else targets+=(--test "$file"); fi
+        if [ "$file" = lib ]; then targets+=(--package rxsteer --lib); else targets+=(--test "$file"); fi
     done
     # Of what is built for them, only the tests themselves have the profile of a test.
     builder cargo test --no-run "${targets[@]}" --message-format=json-render-diagnostics | sed -n \
@@ -92,10 +92,12 @@ while read -r _ binary; do
     last=$binary
 done <"$dir/root/tests"
 cp scripts/guest-tests.sh "$dir/root/guest-tests"
-# Cargo has it beside the folder of the test binaries, and tests run it.
-rxsteer=$(realpath -m "${last%/*}/../rxsteer")
-[ ! -x "$rxsteer" ] || vm_add "$rxsteer"
-cp -r --parents "$PWD/tests/fixtures" "$dir/root"
+# Cargo has them beside the folder of the test binaries, and tests run them.
+for program in rxsteer rxlab; do
+    program=$(realpath -m "${last%/*}/../$program")
+    [ ! -x "$program" ] || vm_add "$program"
+done
+cp -r --parents "$PWD/crates/rxsteer/tests/fixtures" "$dir/root"
 {
     printf 'cd %q && ' "$PWD" # as cargo runs them
     if [ -n "$test" ]; then

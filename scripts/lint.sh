@@ -13,7 +13,7 @@ builder cargo fmt --check
 builder cargo clippy --all-targets -- -D warnings
 
 shopt -s nullglob
-clang-format --dry-run -Werror bpf/*.h bpf/*.c fuzz/*.c
+clang-format --dry-run -Werror crates/*/bpf/*.[ch] crates/*/fuzz/*.c
 shellcheck scripts/*.sh .ci/run
 
 # Every file says its licence. Those that can't hold a comment, and the licences, are left out.
@@ -23,7 +23,7 @@ while IFS= read -r file; do
     [ -f "$file" ] || continue # deleted, not yet committed
     case $file in
     Cargo.lock | LICENSE* | *.json) continue ;;
-    bpf/*) licence='(GPL-2.0-only OR BSD-2-Clause)' ;;
+    crates/*/bpf/*) licence='(GPL-2.0-only OR BSD-2-Clause)' ;;
     *) licence='MIT OR Apache-2.0' ;;
     esac
     if ! head -n 3 "$file" | grep -qF "SPDX-License-Identifier: $licence"; then

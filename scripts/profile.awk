@@ -4,7 +4,7 @@
 # CPU: the functions that take most of the time in which it was not idle, in per cent of that. The
 # bench's own first thread, which switches the modes on, is left out: it is no part of what is measured.
 BEGIN { FS = " *\t"; most = 14 }
-$3 ~ /^rxsteer$/ || NF < 4 { next }
+$3 ~ /^rxlab$/ || NF < 4 { next }
 {
     cpu = $2 + 0
     samples[cpu] += $1

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# run.sh COMMAND...: builds rxsteer and runs one of its commands, as root if that can be had.
+# run.sh COMMAND...: builds rxlab and runs one of its commands, as root if that can be had.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,11 +14,11 @@ scripts/setup.sh "${jobs[@]}"
 . scripts/cargo.sh
 builder cargo build --release
 
-rxsteer=${CARGO_TARGET_DIR:-target}/release/rxsteer
+rxlab=${CARGO_TARGET_DIR:-target}/release/rxlab
 # Without a terminal sudo may be asked only where it asks nothing back. Where root can't be had,
-# rxsteer says itself what is missing.
+# rxlab says itself what is missing.
 if [ "$(id -u)" != 0 ] && command -v sudo >/dev/null && { [ -t 0 ] || sudo -n true 2>/dev/null; }; then
-    echo "Needs root: sudo $rxsteer $*" >&2
-    exec sudo "$rxsteer" "$@"
+    echo "Needs root: sudo $rxlab $*" >&2
+    exec sudo "$rxlab" "$@"
 fi
-exec "$rxsteer" "$@"
+exec "$rxlab" "$@"

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
 # testbed.sh [--kernel SERIES] [--cpus N] [--sockets N] [--report FILE.html] [--profile] [ARGUMENT...]:
-# runs `rxsteer bench ARGUMENT...`, or what $usual has, in a virtual machine of many CPUs, whose time is
+# runs `rxlab bench ARGUMENT...`, or what $usual has, in a virtual machine of many CPUs, whose time is
 # counted in instructions, and writes the report here. docs/testbed.md says what its figures mean.
 #
 # --profile also samples what each CPU executes, from start to end, and prints the functions that take
@@ -92,7 +92,7 @@ trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
 vm_root
-vm_add "$cache/release/rxsteer" /bin/rxsteer
+vm_add "$cache/release/rxlab" /bin/rxlab
 ! $profile || vm_add "$(command -v perf)" /bin/perf
 emulated="$("$qemu" --version | sed -n 's/.*version \([0-9.]*\).*/QEMU \1/p'), counted time: $COUNTED_TIME"
 {
@@ -101,7 +101,7 @@ emulated="$("$qemu" --version | sed -n 's/.*version \([0-9.]*\).*/QEMU \1/p'), c
     echo "stty -F /dev/console cols 100"
     # By a timer: nothing is counted in hardware there.
     ! $profile || printf 'perf record -q -a -e cpu-clock -F 2000 -o /tmp/perf.data '
-    printf 'rxsteer bench --report /tmp/report.html'
+    printf 'rxlab bench --report /tmp/report.html'
     [ $# = 0 ] || printf ' %q' "$@"
     printf ' </dev/null\nstatus=$?\n'
     # Base64, so that a byte of the kernel's does not spoil all.

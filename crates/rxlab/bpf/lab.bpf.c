@@ -1,0 +1,436 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * lab.bpf.c: the lab's own programs: who sends (wire) and what others do (pass, cpumap). The
+ * clients of closed loops are in lab_client.h.
+ *
+ * None is loaded unless asked for by name ("?" in SEC): each user wants one of them.
+ */
+#include <linux/bpf.h>
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/pkt_cls.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+#include <bpf/bpf_endian.h>
+#include <bpf/bpf_helpers.h>
+#include <stdbool.h>
+
+#include "flow.h"
+
+/* ---- counters of every program that receives ------------------------------ */
+
+#define NR_LAB_QUEUES 64
+
+/* Frames seen per rx queue. One NAPI owns a queue, so a plain add on its own line is exact. */
+struct lab_queue {
+	__u64 nr_received;
+} __attribute__((aligned(64)));
+
+struct lab_queue lab_queues[NR_LAB_QUEUES];
+
+static __always_inline void lab_count(const struct xdp_md *ctx)
+{
+	__u32 queue = ctx->rx_queue_index;
+
+	if (queue < NR_LAB_QUEUES)
+		lab_queues[queue].nr_received++;
+}
+
+/* ---- pass: the device as it is, with the cost of an XDP program ----------- */
+
+SEC("?xdp.frags")
+int pass(struct xdp_md *ctx)
+{
+	lab_count(ctx);
+	return XDP_PASS;
+}
+
+/* ---- drop: where frames end when only the wire is of interest ------------- */
+
+SEC("?xdp.frags")
+int drop(struct xdp_md *ctx)
+{
+	lab_count(ctx);
+	return XDP_DROP;
+}
+
+/* ---- cpumap: the usual XDP load balancer, for comparison ------------------ */
+
+#define NR_LAB_CPUS 256
+
+struct {
+	__uint(type, BPF_MAP_TYPE_CPUMAP);
+	__uint(max_entries, NR_LAB_CPUS);
+	__type(key, __u32);
+	__type(value, struct bpf_cpumap_val);
+} lab_cpumap SEC(".maps");
+
+const volatile __u32 lab_nr_cpus = 1;
+const volatile __u32 lab_cpus[NR_LAB_CPUS];
+
+struct lab_vlan {
+	__be16 tci;
+	__be16 proto;
+};
+
+/* Mixes 64 bits into 32: the finalizer of MurmurHash3. */
+static __always_inline __u32 lab_mix(__u64 x)
+{
+	x ^= x >> 33;
+	x *= 0xff51afd7ed558ccdULL;
+	x ^= x >> 33;
+	x *= 0xc4ceb9fe1a85ec53ULL;
+	return x >> 32;
+}
+
+/* The sum of the 4-tuple, so that both directions meet; 0 for what has no ports. */
+static __always_inline __u64 lab_tuple(const struct xdp_md *ctx)
+{
+	const char *data = (const char *)(long)ctx->data;
+	const char *data_end = (const char *)(long)ctx->data_end;
+	const struct ethhdr *eth = (const void *)data;
+	const __be16 *ports;
+	__u64 addresses;
+	__be16 proto;
+
+	if ((const char *)(eth + 1) > data_end)
+		return 0;
+	proto = eth->h_proto;
+	data = (const char *)(eth + 1);
+	if (proto == bpf_htons(ETH_P_8021Q) || proto == bpf_htons(ETH_P_8021AD)) {
+		const struct lab_vlan *tag = (const void *)data;
+
+		if ((const char *)(tag + 1) > data_end)
+			return 0;
+		proto = tag->proto;
+		data = (const char *)(tag + 1);
+	}
+	if (proto == bpf_htons(ETH_P_IP)) {
+		const struct iphdr *ip = (const void *)data;
+
+		if ((const char *)(ip + 1) > data_end || ip->ihl != 5)
+			return 0;
+		if (ip->protocol != IPPROTO_UDP && ip->protocol != IPPROTO_TCP)
+			return 0;
+		addresses = (__u64)ip->saddr + ip->daddr;
+		data = (const char *)(ip + 1);
+	} else if (proto == bpf_htons(ETH_P_IPV6)) {
+		const struct ipv6hdr *ip = (const void *)data;
+
+		if ((const char *)(ip + 1) > data_end)
+			return 0;
+		if (ip->nexthdr != IPPROTO_UDP && ip->nexthdr != IPPROTO_TCP)
+			return 0;
+		addresses = 0;
+		for (int i = 0; i < 4; i++)
+			addresses +=
+				(__u64)ip->saddr.in6_u.u6_addr32[i] + ip->daddr.in6_u.u6_addr32[i];
+		data = (const char *)(ip + 1);
+	} else {
+		return 0;
+	}
+	ports = (const void *)data;
+	if ((const char *)(ports + 2) > data_end)
+		return 0;
+	return addresses + ((__u64)((__u32)ports[0] + ports[1]) << 40);
+}
+
+SEC("?xdp.frags")
+int cpumap(struct xdp_md *ctx)
+{
+	__u32 slot = ((__u64)lab_mix(lab_tuple(ctx)) * lab_nr_cpus) >> 32;
+
+	lab_count(ctx);
+	if (slot >= NR_LAB_CPUS)
+		return XDP_ABORTED;
+	return bpf_redirect_map(&lab_cpumap, lab_cpus[slot], XDP_PASS);
+}
+
+/* ---- wire: the generator, run by BPF_PROG_TEST_RUN with live frames ------- */
+
+#define WIRE_TEMPLATE_LEN 256
+
+/* The first bytes of each payload. */
+struct wire_stamp {
+	__be64 seq;  /* of the wire, from 0 */
+	__be32 flow; /* below nr_flows */
+	__be32 wire;
+};
+
+/*
+ * Where the template varies from frame to frame. Offsets are in bytes from the
+ * start of the frame; the offset 0 means that there is no such field. Masks are
+ * powers of two less one.
+ */
+struct wire_layout {
+	__u32 template_len; /* bytes of the template, all headers included */
+	__u32 ipv4;	    /* IPv4 header, whose checksum is to be filled in */
+	__u32 saddr;	    /* the low 32 bits of the source address */
+	__u32 ports;	    /* UDP or TCP header; none: every frame is the template */
+	__u32 tcp_seq;	    /* sequence number of a TCP header */
+	__u32 checksum;	    /* of UDP or TCP */
+	__u32 stamp;	    /* behind all headers */
+	__u32 payload_len;  /* bytes by which a TCP flow's sequence number advances */
+	__u32 first_seq;    /* of every TCP flow */
+	__u32 push;	    /* the last segment of a TCP run has PSH */
+	__u32 nr_flows;
+	__u32 run;		 /* frames of one flow in a row */
+	__u32 saddr_mask;	 /* flow & mask is added to the source address */
+	__u32 saddr_shift;	 /* flow >> shift is added to the source port */
+	__u32 dport_mask;	 /* flow & mask is added to the destination port */
+	__u32 flood;		 /* frames of one more flow, nr_flows, after each other frame */
+	struct wire_stamp first; /* stamp of the first frame */
+};
+
+const volatile struct wire_layout wire_layout = {.nr_flows = 1, .run = 1};
+/* Checksum fields hold the folded sum of all constant words of their coverage, not inverted. */
+const volatile __u8 wire_template[WIRE_TEMPLATE_LEN];
+
+/*
+ * A paced wire sends wire_burst frames every wire_burst_ns; 0 is as fast as it can.
+ * Pacing is done here and not by the caller: each test_run makes a page pool, and
+ * thousands of them a second keep the kernel busy with getting rid of them.
+ */
+const volatile __u64 wire_burst_ns = 0;
+const volatile __u32 wire_burst = 1;
+__u64 wire_due; /* when the next burst is, ns of bpf_ktime_get_ns() */
+__u32 wire_credit;
+
+/* Frames sent, and how many may be. What may not go yet is dropped, back into its pool. */
+__u64 wire_nr_sent;
+__u64 wire_nr_refused; /* template and frame don't fit each other */
+__u64 wire_limit;
+
+/* Whose turn it is: a flow, the frames of its run that are sent, and the runs of every flow. */
+__u32 wire_flow;
+__u32 wire_step;
+__u32 wire_turn;
+
+static __always_inline __u16 wire_checksum(__u64 sum)
+{
+	sum = (sum & 0xffffffff) + (sum >> 32);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	sum = (sum & 0xffff) + (sum >> 16);
+	return ~sum;
+}
+
+/* Lost time is caught up with up to a millisecond: more would be a flood, not a rate. */
+static __always_inline bool wire_is_due(void)
+{
+	const __u64 millisecond = 1000000;
+	__u64 now;
+
+	if (!wire_burst_ns)
+		return true;
+	if (!wire_credit) {
+		now = bpf_ktime_get_ns();
+		if (now < wire_due)
+			return false;
+		if (now - wire_due > millisecond)
+			wire_due = now - millisecond;
+		wire_due += wire_burst_ns;
+		wire_credit = wire_burst;
+	}
+	wire_credit--;
+	return true;
+}
+
+/*
+ * Pages are recycled: a frame still holds what its last user left in it, so
+ * every header is written anew.
+ */
+SEC("?xdp")
+int wire(struct xdp_md *ctx)
+{
+	__u32 flow = wire_flow, step = wire_step, len = wire_layout.template_len;
+	__u64 seq = wire_nr_sent, sum = 0;
+	bool flood = seq % (wire_layout.flood + 1);
+	struct wire_stamp *stamp;
+	char *data, *data_end;
+	__be16 *ports;
+	__be32 *saddr;
+
+	if (seq >= wire_limit || !wire_is_due())
+		return XDP_DROP;
+	if (flood)
+		flow = wire_layout.nr_flows;
+	if (!len || len > WIRE_TEMPLATE_LEN)
+		goto refuse;
+	if (bpf_xdp_store_bytes(ctx, 0, (void *)wire_template, len))
+		goto refuse;
+	if (!wire_layout.ports)
+		goto out;
+
+	data = (char *)(long)ctx->data;
+	data_end = (char *)(long)ctx->data_end;
+	stamp = (struct wire_stamp *)(data + wire_layout.stamp);
+	if ((char *)(stamp + 1) > data_end)
+		goto refuse;
+	/* All headers are before the stamp. */
+	saddr = (__be32 *)(data + wire_layout.saddr);
+	ports = (__be16 *)(data + wire_layout.ports);
+	*saddr = bpf_htonl(bpf_ntohl(*saddr) + (flow & wire_layout.saddr_mask));
+	ports[0] = bpf_htons(bpf_ntohs(ports[0]) + (flow >> wire_layout.saddr_shift));
+	ports[1] = bpf_htons(bpf_ntohs(ports[1]) + (flow & wire_layout.dport_mask));
+	stamp->seq = bpf_cpu_to_be64(seq);
+	stamp->flow = bpf_htonl(flow);
+	stamp->wire = wire_layout.first.wire;
+
+	if (wire_layout.ipv4) {
+		struct iphdr *ip = (struct iphdr *)(data + wire_layout.ipv4);
+
+		ip->check = wire_checksum((__u64)ip->check + *saddr);
+	}
+	if (wire_layout.tcp_seq) {
+		struct tcphdr *tcp = (struct tcphdr *)ports;
+		__u32 nr_before = wire_turn * wire_layout.run + step;
+
+		tcp->seq = bpf_htonl(wire_layout.first_seq + nr_before * wire_layout.payload_len);
+		sum += tcp->seq;
+		if (wire_layout.push && step + 1 == wire_layout.run) {
+			tcp->psh = 1;
+			sum += bpf_htons(0x0008);
+		}
+	}
+	if (wire_layout.checksum) {
+		__sum16 *check = (__sum16 *)(data + wire_layout.checksum);
+
+		sum += (__u64)*check + *saddr + ports[0] + ports[1];
+		sum += (stamp->seq & 0xffffffff) + (stamp->seq >> 32);
+		sum += (__u64)stamp->flow + stamp->wire;
+		*check = wire_checksum(sum);
+		if (!*check && !wire_layout.tcp_seq)
+			*check = 0xffff; /* RFC 768: zero would mean none */
+	}
+
+out:
+	wire_nr_sent = seq + 1;
+	if (flood)
+		return XDP_TX;
+	wire_step = step + 1;
+	if (wire_step >= wire_layout.run) {
+		wire_step = 0;
+		wire_flow = flow + 1;
+		if (wire_flow >= wire_layout.nr_flows) {
+			wire_flow = 0;
+			wire_turn++;
+		}
+	}
+	return XDP_TX;
+
+refuse:
+	wire_nr_refused++;
+	return XDP_ABORTED;
+}
+
+#include "lab_client.h"
+
+/* ---- witness: the order in which a device hands frames to the stack -------- */
+
+#define NR_WITNESS_FLOWS 65536
+
+/* Offset of the stamp, as the wire's layout has it. */
+const volatile __u32 witness_stamp = 0;
+
+/* By flow: one more than the highest sequence number seen. */
+__u64 witness_next[NR_WITNESS_FLOWS];
+__u64 witness_nr_seen;
+__u64 witness_nr_reordered;
+
+/*
+ * At a device's tc ingress, on the CPU that delivers, before any protocol. A flow whose
+ * packets are delivered one after the other is seen in order, whatever the CPUs; if
+ * two are delivered at once, that is what is looked for.
+ */
+SEC("?tc")
+int witness(struct __sk_buff *skb)
+{
+	struct wire_stamp stamp;
+	__u64 *next, seq;
+	__u32 flow;
+
+	if (bpf_skb_load_bytes(skb, witness_stamp, &stamp, sizeof(stamp)))
+		return TC_ACT_OK;
+	flow = bpf_ntohl(stamp.flow);
+	if (flow >= NR_WITNESS_FLOWS)
+		return TC_ACT_OK;
+	__sync_fetch_and_add(&witness_nr_seen, 1);
+	seq = bpf_be64_to_cpu(stamp.seq);
+	next = &witness_next[flow];
+	if (seq < *next)
+		__sync_fetch_and_add(&witness_nr_reordered, 1);
+	else
+		*next = seq + 1;
+	return TC_ACT_OK;
+}
+
+/* ---- empty: what running any XDP program costs ----------------------------- */
+
+SEC("?xdp.frags")
+int empty(struct xdp_md *ctx)
+{
+	return XDP_PASS;
+}
+
+/* ---- vary: one packet of many flows after the other ------------------------ */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} vary_target SEC(".maps");
+
+const volatile __u32 vary_nr_flows = 1; /* at most 2^24: the host part of 10.0.0.0/8 */
+const volatile __u32 vary_step = 1;	/* no divisor in common: each flow once a turn */
+__u32 vary_flow;
+
+/* The packet is IPv4; the target may not look at its checksums. */
+SEC("?xdp.frags")
+int vary(struct xdp_md *ctx)
+{
+	struct iphdr *ip = (struct iphdr *)((char *)(long)ctx->data + sizeof(struct ethhdr));
+	__u32 flow = vary_flow;
+
+	if ((char *)(ip + 1) > (char *)(long)ctx->data_end)
+		return XDP_ABORTED;
+	ip->saddr = bpf_htonl(0x0a000000 + flow);
+	flow += vary_step;
+	vary_flow = flow >= vary_nr_flows ? flow - vary_nr_flows : flow;
+	bpf_tail_call(ctx, &vary_target, 0);
+	return XDP_ABORTED;
+}
+
+/* ---- flow_probe: what flow.h makes of a packet ----------------------------- */
+
+/* What flow_probe made of the last packet: compared with the native run. */
+struct flow_probe {
+	struct flow_key key;
+	__u32 hash;
+	enum flow_result result;
+};
+
+const volatile struct flow_secret flow_secret;
+const volatile enum flow_tunnel flow_tunnels;
+struct flow_probe flow_probed;
+
+SEC("?xdp.frags")
+int flow_probe(struct xdp_md *ctx)
+{
+	const void *data = (const void *)(long)ctx->data;
+	const void *data_end = (const void *)(long)ctx->data_end;
+	struct flow_key key = {};
+	enum flow_result result = FLOW_KEYED;
+
+	if (!flow_plain(data, data_end, flow_tunnels, &key))
+		result = flow_follow(data, data_end, bpf_xdp_get_buff_len(ctx), flow_tunnels, &key);
+	flow_probed.result = result;
+	flow_probed.key = key;
+	flow_probed.hash = flow_hash(&key, &flow_secret);
+	return XDP_PASS;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

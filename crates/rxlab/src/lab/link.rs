@@ -1,0 +1,344 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A veth pair between two namespaces, silent until somebody sends.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use anyhow::{Context, Result, ensure};
+use nix::ifaddrs::getifaddrs;
+use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
+use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan, RouteMessageBuilder};
+
+use super::ethtool::{Ethtool, Offload};
+use super::frame::VXLAN_PORT;
+use super::netns::Netns;
+use super::rtnl;
+use rxsteer::device::Device;
+
+/// How a [`Link`] is made.
+#[derive(Clone, Debug)]
+pub struct LinkConfig {
+    /// Tells apart the links that meet in one namespace: 0…31 choose subnet and MACs.
+    pub id: u8,
+    /// Receive queues of the device under test. A frame sent on CPU c arrives in queue
+    /// c modulo this (veth_select_rxq() in drivers/net/veth.c).
+    pub queues: u32,
+    /// Receive queues of the tester, by flow: for more replies at once than a ring of 256 frames holds.
+    pub reply_queues: u32,
+    /// MTU of both ends, bytes.
+    pub mtu: u32,
+    /// Gives the ends IPv6 addresses too. Without, IPv6 is off on both.
+    pub ipv6: bool,
+    /// GRO at the device under test. On, its NAPI exists from the start and survives XDP programs
+    /// that come and go, as a real NIC's does. Off, it has one only under an XDP program.
+    pub gro: bool,
+}
+
+impl Default for LinkConfig {
+    fn default() -> Self {
+        Self {
+            id: 0,
+            queues: 1,
+            reply_queues: 1,
+            mtu: 1500,
+            ipv6: false,
+            gro: true,
+        }
+    }
+}
+
+/// One end of a [`Link`], or a device of the host.
+pub struct End {
+    /// Where it is.
+    pub netns: Netns,
+    /// The device's name; in the lab unlike any other on the host, so that its NAPI threads can be
+    /// found.
+    pub name: String,
+    /// The device's index in its namespace.
+    pub ifindex: u32,
+    /// Its Ethernet address.
+    pub mac: [u8; 6],
+    /// Its address, in the lab in 198.18.0.0/15, the range for benchmarks (RFC 2544, RFC 6815);
+    /// unspecified if it has none.
+    pub ipv4: Ipv4Addr,
+    /// Its address, in the lab in 2001:2::/48, the range for benchmarks (RFC 5180), whether IPv6 is
+    /// on or not; unspecified if a device of the host has none.
+    pub ipv6: Ipv6Addr,
+    /// Receive queues.
+    pub queues: u32,
+    /// The link's number, see [`LinkConfig::id`].
+    pub id: u8,
+    /// Its counters and offloads.
+    pub ethtool: Ethtool,
+    /// Ways to steer that need no XDP program get one that only passes: a veth receives differently
+    /// without one.
+    pub pass: bool,
+}
+
+/// A veth pair. It lives as long as its two namespaces; addresses and neighbours are permanent,
+/// ARP and neighbour discovery are off: the first packet on it is the first that somebody sends.
+pub struct Link {
+    /// Where the traffic comes from.
+    pub tester: End,
+    /// The device under test.
+    pub dut: End,
+}
+
+/// Prefix lengths of a link's subnets.
+const PREFIX_V4: u8 = 20;
+const PREFIX_V6: u8 = 64;
+
+/// The address numbered `host` in the IPv4 subnet of link `id`.
+pub(super) fn ipv4(id: u8, host: u32) -> Ipv4Addr {
+    let base = u32::from(Ipv4Addr::new(198, 18, 0, 0));
+    Ipv4Addr::from(base + (u32::from(id) << (32 - PREFIX_V4)) + host)
+}
+
+/// The address numbered `host` in the IPv6 subnet of link `id`.
+pub(super) fn ipv6(id: u8, host: u32) -> Ipv6Addr {
+    let [high, low] = [(host >> 16) as u16, host as u16];
+    Ipv6Addr::new(0x2001, 2, 0, u16::from(id), 0, 0, high, low)
+}
+
+/// What is known of an end before its device exists.
+struct Plan<'a> {
+    netns: &'a Netns,
+    name: String,
+    mac: [u8; 6],
+    host: u32,
+    rx_queues: u32,
+    tx_queues: u32,
+}
+
+impl Plan<'_> {
+    /// Adds to a builder's message what the builder has no words for.
+    fn message(&self, mut message: LinkMessage, config: &LinkConfig) -> LinkMessage {
+        message.attributes.extend([
+            LinkAttribute::Address(self.mac.to_vec()),
+            LinkAttribute::Mtu(config.mtu),
+            LinkAttribute::NumTxQueues(self.tx_queues),
+            LinkAttribute::NumRxQueues(self.rx_queues),
+        ]);
+        message
+    }
+
+    /// Addresses the device, brings it up and tells it who `peer` is.
+    fn configure(&self, config: &LinkConfig, peer: &Plan) -> Result<End> {
+        let (ifindex, ethtool) = self.netns.run(|| {
+            let ethtool = Ethtool::open(&self.name)?;
+            if config.ipv6 {
+                let path = format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", self.name);
+                fs::write(&path, "0").with_context(|| format!("no IPv6 here: {path}"))?;
+            }
+            let ifindex = nix::net::if_::if_nametoindex(self.name.as_str())?;
+            rtnl::run(async |handle| self.address(&handle, ifindex, config, peer).await)??;
+            Ok((ifindex, ethtool))
+        })?;
+        Ok(End {
+            netns: self.netns.clone(),
+            name: self.name.clone(),
+            ifindex,
+            mac: self.mac,
+            ipv4: ipv4(config.id, self.host),
+            ipv6: ipv6(config.id, self.host),
+            queues: self.rx_queues,
+            id: config.id,
+            ethtool,
+            pass: true,
+        })
+    }
+
+    async fn address(
+        &self,
+        handle: &rtnetlink::Handle,
+        ifindex: u32,
+        config: &LinkConfig,
+        peer: &Plan<'_>,
+    ) -> Result<()> {
+        // No ARP: that also keeps IPv6 from joining solicited-node groups, and so from MLD reports.
+        let up = LinkUnspec::new_with_index(ifindex)
+            .arp(false)
+            .multicast(false)
+            .up();
+        handle.link().set(up.build()).execute().await?;
+        let id = config.id;
+        let mut pairs: Vec<(IpAddr, u8, IpAddr)> = vec![(
+            ipv4(id, self.host).into(),
+            PREFIX_V4,
+            ipv4(id, peer.host).into(),
+        )];
+        if config.ipv6 {
+            let (own, other) = (ipv6(id, self.host), ipv6(id, peer.host));
+            pairs.push((own.into(), PREFIX_V6, other.into()));
+        }
+        for (own, prefix, other) in pairs {
+            let address = handle.address().add(ifindex, own, prefix);
+            address.execute().await?;
+            let neighbour = handle.neighbours().add(ifindex, other);
+            neighbour.link_layer_address(&peer.mac).execute().await?;
+        }
+        Ok(())
+    }
+}
+
+impl End {
+    /// A device that the caller's network namespace has, with its first address of each family.
+    /// Nothing of it is changed.
+    ///
+    /// # Errors
+    /// When there is no such device, it is down or has no address.
+    pub fn of_host(name: &str) -> Result<Self> {
+        let device = Device::open(name)?;
+        ensure!(
+            device.up,
+            "{name} is down: nothing can be received; `ip link set dev {name} up`"
+        );
+        let (mut ipv4, mut ipv6, mut mac) = (None, None, None);
+        for address in getifaddrs().context("cannot list addresses")? {
+            let Some(is) = address.address.filter(|_| address.interface_name == name) else {
+                continue;
+            };
+            if let Some(v4) = is.as_sockaddr_in() {
+                ipv4 = ipv4.or(Some(v4.ip()));
+            } else if let Some(v6) = is.as_sockaddr_in6() {
+                // A link-local address means nothing without its link.
+                ipv6 = ipv6.or(Some(v6.ip()).filter(|ip| !ip.is_unicast_link_local()));
+            } else if let Some(link) = is.as_link_addr() {
+                mac = link.addr();
+            }
+        }
+        ensure!(
+            ipv4.is_some() || ipv6.is_some(),
+            "{name} has no address to send to: `ip address add ADDRESS/PREFIX dev {name}`"
+        );
+        Ok(Self {
+            netns: Netns::current()?,
+            name: name.to_owned(),
+            ifindex: device.ifindex,
+            mac: mac.unwrap_or_default(),
+            ipv4: ipv4.unwrap_or(Ipv4Addr::UNSPECIFIED),
+            ipv6: ipv6.unwrap_or(Ipv6Addr::UNSPECIFIED),
+            queues: device.rx_queues,
+            id: 0,
+            ethtool: Ethtool::open(name)?,
+            pass: false,
+        })
+    }
+
+    /// Its address of a peer's family.
+    ///
+    /// # Errors
+    /// When it has none.
+    pub fn address_towards(&self, peer: IpAddr) -> Result<IpAddr> {
+        let address: IpAddr = match peer {
+            IpAddr::V4(_) => self.ipv4.into(),
+            IpAddr::V6(_) => self.ipv6.into(),
+        };
+        ensure!(
+            !address.is_unspecified(),
+            "{} has no address of the family of {peer}",
+            self.name
+        );
+        Ok(address)
+    }
+
+    /// Sends what is for others by a router on this link.
+    ///
+    /// # Errors
+    /// When there is a default route already, or the router is not on this link.
+    pub fn route_by(&self, router: Ipv4Addr) -> Result<()> {
+        let route = RouteMessageBuilder::<Ipv4Addr>::new()
+            .gateway(router)
+            .build();
+        self.netns.run(|| {
+            rtnl::run(async |handle| handle.route().add(route).execute().await)?
+                .with_context(|| format!("cannot route by {router}"))
+        })
+    }
+
+    /// The inner end of a VXLAN tunnel that ends here, on the subnet of a link that there is not.
+    ///
+    /// # Errors
+    /// The kernel has no VXLAN.
+    pub fn vxlan(&self, id: u8, vni: u32) -> Result<Self> {
+        let plan = |prefix: &str, host| Plan {
+            netns: &self.netns,
+            name: format!("{prefix}{}", self.name.trim_start_matches("nic")),
+            mac: [2, b'r', b'x', 0, id, host as u8],
+            host,
+            rx_queues: 1,
+            tx_queues: 1,
+        };
+        let (inner, peer) = (plan("vx", 1), plan("", 2));
+        let mut message = LinkVxlan::new(&inner.name, vni)
+            .port(VXLAN_PORT)
+            .local(self.ipv4)
+            .learning(false)
+            .build();
+        let mac = LinkAttribute::Address(inner.mac.to_vec());
+        message.attributes.push(mac);
+        self.netns.run(|| {
+            rtnl::run(async |handle| handle.link().add(message).execute().await)?
+                .context("cannot make a tunnel: is CONFIG_VXLAN there?")
+        })?;
+        let config = LinkConfig {
+            id,
+            ..Default::default()
+        };
+        inner.configure(&config, &peer)
+    }
+}
+
+impl Link {
+    /// Joins two namespaces, or one with itself.
+    ///
+    /// # Errors
+    /// The kernel has no veth, or two links in one namespace have the same id.
+    pub fn new(tester: &Netns, dut: &Netns, config: &LinkConfig) -> Result<Self> {
+        ensure!(config.id < 32, "a link's id is 0…31, not {}", config.id);
+        ensure!(config.queues > 0, "a link needs a queue");
+        // NAPI threads are found by device name on the whole host, so the name holds our pid.
+        static SERIAL: AtomicU32 = AtomicU32::new(0);
+        let serial = SERIAL.fetch_add(1, Ordering::Relaxed) & 0xfff;
+        let unique = format!("{:x}-{serial:x}", std::process::id());
+        let plan = |prefix: &str, netns, host, rx_queues, tx_queues| Plan {
+            netns,
+            name: format!("{prefix}{unique}"),
+            mac: [2, b'r', b'x', 0, config.id, host as u8],
+            host,
+            rx_queues,
+            tx_queues,
+        };
+        // An end with an XDP program has a receive queue for each transmit queue of the other.
+        let (queues, replies) = (config.queues, config.queues.max(config.reply_queues));
+        let dut = plan("nic", dut, 1, queues, replies);
+        let tester = plan("tst", tester, 2, replies, queues);
+
+        tester.netns.run(|| {
+            let peer = LinkMessageBuilder::<LinkUnspec>::new()
+                .name(&dut.name)
+                .setns_by_fd(dut.netns.fd().as_raw_fd());
+            let peer = InfoData::Veth(InfoVeth::Peer(dut.message(peer.build(), config)));
+            let pair = LinkVeth::new(&tester.name, &dut.name).set_info_data(peer);
+            let pair = tester.message(pair.build(), config);
+            rtnl::run(async |handle| handle.link().add(pair).execute().await)?
+                .context("cannot make a veth pair: is CONFIG_VETH there?")
+        })?;
+        let link = Self {
+            tester: tester.configure(config, &dut)?,
+            dut: dut.configure(config, &tester)?,
+        };
+        link.dut.ethtool.set(Offload::Gro, config.gro)?;
+        // As on a wire: tags inside the frame, checksums filled in.
+        link.tester
+            .ethtool
+            .set_features(&["tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"], false)?;
+        link.tester.ethtool.set(Offload::TxChecksum, false)?;
+        link.dut
+            .ethtool
+            .set_features(&["rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"], false)?;
+        Ok(link)
+    }
+}

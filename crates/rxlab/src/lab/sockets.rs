@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Sockets of an application that reads: servers, connected ones, and TCP without a handshake.
+
+use std::io::ErrorKind;
+use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::sys::socket::{
+    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,
+};
+use nix::sys::time::{TimeVal, TimeValLike};
+use socket2::{Domain, Socket, Type};
+
+use rxsteer::busy_poll::options::Polling;
+
+use super::frame::{TcpFlows, UdpFlows};
+use super::netns::Netns;
+use super::sink::IDLE;
+
+/// One unconnected UDP socket for all flows.
+///
+/// # Errors
+/// The address is taken, or not the namespace's.
+pub fn server(netns: &Netns, flows: &UdpFlows, rcvbuf: usize) -> Result<OwnedFd> {
+    let local = SocketAddr::new(flows.daddr, flows.dport);
+    netns.run(|| bound(SockType::Datagram, local, rcvbuf))
+}
+
+/// A UDP socket that shares its address with others (SO_REUSEPORT), in the caller's namespace.
+///
+/// # Errors
+/// The address is taken, or not the namespace's.
+pub fn reuseport(local: SocketAddr) -> Result<UdpSocket> {
+    let family = match local {
+        SocketAddr::V4(_) => AddressFamily::Inet,
+        SocketAddr::V6(_) => AddressFamily::Inet6,
+    };
+    let fd = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
+    setsockopt(&fd, sockopt::ReusePort, &true)?;
+    bind(fd.as_raw_fd(), &SockaddrStorage::from(local))?;
+    Ok(fd.into())
+}
+
+/// A UDP socket that lets others have its address too (SO_REUSEADDR), in the caller's namespace.
+///
+/// # Errors
+/// As [`reuseport`].
+pub fn reuseaddr(local: SocketAddr) -> Result<UdpSocket> {
+    Ok(bound(SockType::Datagram, local, 0)?.into())
+}
+
+/// One UDP socket per flow, connected to its source.
+///
+/// # Errors
+/// As [`server`], and when a source can't be reached.
+pub fn connected(netns: &Netns, flows: &UdpFlows, rcvbuf: usize) -> Result<Vec<OwnedFd>> {
+    let local = SocketAddr::new(flows.daddr, flows.dport);
+    let sources = (0..flows.nr_flows).map(|flow| flows.source(flow));
+    connected_to(netns, local, sources, rcvbuf)
+}
+
+/// One UDP socket for each of these sources, connected to it.
+///
+/// # Errors
+/// As [`server`], and when a source can't be reached.
+pub fn connected_to(
+    netns: &Netns,
+    local: SocketAddr,
+    sources: impl Iterator<Item = SocketAddr> + Send,
+    rcvbuf: usize,
+) -> Result<Vec<OwnedFd>> {
+    let open = |source| -> Result<OwnedFd> {
+        let fd = bound(SockType::Datagram, local, rcvbuf)?;
+        connect(fd.as_raw_fd(), &SockaddrStorage::from(source))?;
+        Ok(fd)
+    };
+    netns.run(|| sources.map(open).collect())
+}
+
+/// One established TCP socket per flow, which waits for the flow's first segment, with room for
+/// `rcvbuf` bytes. There is no peer: what they send must find nobody who answers. Closing them
+/// sends a reset at most.
+///
+/// # Errors
+/// Without CAP_NET_ADMIN, or when a source can't be reached.
+pub fn established(netns: &Netns, tcp: &TcpFlows, rcvbuf: usize) -> Result<Vec<OwnedFd>> {
+    let establish = |flow| -> Result<OwnedFd> {
+        let local = SocketAddr::new(tcp.flows.daddr, tcp.flows.dport);
+        let fd = open(SockType::Stream, local, rcvbuf)?;
+        let set = |name, value: &[u32]| setsockopt_words(&fd, libc::IPPROTO_TCP, name, value);
+        // Under repair all may have the same port, and connecting takes no packet.
+        set(libc::TCP_REPAIR, &[1]).context("no TCP_REPAIR here")?;
+        bind_to(&fd, local)?;
+        for (queue, seq) in [(TCP_RECV_QUEUE, tcp.first_seq), (TCP_SEND_QUEUE, tcp.ack)] {
+            set(libc::TCP_REPAIR_QUEUE, &[queue])?;
+            set(libc::TCP_QUEUE_SEQ, &[seq])?;
+        }
+        let peer = tcp.flows.source(flow);
+        connect(fd.as_raw_fd(), &SockaddrStorage::from(peer))?;
+        set(libc::TCP_REPAIR_OPTIONS, &[TCPOPT_WINDOW, 14 << 16 | 14])?;
+        let window = rcvbuf as u32;
+        set(
+            libc::TCP_REPAIR_WINDOW,
+            &[tcp.first_seq, 1 << 20, 1 << 20, window, tcp.first_seq],
+        )?;
+        setsockopt(
+            &fd,
+            sockopt::Linger,
+            &libc::linger {
+                l_onoff: 1,
+                l_linger: 0,
+            },
+        )?;
+        set(libc::TCP_REPAIR, &[TCP_REPAIR_OFF_NO_WP])?;
+        Ok(fd)
+    };
+    netns.run(|| {
+        (0..tcp.flows.nr_flows)
+            .map(|flow| establish(flow).with_context(|| format!("TCP flow {flow}")))
+            .collect()
+    })
+}
+
+/// Lets a read poll the device's queue for `us` microseconds, before the interrupt does.
+///
+/// # Errors
+/// Without CAP_NET_ADMIN.
+pub fn busy_poll(socket: &OwnedFd, us: u32) -> Result<()> {
+    let polling = Polling {
+        usecs: us,
+        prefer: true,
+    };
+    polling.set_socket(socket).context("SO_BUSY_POLL")
+}
+
+/// Lets TCP send no more than so many bytes in a second, spread over it.
+///
+/// # Errors
+/// When it is no socket.
+pub fn pace(socket: &impl AsRawFd, bytes_per_s: u32) -> Result<()> {
+    let rate = libc::SO_MAX_PACING_RATE;
+    setsockopt_words(socket, libc::SOL_SOCKET, rate, &[bytes_per_s])
+}
+
+// linux/tcp.h, and an enum in net/ipv4/tcp.c.
+const TCP_RECV_QUEUE: u32 = 1;
+const TCP_SEND_QUEUE: u32 = 2;
+const TCPOPT_WINDOW: u32 = 3;
+/// Without a window probe, -1.
+const TCP_REPAIR_OFF_NO_WP: u32 = u32::MAX;
+
+fn open(kind: SockType, local: SocketAddr, rcvbuf: usize) -> Result<OwnedFd> {
+    let family = match local {
+        SocketAddr::V4(_) => AddressFamily::Inet,
+        SocketAddr::V6(_) => AddressFamily::Inet6,
+    };
+    let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
+    // Many UDP sockets on one port.
+    setsockopt(&fd, sockopt::ReuseAddr, &true)?;
+    // FORCE: net.core.rmem_max is the host's and stays as it is.
+    setsockopt(&fd, sockopt::RcvBufForce, &rcvbuf)?;
+    let idle = TimeVal::milliseconds(IDLE.as_millis() as i64);
+    setsockopt(&fd, sockopt::ReceiveTimeout, &idle)?;
+    Ok(fd)
+}
+
+fn bind_to(fd: &OwnedFd, local: SocketAddr) -> Result<()> {
+    bind(fd.as_raw_fd(), &SockaddrStorage::from(local))
+        .with_context(|| format!("cannot receive on {local}"))
+}
+
+fn bound(kind: SockType, local: SocketAddr, rcvbuf: usize) -> Result<OwnedFd> {
+    let fd = open(kind, local, rcvbuf)?;
+    bind_to(&fd, local)?;
+    Ok(fd)
+}
+
+/// A TCP listener that shares its address with others (SO_REUSEPORT) and does not block, in the
+/// caller's namespace.
+///
+/// # Errors
+/// The address is taken, or not the namespace's.
+pub fn listener(local: SocketAddr) -> Result<TcpListener> {
+    /// Connections that may wait: net.core.somaxconn's default, which is the most.
+    const BACKLOG: i32 = 4096;
+    let socket = Socket::new(Domain::for_address(local), Type::STREAM, None)?;
+    socket.set_reuse_port(true)?;
+    socket.set_nonblocking(true)?;
+    socket
+        .bind(&local.into())
+        .with_context(|| format!("cannot listen at {local}"))?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
+/// Takes `count` TCP connections that are made to a listener, whose reads wake up now and then.
+///
+/// # Errors
+/// When one does not come within `patience`.
+pub fn accepted(listener: &TcpListener, count: u32, patience: Duration) -> Result<Vec<TcpStream>> {
+    let deadline = Instant::now() + patience;
+    listener.set_nonblocking(true)?;
+    let mut streams = Vec::new();
+    while streams.len() < count as usize {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                stream.set_nonblocking(false)?;
+                stream.set_read_timeout(Some(IDLE))?;
+                stream.set_nodelay(true)?;
+                streams.push(stream);
+            }
+            Err(e) if e.kind() == ErrorKind::WouldBlock && Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            Err(e) => {
+                return Err(e).context(format!("{} of {count} connections came", streams.len()));
+            }
+        }
+    }
+    Ok(streams)
+}
+
+/// An option that is one word, or a structure of words.
+fn setsockopt_words(fd: &impl AsRawFd, level: i32, name: libc::c_int, value: &[u32]) -> Result<()> {
+    // SAFETY: the kernel reads `value` during the call.
+    let ret = unsafe {
+        libc::setsockopt(
+            fd.as_raw_fd(),
+            level,
+            name,
+            value.as_ptr().cast(),
+            size_of_val(value) as libc::socklen_t,
+        )
+    };
+    Errno::result(ret).with_context(|| format!("socket option {level}/{name}"))?;
+    Ok(())
+}

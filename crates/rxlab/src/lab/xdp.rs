@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The lab's own XDP programs, and the way any program is attached to an end.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use anyhow::{Context, Result, ensure};
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::{MapCore, MapFlags};
+
+use super::link::End;
+use crate::lab_skel::types::bpf_cpumap_val;
+use crate::lab_skel::{LabSkel, LabSkelBuilder, OpenLabSkel};
+use rxsteer::device::XdpMode;
+
+/// Attaches a program to an end for as long as the returned BPF link is open.
+///
+/// # Errors
+/// EBUSY when another program holds the device.
+pub fn attach(end: &End, program: BorrowedFd, mode: XdpMode) -> Result<OwnedFd> {
+    end.netns.run(|| {
+        rxsteer::xdp::attach(program, end.ifindex, mode)
+            .with_context(|| format!("cannot attach XDP to {}", end.name))
+    })
+}
+
+/// Opens the lab's object, lets `choose` switch programs on and set constants, and loads it.
+pub(crate) fn load(
+    choose: impl FnOnce(&mut OpenLabSkel) -> Result<()>,
+) -> Result<LabSkel<'static>> {
+    // The skeleton borrows this slot for its own life; it is one pointer, given up for a
+    // structure that can be moved and stored. The object itself goes with the skeleton.
+    let slot = Box::leak(Box::new(MaybeUninit::uninit()));
+    let mut open = LabSkelBuilder::default().open(slot)?;
+    choose(&mut open)?;
+    open.load()
+        .context("cannot load the lab's BPF programs: CAP_BPF and CAP_NET_ADMIN are needed")
+}
+
+/// One of the lab's programs on a device, until dropped.
+pub struct Xdp {
+    skel: LabSkel<'static>,
+    _link: OwnedFd,
+}
+
+impl Xdp {
+    /// Passes every frame to the stack: the baseline, with the cost of XDP but without steering.
+    pub fn pass(end: &End, mode: XdpMode) -> Result<Self> {
+        let skel = load(|open| {
+            open.progs.pass.set_autoload(true);
+            Ok(())
+        })?;
+        let link = attach(end, skel.progs.pass.as_fd(), mode)?;
+        Ok(Self { skel, _link: link })
+    }
+
+    /// Drops every frame: what a wire and a NAPI can do at most.
+    pub fn drop(end: &End, mode: XdpMode) -> Result<Self> {
+        let skel = load(|open| {
+            open.progs.drop.set_autoload(true);
+            Ok(())
+        })?;
+        let link = attach(end, skel.progs.drop.as_fd(), mode)?;
+        Ok(Self { skel, _link: link })
+    }
+
+    /// Spreads frames over `cpus` by a hash of the 4-tuple, through one cpumap whose rings hold
+    /// `ring` frames: what XDP load balancers do, without order, limits or locality.
+    pub fn cpumap(end: &End, cpus: &[u32], ring: u32) -> Result<Self> {
+        let skel = load(|open| {
+            open.progs.cpumap.set_autoload(true);
+            let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;
+            let slots = constants.lab_cpus.len();
+            ensure!(
+                !cpus.is_empty() && cpus.len() <= slots && cpus.iter().all(|&c| c < slots as u32),
+                "a cpumap takes 1…{slots} CPUs below {slots}, not {cpus:?}"
+            );
+            constants.lab_cpus[..cpus.len()].copy_from_slice(cpus);
+            constants.lab_nr_cpus = cpus.len() as u32;
+            Ok(())
+        })?;
+        for cpu in cpus {
+            let value = bpf_cpumap_val {
+                qsize: ring,
+                ..Default::default()
+            };
+            // SAFETY: plain old data of the size that the map was made with.
+            let value = unsafe {
+                std::slice::from_raw_parts((&raw const value).cast(), size_of_val(&value))
+            };
+            skel.maps
+                .lab_cpumap
+                .update(&cpu.to_ne_bytes(), value, MapFlags::ANY)
+                .with_context(|| format!("no cpumap entry for CPU {cpu}: is it online?"))?;
+        }
+        let link = attach(end, skel.progs.cpumap.as_fd(), XdpMode::Native)?;
+        Ok(Self { skel, _link: link })
+    }
+
+    /// Frames that came in by an rx queue since the program was attached.
+    pub fn received(&self, queue: u32) -> u64 {
+        let queues = self.skel.maps.bss_data.as_ref().map(|bss| &bss.lab_queues);
+        queues
+            .and_then(|queues| queues.get(queue as usize))
+            // SAFETY: the kernel writes this word while we read it; a 64-bit load is whole.
+            .map_or(0, |queue| unsafe {
+                (&raw const queue.nr_received).read_volatile()
+            })
+    }
+}

@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Traffic in network namespaces of its own, and what it shows: the lab, the bench, the demo.
+
+pub mod bench;
+pub mod cli;
+pub mod demo;
+pub mod lab;
+pub mod testing;
+
+/// The lab's programs, generated from `bpf/lab.bpf.c`.
+#[allow(clippy::all, clippy::pedantic, missing_docs)]
+pub mod lab_skel {
+    include!(concat!(env!("OUT_DIR"), "/lab.skel.rs"));
+}

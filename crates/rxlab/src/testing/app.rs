@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Applications for end-to-end tests.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::lab::frame::UdpFlows;
+use crate::lab::netns::Netns;
+use anyhow::Result;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
+/// How an application takes its data.
+pub type Take = Box<dyn FnMut() -> std::io::Result<usize> + Send>;
+
+/// A thread that takes data, where it is told to run.
+pub struct App {
+    stop: Arc<AtomicBool>,
+    /// Its thread.
+    pub tid: Pid,
+    thread: Option<JoinHandle<Option<()>>>,
+}
+
+impl App {
+    /// `take` returns within some milliseconds, with data or without.
+    pub fn start(netns: &Netns, mut take: Take) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = stop.clone();
+        let (tell, tid) = mpsc::channel();
+        let thread = netns.spawn(None, "app", move || {
+            tell.send(nix::unistd::gettid()).expect("it is waited for");
+            while !seen.load(Ordering::Relaxed) {
+                let _ = take();
+            }
+        })?;
+        Ok(Self {
+            stop,
+            tid: tid.recv()?,
+            thread: Some(thread),
+        })
+    }
+
+    pub fn move_to(&self, cpu: u32) -> Result<()> {
+        let mut cpus = CpuSet::new();
+        cpus.set(cpu as usize)?;
+        Ok(sched_setaffinity(self.tid, &cpus)?)
+    }
+}
+
+impl Drop for App {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// One that gets the first flow's datagrams and no others.
+pub fn connected(netns: &Netns, flows: &UdpFlows) -> Result<UdpSocket> {
+    netns.run(|| {
+        let socket = UdpSocket::bind(SocketAddr::new(flows.daddr, flows.dport))?;
+        socket.connect(SocketAddr::new(flows.saddr, flows.sport))?;
+        soon(socket)
+    })
+}
+
+/// A socket that a [`Take`] may wait on.
+pub fn soon(socket: UdpSocket) -> Result<UdpSocket> {
+    socket.set_read_timeout(Some(Duration::from_millis(5)))?;
+    Ok(socket)
+}

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Where end-to-end tests happen: a link into a NIC that is polled on one CPU, and the waiting.
+
+use std::net::SocketAddr;
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use crate::bench::mode::Active;
+use crate::lab;
+use crate::lab::frame::{Frames, UdpFlows};
+use crate::lab::link::{Link, LinkConfig};
+use crate::lab::netns::Netns;
+use crate::lab::nic::Nic;
+use crate::lab::sink::{Sink, SinkConfig};
+use crate::lab::wire::{Wire, WireConfig};
+use anyhow::{Result, bail};
+use rxsteer::accounting::{Queue, Status};
+use rxsteer::backlogs::LIMIT_MAX;
+use rxsteer::cpumask::CpuMask;
+use rxsteer::netdev;
+use rxsteer::policy::Policy;
+use rxsteer::run::{Mode, Options, RpsCpus};
+
+/// Polls every queue, unless a test says otherwise.
+pub const POLLING_CPU: u32 = 0;
+
+/// The other one that tests need.
+pub const OTHER_CPU: u32 = 1;
+
+/// How long a condition may take to come true: no test's result depends on how fast it did. In an emulated
+/// machine loading the programs alone takes 20 s.
+const PATIENCE: Duration = Duration::from_secs(90);
+
+/// One lab at a time, if this machine allows one that is of use.
+pub fn lab(test: &str) -> Option<MutexGuard<'static, ()>> {
+    static SERIAL: Mutex<()> = Mutex::new(());
+    let guard = SERIAL.lock().unwrap_or_else(|poison| poison.into_inner());
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let reason = match lab::can_run() {
+        Ok(()) if cpus > 1 => return Some(guard),
+        Ok(()) => "this machine has one CPU".to_owned(),
+        Err(error) => format!("{error:#}"),
+    };
+    super::not_run(test, &reason);
+    None
+}
+
+/// Whether the kernel tells which NAPI instances a veth has. Generic mode, which needs one, is refused on a
+/// veth where it does not.
+pub fn instances_are_told(test: &str) -> bool {
+    const LO: u32 = 1; // any device does
+    let told = !matches!(netdev::napis(LO), Ok(None));
+    if !told {
+        super::not_run(
+            test,
+            "before Linux 6.8 a veth does not show its NAPI instances",
+        );
+    }
+    told
+}
+
+/// Asks again and again until there is an answer.
+pub fn until<T>(what: &str, mut answer: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(answer) = answer()? {
+            return Ok(answer);
+        }
+        if start.elapsed() > PATIENCE {
+            bail!("still not after {PATIENCE:?}: {what}");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// A link into a NIC.
+pub struct Bed {
+    pub link: Link,
+    pub nic: Nic,
+}
+
+impl Bed {
+    pub fn new(config: &LinkConfig) -> Result<Self> {
+        Self::between(&Netns::new("tester")?, &Netns::new("dut")?, config)
+    }
+
+    /// Another link between the same two hosts, if its id differs.
+    pub fn between(tester: &Netns, dut: &Netns, config: &LinkConfig) -> Result<Self> {
+        let link = Link::new(tester, dut, config)?;
+        let nic = Nic::new(&link.dut, &vec![POLLING_CPU; config.queues as usize])?;
+        Ok(Self { link, nic })
+    }
+
+    /// RPS, native, with backlogs that hold all that a test sends, and so many slots and entries that hardly
+    /// two flows share one.
+    pub fn options(&self, cpus: &[u32]) -> Options {
+        Options {
+            policy: Policy::RPS,
+            flow_limit: 0,
+            mode: Mode::Native,
+            rps_cpus: RpsCpus::Mask(mask(cpus)),
+            backlog: Some(LIMIT_MAX),
+            rps_sock_flow_entries: 1 << 22,
+            rps_flow_cnt: 1 << 18,
+            ..Options::new([self.link.dut.name.as_str()])
+        }
+    }
+
+    /// A sink whose reports tell the CPU that processed each datagram, and that has room for all
+    /// that a test sends.
+    pub fn sink_by_cpu(&self, flows: &UdpFlows) -> Result<Sink> {
+        Sink::start(
+            &self.link.dut.netns,
+            &SinkConfig {
+                threads: vec![None, None],
+                by_cpu: true,
+                rcvbuf: 64 << 20,
+                ..SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport))
+            },
+        )
+    }
+
+    /// One socket that checks the order of what it gets: what it gets in order was delivered in
+    /// order.
+    pub fn sink_in_order(&self, flows: &UdpFlows) -> Result<Sink> {
+        let config = SinkConfig {
+            check_order: true,
+            rcvbuf: 64 << 20,
+            ..SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport))
+        };
+        Sink::start(&self.link.dut.netns, &config)
+    }
+
+    /// Sends exactly `count` frames into queue 0, and loses none on the way.
+    pub fn send(&self, frames: Frames, count: u64) -> Result<()> {
+        let report = Wire::start(&self.link, 0, &lossless(frames, Some(count), 200_000))?.wait()?;
+        assert_eq!((report.sent, report.lost), (count, 0));
+        Ok(())
+    }
+
+    /// Sends until every flow is where rxsteer wants it, for masks without the polling CPU: the
+    /// first poll's frames, and those that come before a backlog is made, stay where they are.
+    pub fn warm_up(&self, active: &Active<'_>, flows: &UdpFlows) -> Result<Queue> {
+        let mut before = at_rest(active, 0, 0)?;
+        until("all flows at home", || {
+            self.send(Frames::Udp(flows.clone()), flows.nr_flows.into())?;
+            let now = at_rest(active, 0, before.received + u64::from(flows.nr_flows))?;
+            let inline = now.inline - before.inline;
+            before = now.clone();
+            Ok((inline == 0).then_some(now))
+        })
+    }
+}
+
+pub fn mask(cpus: &[u32]) -> CpuMask {
+    cpus.iter().copied().collect()
+}
+
+/// A wire that waits for its receiver.
+pub fn lossless(frames: Frames, count: Option<u64>, rate: u64) -> WireConfig {
+    WireConfig {
+        frames,
+        count,
+        rate: Some(rate),
+        lossless: true,
+        window: None,
+    }
+}
+
+pub fn status(active: &Active<'_>) -> Result<Status> {
+    Ok(active.status()?.expect("rxsteer keeps account"))
+}
+
+/// Queue 0 of a device once it has received `received` frames and none is under way. Both sums
+/// close then, or the test fails.
+pub fn at_rest(active: &Active<'_>, device: usize, received: u64) -> Result<Queue> {
+    queue_at_rest(active, device, 0, received)
+}
+
+/// The same of any queue.
+pub fn queue_at_rest(
+    active: &Active<'_>,
+    device: usize,
+    queue: usize,
+    received: u64,
+) -> Result<Queue> {
+    let mut last = Queue::default();
+    let queue = until("all frames received, and none queued", || {
+        last = status(active)?.devices[device].queues[queue].clone();
+        Ok((last.received >= received && last.sums.queued == 0).then(|| last.clone()))
+    })
+    .map_err(|error| error.context(format!("{last:?}")))?;
+    assert_eq!(queue.received, received, "{queue:?}");
+    assert_eq!(queue.imbalance(), None, "{queue:?}");
+    Ok(queue)
+}
+
+/// Waits until a sink has received, or dropped for want of room, `count` datagrams; then stops it.
+/// Returns what it received, by thread.
+pub fn received(sink: Sink, count: u64) -> Result<Vec<u64>> {
+    until("all datagrams received", || {
+        Ok((sink.received() + sink.dropped()? >= count).then_some(()))
+    })?;
+    let report = sink.stop()?;
+    assert_eq!(report.dropped, 0, "{report:?}");
+    Ok(report.received)
+}
+
+/// Frames processed INLINE and in CPU 1's backlog.
+pub fn places(q: &Queue) -> [u64; 2] {
+    let backlog = q.backlogs.iter().find(|b| b.cpu == OTHER_CPU);
+    [q.inline, backlog.map_or(0, |b| b.terms.redirected)]
+}
+
+/// Whether all packets that `send` sends now are processed where `cpu`'s are.
+pub fn all_at(active: &Active<'_>, cpu: u32, mut send: impl FnMut() -> Result<()>) -> Result<bool> {
+    let queue = || Ok::<_, anyhow::Error>(status(active)?.devices[0].queues[0].clone());
+    let before = queue()?;
+    send()?;
+    let after = until("the packets are received", || {
+        let now = queue()?;
+        Ok((now.received > before.received && now.sums.queued == 0).then_some(now))
+    })?;
+    let [inline, redirected] = [0, 1].map(|i| places(&after)[i] - places(&before)[i]);
+    let elsewhere = if cpu == POLLING_CPU {
+        redirected
+    } else {
+        inline
+    };
+    Ok(elsewhere == 0 && inline + redirected > 0)
+}

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What end-to-end tests share.
+
+use std::fs::OpenOptions;
+use std::io::Write;
+
+pub mod app;
+pub mod bed;
+pub mod usage;
+
+/// Says that a test did not run and why; `make test` counts the lines, and never as passed.
+pub fn not_run(test: &str, reason: &str) {
+    let line = format!("NOT RUN: {test}: {reason}\n");
+    eprint!("{line}");
+    if let Some(path) = std::env::var_os("RXSTEER_NOT_RUN") {
+        OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .and_then(|mut file| file.write_all(line.as_bytes()))
+            .expect("RXSTEER_NOT_RUN names a file that can be appended to");
+    }
+}

@@ -1,0 +1,475 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The scenarios of traffic measure what they say they will, and refuse what did not measure it.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use rxlab::bench::bed::{Bed, INTERRUPT_CPU, Masks};
+use rxlab::bench::mode::{Cpus, Mode, Way};
+use rxlab::bench::router::{NR_BLOCKED, Passed, Router, Ruleset, blocked};
+use rxlab::bench::traffic::{Traffic, check};
+use rxlab::bench::{
+    CasePlan, Condition, Effort, Gro, Measurement, Napi, Only, Refusal, Scenario, Unfit, report,
+};
+use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::sink::{Sink, SinkConfig};
+use rxlab::testing::bed::{lab, until};
+use rxsteer::kthread;
+
+const CONDITION: Condition = Condition {
+    napi: Napi::Thread,
+    gro: Gro::On,
+};
+
+/// Of what the tests send themselves: frames per second that any machine carries, and for how long.
+const RATE: u64 = 20_000;
+const SECONDS: f64 = 0.2;
+
+/// What tells of a mistake of ours. Other refusals tell of a host with other things to do: counters
+/// of all namespaces, CPUs given to others.
+const MISTAKES: [&str; 4] = [
+    "not in effect",
+    "refused connections",
+    "account does not close",
+    "rxsteer received",
+];
+
+/// What is delivered, and of what.
+const RATES: [(&str, &str); 3] = [
+    ("delivered_pps", "accepted_pps"),
+    ("delivered_at_2x_pps", "offered_at_2x_pps"),
+    ("delivered_at_most_pps", "offered_at_most_pps"),
+];
+
+fn has_nft() -> bool {
+    Command::new("nft").arg("--version").output().is_ok()
+}
+
+/// A round of it: every planned mode of every case has all headlines, or was refused.
+fn run(scenario: Scenario, headlines: &[&str]) -> Result<()> {
+    run_only(scenario, Only::default(), headlines)
+}
+
+/// The same of a part of it.
+fn run_only(scenario: Scenario, only: Only, headlines: &[&str]) -> Result<()> {
+    let effort = Effort {
+        on: None,
+        only: only.clone(),
+        rounds: 1,
+        seconds: 0.05,
+        napi: Vec::new(),
+        gro: Vec::new(),
+    };
+    let mut measurement = Measurement::new(scenario.prepare(&effort)?, &effort);
+    measurement.round(&effort, None, &|_| {})?;
+    let plan = measurement.plan();
+    let report = measurement.report(&effort).context("a round is complete")?;
+    assert!(!plan.cases.is_empty(), "{:?}", plan.notes);
+    println!("{}", report.render());
+    let asked = |case: &&CasePlan| {
+        only.cases.is_empty() || only.cases.iter().any(|part| case.case.contains(part))
+    };
+    for case in plan.cases.iter().filter(asked) {
+        let modes = report.cases.iter().find(|found| found.case == case.case);
+        for mode in case
+            .modes
+            .iter()
+            .filter(|m| only.modes.is_empty() || only.modes.contains(m))
+        {
+            let refused = |r: &&Refusal| r.case == case.case && r.mode == *mode;
+            let refusal = report.refused.iter().find(refused);
+            let values = modes.and_then(|found| found.modes.get(mode));
+            let values = values.filter(|values| !values.is_empty());
+            assert_eq!(refusal.is_some(), values.is_none(), "{}, {mode}", case.case);
+            let Some(values) = values else { continue };
+            for (metric, value) in values {
+                assert!(plan.metrics.contains_key(metric), "{metric}");
+                assert!(value.median.is_finite() && value.median >= 0.0, "{metric}");
+            }
+            for (delivered, offered) in RATES {
+                let of = |metric: &str| values.get(metric).map(|value| value.median);
+                assert!(of(delivered) <= of(offered), "{mode}: {values:?}");
+            }
+            for headline in headlines {
+                assert!(values.contains_key(*headline), "{mode}: {headline}");
+            }
+        }
+    }
+    for refusal in &report.refused {
+        let mistake = MISTAKES.iter().any(|mistake| refusal.why.contains(mistake));
+        assert!(!mistake, "{refusal:?}");
+    }
+    let measured = |case: &report::Case| case.modes.values().any(|values| !values.is_empty());
+    if !report.cases.iter().any(measured) {
+        let why = &report.refused[0].why;
+        rxlab::testing::not_run(plan.scenario, &format!("all was refused: {why}"));
+    }
+    Ok(())
+}
+
+const SEARCHED: [&str; 6] = [
+    "lossfree_pps",
+    "delivered_at_2x_pps",
+    "delivered_at_most_pps",
+    "offered_at_2x_pps",
+    "offered_at_most_pps",
+    "generator_bound",
+];
+
+#[test]
+fn flood() -> Result<()> {
+    let Some(_guard) = lab("flood") else {
+        return Ok(());
+    };
+    run(Scenario::Flood, &["delivered_pps", "accepted_pps"])
+}
+
+/// Of many connections, fewer where the client has CPUs of its own.
+const MANY: [&str; 2] = ["TCP_RR, 500", "TCP_RR, 200"];
+
+fn only(cases: &[&str], modes: &[&str]) -> Only {
+    Only {
+        cases: cases.iter().map(|&case| case.to_owned()).collect(),
+        modes: modes.iter().map(|&mode| mode.to_owned()).collect(),
+    }
+}
+
+/// Generators with CPUs of their own: a flood and its limit, and a client.
+#[test]
+fn generators_apart() -> Result<()> {
+    let Some(_guard) = lab("generators_apart") else {
+        return Ok(());
+    };
+    if !Masks::host()?.apart() {
+        rxlab::testing::not_run("generators_apart", "this machine has fewer than 4 CPUs");
+        return Ok(());
+    }
+    let modes = ["none", "kernel-rps (others)", "rxsteer-rfs"];
+    let delivered = ["delivered_pps", "accepted_pps"];
+    run_only(Scenario::Flood, only(&["connected"], &modes), &delivered)?;
+    run_only(
+        Scenario::Flood,
+        only(&["for each CPU"], &["none"]),
+        &delivered,
+    )?;
+    run_only(Scenario::Rr, only(&MANY, &modes[..2]), &["tps"])?;
+    run_only(
+        Scenario::Lossfree,
+        only(&["connected"], &["none"]),
+        &SEARCHED,
+    )
+}
+
+#[test]
+fn rr() -> Result<()> {
+    let Some(_guard) = lab("rr") else {
+        return Ok(());
+    };
+    let modes = ["none", "kernel-rps (all)", "rxsteer"];
+    let headlines = ["tps", "latency_us_p99", "demand_us"];
+    run_only(Scenario::Rr, only(&MANY, &modes), &headlines)
+}
+
+#[test]
+fn ramp() -> Result<()> {
+    let Some(_guard) = lab("ramp") else {
+        return Ok(());
+    };
+    let headlines = ["ramp_ms", "final_pps", "first_100ms_pps"];
+    run(Scenario::Ramp, &headlines)
+}
+
+#[test]
+fn wakeup() -> Result<()> {
+    let Some(_guard) = lab("wakeup") else {
+        return Ok(());
+    };
+    let headlines = ["polling_ns_per_packet", "cpu_ns_per_packet"];
+    run(Scenario::Wakeup, &headlines)
+}
+
+#[test]
+fn fairness() -> Result<()> {
+    let Some(_guard) = lab("fairness") else {
+        return Ok(());
+    };
+    run(Scenario::Fairness, &["modest_percent", "flood_pps"])
+}
+
+#[test]
+fn lossfree() -> Result<()> {
+    let Some(_guard) = lab("lossfree") else {
+        return Ok(());
+    };
+    run(Scenario::Lossfree, &SEARCHED)
+}
+
+#[test]
+fn forward() -> Result<()> {
+    let Some(_guard) = lab("forward") else {
+        return Ok(());
+    };
+    if !has_nft() {
+        rxlab::testing::not_run("forward", "nft is missing");
+        return Ok(());
+    }
+    run(Scenario::Forward, &SEARCHED)
+}
+
+#[test]
+fn firewall() -> Result<()> {
+    let Some(_guard) = lab("firewall") else {
+        return Ok(());
+    };
+    if !has_nft() {
+        rxlab::testing::not_run("firewall", "nft is missing");
+        return Ok(());
+    }
+    run(Scenario::Firewall, &SEARCHED)
+}
+
+#[test]
+fn crr() -> Result<()> {
+    let Some(_guard) = lab("crr") else {
+        return Ok(());
+    };
+    run(
+        Scenario::Crr,
+        &["tps", "latency_us_p99", "demand_us", "latency_us_p50"],
+    )
+}
+
+#[test]
+fn without_nft_there_is_a_note_and_no_figure() -> Result<()> {
+    let Some(_guard) = lab("without_nft_there_is_a_note_and_no_figure") else {
+        return Ok(());
+    };
+    let output = Command::new(env!("CARGO_BIN_EXE_rxlab"))
+        .args(["bench", "forward", "--rounds=1", "--seconds=0.1", "--json"])
+        .env("PATH", "/nonexistent")
+        .output()?;
+    assert!(output.status.success(), "{output:?}");
+    let document: report::Document = serde_json::from_slice(&output.stdout)?;
+    let [report] = &document.scenarios[..] else {
+        panic!("{document:?}");
+    };
+    assert_eq!(
+        (report.scenario.as_str(), report.cases.len()),
+        ("forward", 0)
+    );
+    assert!(report.notes[0].contains("nft is missing"), "{report:?}");
+    Ok(())
+}
+
+#[test]
+fn a_paced_stream_keeps_its_pace() -> Result<()> {
+    let Some(_guard) = lab("a_paced_stream_keeps_its_pace") else {
+        return Ok(());
+    };
+    let effort = Effort {
+        on: None,
+        only: Only {
+            cases: vec!["polls".to_owned(), "Gbit/s".to_owned()],
+            modes: vec!["none".to_owned()],
+        },
+        rounds: 1,
+        seconds: 0.2,
+        napi: Vec::new(),
+        gro: Vec::new(),
+    };
+    let mut measurement = Measurement::new(Scenario::Stream.prepare(&effort)?, &effort);
+    measurement.round(&effort, None, &|_| {})?;
+    let report = measurement.report(&effort).context("a round is complete")?;
+    let [at_most, paced] = &report.cases[..] else {
+        panic!("{report:?}");
+    };
+    let of = |case: &report::Case, metric| Some(case.modes["none"].get(metric)?.median);
+    let rates = [at_most, paced].map(|case| of(case, "mbit_per_s"));
+    // The control: without a pace, more comes.
+    let [Some(2200.0..), Some(rate)] = rates else {
+        let why = format!("{rates:?} Mbit/s; refused: {:?}", report.refused);
+        rxlab::testing::not_run("a_paced_stream_keeps_its_pace", &why);
+        return Ok(());
+    };
+    assert!(rate < 2200.0, "{}: {rate} Mbit/s", paced.case);
+    assert!(of(paced, "work_per_s") > Some(0.0), "{report:?}");
+    Ok(())
+}
+
+/// Sends while kernel RPS is on, after something has been done to the device; what came of it, and
+/// of the check.
+fn under_rps(done: impl FnOnce(&Bed) -> Result<()>) -> Result<(Traffic, Result<()>)> {
+    let bed = Bed::new(CONDITION)?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, 512);
+    let way = Way {
+        mode: Mode::KernelRps,
+        cpus: Cpus::Others,
+    };
+    let active = bed.start(way)?;
+    done(&bed)?;
+    let sink = SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport));
+    let sink = Sink::start(&dut.netns, &sink)?;
+    let watch = bed.watch()?;
+    let traffic = Traffic::send(&bed, &sink, &Frames::Udp(flows), Some(RATE), SECONDS)?;
+    let seen = watch.end()?;
+    let checked = check(&bed, &active, way, &traffic, &seen);
+    Ok((traffic, checked))
+}
+
+/// The reason for which a measurement was refused, if it was.
+fn refusal(checked: Result<()>) -> Option<String> {
+    checked.err().map(|error| {
+        assert!(error.is::<Unfit>(), "{error:#}");
+        error.to_string()
+    })
+}
+
+#[test]
+fn a_mode_that_was_not_in_effect_is_refused() -> Result<()> {
+    let Some(_guard) = lab("a_mode_that_was_not_in_effect_is_refused") else {
+        return Ok(());
+    };
+    let (_, checked) = under_rps(|bed| {
+        let dut = &bed.link.dut;
+        let path = format!("/sys/class/net/{}/queues/rx-0/rps_cpus", dut.name);
+        dut.netns.run(|| Ok(fs::write(&path, "0")?))
+    })?;
+    let why = refusal(checked).expect("nothing was steered");
+    assert!(why.contains("kernel-rps was not in effect"), "{why}");
+    // The control: as it is, it is in effect.
+    let (traffic, checked) = under_rps(|_| Ok(()))?;
+    if let Some(why) = refusal(checked) {
+        assert!(!why.contains("not in effect"), "{why}");
+    }
+    let (all, settled, meanwhile) = (traffic.all, traffic.settled, traffic.meanwhile);
+    assert!(
+        all.accepted >= all.delivered + traffic.dropped,
+        "{traffic:?}"
+    );
+    assert!(
+        meanwhile.accepted >= meanwhile.delivered && meanwhile.delivered > 0,
+        "{traffic:?}"
+    );
+    // Settling takes packets too, which count as nothing but sent.
+    assert!(
+        all.accepted > settled.accepted && settled.accepted >= meanwhile.accepted,
+        "{traffic:?}"
+    );
+    Ok(())
+}
+
+/// Threads that poll a device, on the host.
+fn napi_threads(device: &str) -> usize {
+    kthread::numbered(Path::new("/proc"), &format!("napi/{device}-")).len()
+}
+
+/// Sends to the host behind a router; what its firewall saw of it.
+fn forwarded(bed: &Bed, router: &Router, flows: &UdpFlows) -> Result<(Traffic, Passed)> {
+    let before = router.passed()?;
+    let frames = Frames::Udp(flows.clone());
+    let traffic = Traffic::send(bed, router, &frames, Some(RATE), SECONDS)?;
+    let after = router.passed()?;
+    let passed = Passed {
+        expected: after.expected - before.expected,
+        others: after.others - before.others,
+    };
+    Ok((traffic, passed))
+}
+
+#[test]
+fn a_router_knows_its_connections_and_leaves_nothing() -> Result<()> {
+    let Some(_guard) = lab("a_router_knows_its_connections_and_leaves_nothing") else {
+        return Ok(());
+    };
+    if !has_nft() {
+        rxlab::testing::not_run(
+            "a_router_knows_its_connections_and_leaves_nothing",
+            "nft is missing",
+        );
+        return Ok(());
+    }
+    let bed = Bed::new(CONDITION)?;
+    let dut = &bed.link.dut;
+    let router = Router::new(dut, Ruleset::Stateful)?;
+    let flows = router.flows(dut, 512);
+    let plain = bed.start(Way::by_default(Mode::None))?;
+    let send = |flows: &UdpFlows| {
+        let (traffic, passed) = forwarded(&bed, &router, flows)?;
+        anyhow::Ok((traffic, passed.expected, passed.others))
+    };
+    // The control: without a reply, every packet is a connection's first.
+    let (traffic, established, fresh) = send(&flows)?;
+    assert!(traffic.all.delivered > 0, "{traffic:?}");
+    assert_eq!(
+        (established, fresh),
+        (0, traffic.all.delivered + traffic.dropped)
+    );
+
+    router.establish(&bed.link, INTERRUPT_CPU, &flows)?;
+    let (traffic, established, fresh) = send(&flows)?;
+    assert!(traffic.all.delivered > 0, "{traffic:?}");
+    assert_eq!(
+        (established, fresh),
+        (traffic.all.delivered + traffic.dropped, 0)
+    );
+
+    // What the firewall does not allow goes nowhere.
+    let (traffic, established, fresh) = send(&UdpFlows { dport: 10, ..flows })?;
+    assert!(traffic.all.accepted > 0, "{traffic:?}");
+    assert_eq!((traffic.all.delivered, established, fresh), (0, 0, 0));
+
+    plain.stop()?;
+    let device = dut.name.clone();
+    assert_eq!(napi_threads(&device), 1);
+    drop((bed, router));
+    until("the router's device is gone", || {
+        Ok((napi_threads(&device) == 0).then_some(()))
+    })
+}
+
+/// Packets that the last rule of the list is for come through all rules before it, and no further.
+#[test]
+fn a_router_compares_each_packet_with_the_whole_list() -> Result<()> {
+    let name = "a_router_compares_each_packet_with_the_whole_list";
+    let Some(_guard) = lab(name) else {
+        return Ok(());
+    };
+    if !has_nft() {
+        rxlab::testing::not_run(name, "nft is missing");
+        return Ok(());
+    }
+    let bed = Bed::new(CONDITION)?;
+    let router = Router::new(&bed.link.dut, Ruleset::Blocklist)?;
+    let flows = router.flows(&bed.link.dut, 512);
+    let plain = bed.start(Way::by_default(Mode::None))?;
+    let (traffic, passed) = forwarded(&bed, &router, &flows)?;
+    let delivered = traffic.all.delivered;
+    assert!(delivered > 0, "{traffic:?}");
+    assert_eq!(
+        (passed.expected, passed.others),
+        (delivered + traffic.dropped, 0)
+    );
+
+    // The control: the first and the last rule for what they are meant for, and nothing else.
+    for rule in [1, NR_BLOCKED] {
+        let (saddr, dport) = blocked(rule);
+        let of = |dport| UdpFlows {
+            saddr: saddr.into(),
+            nr_saddrs: 1,
+            nr_flows: 16,
+            dport,
+            ..flows.clone()
+        };
+        let (traffic, passed) = forwarded(&bed, &router, &of(dport))?;
+        assert_eq!((traffic.all.delivered, passed.expected), (0, 0));
+        assert_eq!(passed.others, traffic.all.accepted, "{traffic:?}");
+        let (traffic, passed) = forwarded(&bed, &router, &of(flows.dport))?;
+        assert!(traffic.all.delivered > 0, "{traffic:?}");
+        assert_eq!(passed.others, 0, "{traffic:?}");
+    }
+    plain.stop()
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! No packet overtakes another of its flow, whatever moves; without the rule of order they do.
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::Result;
+use rxlab::bench::reorder::{Case, Progress, measure};
+use rxlab::testing::bed::{OTHER_CPU, lab, until};
+use rxsteer::setting::Setting;
+use rxsteer::topology::Topology;
+
+/// How long a run may take to show what it must.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Packets delivered, with everything moving.
+const PACKETS: u64 = 100_000;
+
+/// The case with the rule and, to show that it can be seen, without.
+fn nothing_overtakes(case: Case) -> Result<()> {
+    let Some(_guard) = lab(&format!("reorder {case}")) else {
+        return Ok(());
+    };
+    let run = |unguarded, enough: fn(&Progress) -> bool| {
+        measure(case, unguarded, &|now| {
+            now.eventful && enough(now) || now.elapsed > PATIENCE
+        })
+    };
+    let guarded = run(false, |now| now.packets >= PACKETS)?;
+    assert_eq!(guarded.overtaken_at_delivery, 0, "{guarded:?}");
+    // The tunnel has a queue for each CPU, which is no concern of the device below.
+    if case != Case::Vxlan {
+        assert_eq!(guarded.overtaken_at_socket, 0, "{guarded:?}");
+    }
+    let unguarded = run(true, |now| now.overtaken > 0)?;
+    assert!(unguarded.overtaken_at_delivery > 0, "{unguarded:?}");
+    Ok(())
+}
+
+#[test]
+fn udp() -> Result<()> {
+    nothing_overtakes(Case::Udp)
+}
+
+#[test]
+fn udp_server() -> Result<()> {
+    nothing_overtakes(Case::UdpServer)
+}
+
+#[test]
+fn tcp() -> Result<()> {
+    nothing_overtakes(Case::Tcp)
+}
+
+#[test]
+fn tcp_with_push() -> Result<()> {
+    nothing_overtakes(Case::TcpPush)
+}
+
+#[test]
+fn vxlan() -> Result<()> {
+    nothing_overtakes(Case::Vxlan)
+}
+
+#[test]
+fn a_second_veth() -> Result<()> {
+    nothing_overtakes(Case::SecondVeth)
+}
+
+#[test]
+fn busy_poll() -> Result<()> {
+    nothing_overtakes(Case::BusyPoll)
+}
+
+#[test]
+fn policies() -> Result<()> {
+    nothing_overtakes(Case::Policies)
+}
+
+#[test]
+fn the_interrupt_moves() -> Result<()> {
+    nothing_overtakes(Case::Irq)
+}
+
+#[test]
+fn softirqs_move() -> Result<()> {
+    nothing_overtakes(Case::Softirq)
+}
+
+#[test]
+fn restarts() -> Result<()> {
+    nothing_overtakes(Case::Restart)
+}
+
+#[test]
+fn a_cpu_goes_offline() -> Result<()> {
+    nothing_overtakes(Case::Hotplug)
+}
+
+/// Set in the process that is to be killed.
+const VICTIM: &str = "RXSTEER_TEST_VICTIM";
+
+/// What `a_cpu_comes_back_when_killed` kills: the same test, in a process of its own.
+fn victim(cpu: u32) -> Result<()> {
+    let online = Setting::keep(&format!("/sys/devices/system/cpu/cpu{cpu}/online"))?;
+    online.set("0")?;
+    eprintln!("offline");
+    std::thread::sleep(PATIENCE);
+    Ok(())
+}
+
+#[test]
+fn a_cpu_comes_back_when_killed() -> Result<()> {
+    let test = "a_cpu_comes_back_when_killed";
+    let cpu = OTHER_CPU;
+    if std::env::var_os(VICTIM).is_some() {
+        return victim(cpu);
+    }
+    let Some(_guard) = lab(test) else {
+        return Ok(());
+    };
+    let mut victim = Command::new(std::env::current_exe()?)
+        .args(["--exact", test, "--nocapture"])
+        .env(VICTIM, "1")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    let mut line = String::new();
+    let mut stderr = BufReader::new(victim.stderr.take().expect("piped"));
+    stderr.read_line(&mut line)?;
+    let online = || anyhow::Ok(Topology::host().online()?.contains(cpu));
+    let was_offline = !online()?;
+    victim.kill()?;
+    victim.wait()?;
+    if line.trim() != "offline" {
+        stderr.read_to_string(&mut line)?;
+        rxlab::testing::not_run(test, &line);
+        return Ok(());
+    }
+    assert!(was_offline);
+    until("the CPU is back", || Ok(online()?.then_some(())))
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Wrong usage: status 2, and a message that says what to write. None of it needs root.
+
+use rxlab::testing::usage::{Program, SECONDS};
+
+const RXLAB: Program = Program(env!("CARGO_BIN_EXE_rxlab"));
+
+/// As [`Program::wrong`].
+fn wrong(args: &[&str], what: &[&str]) {
+    RXLAB.wrong(args, what);
+}
+
+#[test]
+fn commands() {
+    wrong(&[], &["Usage", "demo", "bench"]);
+    for command in ["demo", "bench"] {
+        wrong(&[command, "--no-such-option"], &["--no-such-option"]);
+        let help = RXLAB.run(&[command, "--help"]);
+        assert_eq!(help.status.code(), Some(0), "{command}");
+    }
+}
+
+#[test]
+fn bench() {
+    wrong(
+        &["bench", "floods"],
+        &[
+            "decide, record, follow, flood, ramp, wakeup, fairness, rr, crr, rpc, stream, busypoll, lossfree, forward, firewall, reorder",
+        ],
+    );
+    for (seconds, why) in SECONDS {
+        wrong(
+            &["bench", "decide", &format!("--seconds={seconds}")],
+            &[why],
+        );
+    }
+    for rounds in ["0", "-1", "x"] {
+        let option = format!("--rounds={rounds}");
+        wrong(&["bench", "decide", &option], &["--rounds", rounds]);
+    }
+    for report in ["decide", "report.json", "", "html"] {
+        let option = format!("--report={report}");
+        wrong(&["bench", "decide", &option], &["write FILE.html"]);
+    }
+    wrong(&["bench", "compare", "old.json"], &["<NEW.json>"]);
+}
+
+#[test]
+fn bench_between_hosts() {
+    wrong(&["bench", "--on=eth0"], &["--peer"]);
+    wrong(&["bench", "--peer=192.0.2.1"], &["--on"]);
+    // A device is taken as it is.
+    let on = ["bench", "--on=eth0", "--peer=192.0.2.1"];
+    for condition in ["--napi=thread", "--gro=on"] {
+        let args = [&on[..], &[condition]].concat();
+        wrong(&args, &["cannot be used with"]);
+    }
+    for address in ["host", "192.0.2.1:x", "2001:db8::2:"] {
+        let peer = format!("--peer={address}");
+        wrong(
+            &["bench", "--on=eth0", &peer],
+            &["is not an address", "192.0.2.2:5533"],
+        );
+    }
+    wrong(&["bench", "serve", "--listen=x"], &["is not an address"]);
+    wrong(&["bench", "serve", "flood"], &["flood"]);
+}

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Compiles the BPF objects into skeletons, and the pure C once more for the host.
+
+mod skeleton;
+
+use anyhow::{Context, Result};
+
+fn main() -> Result<()> {
+    for object in ["rx", "poll", "native"] {
+        skeleton::skeleton(object, &[])?;
+    }
+    cc::Build::new()
+        .file("bpf/native.c")
+        .warnings(true)
+        .extra_warnings(true)
+        .flag("-Werror")
+        .try_compile("rxsteer_native")
+        .context("bpf/native.c does not build")
+}

@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The data path's pure C, compiled for the host: what the kernel runs, callable here.
+
+use std::net::{IpAddr, SocketAddr};
+
+use crate::native_skel::types::rx_facts;
+use crate::rx::types::{
+    backlog, flow_key, flow_result, flow_secret, rps_dev_flow, rps_map, rx_queue, rx_verdict,
+};
+
+unsafe extern "C" {
+    fn native_flow_parse(
+        data: *const u8,
+        linear: u32,
+        len: u32,
+        tunnels: u32,
+        key: *mut flow_key,
+    ) -> flow_result;
+    fn native_flow_key_ports(
+        key: *mut flow_key,
+        saddr: *const [u32; 4],
+        source: u16,
+        dest: u16,
+        proto: u32,
+    );
+    fn native_flow_key_ports4(key: *mut flow_key, saddr: u32, source: u16, dest: u16, proto: u32);
+    fn native_flow_hash(key: *const flow_key, secret: *const flow_secret) -> u32;
+    fn native_rx_steer(
+        facts: *mut rx_facts,
+        q: *mut rx_queue,
+        backlogs: *mut backlog,
+        map: *const rps_map,
+        flow: *mut rps_dev_flow,
+        hash: u32,
+        cpu: u32,
+    ) -> rx_verdict;
+    fn native_load_polled(
+        q: *mut rx_queue,
+        start: u64,
+        now: u64,
+        over_idle: u32,
+        exhausted: u32,
+        busy: u32,
+    ) -> bool;
+    fn native_load_turn(q: *mut rx_queue, now: u64, tasks: u32, irq: u32);
+    fn native_rps_location_of(map: *const rps_map, hash: u32) -> u16;
+    fn native_flow_slot(queue: u32, hash: u32, shift: u32) -> u32;
+    fn native_sock_flow_entry(hash: u32, location: u16, cpu_mask: u32) -> u32;
+    fn native_sock_flow_location(entry: u32, hash: u32, cpu_mask: u32) -> u16;
+    fn native_poll_stamp(cpu: u16, nr_polls: u64) -> u64;
+    fn native_backlog_asleep(facts: *mut rx_facts, backlogs: *mut backlog, cpu: u32) -> bool;
+    fn native_backlog_take(b: *mut backlog, n: u32, gro_empty: u32, jiffies: u64);
+    fn native_poll_stamp_cpu(stamp: u64) -> u16;
+}
+
+/// The flow key of a packet of `len` bytes whose first ones are `linear`, or why it has none.
+/// `tunnels` are the `FLOW_TUNNEL_*` whose inner flow is wanted.
+///
+/// # Panics
+/// When `len` is less than what `linear` holds.
+pub fn flow_parse(linear: &[u8], len: u32, tunnels: u32) -> Result<flow_key, flow_result> {
+    assert!(linear.len() <= len as usize);
+    let mut key = flow_key::default();
+    // SAFETY: the parser reads within `linear`, which is no longer than `len`, and writes the key.
+    let result =
+        unsafe { native_flow_parse(linear.as_ptr(), linear.len() as u32, len, tunnels, &mut key) };
+    match result {
+        flow_result::FLOW_KEYED => Ok(key),
+        other => Err(other),
+    }
+}
+
+/// The flow key of the socket that receives from `peer` on `local_port`; `proto` is an `IPPROTO_*`
+/// with ports.
+pub fn flow_key_ports(peer: SocketAddr, local_port: u16, proto: u32) -> flow_key {
+    let mut key = flow_key::default();
+    let (source, dest) = (peer.port().to_be(), local_port.to_be());
+    match peer {
+        SocketAddr::V4(peer) => {
+            let saddr = u32::from_ne_bytes(peer.ip().octets());
+            // SAFETY: the callee only writes the key.
+            unsafe { native_flow_key_ports4(&mut key, saddr, source, dest, proto) };
+        }
+        SocketAddr::V6(peer) => {
+            let saddr = words(peer.ip().octets());
+            // SAFETY: the callee only reads four words and writes the key.
+            unsafe { native_flow_key_ports(&mut key, &saddr, source, dest, proto) };
+        }
+    }
+    key
+}
+
+/// The hash of a key under a secret: `docs/hash.md`.
+pub fn flow_hash(key: &flow_key, secret: &flow_secret) -> u32 {
+    // SAFETY: the callee only reads the two.
+    unsafe { native_flow_hash(key, secret) }
+}
+
+/// What becomes of a packet of the flow with this hash that `q` receives on `cpu`
+/// (steer.h, `rx_steer`). `flow` is its slot.
+///
+/// # Panics
+/// When there are fewer `backlogs` than CPUs, or more CPUs than the facts have bits.
+pub fn rx_steer(
+    facts: &mut rx_facts,
+    q: &mut rx_queue,
+    backlogs: &mut [backlog],
+    map: &rps_map,
+    flow: &mut rps_dev_flow,
+    hash: u32,
+    cpu: u32,
+) -> rx_verdict {
+    check(facts, backlogs);
+    // SAFETY: the callee keeps none of these, and no index but CPUs below `nr_cpus`.
+    unsafe { native_rx_steer(facts, q, backlogs.as_mut_ptr(), map, flow, hash, cpu) }
+}
+
+fn check(facts: &rx_facts, backlogs: &[backlog]) {
+    assert!(facts.nr_cpus <= u64::BITS && facts.nr_cpus as usize <= backlogs.len());
+}
+
+/// A poll of the queue has ended that lasted from `start` to `now`, in ns, an application's if `busy`;
+/// whether its turn is over (load.h).
+pub fn load_polled(
+    q: &mut rx_queue,
+    start: u64,
+    now: u64,
+    over_idle: bool,
+    exhausted: bool,
+    busy: bool,
+) -> bool {
+    let [over_idle, exhausted, busy] = [over_idle, exhausted, busy].map(u32::from);
+    // SAFETY: the callee only writes the queue.
+    unsafe { native_load_polled(q, start, now, over_idle, exhausted, busy) }
+}
+
+/// The queue's turn ends at `now`, in ns; its CPU ran tasks for `busy` of 1024 parts of it (load.h).
+pub fn load_turn(q: &mut rx_queue, now: u64, tasks: u32, irq: u32) {
+    // SAFETY: the callee only writes the queue.
+    unsafe { native_load_turn(q, now, tasks, irq) }
+}
+
+/// The RPS location of a flow (steer.h).
+pub fn rps_location_of(map: &rps_map, hash: u32) -> u16 {
+    // SAFETY: the callee only reads the map.
+    unsafe { native_rps_location_of(map, hash) }
+}
+
+/// A flow's slot among those of all queues, of 2^(32 - `shift`) each (steer.h).
+///
+/// # Panics
+/// When a queue's slots are more than 2^31, or fewer than one.
+pub fn flow_slot(queue: u32, hash: u32, shift: u32) -> u32 {
+    assert!((1..=32).contains(&shift));
+    // SAFETY: takes numbers, returns one.
+    unsafe { native_flow_slot(queue, hash, shift) }
+}
+
+/// The `sock_flow_table`'s entry of a flow whose application is on a CPU, or polls: `RPS_INLINE`
+/// (tables.h).
+pub fn sock_flow_entry(hash: u32, location: u16, cpu_mask: u32) -> u32 {
+    // SAFETY: takes numbers, returns one.
+    unsafe { native_sock_flow_entry(hash, location, cpu_mask) }
+}
+
+/// The location that an entry names for a flow, or `RPS_NO_CPU` (tables.h).
+pub fn sock_flow_location(entry: u32, hash: u32, cpu_mask: u32) -> u16 {
+    // SAFETY: takes numbers, returns one.
+    unsafe { native_sock_flow_location(entry, hash, cpu_mask) }
+}
+
+/// The name of the poll that runs on `cpu` after `nr_polls` have ended there (steer.h).
+pub fn poll_stamp(cpu: u16, nr_polls: u64) -> u64 {
+    // SAFETY: takes numbers, returns one.
+    unsafe { native_poll_stamp(cpu, nr_polls) }
+}
+
+/// Whether everything that entered the backlog for `cpu` has been delivered, since its kthread
+/// sleeps (backlog.h).
+///
+/// # Panics
+/// As [`rx_steer`]; and when there is no such CPU.
+pub fn backlog_asleep(facts: &mut rx_facts, backlogs: &mut [backlog], cpu: u32) -> bool {
+    check(facts, backlogs);
+    assert!(cpu < facts.nr_cpus);
+    // SAFETY: the callee keeps none of these, and the CPU is one of the backlogs'.
+    unsafe { native_backlog_asleep(facts, backlogs.as_mut_ptr(), cpu) }
+}
+
+/// A backlog's kthread has taken `n` frames off its ring (backlog.h).
+pub fn backlog_take(b: &mut backlog, n: u32, gro_empty: bool, jiffies: u64) {
+    // SAFETY: the callee only writes the backlog.
+    unsafe { native_backlog_take(b, n, gro_empty.into(), jiffies) }
+}
+
+/// The CPU that ran the poll with this stamp, which is not zero.
+pub fn poll_stamp_cpu(stamp: u64) -> u16 {
+    // SAFETY: takes a number, returns one.
+    unsafe { native_poll_stamp_cpu(stamp) }
+}
+
+/// An address as it is in a key: an IPv4 address as its v4-mapped one.
+pub fn address_words(address: IpAddr) -> [u32; 4] {
+    words(match address {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    })
+}
+
+/// An address as the four words of a key, in network order as they lie in memory.
+fn words(octets: [u8; 16]) -> [u32; 4] {
+    let mut words = [0; 4];
+    for (word, bytes) in words.iter_mut().zip(octets.chunks_exact(4)) {
+        *word = u32::from_ne_bytes(bytes.try_into().expect("chunks of four"));
+    }
+    words
+}

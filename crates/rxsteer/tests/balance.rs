@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Slots of the `rps_map` leave a CPU that can't keep up, in order and not too many at a time.
+
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rxlab::bench::mode::Active;
+use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::hog::Hog;
+use rxlab::lab::link::LinkConfig;
+use rxlab::lab::wire::{Window, Wire, WireConfig};
+use rxlab::lab::witness::Witness;
+use rxlab::testing::bed::*;
+use rxsteer::accounting::Queue;
+use rxsteer::backlogs::LIMIT_MAX;
+use rxsteer::datapath::RPS_FLOW_CNT;
+use rxsteer::flows::{self, Flows, Location, Query};
+use rxsteer::policy::Policy;
+use rxsteer::run::{self, Change, Options};
+
+/// Few enough that a packet of each soon follows the one before.
+const NR_FLOWS: u32 = 400;
+
+/// Frames per second: a fraction of what a CPU takes.
+const RATE: f64 = 5_000.0;
+
+/// Nothing happens for so long where nothing is to happen.
+const WHILE: Duration = Duration::from_secs(1);
+
+/// Between two questions: it must not be them that keep the polling CPU busy.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Slots per second: it takes seconds to move those that the flows have.
+const MOVES: u32 = 12;
+
+const RPS_BALANCE: Policy = Policy {
+    balance: true,
+    ..Policy::RPS
+};
+
+/// Somebody else's work takes the other CPU, and flows come for it and for the one that polls.
+struct Scene<'a> {
+    active: Active<'a>,
+    bed: &'a Bed,
+    witness: Witness,
+    wire: Wire,
+    hog: Hog,
+    start: Instant,
+}
+
+fn options(bed: &Bed, policy: Policy) -> Options {
+    Options {
+        policy,
+        // A full one drains soon, although the hog leaves little time to do so.
+        backlog: Some(64),
+        balance_moves: MOVES,
+        rps_flow_cnt: RPS_FLOW_CNT,
+        ..bed.options(&[POLLING_CPU, OTHER_CPU])
+    }
+}
+
+/// In bursts, with sleep in between: a wire's own pace would keep a slow CPU busy.
+fn slowly(frames: Frames, rate: f64) -> WireConfig {
+    let start = Instant::now();
+    let due = move || {
+        sleep(Duration::from_millis(2));
+        (start.elapsed().as_secs_f64() * rate) as u64
+    };
+    WireConfig {
+        frames,
+        count: None,
+        rate: None,
+        lossless: true,
+        window: Some(Window {
+            frames: 128,
+            received: Arc::new(due),
+            may_drop: false,
+        }),
+    }
+}
+
+impl<'a> Scene<'a> {
+    fn new(bed: &'a Bed, options: Options, rate: f64) -> Result<Self> {
+        let flows = UdpFlows::to(&bed.link.dut, NR_FLOWS);
+        let frames = Frames::Udp(flows);
+        let witness = Witness::new(&bed.link.dut, &frames)?;
+        let start = Instant::now();
+        let active = Active::steer(&bed.link.dut, options)?;
+        Ok(Self {
+            active,
+            bed,
+            witness,
+            wire: Wire::start(&bed.link, POLLING_CPU, &slowly(frames, rate))?,
+            hog: Hog::new(OTHER_CPU)?,
+            start,
+        })
+    }
+
+    fn queue(&self) -> Result<Queue> {
+        sleep(PAUSE);
+        Ok(status(&self.active)?.devices[0].queues[0].clone())
+    }
+
+    fn set(&self, policy: Policy) -> Result<()> {
+        let change = Change {
+            policy: Some(policy),
+            ..Change::default()
+        };
+        self.bed.link.dut.netns.run(|| run::set(change))?;
+        Ok(())
+    }
+
+    /// All flows, by hash; and where each wants to be.
+    fn wants(&self) -> Result<Vec<(u32, Location)>> {
+        sleep(PAUSE);
+        let query = Query {
+            limit: flows::LIMIT_MAX,
+            ..Query::default()
+        };
+        let Flows { flows, .. } = self.bed.link.dut.netns.run(|| run::flows(query))?;
+        let mut wants: Vec<_> = flows.iter().map(|f| (f.hash.0, f.wanted)).collect();
+        wants.sort_by_key(|(hash, _)| *hash);
+        Ok(wants)
+    }
+
+    /// How many flows want to be at the other CPU.
+    fn at_other(&self) -> Result<usize> {
+        let wants = self.wants()?;
+        let other = wants.iter().filter(|w| w.1 == Location::Cpu(OTHER_CPU));
+        Ok(other.count())
+    }
+
+    /// Ends it; what the queue counted, and how many packets overtook another.
+    fn end(self) -> Result<(Queue, u64)> {
+        drop(self.hog);
+        let sent = self.wire.stop()?;
+        let queue = at_rest(&self.active, 0, sent.sent - sent.lost)?;
+        self.active.stop()?;
+        Ok((queue, self.witness.reordered()))
+    }
+}
+
+#[test]
+fn slots_leave_a_cpu_that_is_kept_from_its_work() -> Result<()> {
+    let Some(_guard) = lab("slots_leave_a_cpu_that_is_kept_from_its_work") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let scene = Scene::new(&bed, options(&bed, RPS_BALANCE), RATE)?;
+    until("most flows want to be at the CPU that polls", || {
+        let queue = scene.queue()?;
+        let most = f64::from(MOVES) * scene.start.elapsed().as_secs_f64();
+        assert!(queue.balanced as f64 <= most, "{queue:?}, {most}");
+        let all = scene.wants()?.len();
+        Ok((all > NR_FLOWS as usize / 2 && scene.at_other()? < all / 3).then_some(()))
+    })?;
+    let before = scene.queue()?;
+    until("and are there", || {
+        let now = scene.queue()?;
+        let [inline, all] = [now.inline - before.inline, now.received - before.received];
+        Ok((all > 1_000 && inline > all * 3 / 5).then_some(()))
+    })?;
+    let (queue, reordered) = scene.end()?;
+    assert!(queue.moves > 0 && queue.balanced > 0, "{queue:?}");
+    assert_eq!(reordered, 0, "{queue:?}");
+    Ok(())
+}
+
+/// The control of what is said of order above.
+#[test]
+fn without_the_rule_of_order_packets_overtake() -> Result<()> {
+    let Some(_guard) = lab("without_the_rule_of_order_packets_overtake") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let options = Options {
+        unguarded: true,
+        // Nor may they be dropped first; and they are to wait for long: of 40,000 in a second the CPU
+        // takes a part in the sixty-sixth of its time that a thread of nice 19 gets beside the hog.
+        backlog: Some(LIMIT_MAX),
+        backlog_nice: 19,
+        ..options(&bed, RPS_BALANCE)
+    };
+    let scene = Scene::new(&bed, options, 16.0 * RATE)?;
+    until("a packet has overtaken another", || {
+        sleep(PAUSE);
+        Ok((scene.witness.reordered() > 0).then_some(()))
+    })?;
+    let (queue, _) = scene.end()?;
+    assert!(queue.balanced > 0, "{queue:?}");
+    Ok(())
+}
+
+/// The control of all this: the same under a policy without; and switched on and off.
+#[test]
+fn slots_move_only_while_the_policy_says_so() -> Result<()> {
+    let Some(_guard) = lab("slots_move_only_while_the_policy_says_so") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let scene = Scene::new(&bed, options(&bed, Policy::RPS), RATE)?;
+    until("all flows are known", || {
+        let wants = scene.wants()?;
+        Ok((wants.len() > NR_FLOWS as usize * 9 / 10).then_some(()))
+    })?;
+    let at_other = scene.at_other()?;
+    sleep(WHILE);
+    assert_eq!(scene.queue()?.balanced, 0);
+    assert_eq!(scene.at_other()?, at_other);
+
+    scene.set(RPS_BALANCE)?;
+    until("many flows want to be elsewhere", || {
+        Ok((scene.at_other()? < at_other * 3 / 4).then_some(()))
+    })?;
+    scene.set(Policy::RPS)?;
+    let balanced = scene.queue()?.balanced;
+    let at_other = scene.at_other()?;
+    sleep(WHILE);
+    assert_eq!(scene.queue()?.balanced, balanced);
+    assert_eq!(scene.at_other()?, at_other);
+    let (queue, reordered) = scene.end()?;
+    assert_eq!(reordered, 0, "{queue:?}");
+    Ok(())
+}

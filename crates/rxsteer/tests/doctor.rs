@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `rxsteer doctor`: what stands in the way is said, and the exit status tells.
+
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use rxlab::bench::mode::Active;
+use rxlab::lab::link::{End, Link, LinkConfig};
+use rxlab::lab::netns::Netns;
+use rxlab::testing::bed::{instances_are_told, lab};
+use rxsteer::run::Options;
+use serde_json::Value;
+
+const RXSTEER: &str = env!("CARGO_BIN_EXE_rxsteer");
+
+fn link(gro: bool) -> Result<Link> {
+    let config = LinkConfig {
+        gro,
+        ..LinkConfig::default()
+    };
+    Link::new(&Netns::new("tester")?, &Netns::new("dut")?, &config)
+}
+
+/// All that it prints, and its status.
+fn doctor(end: &End, args: &[&str]) -> Result<(String, Option<i32>)> {
+    let mut command = end.netns.command(RXSTEER)?;
+    let output = command.arg("doctor").args(args).output()?;
+    let text = String::from_utf8([output.stdout, output.stderr].concat())?;
+    Ok((text, output.status.code()))
+}
+
+#[test]
+fn what_stands_in_the_way_is_said() -> Result<()> {
+    let Some(_alone) = lab("what_stands_in_the_way_is_said") else {
+        return Ok(());
+    };
+    let link = link(true)?;
+    let (dut, name) = (&link.dut, link.dut.name.as_str());
+    for args in [&[][..], &[name]] {
+        let (text, code) = doctor(dut, args)?;
+        ensure!(code == Some(0), "{text}");
+        for part in [
+            "has all that steering needs",
+            "sockets can poll",
+            &format!("{name} (veth, 1 receive queue) can be steered, in native mode\n"),
+            "  a warning: what the other end",
+        ] {
+            ensure!(text.contains(part), "not {part:?}: {text}");
+        }
+    }
+    // Its own program is in nobody's way.
+    let active = Active::steer(dut, Options::new([name]))?;
+    let (text, code) = doctor(dut, &[name])?;
+    ensure!(
+        code == Some(0) && text.contains(") is steered by "),
+        "{text}"
+    );
+    active.stop()?;
+
+    let rps = format!("/sys/class/net/{name}/queues/rx-0/rps_cpus");
+    dut.netns.run(|| Ok(fs::write(&rps, "1")?))?;
+    let (text, code) = doctor(dut, &[name])?;
+    ensure!(code == Some(1), "{text}");
+    for part in ["can't be steered as it is", "  kernel RPS is on"] {
+        ensure!(text.contains(part), "not {part:?}: {text}");
+    }
+    // Nobody asked for this one.
+    let (json, code) = doctor(dut, &["--json"])?;
+    ensure!(code == Some(0), "{json}");
+    let answer: Value = serde_json::from_str(&json)?;
+    ensure!(answer["in_the_way"] == false, "{json}");
+    ensure!(answer["devices"][0]["mode"].is_null(), "{json}");
+    ensure!(answer["devices"][0]["native"][0]["fatal"] == true, "{json}");
+
+    let (text, code) = doctor(dut, &["eth-none"])?;
+    ensure!(
+        code == Some(1) && text.contains("there are: lo, "),
+        "{text}"
+    );
+    Ok(())
+}
+
+#[test]
+fn what_napi_settings_amount_to_is_said() -> Result<()> {
+    let test = "what_napi_settings_amount_to_is_said";
+    let Some(_alone) = lab(test).filter(|_| instances_are_told(test)) else {
+        return Ok(());
+    };
+    let link = link(true)?;
+    let (dut, name) = (&link.dut, link.dut.name.as_str());
+    let says = |words: &str| {
+        let (text, _) = doctor(dut, &[name])?;
+        ensure!(text.contains(words), "not {words:?}: {text}");
+        anyhow::Ok(())
+    };
+    let set = |file: &str, value: &str| {
+        let path = format!("/sys/class/net/{name}/{file}");
+        dut.netns
+            .run(|| fs::write(&path, value).context(path.clone()))
+    };
+    says("NAPI: every poll that is done unmasks the interrupt")?;
+    set("napi_defer_hard_irqs", "2")?;
+    says("no timer polls: it has no effect; `rxsteer napi")?;
+    set("gro_flush_timeout", "200000")?;
+    says("polls every 200 us")?;
+    set("threaded", "1")?;
+    says("NAPI: a kernel thread polls")?;
+
+    let without = self::link(false)?;
+    let (text, _) = doctor(&without.dut, &[])?;
+    ensure!(text.contains("no NAPI instances; `ethtool -K"), "{text}");
+    Ok(())
+}

@@ -1,0 +1,681 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `rxsteer flows` and `rxsteer explain`, asked about real flows.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::path::Path;
+use std::process::Output;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use common::threads::{cpumaps, kthreads};
+use nix::errno::Errno;
+use rxlab::bench::mode::Active;
+use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::hog::Hog;
+use rxlab::lab::link::LinkConfig;
+use rxlab::lab::netns::Netns;
+use rxlab::testing::app::{App, soon};
+use rxlab::testing::bed::{Bed, OTHER_CPU, POLLING_CPU, at_rest, lab, mask, status, until};
+use rxsteer::explain::{Answer, Drops, Explanation, Name, Seen, Target, Unknown, Wait, render};
+use rxsteer::flow::Flow;
+use rxsteer::flows::{Entry, Flows, Location, Query, Reason};
+use rxsteer::load::Pressure;
+use rxsteer::policy::Policy;
+use rxsteer::run::{self, Change, Options, RpsCpus};
+
+const UDP: u8 = libc::IPPROTO_UDP as u8;
+
+/// Flows from a port of this process's own: applications are watched on the whole host, and the same
+/// names may be in use in another lab.
+fn own(flows: UdpFlows) -> UdpFlows {
+    UdpFlows {
+        sport: 1024 + (std::process::id() % 32768) as u16,
+        ..flows
+    }
+}
+
+/// The first of these flows.
+fn flow_of(flows: &UdpFlows) -> Flow {
+    Flow::of_socket(UDP, SocketAddr::new(flows.saddr, flows.sport), flows.dport)
+}
+
+/// Tables that are read in no time.
+fn options(bed: &Bed) -> Options {
+    Options {
+        policy: Policy::RFS,
+        rps_flow_cnt: 1 << 16,
+        ..bed.options(&[POLLING_CPU])
+    }
+}
+
+fn bind(netns: &Netns, flows: &UdpFlows, connect: bool) -> Result<UdpSocket> {
+    netns.run(|| {
+        let socket = UdpSocket::bind(SocketAddr::new(flows.daddr, flows.dport))?;
+        if connect {
+            socket.connect(SocketAddr::new(flows.saddr, flows.sport))?;
+        }
+        soon(socket)
+    })
+}
+
+/// An application that takes what comes, and doesn't ask from whom.
+fn app(netns: &Netns, socket: UdpSocket) -> Result<App> {
+    let mut buffer = [0; 2048];
+    App::start(netns, Box::new(move || socket.recv(&mut buffer)))
+}
+
+fn flows(netns: &Netns, limit: usize) -> Result<Flows> {
+    netns.run(|| {
+        run::flows(Query {
+            limit,
+            ..Query::default()
+        })
+    })
+}
+
+fn explain(netns: &Netns, target: &str) -> Result<Answer> {
+    let target: Target = target.parse().map_err(anyhow::Error::msg)?;
+    netns.run(|| run::explain(target, 100))
+}
+
+/// The only flow that is explained, and the only queue where it was seen.
+fn one(answer: &Answer) -> Result<(&Explanation, &Seen)> {
+    let [explanation] = &answer.explanations.flows[..] else {
+        anyhow::bail!("not one flow: {answer:?}");
+    };
+    match &explanation.seen[..] {
+        [seen] => Ok((explanation, seen)),
+        _ => anyhow::bail!("not on one queue: {answer:?}"),
+    }
+}
+
+fn command(netns: &Netns, args: &[&str]) -> Result<Output> {
+    Ok(netns
+        .command(Path::new(env!("CARGO_BIN_EXE_rxsteer")))?
+        .args(args)
+        .output()?)
+}
+
+/// Ends with status 1, and one line that says `why`.
+fn refused(netns: &Netns, args: &[&str], why: &str) -> Result<()> {
+    let output = command(netns, args)?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {output:?}");
+    assert!(output.stdout.is_empty(), "{args:?}: {output:?}");
+    assert_eq!(stderr.lines().count(), 1, "{args:?}: {stderr}");
+    assert!(stderr.contains(why), "{args:?}: not {why:?} in {stderr}");
+    Ok(())
+}
+
+/// Sends until the flow is at this place, and wants to be there.
+fn settle_at(bed: &Bed, flows: &UdpFlows, place: Location) -> Result<Answer> {
+    let name = flow_of(flows).to_string();
+    until(&format!("the flow is at {place}"), || {
+        bed.send(Frames::Udp(flows.clone()), 20)?;
+        let answer = explain(&bed.link.dut.netns, &name)?;
+        let entry = &one(&answer)?.1.entry;
+        Ok((entry.location == place && entry.wanted == place).then_some(answer))
+    })
+}
+
+/// Gives the threads of cpumaps a scheduling policy.
+fn schedule(cpumaps: &BTreeSet<u32>, policy: i32) -> Result<()> {
+    for thread in kthreads(cpumaps)? {
+        let param = libc::sched_param { sched_priority: 0 };
+        // SAFETY: the callee reads the parameter.
+        let ret = unsafe { libc::sched_setscheduler(thread as i32, policy, &raw const param) };
+        Errno::result(ret)?;
+    }
+    Ok(())
+}
+
+/// Until no packet is on its way, and everything that was sent is in the tables.
+fn rest(active: &Active<'_>) -> Result<u64> {
+    until("all packets have been processed", || {
+        let queue = &status(active)?.devices[0].queues[0];
+        Ok((queue.sums.queued == 0).then_some(queue.received))
+    })
+}
+
+#[test]
+fn a_sockets_flow_is_found_by_all_its_names() -> Result<()> {
+    let Some(_guard) = lab("a_sockets_flow_is_found_by_all_its_names") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig {
+        ipv6: true,
+        ..Default::default()
+    })?;
+    let dut = &bed.link.dut;
+    for udp in [UdpFlows::to(dut, 1), UdpFlows::to_ipv6(dut, 1)].map(own) {
+        let app = app(&dut.netns, bind(&dut.netns, &udp, true)?)?;
+        app.move_to(OTHER_CPU)?;
+        let active = Active::steer(dut, options(&bed))?;
+        settle_at(&bed, &udp, Location::Cpu(OTHER_CPU))?;
+        let received = rest(&active)?;
+
+        let list = flows(&dut.netns, 10)?;
+        assert_eq!((list.total, list.slots_read), (1, list.slots));
+        let [entry] = &list.flows[..] else {
+            panic!("{list:?}");
+        };
+        let expected = Entry {
+            flow: Some(flow_of(&udp)),
+            hash: entry.hash,
+            device: dut.name.clone(),
+            queue: 0,
+            location: Location::Cpu(OTHER_CPU),
+            wanted: Location::Cpu(OTHER_CPU),
+            reason: Reason::Application,
+            application_cpu: Some(OTHER_CPU),
+            application_offline: false,
+            polling_cpu: Some(POLLING_CPU),
+            base: None,
+            packets: received as u32,
+            dropped: 0,
+            moves: 1,
+            idle_seconds: entry.idle_seconds,
+            shed: false,
+        };
+        assert_eq!(entry, &expected);
+
+        let names = [
+            flow_of(&udp).to_string(),
+            entry.hash.to_string(),
+            format!("port:{}", udp.dport),
+            udp.dport.to_string(),
+            format!("pid:{}", app.tid),
+        ];
+        for name in &names {
+            let answer = explain(&dut.netns, name)?;
+            let (explanation, seen) = one(&answer)?;
+            assert_eq!(explanation.name(), Name::Flow(flow_of(&udp)), "{name}");
+            assert_eq!(explanation.application.cpu, Some(OTHER_CPU), "{name}");
+            assert_eq!(explanation.application.unknown, None, "{name}");
+            let expected = Entry {
+                idle_seconds: seen.entry.idle_seconds,
+                ..expected.clone()
+            };
+            assert_eq!((&seen.entry, &seen.waits), (&expected, &None), "{name}");
+            assert_eq!(seen.rps, Location::Cpu(POLLING_CPU), "{name}");
+            let bare = *name == udp.dport.to_string();
+            assert_eq!(answer.notes.len(), usize::from(bare), "{answer:?}");
+        }
+
+        // The same in the command's words, and for programs.
+        let text = command(&dut.netns, &["explain", &names[0]])?;
+        let text = String::from_utf8(text.stdout)?;
+        assert!(text.starts_with(&names[0]), "{text}");
+        for words in [
+            "It is processed on CPU 1",
+            "That is where it wants to be: its application is on that CPU.",
+        ] {
+            assert!(text.contains(words), "not {words:?} in {text}");
+        }
+        let json = command(&dut.netns, &["explain", &names[4], "--json"])?;
+        let json: serde_json::Value = serde_json::from_slice(&json.stdout)?;
+        assert_eq!(json["target"], names[4]);
+        assert_eq!(json["flows"][0]["flow"], names[0]);
+        assert_eq!(json["flows"][0]["seen"][0]["location"], "CPU 1");
+        let text = command(&dut.netns, &["flows"])?;
+        let text = String::from_utf8(text.stdout)?;
+        assert!(
+            text.contains(&names[0]) && text.ends_with("\n1 flow\n"),
+            "{text}"
+        );
+        let json = command(&dut.netns, &["flows", "--json", "--device", &dut.name])?;
+        let json: serde_json::Value = serde_json::from_slice(&json.stdout)?;
+        assert_eq!(json["flows"][0]["flow"], names[0]);
+        assert_eq!(json["flows"][0]["packets"], received);
+        active.stop()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_flow_that_is_not_where_it_wants_says_what_it_waits_for() -> Result<()> {
+    let Some(_guard) = lab("a_flow_that_is_not_where_it_wants_says_what_it_waits_for") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let udp = own(UdpFlows::to(dut, 1));
+    let name = flow_of(&udp).to_string();
+    let app = app(&dut.netns, bind(&dut.netns, &udp, true)?)?;
+    let active = Active::steer(dut, options(&bed))?;
+    app.move_to(OTHER_CPU)?;
+    settle_at(&bed, &udp, Location::Cpu(OTHER_CPU))?;
+    rest(&active)?;
+
+    let wants = |place: Location| {
+        until(&format!("the flow wants {place}"), || {
+            let answer = explain(&dut.netns, &name)?;
+            let found = one(&answer)?.1.entry.wanted == place;
+            Ok(found.then_some(answer))
+        })
+    };
+    // No packet since the application moved, and none is queued.
+    app.move_to(POLLING_CPU)?;
+    let answer = wants(Location::Inline)?;
+    let seen = one(&answer)?.1;
+    assert_eq!(seen.entry.location, Location::Cpu(OTHER_CPU));
+    assert_eq!(seen.waits, Some(Wait::Packet), "{answer:?}");
+    // As it says.
+    settle_at(&bed, &udp, Location::Inline)?;
+    rest(&active)?;
+
+    // From INLINE it may go when a poll is known to be over, which only another packet can tell.
+    app.move_to(OTHER_CPU)?;
+    let answer = wants(Location::Cpu(OTHER_CPU))?;
+    let seen = one(&answer)?.1;
+    assert_eq!(seen.entry.location, Location::Inline);
+    assert_eq!(seen.waits, Some(Wait::Poll), "{answer:?}");
+    settle_at(&bed, &udp, Location::Cpu(OTHER_CPU))?;
+    rest(&active)?;
+
+    // Packets are queued where it is, and their thread gets next to nothing of its CPU. It may be
+    // done with them before it is asked about: again then.
+    let cpumaps = cpumaps(std::process::id())?;
+    let held = until("the flow is held behind its packets", || {
+        app.move_to(OTHER_CPU)?;
+        settle_at(&bed, &udp, Location::Cpu(OTHER_CPU))?;
+        let hog = Hog::new(OTHER_CPU)?;
+        schedule(&cpumaps, libc::SCHED_IDLE)?;
+        bed.send(Frames::Udp(udp.clone()), 200)?;
+        app.move_to(POLLING_CPU)?;
+        let answer = wants(Location::Inline);
+        schedule(&cpumaps, libc::SCHED_OTHER)?;
+        drop(hog);
+        let answer = answer?;
+        let held = matches!(one(&answer)?.1.waits, Some(Wait::Backlog { .. }));
+        Ok(held.then_some(answer))
+    })?;
+    let Some(Wait::Backlog {
+        cpu,
+        frames,
+        thread,
+    }) = &one(&held)?.1.waits
+    else {
+        panic!("{held:?}");
+    };
+    assert_eq!(*cpu, OTHER_CPU);
+    assert!(*frames > 0 && *frames <= 200, "{held:?}");
+    let thread = thread.as_deref().context("it has a name")?;
+    let prefix = format!("cpumap/{OTHER_CPU}/map:");
+    let number = thread.strip_prefix(&prefix).context(thread.to_owned())?;
+    assert!(cpumaps.contains(&number.parse()?), "{thread}");
+    let text = render(&held);
+    for words in [
+        "It wants to be processed where it is received (INLINE)",
+        &format!("({thread}) still has {frames} packet"),
+    ] {
+        assert!(text.contains(words), "not {words:?} in {text}");
+    }
+    settle_at(&bed, &udp, Location::Inline)?;
+    active.stop()
+}
+
+#[test]
+fn an_application_that_is_not_known_is_not_known_for_a_reason() -> Result<()> {
+    let Some(_guard) = lab("an_application_that_is_not_known_is_not_known_for_a_reason") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let udp = own(UdpFlows::to(dut, 1));
+    let active = Active::steer(dut, options(&bed))?;
+    let unknown = |frames: Frames, target: &str| {
+        bed.send(frames, 1)?;
+        until("it has been received", || {
+            let Ok(answer) = explain(&dut.netns, target) else {
+                return Ok(None);
+            };
+            let (explanation, seen) = one(&answer)?;
+            assert_eq!(seen.entry.reason, Reason::Rps, "{answer:?}");
+            assert_eq!(explanation.application.cpu, None, "{answer:?}");
+            Ok(Some(explanation.application.unknown))
+        })
+    };
+    let to = |port| UdpFlows {
+        dport: port,
+        ..udp.clone()
+    };
+
+    // No socket at all, and a socket that only ever asks for data.
+    let target = flow_of(&to(7)).to_string();
+    let got = unknown(Frames::Udp(to(7)), &target)?;
+    assert_eq!(got, Some(Unknown::NotSeen));
+    let _app = app(&dut.netns, bind(&dut.netns, &udp, false)?)?;
+    for target in [
+        flow_of(&udp).to_string(),
+        "port:9".to_owned(),
+        "9".to_owned(),
+    ] {
+        let got = unknown(Frames::Udp(udp.clone()), &target)?;
+        assert_eq!(got, Some(Unknown::Unconnected), "{target}");
+    }
+    let target = flow_of(&to(4789)).to_string();
+    let got = unknown(Frames::Udp(to(4789)), &target)?;
+    assert_eq!(got, Some(Unknown::Tunnel));
+    // IGMP without a message.
+    let mut frame = dut.mac.to_vec();
+    frame.extend([2, 0, 0, 0, 0, 1, 0x08, 0x00]);
+    frame.extend([0x45, 0, 0, 20, 0, 0, 0, 0, 64, 2, 0, 0, 192, 0, 2, 1]);
+    let IpAddr::V4(daddr) = udp.daddr else {
+        panic!("{}", udp.daddr);
+    };
+    frame.extend(daddr.octets());
+    let target = format!("igmp/{}/{daddr}", Ipv4Addr::new(192, 0, 2, 1));
+    let got = unknown(Frames::Raw(frame), &target)?;
+    assert_eq!(got, Some(Unknown::NoPorts));
+
+    // One entry for all: who comes later has it.
+    let target = flow_of(&udp).to_string();
+    let set = |change: Change| dut.netns.run(|| run::set(change));
+    set(Change {
+        rps_sock_flow_entries: Some(1),
+        ..Change::default()
+    })?;
+    let other = UdpFlows {
+        dport: 10,
+        ..udp.clone()
+    };
+    let connected = app(&dut.netns, bind(&dut.netns, &other, true)?)?;
+    until("the other flow's application is known", || {
+        bed.send(Frames::Udp(other.clone()), 1)?;
+        let answer = explain(&dut.netns, &flow_of(&other).to_string());
+        let known = |answer: &Answer| Ok::<_, anyhow::Error>(one(answer)?.0.application.cpu);
+        Ok(answer.ok().as_ref().map(known).transpose()?.flatten())
+    })?;
+    let got = unknown(Frames::Udp(udp.clone()), &target)?;
+    assert_eq!(got, Some(Unknown::EntryTaken));
+    drop(connected);
+
+    set(Change {
+        rps_sock_flow_entries: Some(0),
+        ..Change::default()
+    })?;
+    let got = unknown(Frames::Udp(udp.clone()), &target)?;
+    assert_eq!(got, Some(Unknown::NoTable));
+    set(Change {
+        policy: Some(Policy::RPS),
+        ..Change::default()
+    })?;
+    let got = unknown(Frames::Udp(udp.clone()), &target)?;
+    assert_eq!(got, Some(Unknown::PolicyRps));
+    set(Change {
+        policy: Some(Policy::OFF),
+        ..Change::default()
+    })?;
+    bed.send(Frames::Udp(udp.clone()), 1)?;
+    let answer = explain(&dut.netns, &target)?;
+    let (explanation, seen) = one(&answer)?;
+    assert_eq!(explanation.application.unknown, Some(Unknown::PolicyOff));
+    assert_eq!(seen.entry.reason, Reason::PolicyOff);
+    active.stop()
+}
+
+/// The lab's few packets leave the CPU that polls its room; what else runs there may not, but nothing
+/// presses, and a flow that is there stays.
+#[test]
+fn a_lightly_loaded_flow_stays_for_its_room() -> Result<()> {
+    let Some(_guard) = lab("a_lightly_loaded_flow_stays_for_its_room") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let udp = own(UdpFlows::to(dut, 1));
+    let name = flow_of(&udp).to_string();
+    let app = app(&dut.netns, bind(&dut.netns, &udp, true)?)?;
+    app.move_to(OTHER_CPU)?;
+    let adapt = Options {
+        policy: "rfs+idle+adapt".parse().map_err(anyhow::Error::msg)?,
+        rps_cpus: RpsCpus::Mask(mask(&[OTHER_CPU])),
+        ..options(&bed)
+    };
+    let active = Active::steer(dut, adapt)?;
+    let answer = until("the application is known, and it has been decided", || {
+        bed.send(Frames::Udp(udp.clone()), 20)?;
+        let answer = explain(&dut.netns, &name)?;
+        let (explanation, seen) = one(&answer)?;
+        let pressure = seen
+            .decision
+            .as_ref()
+            .and_then(|d| d.load.as_ref())
+            .map(|l| l.pressure);
+        let decided = matches!(
+            (seen.entry.reason, pressure),
+            (Reason::Room, Some(Pressure::Relaxed)) | (Reason::Stay, Some(Pressure::Full))
+        );
+        let known = explanation.application.cpu == Some(OTHER_CPU);
+        Ok((decided && known).then_some(answer))
+    })?;
+    let entry = &one(&answer)?.1.entry;
+    assert_eq!((entry.location, entry.moves), (Location::Inline, 0));
+    assert_eq!(entry.wanted, Location::Inline);
+    let text = render(&answer);
+    let (why, load) = match entry.reason {
+        Reason::Room => ("has room.", "has room for all flows of the queue: busy "),
+        _ => (
+            "has no room for more flows, but keeps what it has.",
+            "has no room for more than it",
+        ),
+    };
+    for words in [
+        "it last took or sent data of this flow on CPU 1.",
+        &format!("That is where it wants to be: CPU 0, which polls the queue, {why}"),
+        &format!("Load: CPU 0, which polls the queue, {load}"),
+    ] {
+        assert!(text.contains(words), "not {words:?} in {text}");
+    }
+    let queue = &status(&active)?.devices[0].queues[0];
+    let load = queue.load.as_ref().context("it is looked at")?;
+    assert_eq!(load.polling_cpu, Some(POLLING_CPU), "{load:?}");
+    assert!(load.polls_percent <= load.busy_percent && load.busy_percent <= 100);
+
+    // The same load, and nobody asks.
+    let change = Change {
+        policy: Some(Policy::RFS),
+        ..Change::default()
+    };
+    dut.netns.run(|| run::set(change))?;
+    let answer = settle_at(&bed, &udp, Location::Cpu(OTHER_CPU))?;
+    let seen = one(&answer)?.1;
+    assert_eq!(seen.entry.reason, Reason::Application, "{answer:?}");
+    assert_eq!((seen.entry.base, &seen.decision), (None, &None));
+    assert!(!render(&answer).contains("Load:"), "{}", render(&answer));
+    assert_eq!(status(&active)?.devices[0].queues[0].load, None);
+    active.stop()
+}
+
+#[test]
+fn who_lost_packets_is_said_and_why() -> Result<()> {
+    let Some(_guard) = lab("who_lost_packets_is_said_and_why") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let options = Options {
+        backlog: Some(16),
+        rps_flow_cnt: 1 << 10,
+        ..bed.options(&[OTHER_CPU])
+    };
+    let active = Active::steer(dut, options)?;
+    let udp = own(UdpFlows::to(dut, 1));
+    bed.send(Frames::Udp(udp.clone()), 1)?;
+    at_rest(&active, 0, 1)?;
+    assert_eq!(status(&active)?.dropped_flows, None);
+
+    // More at once than the backlog holds.
+    let mut sent = 1;
+    let queue = until("packets have been dropped", || {
+        let hog = Hog::new(OTHER_CPU)?;
+        bed.send(Frames::Udp(udp.clone()), 2_000)?;
+        drop(hog);
+        sent += 2_000;
+        let queue = at_rest(&active, 0, sent)?;
+        Ok((queue.dropped() > 0).then_some(queue))
+    })?;
+    let dropped_flows = status(&active)?.dropped_flows.context("some were")?;
+    let [entry] = &dropped_flows.flows[..] else {
+        panic!("{dropped_flows:?}");
+    };
+    assert_eq!(entry.flow, Some(flow_of(&udp)));
+    assert_eq!(u64::from(entry.dropped), queue.dropped(), "{entry:?}");
+    let accepted = queue.inline + queue.sums.redirected;
+    assert_eq!(u64::from(entry.packets), accepted, "{entry:?}");
+
+    let answer = explain(&dut.netns, &flow_of(&udp).to_string())?;
+    let drops = one(&answer)?.1.queue_dropped.clone();
+    let drops = drops.context("it lost some")?;
+    let expected = Drops {
+        full: queue.sums.dropped,
+        shed: queue.sums.shed,
+        ..Drops::default()
+    };
+    assert_eq!(drops, expected);
+    let words = format!("{} packets of it were dropped before", entry.dropped);
+    assert!(render(&answer).contains(&words), "{}", render(&answer));
+    active.stop()
+}
+
+/// Its own name is no use to a flow whose slot another has.
+#[test]
+fn a_flow_without_a_slot_is_told_who_has_it() -> Result<()> {
+    let Some(_guard) = lab("a_flow_without_a_slot_is_told_who_has_it") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let options = Options {
+        rps_flow_cnt: 1,
+        ..options(&bed)
+    };
+    let active = Active::steer(dut, options)?;
+    let (first, second) = (
+        own(UdpFlows::to(dut, 1)),
+        UdpFlows {
+            dport: 10,
+            ..own(UdpFlows::to(dut, 1))
+        },
+    );
+    bed.send(Frames::Udp(first.clone()), 1)?;
+    at_rest(&active, 0, 1)?;
+    let hash = one(&explain(&dut.netns, &flow_of(&first).to_string())?)?
+        .0
+        .hash;
+    bed.send(Frames::Udp(second.clone()), 1)?;
+    at_rest(&active, 0, 2)?;
+    let whose = format!("is now that of {}", flow_of(&second));
+    refused(
+        &dut.netns,
+        &["explain", &flow_of(&first).to_string()],
+        &whose,
+    )?;
+    refused(&dut.netns, &["explain", &hash.to_string()], &whose)?;
+    assert_eq!(flows(&dut.netns, 10)?.total, 1);
+    active.stop()
+}
+
+#[test]
+fn what_there_is_not_is_said_in_one_line() -> Result<()> {
+    let Some(_guard) = lab("what_there_is_not_is_said_in_one_line") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let none = "no rxsteer is running in this network namespace";
+    refused(&dut.netns, &["flows"], none)?;
+    refused(&dut.netns, &["explain", "udp/192.0.2.1:1/9"], none)?;
+    refused(&dut.netns, &["explain", "port:9"], none)?;
+
+    let active = Active::steer(dut, options(&bed))?;
+    let mut child = dut.netns.command(Path::new("true"))?.spawn()?;
+    child.wait()?;
+    let mut idle = dut.netns.command(Path::new("sleep"))?.arg("1000").spawn()?;
+    let refusals = || {
+        let dead = format!("pid:{}", child.id());
+        refused(&dut.netns, &["explain", &dead], "there is no process")?;
+        let without = format!("pid:{}", idle.id());
+        refused(
+            &dut.netns,
+            &["explain", &without],
+            "has no TCP or UDP socket",
+        )?;
+        for (target, why) in [
+            (
+                "udp/192.0.2.1:1/9",
+                "no packet of udp/192.0.2.1:1/9 is known on",
+            ),
+            ("0x12345678", "no packet of 0x12345678 is known on"),
+            ("port:9", "no flow of port:9 is known on"),
+        ] {
+            refused(&dut.netns, &["explain", target], why)?;
+        }
+        refused(
+            &dut.netns,
+            &["flows", "--device", "eth9"],
+            "eth9 is not steered",
+        )
+    };
+    let refusals = refusals();
+    idle.kill()?;
+    idle.wait()?;
+    refusals?;
+    let text = command(&dut.netns, &["flows"])?;
+    assert_eq!(String::from_utf8(text.stdout)?, "no flows\n");
+    active.stop()?;
+
+    let dry = Options {
+        dry_run: true,
+        ..options(&bed)
+    };
+    let active = Active::steer(dut, dry)?;
+    refused(&dut.netns, &["flows"], "a dry run")?;
+    active.stop()
+}
+
+#[test]
+fn the_limit_leaves_those_with_the_most_packets() -> Result<()> {
+    let Some(_guard) = lab("the_limit_leaves_those_with_the_most_packets") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let active = Active::steer(dut, options(&bed))?;
+    let to = |dport, nr_flows| UdpFlows {
+        dport,
+        ..own(UdpFlows::to(dut, nr_flows))
+    };
+    let start = Instant::now();
+    for (flows, count) in [(to(9, 64), 64), (to(10, 1), 5), (to(11, 1), 3)] {
+        bed.send(Frames::Udp(flows), count)?;
+    }
+    at_rest(&active, 0, 72)?;
+    let sent = Instant::now();
+    std::thread::sleep(Duration::from_millis(500));
+    let waited = sent.elapsed();
+    let list = flows(&dut.netns, 3)?;
+    let since = start.elapsed();
+    // Flows that share one of the 2^16 slots are one: one run in thirty has such a pair.
+    ensure!(list.total >= 63, "{list:?}");
+    // The last two had their slots to themselves: they came last.
+    let seen: Vec<_> = list.flows.iter().map(|e| e.packets).collect();
+    assert_eq!(seen, [5, 3, 1]);
+    // A tick more or less at either end, and ticks may be late on a busy machine.
+    let slack = Duration::from_millis(100);
+    for entry in &list.flows {
+        let idle = Duration::from_secs_f64(entry.idle_seconds);
+        assert!(idle + slack > waited && idle < since + slack, "{entry:?}");
+    }
+    // Who is named by a socket as well is not counted twice.
+    let _socket = bind(&dut.netns, &to(9, 1), true)?;
+    let answer = dut.netns.run(|| run::explain(Target::Port(9), 7))?;
+    assert_eq!(answer.explanations.flows.len(), 7);
+    assert_eq!(answer.explanations.total, list.total - 2);
+    assert!(render(&answer).contains("7 of "), "{}", render(&answer));
+    active.stop()
+}

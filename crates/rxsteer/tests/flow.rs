@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The parser on the packets of `tests/fixtures/`: natively and in the kernel, whole and cut.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::mem::MaybeUninit;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::ptr;
+
+use common::fixture::{self, Fixture, words};
+use libbpf_rs::ProgramInput;
+use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use rxlab::lab_skel::LabSkelBuilder;
+use rxlab::lab_skel::types::flow_probe;
+use rxsteer::native;
+use rxsteer::rx::types::{flow_key, flow_result, flow_secret};
+
+/// A result that can be compared and printed: the key's words, or the `FLOW_*`.
+type Outcome = Result<[u32; 10], u32>;
+
+fn outcome(result: &Result<flow_key, flow_result>) -> Outcome {
+    match result {
+        Ok(key) => Ok(words(key)),
+        Err(why) => Err(why.0),
+    }
+}
+
+fn parse(linear: &[u8], len: usize, tunnels: u32) -> Outcome {
+    outcome(&native::flow_parse(linear, len as u32, tunnels))
+}
+
+const TRUNCATED: Outcome = Err(flow_result::FLOW_TRUNCATED.0);
+/// The secret of `docs/hash.md`'s test vectors.
+fn secret() -> flow_secret {
+    flow_secret {
+        addend: 0x0123_4567_89ab_cdef,
+        multiplier: std::array::from_fn(|i| (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+    }
+}
+
+#[test]
+fn every_fixture_gets_its_key() {
+    let fixtures = fixture::all();
+    assert!(
+        fixtures.len() >= 80,
+        "only {} fixtures found",
+        fixtures.len()
+    );
+    for fixture in &fixtures {
+        assert_eq!(
+            parse(&fixture.packet, fixture.packet.len(), fixture.tunnels),
+            outcome(&fixture.expected),
+            "{}",
+            fixture.description
+        );
+    }
+}
+
+/// A cut never makes another flow of a packet, and never one of a packet that has none: whether
+/// the frame ends there, or only its linear part.
+#[test]
+fn a_cut_packet_keeps_its_key_or_loses_it() {
+    for fixture in fixture::all() {
+        let whole = outcome(&fixture.expected);
+        for cut in 0..fixture.packet.len() {
+            for len in [cut, fixture.packet.len()] {
+                let got = parse(&fixture.packet[..cut], len, fixture.tunnels);
+                assert!(
+                    got == whole || got == TRUNCATED,
+                    "{}, {cut} of {len} bytes: {got:x?}, whole {whole:x?}",
+                    fixture.description
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn the_kernel_agrees_on_every_fixture_cut_anywhere() {
+    if !nix::unistd::geteuid().is_root() {
+        return rxlab::testing::not_run(
+            "flow fixtures in the kernel",
+            "loading BPF programs needs root",
+        );
+    }
+    let mut by_tunnels: BTreeMap<u32, Vec<Fixture>> = BTreeMap::new();
+    for fixture in fixture::all() {
+        by_tunnels.entry(fixture.tunnels).or_default().push(fixture);
+    }
+    for (tunnels, fixtures) in by_tunnels {
+        in_the_kernel(tunnels, &fixtures);
+    }
+}
+
+/// Runs `flow_probe` over the fixtures' packets, from the 14 bytes that the kernel asks for up to
+/// the whole, and compares key, hash and result with the native run.
+fn in_the_kernel(tunnels: u32, fixtures: &[Fixture]) {
+    let mut object = MaybeUninit::uninit();
+    let mut open = LabSkelBuilder::default().open(&mut object).unwrap();
+    for mut program in open.open_object_mut().progs_mut() {
+        program.set_autoload(program.name() == "flow_probe");
+    }
+    let rodata = open.maps.rodata_data.as_deref_mut().unwrap();
+    rodata.flow_tunnels.0 = tunnels;
+    rodata.flow_secret.addend = secret().addend;
+    rodata.flow_secret.multiplier = secret().multiplier;
+    let skel = open
+        .load()
+        .unwrap_or_else(|error| panic!("tunnels {tunnels:#x}: {error}"));
+    let probed: *const flow_probe = &skel.maps.bss_data.as_deref().unwrap().flow_probed;
+
+    for fixture in fixtures {
+        for len in 14..=fixture.packet.len() {
+            let packet = &fixture.packet[..len];
+            let input = ProgramInput {
+                data_in: Some(packet),
+                ..Default::default()
+            };
+            skel.progs.flow_probe.test_run(input).unwrap();
+            // SAFETY: the map's memory lives as long as the skeleton; the kernel wrote it.
+            let probed = unsafe { ptr::read_volatile(probed) };
+            let key = flow_key {
+                saddr: probed.key.saddr,
+                daddr: probed.key.daddr,
+                ports: probed.key.ports,
+                proto: probed.key.proto,
+            };
+            // The lab's skeleton has a type of its own.
+            let result = match flow_result(probed.result.0) {
+                flow_result::FLOW_KEYED => Ok(key),
+                other => Err(other),
+            };
+            let at = format!("{}, {len} bytes", fixture.description);
+            assert_eq!(outcome(&result), parse(packet, len, tunnels), "{at}");
+            assert_eq!(probed.hash, native::flow_hash(&key, &secret()), "{at}");
+        }
+        assert_eq!(
+            parse(&fixture.packet, fixture.packet.len(), tunnels),
+            outcome(&fixture.expected),
+            "{}",
+            fixture.description
+        );
+    }
+}
+
+/// What arrives at a socket and what the socket knows of its peer make one key, hence one hash:
+/// the v4-mapped address of a dual-stack socket included.
+#[test]
+fn a_socket_has_the_key_of_its_packets() {
+    let v4: Ipv4Addr = "192.0.2.1".parse().unwrap();
+    let v6: Ipv6Addr = "2001:db8::1".parse().unwrap();
+    let packet = |source: IpAddr, tcp: bool| {
+        let payload = [0u8; 20];
+        let mut bytes = Vec::new();
+        let step = etherparse::PacketBuilder::ethernet2([2; 6], [4; 6]);
+        let step = match source {
+            IpAddr::V4(source) => step.ipv4(source.octets(), [198, 51, 100, 2], 64),
+            IpAddr::V6(source) => step.ipv6(source.octets(), [0xfd; 16], 64),
+        };
+        match tcp {
+            true => step
+                .tcp(40_000, 443, 1, 512)
+                .write(&mut bytes, &payload)
+                .unwrap(),
+            false => step.udp(40_000, 443).write(&mut bytes, &payload).unwrap(),
+        }
+        native::flow_parse(&bytes, bytes.len() as u32, 0).unwrap()
+    };
+    for (tcp, proto) in [(true, 6), (false, 17)] {
+        for (source, peer) in [
+            (IpAddr::V4(v4), IpAddr::V4(v4)),
+            (IpAddr::V4(v4), IpAddr::V6(v4.to_ipv6_mapped())),
+            (IpAddr::V6(v6), IpAddr::V6(v6)),
+        ] {
+            let arrived = packet(source, tcp);
+            let held = native::flow_key_ports(SocketAddr::new(peer, 40_000), 443, proto);
+            assert_eq!(words(&arrived), words(&held), "{peer} {proto}");
+            assert_eq!(
+                native::flow_hash(&arrived, &secret()),
+                native::flow_hash(&held, &secret()),
+                "{peer} {proto}"
+            );
+        }
+    }
+    // what must not be one flow
+    let key = |peer: &str, port, proto| {
+        words(&native::flow_key_ports(peer.parse().unwrap(), port, proto))
+    };
+    let one = key("192.0.2.1:40000", 443, 6);
+    for other in [
+        key("192.0.2.1:40000", 443, 17),
+        key("192.0.2.1:40000", 444, 6),
+        key("192.0.2.1:443", 40_000, 6),
+        key("192.0.2.2:40000", 443, 6),
+        key("[2001:db8::1]:40000", 443, 6),
+    ] {
+        assert_ne!(one, other);
+    }
+}
+
+/// The table in `docs/hash.md`, computed apart from it, is what the data path computes.
+#[test]
+fn the_documented_vectors_hold() {
+    let doc = include_str!("../../../docs/hash.md");
+    let rows: Vec<Vec<&str>> = doc
+        .lines()
+        .filter(|line| line.contains("`0x") && line.starts_with('|'))
+        .map(|line| {
+            line.split('|')
+                .map(|cell| cell.trim().trim_matches('`'))
+                .collect()
+        })
+        .collect();
+    assert!(rows.len() >= 7, "the table in docs/hash.md is gone");
+    for row in rows {
+        let [_, peer, port, proto, hash, _] = row[..] else {
+            panic!("{row:?}")
+        };
+        let key = native::flow_key_ports(
+            peer.parse().unwrap(),
+            port.parse().unwrap(),
+            proto.parse().unwrap(),
+        );
+        let hash = u32::from_str_radix(hash.trim_start_matches("0x"), 16).unwrap();
+        assert_eq!(native::flow_hash(&key, &secret()), hash, "{row:?}");
+    }
+}
+
+/// The formula of `docs/hash.md` once more, over keys with every word in use.
+#[test]
+fn the_hash_is_the_documented_formula() {
+    let documented = |words: [u32; 10]| {
+        let secret = secret();
+        let sum = (words.iter().zip(secret.multiplier)).fold(secret.addend, |sum, (&w, m)| {
+            sum.wrapping_add(m.wrapping_mul(w.into()))
+        });
+        let mut hash = (sum >> 32) as u32;
+        hash = (hash ^ (hash >> 16)).wrapping_mul(0x85eb_ca6b);
+        hash = (hash ^ (hash >> 13)).wrapping_mul(0xc2b2_ae35);
+        hash ^ (hash >> 16)
+    };
+    let keys: Vec<_> = fixture::all()
+        .into_iter()
+        .filter_map(|of| of.expected.ok())
+        .collect();
+    assert!((0..10).all(|i| keys.iter().any(|key| words(key)[i] != 0)));
+    for key in keys {
+        assert_eq!(
+            native::flow_hash(&key, &secret()),
+            documented(words(&key)),
+            "{key:x?}"
+        );
+    }
+}

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A short run of `fuzz/flow.c`, the same every time, seeded from the fixtures.
+
+mod common;
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use common::fixture;
+
+/// About ten seconds.
+const RUNS: u32 = 200_000;
+
+#[test]
+fn the_parser_survives_a_short_fuzz() {
+    let clang = std::env::var_os("CLANG").unwrap_or_else(|| "clang".into());
+    let folder = tempfile::tempdir().unwrap();
+    let (target, corpus) = (folder.path().join("flow"), folder.path().join("corpus"));
+    // alignment: the data path loads words from any address, as its machines allow
+    let flags = [
+        "-g",
+        "-O1",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+        "-fsanitize=fuzzer,address,undefined",
+        "-fno-sanitize=alignment",
+        "-fno-sanitize-recover=all",
+        "-o",
+    ];
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/flow.c");
+    let has_fuzzer = || {
+        let probe = folder.path().join("probe.c");
+        fs::write(
+            &probe,
+            "int LLVMFuzzerTestOneInput(const char *d, long n) { return !d && n; }\n",
+        )
+        .unwrap();
+        Command::new(&clang)
+            .args(flags)
+            .arg(&target)
+            .arg(probe)
+            .output()
+    };
+    match has_fuzzer() {
+        Ok(built) if built.status.success() => {}
+        _ => {
+            return rxlab::testing::not_run(
+                "fuzz flow.h",
+                "clang has no libFuzzer with ASan and UBSan",
+            );
+        }
+    }
+    let built = Command::new(&clang)
+        .args(flags)
+        .arg(&target)
+        .arg(&source)
+        .output()
+        .unwrap();
+    assert!(
+        built.status.success(),
+        "{}",
+        String::from_utf8_lossy(&built.stderr)
+    );
+
+    fs::create_dir(&corpus).unwrap();
+    for (number, fixture) in fixture::all().iter().enumerate() {
+        // the four bytes ahead: tunnels; cut in the middle; linear up to three quarters; no jumbo
+        let mut seed = vec![fixture.tunnels as u8, 0x80, 0xc0, 0];
+        seed.extend(&fixture.packet);
+        fs::write(corpus.join(format!("{number:03}")), seed).unwrap();
+    }
+    let run = Command::new(&target)
+        .current_dir(folder.path())
+        .args([
+            "-seed=1",
+            "-max_len=9220",
+            "-timeout=10",
+            "-print_final_stats=1",
+        ])
+        .arg(format!("-runs={RUNS}"))
+        .arg(&corpus)
+        .output()
+        .unwrap();
+    let log = String::from_utf8_lossy(&run.stderr);
+    assert!(run.status.success(), "{log}");
+    assert!(log.contains(&format!("Done {RUNS} runs")), "{log}");
+}

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A CPU goes offline under traffic, and comes back.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use rxlab::bench::mode::Active;
+use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::link::LinkConfig;
+use rxlab::lab::wire::Wire;
+use rxlab::testing::bed::{Bed, OTHER_CPU, lab, status, until};
+use rxsteer::accounting::Queue;
+use rxsteer::kthread;
+use rxsteer::setting::Setting;
+
+/// The threads of CPU 1's backlogs.
+fn threads() -> Vec<u32> {
+    let name = format!("cpumap/{OTHER_CPU}/map:");
+    let threads = kthread::numbered(Path::new("/proc"), &name);
+    threads.into_iter().map(|(_, pid)| pid).collect()
+}
+
+/// Takes CPU 1 offline and back, where that can be done.
+fn switch(test: &str) -> Option<Setting> {
+    let path = format!("/sys/devices/system/cpu/cpu{OTHER_CPU}/online");
+    let online = Setting::keep(&path).ok();
+    if online.is_none() {
+        rxlab::testing::not_run(test, "this machine's CPUs can't go offline");
+    }
+    online
+}
+
+fn cpus_allowed(pid: u32) -> Result<String> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status
+        .lines()
+        .find_map(|l| l.strip_prefix("Cpus_allowed_list:"));
+    Ok(line.context("a thread has CPUs")?.trim().to_owned())
+}
+
+#[test]
+fn a_cpu_that_goes_is_left_and_found_again() -> Result<()> {
+    let test = "a_cpu_that_goes_is_left_and_found_again";
+    let Some(_guard) = lab(test) else {
+        return Ok(());
+    };
+    let Some(online) = switch(test) else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, 500);
+    let sink = bed.sink_in_order(&flows)?;
+    let active = Active::steer(dut, bed.options(&[OTHER_CPU]))?;
+    let wire = Wire::start(
+        &bed.link,
+        0,
+        &rxlab::testing::bed::lossless(Frames::Udp(flows), None, 20_000),
+    )?;
+    let queue = || Ok::<Queue, anyhow::Error>(status(&active)?.devices[0].queues[0].clone());
+    // All that is received from now on goes one way.
+    let only = |what: &str, of: fn(&Queue) -> u64| {
+        until(what, || {
+            let before = queue()?;
+            let after = until("more packets", || {
+                let now = queue()?;
+                Ok((now.received > before.received + 1000).then_some(now))
+            })?;
+            // The counters are read while they move: two packets may be counted in one only.
+            let others = (after.received - before.received).abs_diff(of(&after) - of(&before));
+            Ok((others < 3).then_some(()))
+        })
+    };
+    only("all redirected", |q| q.sums.redirected)?;
+    let old = threads();
+    for _ in 0..3 {
+        online.set("0")?;
+        only("all inline", |q| q.inline)?;
+        until("the offline CPU's threads are gone", || {
+            Ok(threads().is_empty().then_some(()))
+        })?;
+        online.set("1")?;
+        only("all redirected again", |q| q.sums.redirected)?;
+        let new = threads();
+        assert_eq!(new.len(), 1, "{new:?}");
+        assert_ne!(new, old);
+        assert_eq!(cpus_allowed(new[0])?, OTHER_CPU.to_string());
+    }
+    let sent = wire.stop()?;
+    assert_eq!(sent.lost, 0);
+    let queue = rxlab::testing::bed::at_rest(&active, 0, sent.sent)?;
+    assert_eq!(
+        (queue.sums.lost, queue.sums.dropped + queue.sums.shed),
+        (0, 0),
+        "{queue:?}"
+    );
+    assert!(queue.moves > 0, "{queue:?}");
+    active.stop()?;
+    until("all received", || {
+        Ok((sink.received() + sink.dropped()? >= sent.sent).then_some(()))
+    })?;
+    let report = sink.stop()?;
+    assert_eq!((report.reordered, report.dropped), (0, 0), "{report:?}");
+    Ok(())
+}
+
+/// A CPU that is offline when rxsteer starts is used once it is there.
+#[test]
+fn a_cpu_that_comes_later_is_used() -> Result<()> {
+    let test = "a_cpu_that_comes_later_is_used";
+    let Some(_guard) = lab(test) else {
+        return Ok(());
+    };
+    let Some(online) = switch(test) else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let flows = UdpFlows::to(&bed.link.dut, 100);
+    let sink = bed.sink_by_cpu(&flows)?;
+    online.set("0")?;
+    let active = Active::steer(&bed.link.dut, bed.options(&[0, OTHER_CPU]))?;
+    assert_eq!(status(&active)?.devices[0].queues[0].rps_cpus, "0");
+    bed.send(Frames::Udp(flows.clone()), 500)?;
+    assert_eq!(rxlab::testing::bed::at_rest(&active, 0, 500)?.inline, 500);
+    online.set("1")?;
+    let mut sent = 500;
+    until("packets are redirected", || {
+        sent += 100;
+        bed.send(Frames::Udp(flows.clone()), 100)?;
+        let queue = rxlab::testing::bed::at_rest(&active, 0, sent)?;
+        Ok((queue.sums.redirected > 0).then_some(()))
+    })?;
+    assert_eq!(status(&active)?.devices[0].queues[0].rps_cpus, "0-1");
+    active.stop()?;
+    rxlab::testing::bed::received(sink, sent)?;
+    Ok(())
+}

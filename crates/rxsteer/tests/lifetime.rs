@@ -1,0 +1,563 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! From attach to the end, however it comes: the program as its users run it, under traffic.
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Output, Stdio};
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result, bail, ensure};
+use common::threads::{cpumaps, kthreads, renice};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rxlab::lab::ethtool::Offload;
+use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::hog::Hog;
+use rxlab::lab::link::LinkConfig;
+use rxlab::lab::netns::Netns;
+use rxlab::lab::sink::Sink;
+use rxlab::lab::wire::Wire;
+use rxlab::lab::xdp::Xdp;
+use rxlab::testing::bed::*;
+use rxsteer::accounting::Status;
+use rxsteer::device::{AttachedXdp, Device, XdpMode};
+use rxsteer::run;
+
+const RXSTEER: &str = env!("CARGO_BIN_EXE_rxsteer");
+
+/// `rxsteer run` as a process in a namespace; killed when dropped.
+struct Rxsteer {
+    netns: Netns,
+    child: Child,
+    log: Option<JoinHandle<String>>,
+}
+
+/// How it ended.
+#[derive(Debug)]
+struct Ended {
+    code: Option<i32>,
+    log: String,
+}
+
+/// Packets go where the tables say, however little the CPUs have to do: by RFS, unless `args` have
+/// another policy.
+fn plain(args: &[&str]) -> Vec<&'static str> {
+    let other = args.iter().any(|arg| arg.starts_with("--policy="));
+    let policy = (!other).then_some("--policy=rfs");
+    policy.into_iter().chain(["--flow-limit=0"]).collect()
+}
+
+impl Rxsteer {
+    /// Returns when it steers, or how it ended instead.
+    fn start(netns: &Netns, args: &[&str]) -> Result<std::result::Result<Self, Ended>> {
+        let mut child = netns
+            .command(RXSTEER)?
+            .arg("run")
+            .args(plain(args))
+            .args(args)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let mut stderr = child.stderr.take().context("it was piped")?;
+        let log = std::thread::spawn(move || {
+            let mut log = String::new();
+            let _ = stderr.read_to_string(&mut log);
+            log
+        });
+        let mut this = Self {
+            netns: netns.clone(),
+            child,
+            log: Some(log),
+        };
+        let pid = this.child.id();
+        let steers = until("rxsteer steers, or ends", || {
+            let answer = this.netns.run(run::status).is_ok_and(|s| s.pid == pid);
+            let ended = this.child.try_wait()?.is_some();
+            Ok((answer || ended).then_some(!ended))
+        })?;
+        Ok(if steers { Ok(this) } else { Err(this.ended()?) })
+    }
+
+    /// The same for those that must steer.
+    fn steering(netns: &Netns, args: &[&str]) -> Result<Self> {
+        Self::start(netns, args)?.map_err(|ended| anyhow::anyhow!("{ended:?}"))
+    }
+
+    fn status(&self) -> Result<Status> {
+        self.netns.run(run::status)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        Ok(kill(Pid::from_raw(self.child.id() as i32), signal)?)
+    }
+
+    /// Waits for its end.
+    fn ended(mut self) -> Result<Ended> {
+        until("rxsteer ends", || Ok(self.child.try_wait()?))?;
+        let code = self.child.wait()?.code();
+        let log = self.log.take().context("it is read once")?;
+        let log = log.join().expect("the reader does not panic");
+        Ok(Ended { code, log })
+    }
+
+    fn stop(self, signal: Signal) -> Result<Ended> {
+        self.signal(signal)?;
+        self.ended()
+    }
+}
+
+impl Drop for Rxsteer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Another command, to its end.
+fn rxsteer(netns: &Netns, args: &[&str]) -> Result<Output> {
+    Ok(netns.command(RXSTEER)?.args(args).output()?)
+}
+
+/// The account of a queue in the last words of a run; both of its sums close.
+#[derive(Debug)]
+struct Account {
+    received: u64,
+    redirected: u64,
+    dropped: u64,
+    shed: u64,
+    lost: u64,
+}
+
+fn account(log: &str) -> Result<Account> {
+    let line = log
+        .lines()
+        .find_map(|line| line.split_once("queue 0: received "))
+        .with_context(|| format!("no account in {log}"))?;
+    let numbers: Vec<u64> = line
+        .1
+        .split(|c: char| !c.is_ascii_digit())
+        .filter(|word| !word.is_empty())
+        .map(|word| Ok(word.parse()?))
+        .collect::<Result<_>>()?;
+    let [
+        received,
+        inline,
+        redirected,
+        dropped,
+        shed,
+        limited,
+        no_flow,
+        delivered,
+        lost,
+        queued,
+    ] = numbers[..]
+    else {
+        bail!("ten terms, not {line:?}");
+    };
+    assert_eq!(
+        received,
+        inline + redirected + dropped + shed + limited + no_flow,
+        "{line:?}"
+    );
+    assert_eq!(redirected, delivered + lost + queued, "{line:?}");
+    Ok(Account {
+        received,
+        redirected,
+        dropped,
+        shed,
+        lost,
+    })
+}
+
+fn attached(bed: &Bed) -> Result<Option<AttachedXdp>> {
+    let dut = &bed.link.dut;
+    dut.netns.run(|| Ok(Device::open(&dut.name)?.xdp))
+}
+
+/// Every datagram that was sent and not counted as dropped, in order.
+fn all_arrive_in_order(sink: Sink, count: u64) -> Result<()> {
+    until("all datagrams received", || {
+        Ok((sink.received() + sink.dropped()? >= count).then_some(()))
+    })
+    .with_context(|| format!("{} of {count}", sink.received()))?;
+    let report = sink.stop()?;
+    assert_eq!(report.received[0] + report.dropped, count, "{report:?}");
+    assert_eq!(report.reordered, 0, "{report:?}");
+    Ok(())
+}
+
+/// Options under which nothing is dropped for want of room.
+fn roomy<'a>(device: &'a str, rest: &[&'a str]) -> Vec<&'a str> {
+    let mut args = vec![device, "--mode=native", "--backlog=16368"];
+    args.extend(rest);
+    args
+}
+
+#[test]
+fn a_stop_signal_brings_every_packet_home() -> Result<()> {
+    let Some(_guard) = lab("a_stop_signal_brings_every_packet_home") else {
+        return Ok(());
+    };
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let bed = Bed::new(&LinkConfig::default())?;
+        let dut = &bed.link.dut;
+        let flows = UdpFlows::to(dut, 500);
+        let sink = bed.sink_in_order(&flows)?;
+        let wire = Wire::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 50_000))?;
+        let rxsteer = Rxsteer::steering(
+            &dut.netns,
+            &roomy(&dut.name, &["--rps-cpus=1-1", "--policy=rps"]),
+        )?;
+        assert_eq!(attached(&bed)?.context("attached")?.name, "rxsteer");
+        until("packets are redirected", || {
+            let queue = &rxsteer.status()?.devices[0].queues[0];
+            Ok((queue.sums.redirected > 0).then_some(()))
+        })?;
+        // A queue that would be overtaken if the program were detached at once.
+        let kthreads = kthreads(&cpumaps(rxsteer.child.id())?)?;
+        let hog = Hog::new(OTHER_CPU)?;
+        renice(&kthreads, 19)?;
+        until("packets are queued", || {
+            let queue = &rxsteer.status()?.devices[0].queues[0];
+            Ok((queue.sums.queued > 500).then_some(()))
+        })?;
+        rxsteer.signal(signal)?;
+        let sent = wire.sent();
+        until("more packets have come", || {
+            Ok((wire.sent() > sent + 500).then_some(()))
+        })?;
+        renice(&kthreads, 0)?;
+        drop(hog);
+        let ended = rxsteer.ended()?;
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert_eq!(attached(&bed)?, None);
+        let sent = wire.stop()?;
+        assert_eq!(sent.lost, 0);
+        let account = account(&ended.log)?;
+        assert_eq!(account.lost, 0, "{ended:?}");
+        assert!(!ended.log.contains("overtake"), "{ended:?}");
+        all_arrive_in_order(sink, sent.sent - account.dropped - account.shed)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn coming_and_going_a_hundred_times_loses_nothing() -> Result<()> {
+    let Some(_guard) = lab("coming_and_going_a_hundred_times_loses_nothing") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, 500);
+    let sink = bed.sink_in_order(&flows)?;
+    let wire = Wire::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 20_000))?;
+    let (mut seen, mut redirected, mut dropped) = (0, 0, 0);
+    for _ in 0..100 {
+        let rxsteer = Rxsteer::steering(&dut.netns, &roomy(&dut.name, &["--rps-cpus=1-1"]))?;
+        until("packets are redirected", || {
+            let queue = &rxsteer.status()?.devices[0].queues[0];
+            Ok((queue.sums.redirected > 10).then_some(()))
+        })
+        .with_context(|| format!("{} sent; {:?}", wire.sent(), rxsteer.status()))?;
+        let ended = rxsteer.stop(Signal::SIGTERM)?;
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let account = account(&ended.log)?;
+        assert_eq!(account.lost, 0, "{ended:?}");
+        seen += account.received;
+        redirected += account.redirected;
+        dropped += account.dropped + account.shed;
+    }
+    assert_eq!(attached(&bed)?, None);
+    let sent = wire.stop()?;
+    assert_eq!(sent.lost, 0);
+    // It was there for some of the traffic, not for all of it.
+    assert!(
+        redirected > 1_000 && seen < sent.sent,
+        "{seen} {redirected}"
+    );
+    all_arrive_in_order(sink, sent.sent - dropped)
+}
+
+/// More frames than are ever sent in this test fit into the backlog: none is dropped for room.
+#[test]
+fn a_kill_leaves_no_steering_and_loses_nothing() -> Result<()> {
+    let Some(_guard) = lab("a_kill_leaves_no_steering_and_loses_nothing") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, 500);
+    let sink = bed.sink_in_order(&flows)?;
+    let rxsteer = Rxsteer::steering(&dut.netns, &roomy(&dut.name, &["--rps-cpus=1-1"]))?;
+    let redirected =
+        || Ok::<_, anyhow::Error>(rxsteer.status()?.devices[0].queues[0].sums.redirected);
+    let mut before = 0;
+    until("a backlog", || {
+        before += 10;
+        bed.send(Frames::Udp(flows.clone()), 10)?;
+        Ok((redirected()? > 0).then_some(()))
+    })?;
+    let count = 12_000;
+    let config = lossless(Frames::Udp(flows.clone()), Some(count), 20_000);
+    let wire = Wire::start(&bed.link, 0, &config)?;
+    until("packets are redirected", || {
+        Ok((redirected()? > 2_000).then_some(()))
+    })?;
+    let cpumaps = cpumaps(rxsteer.child.id())?;
+    assert_eq!(kthreads(&cpumaps)?.len(), 1);
+    let ended = rxsteer.stop(Signal::SIGKILL)?;
+    assert_eq!(ended.code, None, "killed, not stopped: {ended:?}");
+    // It was killed under traffic.
+    assert!(wire.sent() < count);
+    until("the XDP program is gone", || {
+        Ok(attached(&bed)?.is_none().then_some(()))
+    })?;
+    until("the kernel threads are gone", || {
+        Ok(kthreads(&cpumaps)?.is_empty().then_some(()))
+    })?;
+    let report = wire.wait()?;
+    assert_eq!((report.sent, report.lost), (count, 0));
+    let sent = before + count;
+    // Order is what a kill can't keep.
+    until("all datagrams received", || {
+        Ok((sink.received() + sink.dropped()? >= sent).then_some(()))
+    })
+    .with_context(|| format!("{} of {sent}", sink.received()))?;
+    let report = sink.stop()?;
+    assert_eq!(report.received[0] + report.dropped, sent);
+    Ok(())
+}
+
+#[test]
+fn status_and_set_reach_the_running_one() -> Result<()> {
+    let Some(_guard) = lab("status_and_set_reach_the_running_one") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let name = dut.name.as_str();
+    let args = roomy(name, &["--rps-cpus=0-0", "--tunnels=all"]);
+    let steering = Rxsteer::steering(&dut.netns, &args)?;
+    let count = 3_001;
+    bed.send(Frames::Udp(UdpFlows::to(dut, 100)), count)?;
+    until("all frames counted", || {
+        Ok((steering.status()?.devices[0].queues[0].received == count).then_some(()))
+    })?;
+
+    let output = rxsteer(&dut.netns, &["status", "--json"])?;
+    assert!(output.status.success(), "{output:?}");
+    let json: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let mut expected = serde_json::to_value(steering.status()?)?;
+    expected["busy_poll"] = serde_json::Value::Null;
+    assert_eq!(json, expected);
+    assert_eq!(json["pid"], steering.child.id());
+    assert_eq!(json["policy"], "rfs");
+    assert_eq!(json["backlog_limit"], 16368);
+    assert_eq!(json["devices"][0]["device"], name);
+    assert_eq!(json["devices"][0]["mode"], "native");
+    let queue = &json["devices"][0]["queues"][0];
+    assert_eq!(queue["received"], count);
+    assert_eq!(queue["inline"], count);
+    assert_eq!(queue["redirected"], 0);
+
+    let output = rxsteer(&dut.netns, &["status"])?;
+    let text = String::from_utf8(output.stdout)?;
+    assert!(text.contains(name) && text.contains("3001"), "{text}");
+
+    // Again and again, until interrupted: a line each.
+    let mut again = dut
+        .netns
+        .command(RXSTEER)?
+        .args(["status", "--json", "--interval=0.01"])
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let stdout = BufReader::new(again.stdout.take().context("it was piped")?);
+    let lines: Vec<String> = stdout.lines().take(3).collect::<std::io::Result<_>>()?;
+    again.kill()?;
+    again.wait()?;
+    assert_eq!(lines.len(), 3);
+    for line in lines {
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&line)?, json);
+    }
+
+    // In the notation of a mask: bit 1, that is CPU 1.
+    let set = |args: &[&str]| rxsteer(&dut.netns, &[&["set"], args].concat());
+    let output = set(&[name, "--rps-cpus", "2"])?;
+    assert!(output.status.success(), "{output:?}");
+    let rps_cpus =
+        || Ok::<_, anyhow::Error>(steering.status()?.devices[0].queues[0].rps_cpus.clone());
+    assert_eq!(rps_cpus()?, "1");
+
+    // What can't be set changes nothing, and says why.
+    for (args, why) in [
+        (&["eth99", "--rps-cpus", "1"][..], "eth99 is not steered"),
+        (
+            &[name, "--rps-cpus", "1", "--queue", "1"],
+            "no receive queue 1",
+        ),
+        (&[name, "--rps-cpus", "8000-8001"], "is online: choose from"),
+    ] {
+        let output = set(args)?;
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let stderr = String::from_utf8(output.stderr)?;
+        assert!(stderr.contains(why), "{args:?}: {stderr}");
+        assert_eq!(rps_cpus()?, "1");
+    }
+    assert_eq!(steering.stop(Signal::SIGTERM)?.code, Some(0));
+
+    for command in [&["status"][..], &["set", name, "--rps-cpus", "1"]] {
+        let output = rxsteer(&dut.netns, command)?;
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+        let stderr = String::from_utf8(output.stderr)?;
+        assert!(stderr.contains("no rxsteer is running"), "{stderr}");
+    }
+    Ok(())
+}
+
+/// Refused with status 1, for these reasons, and nothing new attached.
+fn refused(bed: &Bed, args: &[&str], why: &[&str]) -> Result<()> {
+    let before = attached(bed)?.map(|xdp| xdp.id);
+    let Err(ended) = Rxsteer::start(&bed.link.dut.netns, args)? else {
+        bail!("{args:?} was not refused");
+    };
+    ensure!(ended.code == Some(1), "{args:?}: {ended:?}");
+    for why in why {
+        ensure!(
+            ended.log.contains(why),
+            "{args:?}: not {why:?} but {ended:?}"
+        );
+    }
+    assert_eq!(attached(bed)?.map(|xdp| xdp.id), before, "{args:?}");
+    Ok(())
+}
+
+#[test]
+fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
+    let Some(_guard) = lab("what_is_in_the_way_is_named_and_left_alone") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let name = dut.name.as_str();
+    let me = format!("pid {}", std::process::id());
+
+    // Another one of the same namespace.
+    let first = Rxsteer::steering(&dut.netns, &[name])?;
+    let pid = format!("(process {})", first.child.id());
+    refused(
+        &bed,
+        &[name],
+        &["is running in this network namespace", &pid],
+    )?;
+    assert_eq!(first.stop(Signal::SIGTERM)?.code, Some(0));
+
+    // Another XDP program, in either mode.
+    for mode in [XdpMode::Native, XdpMode::Generic] {
+        let pass = Xdp::pass(dut, mode)?;
+        let mode = mode.to_string();
+        refused(&bed, &[name], &["`pass`", &mode, &me, "stop"])?;
+        assert_eq!(attached(&bed)?.context("still there")?.name, "pass");
+        drop(pass);
+    }
+
+    // Kernel RPS, and its flow table.
+    for (file, on) in [("rps_cpus", "2"), ("rps_flow_cnt", "64")] {
+        let path = format!("/sys/class/net/{name}/queues/rx-0/{file}");
+        let write = |value: &str| dut.netns.run(|| Ok(fs::write(&path, value)?));
+        write(on)?;
+        refused(
+            &bed,
+            &[name],
+            &["kernel RPS is on", &format!("rx-0/{file}")],
+        )?;
+        write("0")?;
+    }
+
+    // Tags beside the frame: native mode would lose them, generic mode does not.
+    let tags = ["rx-vlan-hw-parse"];
+    dut.ethtool.set_features(&tags, true)?;
+    refused(&bed, &[name, "--mode=native"], &["VLAN tags", "rxvlan off"])?;
+    if instances_are_told("what_is_in_the_way_is_named_and_left_alone, generic mode") {
+        let generic = Rxsteer::steering(&dut.netns, &[name, "--mode=generic"])?;
+        assert_eq!(generic.stop(Signal::SIGTERM)?.code, Some(0));
+    }
+    dut.ethtool.set_features(&tags, false)?;
+
+    // Devices and queues that are not there, or twice.
+    refused(&bed, &["eth99"], &["no network device `eth99`", name])?;
+    refused(&bed, &[name, name], &["is named twice"])?;
+    refused(&bed, &[name, "--queue=1=1"], &["has no receive queue 1"])?;
+    refused(
+        &bed,
+        &[name, "--queue=eth99:0=1"],
+        &["eth99 is not steered"],
+    )?;
+    refused(
+        &bed,
+        &[name, "--rps-cpus=8000-8001"],
+        &["is online: choose from"],
+    )?;
+    // lo has no native XDP and no NAPI: auto falls back, and then refuses.
+    refused(&bed, &["lo", "--mode=native"], &["use `--mode generic`"])?;
+    refused(
+        &bed,
+        &["lo"],
+        &["falling back to generic", "not polled by NAPI"],
+    )?;
+    // The first of two devices must not stay attached when the second is refused.
+    refused(&bed, &[name, "lo"], &["not polled by NAPI"])?;
+
+    // The control: nothing of all that is left, so that it steers.
+    let last = Rxsteer::steering(&dut.netns, &[name, "--queue=0=0-1"])?;
+    assert_eq!(last.stop(Signal::SIGTERM)?.code, Some(0));
+    assert_eq!(attached(&bed)?, None);
+    Ok(())
+}
+
+#[test]
+fn generic_mode_without_napi_is_refused() -> Result<()> {
+    let test = "generic_mode_without_napi_is_refused";
+    let Some(_guard) = lab(test).filter(|_| instances_are_told(test)) else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let args = [dut.name.as_str(), "--mode=generic"];
+    dut.ethtool.set(Offload::Gro, false)?;
+    refused(&bed, &args, &["not polled by NAPI", "gro on"])?;
+    dut.ethtool.set(Offload::Gro, true)?;
+    let generic = Rxsteer::steering(&dut.netns, &args)?;
+    assert_eq!(generic.stop(Signal::SIGTERM)?.code, Some(0));
+    Ok(())
+}
+
+#[test]
+fn a_missing_capability_is_named() -> Result<()> {
+    let Some(_guard) = lab("a_missing_capability_is_named") else {
+        return Ok(());
+    };
+    use std::os::unix::process::CommandExt;
+    const CAP_BPF: libc::c_ulong = 39;
+    let bed = Bed::new(&LinkConfig::default())?;
+    let mut command = bed.link.dut.netns.command(RXSTEER)?;
+    command.arg("run").args(plain(&[])).arg(&bed.link.dut.name);
+    // SAFETY: one system call. Root gets back at exec what is in its bounding set, and no more.
+    unsafe {
+        command.pre_exec(
+            || match libc::prctl(libc::PR_CAPBSET_DROP, CAP_BPF, 0, 0, 0) {
+                0 => Ok(()),
+                _ => Err(std::io::Error::last_os_error()),
+            },
+        );
+    }
+    let output = command.output()?;
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let stderr = String::from_utf8(output.stderr)?;
+    assert!(stderr.contains("CAP_BPF"), "{stderr}");
+    assert!(!stderr.contains("CAP_NET_ADMIN"), "{stderr}");
+    assert_eq!(attached(&bed)?, None);
+    Ok(())
+}

@@ -1,0 +1,612 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The rule of order, steer.h and backlog.h as they are, on a simulated receive path whose turns
+//! come in any order: no packet overtakes an earlier one of its flow, no frame is lost to the
+//! accounts, and every flow gets where it wants to be.
+
+mod common;
+mod sim;
+
+use common::cases::{config, fixed};
+use proptest::prelude::*;
+use rxsteer::rx::types::{rps_location, rx_policy, rx_pressure, rx_reason};
+use sim::gro::Kind;
+use sim::path::{End, Event, Kernel, Lie, Path, Shape};
+
+const INLINE: u16 = rps_location::RPS_INLINE.0 as u16;
+const FOLLOW: u16 = rx_policy::RX_FOLLOW.0 as u16;
+
+/// Flows whose places in the tables collide in every way: one slot, neighbouring slots of one
+/// eighth of the map, one entry of the sock_flow_table, or nothing in common.
+const HASHES: [u32; 8] = [
+    0x0000_0010,
+    0x0000_5018,
+    0x0040_0020,
+    0x0040_0120,
+    0x4000_0001,
+    0x8000_0002,
+    0xc000_0010,
+    0xffff_fff8,
+];
+
+fn shapes() -> impl Strategy<Value = Shape> {
+    let limit = prop_oneof![Just(1), Just(4), Just(12), Just(16), Just(40)];
+    let batch = prop_oneof![Just(1), Just(16)];
+    let flow_limit = prop_oneof![Just(0), Just(123)];
+    (
+        0..Kernel::ALL.len(),
+        2u32..5,
+        limit,
+        0u32..12,
+        0u32..6,
+        batch,
+        flow_limit,
+    )
+        .prop_map(
+            |(kernel, nr_cpus, limit, flow_order, sock_flow_order, driver_batch, flow_limit)| {
+                Shape {
+                    kernel: Kernel::ALL[kernel],
+                    nr_cpus,
+                    limit,
+                    hashes: HASHES.to_vec(),
+                    flow_order,
+                    sock_flow_order,
+                    driver_batch,
+                    flow_limit,
+                    lie: None,
+                }
+            },
+        )
+}
+
+/// Turns at random, each a number: proptest makes and shrinks numbers faster than anything else.
+fn turns(max: usize) -> impl Strategy<Value = Vec<u32>> {
+    proptest::collection::vec(any::<u32>(), 0..max)
+}
+
+fn kind(number: u32) -> Kind {
+    [Kind::Merge, Kind::Merge, Kind::Push, Kind::Normal][number as usize % 4]
+}
+
+fn end(number: u32) -> End {
+    [End::Complete, End::CompleteOld, End::Budget, End::Busy][number as usize % 4]
+}
+
+/// How turns are spread: what makes one thing likely makes another rare.
+#[derive(Clone, Copy, Debug)]
+struct Mix {
+    /// flows that send
+    flows: usize,
+    /// frames of a burst, and steps of a thread, at most
+    burst: u32,
+    steps: u32,
+    /// turns in 256 that stir what flows want, which is also what user space does
+    stir: u32,
+    /// flows are where they want to be, when it begins
+    warm: bool,
+    /// policies that look at the load, and a load that changes
+    load: bool,
+}
+
+fn mixes() -> impl Strategy<Value = Mix> {
+    let flows = prop_oneof![Just(2), Just(HASHES.len())];
+    let burst = prop_oneof![Just(1), Just(4), Just(24)];
+    let steps = prop_oneof![Just(1), Just(6), Just(40)];
+    let stir = prop_oneof![Just(8), Just(64)];
+    ((flows, burst, steps, stir), any::<bool>(), any::<bool>()).prop_map(
+        |((flows, burst, steps, stir), warm, load)| Mix {
+            flows,
+            burst,
+            steps,
+            stir,
+            warm,
+            load,
+        },
+    )
+}
+
+/// Policies are numbers below this: sets of three bits.
+const POLICIES: u16 = (FOLLOW | (rx_policy::RX_IDLE.0 | rx_policy::RX_ADAPT.0) as u16) + 1;
+
+/// Where an application is: on a CPU, or it polls.
+fn application(number: u32, nr_cpus: u32) -> u16 {
+    match number % (nr_cpus + 1) {
+        cpu if cpu == nr_cpus => INLINE,
+        cpu => cpu as u16,
+    }
+}
+
+/// The event that a number stands for, and how often it happens.
+fn event(number: u32, nr_cpus: u32, mix: Mix) -> (Event, u32) {
+    let [which, a, b, c] = number.to_le_bytes().map(u32::from);
+    let (cpu, flow) = (a % nr_cpus, a as usize % mix.flows);
+    let once = |event| (event, 1);
+    if which < mix.stir {
+        return once(match c % if mix.load { 24 } else { 16 } {
+            0..4 => Event::Application(flow, application(b, nr_cpus)),
+            4..6 => {
+                let (first, last) = [(0, 1023), (0, 0), (0, 255), (256, 1023)][b as usize % 4];
+                let location = if a < 48 { INLINE } else { cpu as u16 };
+                Event::Map(first, last, location)
+            }
+            6 if mix.load => Event::Policy(b as u16 % POLICIES),
+            6 => Event::Policy(if b % 3 > 0 { FOLLOW } else { 0 }),
+            7..9 => Event::Make,
+            9 => Event::Lose(1 + b as usize % 3),
+            10 => Event::Online(cpu, b % 3 > 0),
+            11 if b < 64 => Event::Home,
+            11 if b < 128 => Event::Shed,
+            11..14 => Event::Check,
+            // By thirds: little, more than a relaxed CPU has, all.
+            16..20 => Event::Turn(a % 3 * 512, b % 3 * 512),
+            20..22 => Event::Cpu(cpu, b % 2 > 0, [b % 5, c % 5].map(|n| n * 256)),
+            22 => Event::Waits(b % 2 > 0),
+            _ => Event::Interrupt(cpu),
+        });
+    }
+    match which % 16 {
+        0..6 => (Event::Frame(flow, kind(b)), 1 + c % mix.burst),
+        6..8 => once(Event::EndPoll(end(b))),
+        8..10 => once(Event::PollTraced(cpu)),
+        10 if b < 32 => once(Event::OldThread(1 + c % 8)),
+        10 if b < 96 => once(Event::Jiffy),
+        _ => once(Event::Thread(cpu, 1 + c % mix.steps)),
+    }
+}
+
+/// A path on which flows want to be on different CPUs, some by RPS and some by RFS.
+fn begun(shape: &Shape) -> Path {
+    let mut path = Path::new(shape.clone());
+    for slot in 0..4u16 {
+        let cpu = slot % shape.nr_cpus as u16;
+        path.apply(Event::Map(slot * 256, slot * 256 + 255, cpu));
+    }
+    path.apply(Event::Policy(FOLLOW));
+    path
+}
+
+/// A poll that receives these flows' frames, and then everybody's turn until nobody has work.
+fn round(path: &mut Path, shape: &Shape, frames: &[usize]) {
+    for &flow in frames {
+        path.apply(Event::Frame(flow, Kind::Merge));
+    }
+    path.apply(Event::EndPoll(End::Complete));
+    for cpu in 0..shape.nr_cpus {
+        path.apply(Event::PollTraced(cpu));
+    }
+    path.apply(Event::Make);
+    rest(path, shape);
+}
+
+/// Threads run until they sleep.
+fn rest(path: &mut Path, shape: &Shape) {
+    for cpu in 0..shape.nr_cpus {
+        while path.thread(cpu).is_some_and(|t| !t.asleep()) {
+            path.apply(Event::Thread(cpu, 1));
+        }
+    }
+    path.apply(Event::OldThread(1000));
+}
+
+/// What went wrong, if anything, on the way.
+fn run(shape: &Shape, mix: Mix, turns: &[u32]) -> Result<Path, String> {
+    let mut path = begun(shape);
+    for _ in 0..if mix.warm { 4 } else { 0 } {
+        round(&mut path, shape, &[0, 1, 2, 3, 4, 5, 6, 7]);
+    }
+    for (i, &number) in turns.iter().enumerate() {
+        let (event, times) = event(number, shape.nr_cpus, mix);
+        for _ in 0..times {
+            path.apply(event);
+        }
+        if path.stack.nr_overtaken > 0 {
+            return Err(format!("overtaken at turn {i}, {event:?}"));
+        }
+        if shape.lie.is_none() {
+            path.balance()?;
+            if path.nr_overflows > 0 {
+                return Err(format!("a ring had no room at turn {i}, {event:?}"));
+            }
+        }
+    }
+    Ok(path)
+}
+
+proptest! {
+    #![proptest_config(config(5000))]
+
+    #[test]
+    fn no_packet_overtakes_and_every_frame_is_accounted_for(
+        shape in shapes(),
+        mix in mixes(),
+        turns in turns(600),
+    ) {
+        prop_assert_eq!(run(&shape, mix, &turns).err(), None);
+    }
+}
+
+/// The control: every reason to be somewhere comes up, and every kind of load.
+#[test]
+fn flows_have_every_reason_to_move() {
+    let all = (
+        (1 << rx_reason::NR_RX_REASONS.0) - 1,
+        (1 << (rx_pressure::RX_POLLED.0 + 1)) - 1,
+    );
+    let mut had = (0, 0);
+    let seen = fixed((shapes(), mixes(), turns(600)))
+        .take(2000)
+        .any(|(shape, mix, turns)| {
+            let path = run(&shape, mix, &turns).unwrap();
+            had.0 |= path.reasons;
+            had.1 |= path.pressures;
+            had == all
+        });
+    assert!(seen, "{:b} {:b}", had.0, had.1);
+}
+
+/// The control: each fault of the data path is seen as packets out of order.
+#[test]
+fn every_lie_lets_packets_overtake() {
+    const RUNS: usize = 20_000;
+    for lie in [
+        Lie::Unguarded,
+        Lie::NapiGroEmpty,
+        Lie::PollEnds,
+        Lie::ThreadGroEmpty,
+        Lie::Sleeping,
+        Lie::SleepingBefore,
+        Lie::FreshBelieved,
+        Lie::HeadAhead,
+        Lie::TakenMore,
+        Lie::QtailBefore,
+        Lie::LostTwice,
+        Lie::EpochAbroad,
+        Lie::RemovedFull,
+    ] {
+        let found = fixed((shapes(), mixes(), turns(600))).take(RUNS).position(
+            |(mut shape, mix, turns)| {
+                shape.lie = Some(lie);
+                run(&shape, mix, &turns).is_err()
+            },
+        );
+        assert!(found.is_some(), "{lie:?}");
+    }
+}
+
+/// The control of the accounts.
+#[test]
+fn miscounting_is_seen() {
+    for lie in [Lie::TakenMore, Lie::LostTwice] {
+        let mut cases = fixed((shapes(), mixes(), turns(600))).take(200);
+        let seen = cases.any(|(mut shape, mix, turns)| {
+            shape.lie = Some(lie);
+            run(&shape, mix, &turns).is_ok_and(|path| path.balance().is_err())
+        });
+        assert!(seen, "{lie:?}");
+    }
+}
+
+/// Rounds that a flow may take to get where it wants to be, when everybody gets a turn in each:
+/// the first ends what was under way; in the second it leaves the backlog it is in, for INLINE if
+/// the one it wants has no entry yet; in the third its frame finds INLINE's GRO in use by others
+/// and says so; then the first of the fourth sees it empty. One more if the NAPI is not known.
+const ROUNDS: usize = 5;
+
+/// What everybody wants in the end.
+#[derive(Clone, Debug)]
+struct Wants {
+    interrupt: u32,
+    follow: bool,
+    applications: Vec<u32>,
+    map: Vec<u32>,
+    /// the flows' frames in each poll
+    frames: Vec<usize>,
+}
+
+fn wants() -> impl Strategy<Value = Wants> {
+    let flows = (0..HASHES.len()).collect::<Vec<_>>();
+    let more = proptest::collection::vec(0..HASHES.len(), 0..8);
+    (
+        0u32..4,
+        any::<bool>(),
+        proptest::collection::vec(0u32..4, HASHES.len()),
+        proptest::collection::vec(0u32..5, 4),
+        (Just(flows).prop_shuffle(), more).prop_map(|(flows, more)| [flows, more].concat()),
+    )
+        .prop_map(|(interrupt, follow, applications, map, frames)| Wants {
+            interrupt,
+            follow,
+            applications,
+            map,
+            frames,
+        })
+}
+
+/// Whether flows get where they want to be in [`ROUNDS`], and stay.
+fn settle(shape: &Shape, mix: Mix, turns: &[u32], wants: &Wants) -> Result<(), String> {
+    // Room for what a round brings: who finds its new backlog full is dropped, and has not moved.
+    let shape = &Shape {
+        limit: 40,
+        flow_limit: 0,
+        ..shape.clone()
+    };
+    let mut path = run(shape, mix, turns)?;
+
+    // What was begun comes to its end.
+    path.apply(Event::EndPoll(End::Complete));
+    for cpu in 0..shape.nr_cpus {
+        path.apply(Event::PollTraced(cpu));
+        path.apply(Event::Online(cpu, true));
+    }
+    rest(&mut path, shape);
+    path.apply(Event::Check);
+    if path.going_home() {
+        return Err("not all came home".into());
+    }
+
+    path.apply(Event::Interrupt(wants.interrupt % shape.nr_cpus));
+    path.apply(Event::Policy(if wants.follow { FOLLOW } else { 0 }));
+    for (flow, cpu) in wants.applications.iter().enumerate() {
+        path.apply(Event::Application(flow, application(*cpu, shape.nr_cpus)));
+    }
+    for (slot, &cpu) in (0..4).zip(&wants.map) {
+        let location = if cpu == 4 {
+            INLINE
+        } else {
+            (cpu % shape.nr_cpus) as u16
+        };
+        path.apply(Event::Map(slot * 256, slot * 256 + 255, location));
+    }
+    for _ in 0..ROUNDS {
+        round(&mut path, shape, &wants.frames);
+    }
+
+    // Flows of one slot share its location. If they want different ones, nothing but their order
+    // is promised: each of their frames may move the slot.
+    let wanted: Vec<u16> = (0..HASHES.len()).map(|flow| path.wanted(flow)).collect();
+    let alone = |&flow: &usize| {
+        (0..HASHES.len()).all(|f| path.slot(f) != path.slot(flow) || wanted[f] == wanted[flow])
+    };
+    let alone: Vec<usize> = (0..HASHES.len()).filter(alone).collect();
+    let moves = path.q.nr_moves;
+    for _ in 0..10 {
+        for &flow in &alone {
+            if path.location(flow) != wanted[flow] {
+                return Err(format!("flow {flow} is at {}", path.location(flow)));
+            }
+        }
+        round(&mut path, shape, &wants.frames);
+    }
+    if alone.len() == HASHES.len() && path.q.nr_moves != moves {
+        return Err(format!("{} moves too many", path.q.nr_moves - moves));
+    }
+    path.balance()
+}
+
+proptest! {
+    #![proptest_config(config(2500))]
+
+    #[test]
+    fn flows_get_where_they_want_to_be_and_stay(
+        shape in shapes(),
+        mix in mixes(),
+        turns in turns(300),
+        wants in wants(),
+    ) {
+        prop_assert_eq!(settle(&shape, mix, &turns, &wants).err(), None);
+    }
+}
+
+/// All that has entered may have been lost before the thread, which nobody knows then, took any.
+#[test]
+fn a_flow_leaves_a_backlog_that_lost_all_its_frames() {
+    let shape = busy(Kernel::ALL[2], 40);
+    let mut path = Path::new(shape.clone());
+    path.apply(Event::Map(0, 0, 1));
+    for _ in 0..4 {
+        path.apply(Event::Lose(1));
+        round(&mut path, &shape, &[MOVER]);
+    }
+    let b = path.backlogs[1];
+    assert_eq!((path.location(MOVER), b.kthread, b.tail), (1, 0, b.nr_lost));
+    assert!(b.nr_lost > 0);
+    path.apply(Event::Map(0, 0, 2));
+    round(&mut path, &shape, &[MOVER]);
+    assert_ne!(path.location(MOVER), 1);
+    path.apply(Event::Home);
+    path.apply(Event::Check);
+    assert!(!path.going_home());
+}
+
+/// The control: a proof that is never had keeps flows where they are.
+#[test]
+fn without_its_proofs_a_flow_never_moves() {
+    for lie in [Lie::Sleepless, Lie::NapiGroHolds] {
+        let mut cases = fixed((shapes(), mixes(), turns(300), wants())).take(100);
+        let stuck = cases.any(|(mut shape, mix, turns, wants)| {
+            shape.lie = Some(lie);
+            settle(&shape, mix, &turns, &wants).is_err()
+        });
+        assert!(stuck, "{lie:?}");
+    }
+}
+
+/// The flow that is to leave, and those that stay.
+const MOVER: usize = 0;
+const OTHERS: [usize; 4] = [4, 5, 6, 7];
+
+/// A poll, and a batch of CPU 1's thread, which always has more: others see to it that `standing`
+/// frames wait, or as many as may. The mover sends as the first, where there is room, and as the
+/// last, where there may be none.
+fn busy_round(path: &mut Path, standing: usize, mover: [bool; 2]) {
+    if mover[0] {
+        path.apply(Event::Frame(MOVER, Kind::Merge));
+    }
+    // GRO always holds a packet of this jiffy.
+    let kinds = [Kind::Push, Kind::Merge].into_iter().cycle();
+    let others = kinds.flat_map(|kind| OTHERS.map(|flow| Event::Frame(flow, kind)));
+    for frame in others.take(standing) {
+        if path.waiting(1) >= standing {
+            break;
+        }
+        path.apply(frame);
+    }
+    if mover[1] {
+        path.apply(Event::Frame(MOVER, Kind::Merge));
+    }
+    path.apply(Event::EndPoll(End::Complete));
+    path.apply(Event::PollTraced(0));
+    let taken = path.backlogs[1].taken;
+    while path.backlogs[1].taken == taken {
+        path.apply(Event::Thread(1, 1));
+    }
+    assert!(!path.thread(1).unwrap().asleep());
+}
+
+/// Frames that the thread takes until the mover has left the backlog for CPU 1, where its last
+/// frame is the latest of `standing`; a jiffy is `jiffy` batches, and it sends in every `gap`th
+/// poll. None if it doesn't leave in 2,000.
+fn frames_to_leave(shape: &Shape, standing: usize, jiffy: usize, gap: usize) -> Option<u64> {
+    let mut path = Path::new(shape.clone());
+    path.apply(Event::Map(0, 1023, 1));
+    for mover in [2, 1] {
+        path.apply(Event::Map(0, 0, mover));
+        for _ in 0..ROUNDS {
+            round(&mut path, shape, &[4, 5, 6, 7, MOVER]);
+        }
+        assert_eq!(path.location(MOVER), mover);
+    }
+    for turn in 0..30 {
+        busy_round(&mut path, standing - 1, [false, true]);
+        if turn % jiffy == 0 {
+            path.apply(Event::Jiffy);
+        }
+    }
+    path.apply(Event::Map(0, 0, 2));
+    let from = path.backlogs[1].taken;
+    for turn in 0..2000 {
+        let sends = turn % gap == 0;
+        busy_round(&mut path, standing, [sends, sends]);
+        if turn % jiffy == 0 {
+            path.apply(Event::Jiffy);
+        }
+        if path.location(MOVER) == 2 {
+            assert_eq!(path.stack.nr_overtaken, 0);
+            return Some(path.backlogs[1].taken - from);
+        }
+    }
+    None
+}
+
+fn busy(kernel: Kernel, limit: u32) -> Shape {
+    Shape {
+        kernel,
+        limit,
+        nr_cpus: 3,
+        hashes: HASHES.to_vec(),
+        flow_order: 10,
+        sock_flow_order: 3,
+        driver_batch: 1,
+        flow_limit: 0,
+        lie: None,
+    }
+}
+
+/// What the thread takes until GRO is known to hold nothing of what was taken before: nothing
+/// without GRO; a flush with it; and where flushes spare the present jiffy, one that is being
+/// waited for, and then another (backlog_age_gro()): each a jiffy, a flush, and a batch to see it.
+fn gro_lag(kernel: Kernel, jiffy: u64) -> u64 {
+    const BATCH: u64 = 8;
+    const FLUSH: u64 = 64;
+    match (kernel.gro, kernel.hz1000) {
+        (false, _) => BATCH,
+        (true, false) => FLUSH + BATCH,
+        (true, true) => 2 * (jiffy * BATCH + FLUSH + 2 * BATCH),
+    }
+}
+
+/// The saturated backlog: others keep it full for ever. The flow is shed, so that the thread has at
+/// most the limit to take, what is known of it trails by a batch, and GRO has its lag.
+#[test]
+fn a_flow_leaves_a_backlog_that_others_keep_full() {
+    for kernel in Kernel::ALL {
+        for (limit, jiffy) in [(40, 1), (40, 8), (100, 1), (100, 8), (1000, 8)] {
+            let left = frames_to_leave(&busy(kernel, limit), limit as usize, jiffy, 1);
+            let bound = u64::from(limit) + 2 * 8 + gro_lag(kernel, jiffy as u64);
+            assert!(
+                left.is_some_and(|n| n <= bound),
+                "{left:?} > {bound}, {kernel:?}"
+            );
+        }
+    }
+}
+
+/// A backlog that is neither full nor ever empty: the flow leaves with its first frame after a
+/// pause as long as the queue. Without such a pause it stays, as in kernel RFS: there always is a
+/// frame of it in the queue, and nothing is dropped while there is room.
+#[test]
+fn a_flow_leaves_a_standing_queue_in_its_first_pause() {
+    for kernel in Kernel::ALL {
+        for jiffy in [1, 8] {
+            let (limit, standing) = (100, 80);
+            let shape = busy(kernel, limit);
+            let bound = standing as u64 + 2 * 8 + gro_lag(kernel, jiffy as u64);
+            let pause = bound.div_ceil(8);
+            let left = frames_to_leave(&shape, standing, jiffy, pause as usize);
+            assert!(
+                left.is_some_and(|n| n <= 2 * pause * 8),
+                "{left:?}, {pause}, {kernel:?}"
+            );
+            assert_eq!(frames_to_leave(&shape, standing, jiffy, 1), None);
+        }
+    }
+}
+
+/// Polls until a flow has left INLINE, while others stay there whose latest packet GRO always
+/// holds. A jiffy is `jiffy` polls. None if it doesn't leave in 2,000.
+fn polls_to_leave(kernel: Kernel, end: End, jiffy: usize) -> Option<usize> {
+    let shape = busy(kernel, 100);
+    let mut path = Path::new(shape.clone());
+    for location in [1, INLINE] {
+        path.apply(Event::Map(0, 0, location));
+        for _ in 0..ROUNDS {
+            round(&mut path, &shape, &[4, 5, 6, 7, MOVER]);
+        }
+        assert_eq!(path.location(MOVER), location);
+    }
+    path.apply(Event::Map(0, 0, 1));
+    for poll in 0..2000 {
+        for flow in OTHERS {
+            path.apply(Event::Frame(flow, Kind::Push));
+            path.apply(Event::Frame(flow, Kind::Merge));
+        }
+        path.apply(Event::Frame(MOVER, Kind::Merge));
+        if path.location(MOVER) == 1 {
+            assert_eq!(path.stack.nr_overtaken, 0);
+            return Some(poll);
+        }
+        path.apply(Event::EndPoll(end));
+        path.apply(Event::PollTraced(0));
+        if poll % jiffy == 0 {
+            path.apply(Event::Jiffy);
+        }
+    }
+    None
+}
+
+/// The first poll is that in which it says that it waits, the second that which looks. Where every
+/// poll spares the present jiffy's packets, GRO may never be empty, and the flow stays: its own
+/// packets have long gone up, but nobody knows.
+#[test]
+fn a_flow_leaves_inline_once_a_poll_leaves_nothing_behind() {
+    for kernel in Kernel::ALL {
+        for jiffy in [1, 8] {
+            assert_eq!(polls_to_leave(kernel, End::Complete, jiffy), Some(1));
+            assert_eq!(polls_to_leave(kernel, End::CompleteOld, jiffy), None);
+            let spares = kernel.hz1000;
+            assert_eq!(
+                polls_to_leave(kernel, End::Budget, jiffy),
+                (!spares).then_some(1)
+            );
+        }
+    }
+}

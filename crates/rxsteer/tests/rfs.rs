@@ -1,0 +1,465 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Flows follow their applications, on real packets.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use rxlab::bench::mode::Active;
+use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::link::LinkConfig;
+use rxlab::lab::sockets::reuseport;
+use rxlab::lab::wire::Wire;
+use rxlab::testing::app::{App, soon};
+use rxlab::testing::bed::{Bed, OTHER_CPU, POLLING_CPU, all_at, lab, places, status, until};
+use rxsteer::policy::Policy;
+use rxsteer::run::{self, Change, Options};
+
+/// The flow goes after its application, wherever that goes.
+fn follows(active: &Active<'_>, app: &App, mut send: impl FnMut() -> Result<()>) -> Result<()> {
+    for cpu in [OTHER_CPU, POLLING_CPU, OTHER_CPU] {
+        app.move_to(cpu)?;
+        until(&format!("the flow follows to CPU {cpu}"), || {
+            Ok(all_at(active, cpu, &mut send)?.then_some(()))
+        })?;
+    }
+    Ok(())
+}
+
+/// RPS alone would have all flows INLINE.
+fn rfs(bed: &Bed) -> Options {
+    Options {
+        policy: Policy::RFS,
+        ..bed.options(&[POLLING_CPU])
+    }
+}
+
+/// Follows with policy rfs, and doesn't with rps: RPS alone has all flows INLINE here.
+fn only_by_rfs(bed: &Bed, app: &App, mut send: impl FnMut() -> Result<()>) -> Result<()> {
+    let dut = &bed.link.dut;
+    let options = rfs(bed);
+    let active = Active::steer(dut, options.clone())?;
+    follows(&active, app, &mut send)?;
+    active.stop()?;
+
+    let options = Options {
+        policy: Policy::RPS,
+        ..options
+    };
+    let active = Active::steer(dut, options)?;
+    app.move_to(OTHER_CPU)?;
+    for _ in 0..10 {
+        ensure!(
+            all_at(&active, POLLING_CPU, &mut send)?,
+            "steered by RPS alone"
+        );
+    }
+    active.stop()
+}
+
+fn one(flows: UdpFlows) -> UdpFlows {
+    UdpFlows {
+        nr_flows: 1,
+        ..flows
+    }
+}
+
+#[test]
+fn connected_udp() -> Result<()> {
+    let Some(_guard) = lab("connected_udp") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig {
+        ipv6: true,
+        ..Default::default()
+    })?;
+    let dut = &bed.link.dut;
+    for (flows, mapped) in [
+        (UdpFlows::to(dut, 1), false),
+        (UdpFlows::to(dut, 1), true),
+        (UdpFlows::to_ipv6(dut, 1), false),
+    ] {
+        let map = |addr: IpAddr| match addr {
+            IpAddr::V4(v4) if mapped => v4.to_ipv6_mapped().into(),
+            other => other,
+        };
+        let socket = dut.netns.run(|| {
+            let socket = UdpSocket::bind(SocketAddr::new(map(flows.daddr), flows.dport))?;
+            socket.connect(SocketAddr::new(map(flows.saddr), flows.sport))?;
+            soon(socket)
+        })?;
+        let mut buffer = [0; 2048];
+        let app = App::start(&dut.netns, Box::new(move || socket.recv(&mut buffer)))?;
+        only_by_rfs(&bed, &app, || bed.send(Frames::Udp(flows.clone()), 20))
+            .with_context(|| format!("{} mapped {mapped}", flows.saddr))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn unconnected_udp_that_asks_who_sent() -> Result<()> {
+    let Some(_guard) = lab("unconnected_udp_that_asks_who_sent") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig {
+        ipv6: true,
+        ..Default::default()
+    })?;
+    let dut = &bed.link.dut;
+    let (v4, v6) = (UdpFlows::to(dut, 8), UdpFlows::to_ipv6(dut, 8));
+    let any = IpAddr::V6(Ipv6Addr::UNSPECIFIED);
+    for (flows, local) in [(&v4, v4.daddr), (&v4, any), (&v6, v6.daddr), (&v6, any)] {
+        let local = SocketAddr::new(local, flows.dport);
+        let socket = dut.netns.run(|| soon(UdpSocket::bind(local)?))?;
+        let mut buffer = [0; 2048];
+        let take = move || socket.recv_from(&mut buffer).map(|(len, _)| len);
+        let app = App::start(&dut.netns, Box::new(take))?;
+        only_by_rfs(&bed, &app, || bed.send(Frames::Udp(flows.clone()), 40))
+            .with_context(|| format!("{local} from {}", flows.saddr))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn tcp() -> Result<()> {
+    let Some(_guard) = lab("tcp") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig {
+        ipv6: true,
+        ..Default::default()
+    })?;
+    let (dut, tester) = (&bed.link.dut, &bed.link.tester);
+    let ping = [b'x'; 64];
+    for local in [IpAddr::from(dut.ipv4), dut.ipv6.into()] {
+        let listener = dut.netns.run(|| Ok(TcpListener::bind((local, 7))?))?;
+        let mut client = tester.netns.run(|| Ok(TcpStream::connect((local, 7))?))?;
+        client.set_nodelay(true)?;
+        let (mut server, _) = listener.accept()?;
+        server.set_read_timeout(Some(Duration::from_millis(5)))?;
+        let mut buffer = [0; 2048];
+        let app = App::start(&dut.netns, Box::new(move || server.read(&mut buffer)))?;
+        only_by_rfs(&bed, &app, || {
+            for _ in 0..20 {
+                client.write_all(&ping)?;
+            }
+            Ok(())
+        })
+        .with_context(|| local.to_string())?;
+    }
+    Ok(())
+}
+
+/// Or not, if told so.
+#[test]
+fn unconnected_udp_can_be_ignored() -> Result<()> {
+    let Some(_guard) = lab("unconnected_udp_can_be_ignored") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = one(UdpFlows::to(dut, 1));
+    let local = SocketAddr::new(flows.daddr, flows.dport);
+    let socket = dut.netns.run(|| soon(UdpSocket::bind(local)?))?;
+    let mut buffer = [0; 2048];
+    let take = move || socket.recv_from(&mut buffer).map(|(len, _)| len);
+    let app = App::start(&dut.netns, Box::new(take))?;
+    app.move_to(OTHER_CPU)?;
+    let send = || bed.send(Frames::Udp(flows.clone()), 20);
+    for unconnected in [true, false] {
+        let options = Options {
+            unconnected,
+            ..rfs(&bed)
+        };
+        let active = Active::steer(dut, options)?;
+        if unconnected {
+            until("the flow follows", || {
+                Ok(all_at(&active, OTHER_CPU, send)?.then_some(()))
+            })?;
+        } else {
+            for _ in 0..10 {
+                assert!(all_at(&active, POLLING_CPU, send)?);
+            }
+        }
+        active.stop()?;
+    }
+    Ok(())
+}
+
+/// Threads on two CPUs take turns at one socket: to follow them would move flows with every packet.
+#[test]
+fn a_socket_that_threads_share_is_not_followed_to_and_fro() -> Result<()> {
+    let Some(_guard) = lab("a_socket_that_threads_share_is_not_followed_to_and_fro") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, 16);
+    let local = SocketAddr::new(flows.daddr, flows.dport);
+    let socket = Arc::new(dut.netns.run(|| soon(UdpSocket::bind(local)?))?);
+    let taken = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
+    // Each takes one datagram, when it is its turn.
+    let turn = Arc::new(AtomicU64::new(0));
+    let mut apps = Vec::new();
+    for cpu in [POLLING_CPU, OTHER_CPU] {
+        let (socket, taken, turn) = (socket.clone(), taken.clone(), turn.clone());
+        let mut buffer = [0; 2048];
+        let take = move || {
+            if turn.load(Ordering::Relaxed) % 2 != u64::from(cpu) {
+                std::thread::yield_now();
+                return Ok(0);
+            }
+            let (len, _) = socket.recv_from(&mut buffer)?;
+            taken[cpu as usize].fetch_add(1, Ordering::Relaxed);
+            turn.fetch_add(1, Ordering::Relaxed);
+            Ok(len)
+        };
+        let app = App::start(&dut.netns, Box::new(take))?;
+        app.move_to(cpu)?;
+        apps.push(app);
+    }
+    let active = Active::steer(dut, rfs(&bed))?;
+    let moves = || Ok::<_, anyhow::Error>(status(&active)?.devices[0].queues[0].moves);
+    until("flows stay where they are", || {
+        let before = moves()?;
+        bed.send(Frames::Udp(flows.clone()), 500)?;
+        Ok((moves()? == before).then_some(()))
+    })?;
+    let both = |i: usize| taken[i].load(Ordering::Relaxed);
+    assert!(both(0) > 50 && both(1) > 50, "{taken:?}");
+    drop(apps);
+    active.stop()
+}
+
+/// A socket per thread in one SO_REUSEPORT group, each thread on its CPU.
+#[test]
+fn a_reuseport_group_has_its_flows_where_its_threads_are() -> Result<()> {
+    let Some(_guard) = lab("a_reuseport_group_has_its_flows_where_its_threads_are") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, 64);
+    let local = SocketAddr::new(flows.daddr, flows.dport);
+    let (tell, told) = mpsc::channel();
+    let mut apps = Vec::new();
+    for cpu in [POLLING_CPU, OTHER_CPU] {
+        let socket = dut.netns.run(|| soon(reuseport(local)?))?;
+        let tell = tell.clone();
+        let mut buffer = [0; 2048];
+        let take = move || {
+            let (len, peer) = socket.recv_from(&mut buffer)?;
+            let _ = tell.send((peer, cpu));
+            Ok(len)
+        };
+        let app = App::start(&dut.netns, Box::new(take))?;
+        app.move_to(cpu)?;
+        apps.push(app);
+    }
+    let active = Active::steer(dut, rfs(&bed))?;
+    // Which flows belong to whom is the kernel's choice; then each is processed there.
+    let send = || bed.send(Frames::Udp(flows.clone()), 64);
+    send()?;
+    let mut at = [0u64; 2];
+    for _ in 0..64 {
+        let (_, cpu) = told.recv_timeout(Duration::from_secs(30))?;
+        at[cpu as usize] += 1;
+    }
+    assert!(at[0] > 0 && at[1] > 0, "{at:?}");
+    until("each flow is where its thread is", || {
+        let before = places(&status(&active)?.devices[0].queues[0]);
+        send()?;
+        let queue = until("the packets are received", || {
+            let now = status(&active)?.devices[0].queues[0].clone();
+            let moved = places(&now).iter().sum::<u64>() - before.iter().sum::<u64>();
+            Ok((moved == 64 && now.sums.queued == 0).then_some(now))
+        })?;
+        let now = places(&queue);
+        Ok(([now[0] - before[0], now[1] - before[1]] == at).then_some(()))
+    })?;
+    active.stop()
+}
+
+fn rounded(size: u32) -> u32 {
+    size.checked_next_power_of_two()
+        .filter(|_| size > 0)
+        .unwrap_or(0)
+}
+
+/// Zero in either table is off, as in the kernel; and what is set while it runs holds.
+#[test]
+fn tables_of_no_size_are_off_and_can_be_changed_under_way() -> Result<()> {
+    let Some(_guard) = lab("tables_of_no_size_are_off_and_can_be_changed_under_way") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = one(UdpFlows::to(dut, 1));
+    let socket = dut.netns.run(|| {
+        let socket = UdpSocket::bind(SocketAddr::new(flows.daddr, flows.dport))?;
+        socket.connect(SocketAddr::new(flows.saddr, flows.sport))?;
+        soon(socket)
+    })?;
+    let mut buffer = [0; 2048];
+    let app = App::start(&dut.netns, Box::new(move || socket.recv(&mut buffer)))?;
+    let mut send = || bed.send(Frames::Udp(flows.clone()), 20);
+    let active = Active::steer(dut, rfs(&bed))?;
+    let set = |change: Change| dut.netns.run(|| run::set(change));
+    let sizes = |sock: u32, dev: u32| Change {
+        rps_sock_flow_entries: Some(sock),
+        rps_flow_cnt: Some(dev),
+        ..Change::default()
+    };
+    for (sock, dev) in [(0, 4096), (5, 7), (1 << 16, 0), (1, 1)] {
+        let lines = set(sizes(sock, dev))?;
+        assert!(
+            lines[0].starts_with(&format!("rps_sock_flow_entries {} ", rounded(sock))),
+            "{lines:?}"
+        );
+        if sock > 0 && dev > 0 {
+            follows(&active, &app, &mut send)?;
+        } else {
+            app.move_to(OTHER_CPU)?;
+            until("the flow stays", || {
+                Ok(all_at(&active, POLLING_CPU, &mut send)?.then_some(()))
+            })?;
+            for _ in 0..5 {
+                assert!(all_at(&active, POLLING_CPU, &mut send)?, "{sock} {dev}");
+            }
+        }
+    }
+    for policy in [Policy::RPS, Policy::OFF, Policy::RFS] {
+        set(Change {
+            policy: Some(policy),
+            ..Change::default()
+        })?;
+        assert_eq!(status(&active)?.policy, policy.to_string());
+        if policy == Policy::RFS {
+            follows(&active, &app, &mut send)?;
+            continue;
+        }
+        app.move_to(OTHER_CPU)?;
+        until("the flow stays", || {
+            Ok(all_at(&active, POLLING_CPU, &mut send)?.then_some(()))
+        })?;
+        for _ in 0..5 {
+            assert!(all_at(&active, POLLING_CPU, &mut send)?, "{policy}");
+        }
+    }
+    assert_eq!(status(&active)?.devices[0].queues[0].imbalance(), None);
+    active.stop()
+}
+
+#[test]
+fn a_closed_sockets_flow_follows_nobody() -> Result<()> {
+    let Some(_guard) = lab("a_closed_sockets_flow_follows_nobody") else {
+        return Ok(());
+    };
+    let bed = Bed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = one(UdpFlows::to(dut, 1));
+    let local = SocketAddr::new(flows.daddr, flows.dport);
+    let peer = SocketAddr::new(flows.saddr, flows.sport);
+    let send = || bed.send(Frames::Udp(flows.clone()), 20);
+    let active = Active::steer(dut, rfs(&bed))?;
+    // Whoever comes after it is not followed: it never asks who sent.
+    let heir = dut.netns.run(|| soon(reuseport(local)?))?;
+    let mut buffer = [0; 2048];
+    let heir = App::start(&dut.netns, Box::new(move || heir.recv(&mut buffer)))?;
+    heir.move_to(OTHER_CPU)?;
+    for _ in 0..3 {
+        let socket = dut.netns.run(|| {
+            let socket = reuseport(local)?;
+            socket.connect(peer)?;
+            soon(socket)
+        })?;
+        let app = App::start(&dut.netns, Box::new(move || socket.recv(&mut buffer)))?;
+        app.move_to(OTHER_CPU)?;
+        until("the flow follows", || {
+            Ok(all_at(&active, OTHER_CPU, send)?.then_some(()))
+        })?;
+        drop(app);
+        until("the flow is RPS's again", || {
+            Ok(all_at(&active, POLLING_CPU, send)?.then_some(()))
+        })?;
+    }
+    active.stop()
+}
+
+/// One socket, flows that arrive in two queues, and a polling CPU that changes: everything is
+/// processed where the application is, INLINE or not, and in order.
+#[test]
+fn queues_and_polling_cpus_change_nothing() -> Result<()> {
+    let Some(_guard) = lab("queues_and_polling_cpus_change_nothing") else {
+        return Ok(());
+    };
+    let mut bed = Bed::new(&LinkConfig {
+        queues: 2,
+        ..Default::default()
+    })?;
+    let flows = UdpFlows::to(&bed.link.dut, 64);
+    let local = SocketAddr::new(flows.daddr, flows.dport);
+    let netns = bed.link.dut.netns.clone();
+    let socket = netns.run(|| soon(UdpSocket::bind(local)?))?;
+    nix::sys::socket::setsockopt(&socket, nix::sys::socket::sockopt::RcvBufForce, &(64 << 20))?;
+    let reordered = Arc::new(AtomicBool::new(false));
+    let seen = reordered.clone();
+    let mut next = std::collections::HashMap::new();
+    let mut buffer = [0; 2048];
+    // A wire's frames carry its sequence number; a wire is a queue.
+    let take = move || {
+        let (len, peer) = socket.recv_from(&mut buffer)?;
+        let stamp = |at: usize, n: usize| buffer[at..at + n].to_vec();
+        let seq = u64::from_be_bytes(stamp(0, 8).try_into().expect("eight bytes"));
+        let least = next.entry((peer, stamp(12, 4))).or_insert(0);
+        if seq < *least {
+            seen.store(true, Ordering::Relaxed);
+        }
+        *least = seq + 1;
+        Ok(len)
+    };
+    let app = App::start(&netns, Box::new(take))?;
+    let options = rfs(&bed);
+    let Bed { link, nic } = &mut bed;
+    let active = Active::steer(&link.dut, options)?;
+    // The wire on CPU 1 sends into queue 1.
+    let wires = [0, 1].map(|cpu| {
+        let config = rxlab::testing::bed::lossless(Frames::Udp(flows.clone()), None, 10_000);
+        Wire::start(link, cpu, &config)
+    });
+    for (at, polling) in [(1, 0), (0, 0), (0, 1), (1, 1), (1, 0)] {
+        app.move_to(at)?;
+        nic.move_to(0, polling)?;
+        nic.move_to(1, polling)?;
+        for queue in 0..2 {
+            let counts = || {
+                let q = &status(&active)?.devices[0].queues[queue];
+                let to = |cpu| q.backlogs.iter().find(|b| b.cpu == cpu);
+                let to = |cpu| to(cpu).map_or(0, |b| b.terms.redirected);
+                Ok::<_, anyhow::Error>((q.received, [q.inline, to(0), to(1)]))
+            };
+            let place = if at == polling { 0 } else { 1 + at as usize };
+            until(
+                &format!("queue {queue}: app on {at}, polled on {polling}"),
+                || {
+                    let before = counts()?;
+                    let after = until("more packets", || {
+                        let now = counts()?;
+                        Ok((now.0 > before.0 + 500).then_some(now))
+                    })?;
+                    let there = after.1[place] - before.1[place];
+                    Ok((there.abs_diff(after.0 - before.0) < 3).then_some(()))
+                },
+            )?;
+        }
+    }
+    for wire in wires {
+        assert_eq!(wire?.stop()?.lost, 0);
+    }
+    assert!(!reordered.load(Ordering::Relaxed));
+    active.stop()
+}

@@ -1,0 +1,695 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The way of packets from one receive queue to the stack: NAPI polls, the decision (`steer.h`
+//! itself), backlogs and their threads. Nothing happens by itself: each [`Event`] is somebody's turn.
+//!
+//! Sequentially consistent: what another order of memory accesses could do is not seen here.
+
+use super::gro::{Gro, Kind, Packet, Stack};
+use super::thread::{Thread, Traced};
+use rxsteer::native;
+use rxsteer::native_skel::types::rx_facts;
+use rxsteer::rps_map::SLOTS;
+use rxsteer::rx::types::{
+    backlog, rps_dev_flow, rps_location, rps_map, rx_policy, rx_queue, rx_verdict,
+};
+use rxsteer::tables::cpu_mask;
+
+/// The queue's flows follow their applications.
+const FOLLOW: u16 = rx_policy::RX_FOLLOW.0 as u16;
+
+/// A turn's length in ns.
+const TURN_NS: u64 = 10_000_000;
+
+/// Ring slots beyond the limit.
+const RING_SLACK: usize = 16;
+
+/// Frames of a bulk queue (`CPU_MAP_BULK_SIZE`).
+const BULK: usize = 8;
+
+/// What kernels differ in.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel {
+    /// A cpumap's threads do GRO (6.15).
+    pub gro: bool,
+    /// The tracepoint of a cpumap's thread fires after the batch went up (before 6.12).
+    pub traces_after: bool,
+    /// HZ >= 1000: GRO's flushes under load spare the packets of the present jiffy.
+    pub hz1000: bool,
+}
+
+impl Kernel {
+    /// Linux 6.1, 6.12, and 6.18 with ticks of 4 ms and of 1 ms.
+    pub const ALL: [Self; 4] = [
+        Self::new(false, true, false),
+        Self::new(false, false, false),
+        Self::new(true, false, false),
+        Self::new(true, false, true),
+    ];
+
+    const fn new(gro: bool, traces_after: bool, hz1000: bool) -> Self {
+        Self {
+            gro,
+            traces_after,
+            hz1000,
+        }
+    }
+}
+
+/// What the path is made of.
+#[derive(Clone, Debug)]
+pub struct Shape {
+    /// The kernel's variant.
+    pub kernel: Kernel,
+    /// CPUs, 64 at most.
+    pub nr_cpus: u32,
+    /// Frames a backlog may hold.
+    pub limit: u32,
+    /// The flows' hashes.
+    pub hashes: Vec<u32>,
+    /// log2 of the slots of the `dev_flow_table`, 31 at most
+    pub flow_order: u32,
+    /// log2 of the entries of the `sock_flow_table`
+    pub sock_flow_order: u32,
+    /// Packets that the driver keeps before it passes them to GRO.
+    pub driver_batch: usize,
+    /// The part of a queue's frames, of 1024, that makes a flow large; 0: none is.
+    pub flow_limit: u32,
+    /// What the path is not told truly: tests' controls.
+    pub lie: Option<Lie>,
+}
+
+/// Faults of the data path, each of which must be seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Lie {
+    /// The rule of order is off.
+    Unguarded,
+    /// The NAPI's GRO is always empty.
+    NapiGroEmpty,
+    /// Every frame is a poll of its own.
+    PollEnds,
+    /// A thread's GRO is always empty.
+    ThreadGroEmpty,
+    /// Every thread sleeps.
+    Sleeping,
+    /// User space reads a thread's state, long before it reads `taken`.
+    SleepingBefore,
+    /// A fresh thread's state is believed.
+    FreshBelieved,
+    /// `head` includes the batch that is about to go up.
+    HeadAhead,
+    /// A batch counts for one frame more.
+    TakenMore,
+    /// `last_qtail` is the tail before the frame.
+    QtailBefore,
+    /// Lost frames are counted twice.
+    LostTwice,
+    /// A new epoch begins although not all flows came home.
+    EpochAbroad,
+    /// An offline CPU's entry is made anew although it is not empty.
+    RemovedFull,
+    /// No thread ever sleeps.
+    Sleepless,
+    /// The NAPI's GRO is never empty.
+    NapiGroHolds,
+}
+
+/// How a poll ends, and what becomes of what its GRO holds.
+#[derive(Clone, Copy, Debug)]
+pub enum End {
+    /// All work done: everything goes up.
+    Complete,
+    /// All work done, `gro_flush_timeout` is set: what is older than this jiffy goes up.
+    CompleteOld,
+    /// The budget is used up: everything, or with HZ >= 1000 what is older.
+    Budget,
+    /// An application polled: nothing that is held.
+    Busy,
+}
+
+/// Somebody's turn. What can't be done now is not done.
+#[derive(Clone, Copy, Debug)]
+pub enum Event {
+    /// A flow's frame is received: in the poll in progress, or a new one where interrupts go.
+    Frame(usize, Kind),
+    /// The poll's function returns.
+    EndPoll(End),
+    /// The tracepoint of a poll that has ended on this CPU.
+    PollTraced(u32),
+    /// Interrupts go to this CPU from now on.
+    Interrupt(u32),
+    /// The thread for this CPU goes so many steps.
+    Thread(u32, u32),
+    /// So does the one that was told to end.
+    OldThread(u32),
+    /// Time passes.
+    Jiffy,
+    /// A flow's application takes data on this CPU, or polls for it: `RPS_INLINE`.
+    Application(usize, u16),
+    /// The map's slots, from the first to the last, want this location.
+    Map(u16, u16, u16),
+    /// What flows do besides what RPS says: bits of `enum rx_policy`.
+    Policy(u16),
+    /// The queue's turn ends, in which so much of the polling CPU's time, of 1024 parts, went into
+    /// polls, and into everything.
+    Turn(u32, u32),
+    /// Whether a CPU is idle; how busy it was lately, and how wanted, of 1024.
+    Cpu(u32, bool, [u32; 2]),
+    /// Whether applications have nothing to do before their next packet.
+    Waits(bool),
+    /// User space makes the backlogs that were asked for.
+    Make,
+    /// The ring will have no room for so many frames of the next bulk.
+    Lose(usize),
+    /// A CPU goes offline, or comes back.
+    Online(u32, bool),
+    /// User space looks whether what it waits for has drained.
+    Check,
+    /// User space begins to bring every flow home, for a new epoch.
+    Home,
+    /// It loses patience.
+    Shed,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Cpu {
+    nr_polls: u64,
+    /// a poll's function has returned, and the tracepoint not fired
+    owed: bool,
+    /// the queue's program asked for the stamp since
+    asked: bool,
+    offline: bool,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    thread: Thread,
+    id: u64,
+    learnt: bool,
+}
+
+/// See the module's documentation.
+#[derive(Clone, Debug)]
+pub struct Path {
+    shape: Shape,
+    /// The queue's counters.
+    pub q: rx_queue,
+    /// The backlogs', by CPU.
+    pub backlogs: Vec<backlog>,
+    /// Where packets arrive.
+    pub stack: Stack,
+    /// Frames that rings had no room for, without an [`Event::Lose`].
+    pub nr_overflows: u64,
+    /// Why flows wanted to be where they did: a bit for each `enum rx_reason`.
+    pub reasons: u32,
+    /// How the queue's turns ended: a bit for each `enum rx_pressure`.
+    pub pressures: u32,
+    map: Box<rps_map>,
+    table: Vec<rps_dev_flow>,
+    sock_flows: Vec<u32>,
+    numbers: Vec<u64>,
+    facts: rx_facts,
+    jiffies: u64,
+    polling: Option<u32>,
+    interrupt: u32,
+    cpus: Vec<Cpu>,
+    driver: Vec<Packet>,
+    bulk: Vec<Vec<Packet>>,
+    gro: Gro,
+    entries: Vec<Option<Entry>>,
+    old: Vec<(u32, Entry)>,
+    nr_entries: u64,
+    lose: usize,
+    home: bool,
+    slept: u64,
+}
+
+const INLINE: u16 = rps_location::RPS_INLINE.0 as u16;
+const INLINE_SHED: u16 = rps_location::RPS_INLINE_SHED.0 as u16;
+const NO_CPU: u16 = rps_location::RPS_NO_CPU.0 as u16;
+
+impl Path {
+    /// At attach: nothing has been seen, every flow wants INLINE.
+    pub fn new(shape: Shape) -> Self {
+        let n = shape.nr_cpus as usize;
+        let mut facts = rx_facts {
+            limit: shape.limit.into(),
+            nr_cpus: shape.nr_cpus,
+            cpu_mask: cpu_mask(shape.nr_cpus),
+            unguarded: (shape.lie == Some(Lie::Unguarded)).into(),
+            flow_limit: shape.flow_limit,
+            ..Default::default()
+        };
+        for (i, cpu) in facts.cpus[..n].iter_mut().enumerate() {
+            let others = (1..n).map(|distance| (i + distance) % n);
+            for (near, other) in cpu.near.iter_mut().zip(others) {
+                *near = other as u16;
+                cpu.nr_near += 1;
+            }
+        }
+        Self {
+            q: rx_queue {
+                epoch: 1,
+                ..Default::default()
+            },
+            backlogs: vec![backlog::default(); n],
+            stack: Stack::default(),
+            nr_overflows: 0,
+            reasons: 0,
+            pressures: 0,
+            map: Box::new(rps_map {
+                location: [INLINE; SLOTS],
+            }),
+            table: vec![rps_dev_flow::default(); 1 << shape.flow_order],
+            sock_flows: vec![0; 1 << shape.sock_flow_order],
+            numbers: vec![0; shape.hashes.len()],
+            facts,
+            jiffies: 1,
+            polling: None,
+            interrupt: 0,
+            cpus: vec![Cpu::default(); n],
+            driver: Vec::new(),
+            bulk: vec![Vec::new(); n],
+            gro: Gro::default(),
+            entries: vec![None; n],
+            old: Vec::new(),
+            nr_entries: 0,
+            lose: 0,
+            home: false,
+            slept: 0,
+            shape,
+        }
+    }
+
+    /// Does what the event says.
+    pub fn apply(&mut self, event: Event) {
+        match event {
+            Event::Frame(flow, kind) => self.receive(flow, kind),
+            Event::EndPoll(end) => self.end_poll(end),
+            Event::PollTraced(cpu) => self.poll_traced(cpu),
+            Event::Interrupt(cpu) => self.interrupt = cpu,
+            Event::Thread(cpu, steps) => {
+                for _ in 0..steps {
+                    self.run_thread(cpu);
+                }
+            }
+            Event::OldThread(steps) => self.run_old_threads(steps),
+            Event::Jiffy => self.jiffies += 1,
+            Event::Application(flow, location) => {
+                let hash = self.shape.hashes[flow];
+                *self.sock_flow(hash) =
+                    native::sock_flow_entry(hash, location, self.facts.cpu_mask);
+            }
+            Event::Map(..) | Event::Policy(_) if self.home => {}
+            Event::Map(first, last, location) => {
+                for slot in first..=last {
+                    self.map.location[usize::from(slot)] = location;
+                }
+            }
+            Event::Policy(policy) => self.q.policy = policy,
+            Event::Turn(polls, all) => self.turn(polls, all),
+            Event::Cpu(cpu, idle, [busy, demand]) => {
+                self.facts.idle = self.facts.idle & !(1 << cpu) | u64::from(idle) << cpu;
+                self.facts.busy[cpu as usize] = busy;
+                self.facts.demand[cpu as usize] = demand;
+            }
+            Event::Waits(waits) => self.facts.consumer_waits = waits.into(),
+            Event::Make => self.make(),
+            Event::Lose(n) => self.lose = n,
+            Event::Online(cpu, online) => {
+                self.cpus[cpu as usize].offline = !online;
+                // A closed backlog opens again once it is empty.
+                if !online {
+                    self.backlogs[cpu as usize].closed = 1;
+                }
+            }
+            Event::Check => self.check(),
+            Event::Home => {
+                self.home = true;
+                self.q.policy = 0;
+                self.map.location = [INLINE; SLOTS];
+            }
+            Event::Shed if self.home => self.map.location = [INLINE_SHED; SLOTS],
+            Event::Shed => {}
+        }
+    }
+
+    // ---- the NAPI poll ------------------------------------------------------------------------
+
+    fn receive(&mut self, flow: usize, kind: Kind) {
+        let cpu = self.polling.unwrap_or(self.interrupt);
+        if self.polling.is_none() && self.cpus[cpu as usize].owed {
+            return;
+        }
+        self.polling = Some(cpu);
+        self.numbers[flow] += 1;
+        let packet = Packet {
+            flow,
+            number: self.numbers[flow],
+            kind,
+        };
+        let hash = self.shape.hashes[flow];
+        let slot = self.slot(flow);
+        self.find_facts(cpu, hash);
+        let verdict = native::rx_steer(
+            &mut self.facts,
+            &mut self.q,
+            &mut self.backlogs,
+            &self.map,
+            &mut self.table[slot],
+            hash,
+            cpu,
+        );
+        self.cpus[cpu as usize].asked |= self.facts.poll_asked != 0;
+        self.reasons |= 1 << self.table[slot].reason;
+        if self.shape.lie == Some(Lie::PollEnds) {
+            self.cpus[cpu as usize].nr_polls += 1;
+        }
+        match verdict {
+            rx_verdict::RX_PASS => {
+                self.driver.push(packet);
+                if self.driver.len() >= self.shape.driver_batch {
+                    self.pass();
+                }
+            }
+            rx_verdict::RX_REDIRECTED => {
+                let to = self.table[slot].location;
+                if self.shape.lie == Some(Lie::QtailBefore) {
+                    self.table[slot].last_qtail -= 1;
+                }
+                if self.bulk[usize::from(to)].len() == BULK {
+                    self.flush_bulk(to.into());
+                }
+                self.bulk[usize::from(to)].push(packet);
+            }
+            _ => {}
+        }
+    }
+
+    fn find_facts(&mut self, cpu: u32, hash: u32) {
+        let has_entry = |(t, e): (usize, &Option<Entry>)| u64::from(e.is_some()) << t;
+        self.facts.entries = self.entries.iter().enumerate().map(has_entry).sum();
+        self.facts.sleeping = self.sleeping();
+        self.facts.nr_polls = self.cpus[cpu as usize].nr_polls;
+        self.facts.sock_flow = *self.sock_flow(hash);
+        self.facts.jiffies = self.jiffies as u32;
+        let empty = match self.shape.lie {
+            Some(Lie::NapiGroEmpty) => true,
+            Some(Lie::NapiGroHolds) => false,
+            _ => self.gro.is_empty(),
+        };
+        self.facts.gro_empty = (self.q.napi != 0 && empty).into();
+        self.facts.poll_asked = 0;
+    }
+
+    fn pass(&mut self) {
+        for packet in self.driver.drain(..) {
+            self.gro.receive(packet, self.jiffies, &mut self.stack);
+        }
+    }
+
+    fn end_poll(&mut self, end: End) {
+        let Some(cpu) = self.polling.take() else {
+            return;
+        };
+        self.pass();
+        for to in 0..self.shape.nr_cpus {
+            if !self.bulk[to as usize].is_empty() {
+                self.flush_bulk(to);
+                if let Some(entry) = &mut self.entries[to as usize] {
+                    entry.thread.wake();
+                }
+            }
+        }
+        let old = match end {
+            End::Complete => Some(false),
+            End::CompleteOld => Some(true),
+            End::Budget => Some(self.shape.kernel.hz1000),
+            End::Busy => None,
+        };
+        if let Some(old) = old {
+            self.gro.flush(old, self.jiffies, &mut self.stack);
+        }
+        self.gro.pass_up(&mut self.stack);
+        self.q.load.nr_polls += 1;
+        self.q.load.nr_exhausted += u32::from(matches!(end, End::Budget));
+        self.q.nr_busy_polls += u32::from(matches!(end, End::Busy));
+        self.cpus[cpu as usize].owed = true;
+        // Who gives the instance up does it in the poll's function, others may begin before the
+        // tracepoint.
+        if matches!(end, End::Budget | End::Busy) {
+            self.poll_traced(cpu);
+        }
+    }
+
+    /// `napi_polled()` in napi.h
+    fn poll_traced(&mut self, cpu: u32) {
+        let cpu = &mut self.cpus[cpu as usize];
+        if std::mem::take(&mut cpu.owed) {
+            cpu.nr_polls += 1;
+            if std::mem::take(&mut cpu.asked) {
+                self.q.napi = 1;
+            }
+        }
+    }
+
+    /// `queue_polled()` in napi.h, at the end of a turn.
+    fn turn(&mut self, polls: u32, all: u32) {
+        let l = &mut self.q.load;
+        let now = l.turn_start + TURN_NS;
+        l.poll_ns = u64::from(polls) * TURN_NS / 1024;
+        native::load_turn(&mut self.q, now, all, 0);
+        self.pressures |= 1 << self.q.load.pressure;
+    }
+
+    // ---- backlogs -----------------------------------------------------------------------------
+
+    /// `bq_flush_to_queue()`
+    fn flush_bulk(&mut self, to: u32) {
+        let mut lose = std::mem::take(&mut self.lose);
+        let mut lost = 0;
+        for packet in self.bulk[to as usize].drain(..) {
+            let ring = self.entries[to as usize].as_mut().map(|e| &mut e.thread);
+            if lose > 0 {
+                lose -= 1;
+                lost += 1;
+            } else if !ring.is_some_and(|r| r.produce(packet)) {
+                lost += 1;
+                self.nr_overflows += 1;
+            }
+        }
+        if self.shape.lie == Some(Lie::LostTwice) {
+            lost *= 2;
+        }
+        self.backlogs[to as usize].nr_lost += lost;
+    }
+
+    fn run_thread(&mut self, cpu: u32) {
+        let Some(mut entry) = self.entries[cpu as usize].take() else {
+            return;
+        };
+        self.step(cpu, &mut entry);
+        self.entries[cpu as usize] = Some(entry);
+    }
+
+    fn run_old_threads(&mut self, steps: u32) {
+        let mut old = std::mem::take(&mut self.old);
+        for (cpu, entry) in &mut old {
+            for _ in 0..steps {
+                self.step(*cpu, entry);
+            }
+        }
+        old.retain(|(_, entry)| !entry.thread.ended());
+        self.old = old;
+    }
+
+    fn step(&mut self, cpu: u32, entry: &mut Entry) {
+        let kernel = self.shape.kernel;
+        if let Some(traced) = entry.thread.run(kernel, self.jiffies, &mut self.stack)
+            && traced.n > 0
+        {
+            self.thread_traced(cpu, entry, traced);
+        }
+    }
+
+    /// `on_cpumap_kthread()` in rx.bpf.c
+    fn thread_traced(&mut self, cpu: u32, entry: &mut Entry, traced: Traced) {
+        let b = &mut self.backlogs[cpu as usize];
+        if !std::mem::replace(&mut entry.learnt, true) {
+            b.in_loop = 0;
+            b.kthread = entry.id;
+        }
+        if b.in_loop == 0 {
+            b.in_loop = traced.running.into();
+        }
+        let lie = self.shape.lie;
+        let n = traced.n + u32::from(lie == Some(Lie::TakenMore));
+        let empty = !self.shape.kernel.gro || traced.gro_empty || lie == Some(Lie::ThreadGroEmpty);
+        native::backlog_take(b, n, empty, self.jiffies);
+        if lie == Some(Lie::HeadAhead) && empty {
+            b.head = b.taken;
+        }
+    }
+
+    /// By CPU: `backlog_sleeping()` in cpumap.h
+    fn sleeping(&self) -> u64 {
+        let threads = self.entries.iter().flatten();
+        let threads: Vec<_> = threads.chain(self.old.iter().map(|(_, e)| e)).collect();
+        let sleeps = |b: &backlog| {
+            let thread = threads.iter().find(|e| e.id == b.kthread);
+            b.kthread == 0
+                || thread.is_some_and(|Entry { thread, .. }| match self.shape.lie {
+                    Some(Lie::Sleeping) => true,
+                    Some(Lie::Sleepless) => false,
+                    Some(Lie::FreshBelieved) => thread.interruptible(),
+                    _ => thread.interruptible() && (b.in_loop != 0 || !thread.on_rq()),
+                })
+        };
+        let bits = self.backlogs.iter().enumerate();
+        bits.map(|(cpu, b)| u64::from(sleeps(b)) << cpu).sum()
+    }
+
+    // ---- user space ---------------------------------------------------------------------------
+
+    fn make(&mut self) {
+        for cpu in 0..self.shape.nr_cpus as usize {
+            let missing = self.backlogs[cpu].wanted != 0 && self.entries[cpu].is_none();
+            if missing && !self.cpus[cpu].offline {
+                self.nr_entries += 1;
+                self.entries[cpu] = Some(Entry {
+                    thread: Thread::new(self.shape.limit as usize + RING_SLACK),
+                    id: self.nr_entries,
+                    learnt: false,
+                });
+            }
+        }
+    }
+
+    fn drained(&mut self, cpu: u32) -> bool {
+        self.facts.sleeping = match self.shape.lie {
+            Some(Lie::SleepingBefore) => self.slept,
+            _ => self.sleeping(),
+        };
+        native::backlog_asleep(&mut self.facts, &mut self.backlogs, cpu)
+    }
+
+    fn check(&mut self) {
+        let lie = self.shape.lie;
+        for cpu in 0..self.shape.nr_cpus {
+            if self.backlogs[cpu as usize].closed != 0
+                && (self.drained(cpu) || lie == Some(Lie::RemovedFull))
+            {
+                self.remove(cpu as usize);
+            }
+        }
+        if self.home
+            && ((0..self.shape.nr_cpus).all(|cpu| self.drained(cpu))
+                || lie == Some(Lie::EpochAbroad))
+        {
+            self.home = false;
+            self.table.fill(rps_dev_flow::default());
+            self.q.epoch += 1;
+        }
+        self.slept = self.sleeping();
+    }
+
+    /// `Datapath::remove_cpu`, `backlog_forget()`
+    fn remove(&mut self, cpu: usize) {
+        let b = &mut self.backlogs[cpu];
+        if let Some(mut entry) = self.entries[cpu].take() {
+            entry.learnt = false;
+            entry.thread.stopping = true;
+            entry.thread.wake();
+            self.old.push((cpu as u32, entry));
+        }
+        (b.kthread, b.in_loop, b.old_taken, b.wanted) = (0, 0, 0, 0);
+        b.closed = self.cpus[cpu].offline.into();
+    }
+
+    // ---- looking at it ------------------------------------------------------------------------
+
+    /// A flow's slot.
+    pub fn slot(&self, flow: usize) -> usize {
+        native::flow_slot(0, self.shape.hashes[flow], 32 - self.shape.flow_order) as usize
+    }
+
+    fn sock_flow(&mut self, hash: u32) -> &mut u32 {
+        let mask = self.sock_flows.len() - 1;
+        &mut self.sock_flows[hash as usize & mask]
+    }
+
+    /// Where a flow is.
+    pub fn location(&self, flow: usize) -> u16 {
+        let slot = &self.table[self.slot(flow)];
+        match slot.epoch == self.q.epoch {
+            true => slot.location,
+            false => NO_CPU,
+        }
+    }
+
+    /// Where it wants to be, by the tables alone, when interrupts go where they go: what the documentation says, not
+    /// what steer.h does.
+    pub fn wanted(&mut self, flow: usize) -> u16 {
+        let hash = self.shape.hashes[flow];
+        let entry = *self.sock_flow(hash);
+        let mask = self.facts.cpu_mask;
+        let application = match self.q.policy & FOLLOW != 0 && entry & !mask == hash & !mask {
+            true if entry & mask == mask => return INLINE,
+            true => (entry & mask).checked_sub(1),
+            false => None,
+        };
+        let rps = self.map.location[hash as usize >> 22];
+        let rps = (rps < INLINE_SHED).then_some(u32::from(rps));
+        let usable = |cpu: &u32| *cpu == self.interrupt || self.open(*cpu);
+        match application.filter(usable).or(rps.filter(usable)) {
+            Some(cpu) if cpu != self.interrupt => cpu as u16,
+            _ => INLINE,
+        }
+    }
+
+    fn open(&self, cpu: u32) -> bool {
+        self.backlogs
+            .get(cpu as usize)
+            .is_some_and(|b| b.closed == 0)
+    }
+
+    /// The thread for a CPU, if there is one.
+    pub fn thread(&self, cpu: u32) -> Option<&Thread> {
+        self.entries[cpu as usize].as_ref().map(|e| &e.thread)
+    }
+
+    /// Frames that wait for a CPU's thread.
+    pub fn waiting(&self, cpu: u32) -> usize {
+        self.bulk[cpu as usize].len() + self.thread(cpu).map_or(0, Thread::untraced)
+    }
+
+    /// Whether user space brings flows home.
+    pub fn going_home(&self) -> bool {
+        self.home
+    }
+
+    /// Both sums (docs/backlog.md): every frame is in exactly one place.
+    ///
+    /// # Errors
+    /// What does not add up, in words.
+    pub fn balance(&self) -> Result<(), String> {
+        let sum = |b: &backlog| b.tail + b.nr_dropped + b.nr_shed + b.nr_limited;
+        let inline = self.q.nr_inline + self.q.load.nr_limited;
+        let accounted = inline + self.backlogs.iter().map(sum).sum::<u64>();
+        if self.q.nr_received != accounted {
+            return Err(format!(
+                "{} received, {accounted} accounted for",
+                self.q.nr_received
+            ));
+        }
+        for (cpu, b) in self.backlogs.iter().enumerate() {
+            let old = self.old.iter().filter(|(c, _)| *c as usize == cpu);
+            let threads = self.entries[cpu].iter().chain(old.map(|(_, e)| e));
+            let waiting =
+                threads.map(|e| e.thread.untraced()).sum::<usize>() + self.bulk[cpu].len();
+            if b.tail != b.taken + b.nr_lost + waiting as u64 {
+                return Err(format!("CPU {cpu}: {waiting} waiting, {b:?}"));
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Wrong usage: status 2, and a message that says what to write. None of it needs root.
+
+use rxlab::testing::usage::{Program, SECONDS};
+
+const RXSTEER: Program = Program(env!("CARGO_BIN_EXE_rxsteer"));
+
+/// As [`Program::wrong`].
+fn wrong(args: &[&str], what: &[&str]) {
+    RXSTEER.wrong(args, what);
+}
+
+#[test]
+fn commands() {
+    wrong(&[], &["Usage", "run", "status", "set", "poll"]);
+    wrong(&["steer"], &["unrecognized subcommand", "steer"]);
+    wrong(&["run", "lo", "--polcy=rps"], &["--polcy", "--policy"]);
+    for command in [
+        "run", "status", "flows", "explain", "set", "poll", "napi", "doctor",
+    ] {
+        wrong(&[command, "--no-such-option"], &["--no-such-option"]);
+        let help = RXSTEER.run(&[command, "--help"]);
+        assert_eq!(help.status.code(), Some(0), "{command}");
+    }
+}
+
+/// Wherever CPUs are written.
+const CPUS: [(&str, &str); 10] = [
+    ("", "no CPUs given; write a mask"),
+    (" ", "no CPUs given; write a mask"),
+    ("0", "no CPUs given; write a mask"),
+    ("0x0", "no CPUs given; write a mask"),
+    ("cpu0", "is not a hexadecimal mask; write groups"),
+    ("AUTO", "is not a hexadecimal mask; write groups"),
+    ("0-", "is not a CPU or a range of CPUs; write a list"),
+    ("3-1", "write the lower CPU first"),
+    ("0-7:3/2", "USED <= GROUP"),
+    ("0-8192", "CPU 8192 does not exist"),
+];
+
+#[test]
+fn cpus() {
+    for (cpus, why) in CPUS {
+        let option = format!("--rps-cpus={cpus}");
+        wrong(&["run", "lo", &option], &["--rps-cpus", why]);
+        wrong(
+            &["run", "lo", &format!("--queue=0={cpus}")],
+            &["--queue", why],
+        );
+        wrong(&["set", "lo", &option], &["--rps-cpus", why]);
+    }
+}
+
+#[test]
+fn napi() {
+    wrong(&["napi", "--threaded", "on"], &["<DEVICE>"]);
+    wrong(
+        &["napi", "lo", "--json", "--threaded", "on"],
+        &["--json", "cannot be used"],
+    );
+    wrong(
+        &["napi", "lo", "--threaded", "always"],
+        &["on", "off", "busy-poll"],
+    );
+    wrong(
+        &["napi", "lo", "--defer-hard-irqs", "2147483648"],
+        &["--defer-hard-irqs", "0..=2147483647"],
+    );
+}
+
+#[test]
+fn run() {
+    wrong(&["run"], &["<DEVICE>"]);
+    wrong(
+        &["run", "lo", "--policy=rfs2"],
+        &["rfs, rps or off", "+idle"],
+    );
+    wrong(&["run", "lo", "--policy"], &["--policy"]);
+    wrong(
+        &["run", "lo", "--policy=off+idle"],
+        &["nothing can be added to off"],
+    );
+    wrong(
+        &["run", "lo", "--flow-limit=101"],
+        &["--flow-limit", "0..=100"],
+    );
+    wrong(&["run", "lo", "--mode=xdp"], &["auto, native, generic"]);
+    for (queue, why) in [
+        ("", "write QUEUE=CPUS, for example"),
+        ("0", "write QUEUE=CPUS, for example"),
+        ("=1", "is not a queue number"),
+        ("x=1", "is not a queue number"),
+        ("-1=1", "is not a queue number"),
+        ("4294967296=1", "is not a queue number"),
+        ("eth0:=1", "is not a queue number"),
+    ] {
+        wrong(
+            &["run", "lo", &format!("--queue={queue}")],
+            &["--queue", why],
+        );
+    }
+    // A ring holds 16384 frames, 16 of them given back late.
+    for backlog in ["0", "16369", "-1", "1k", ""] {
+        let option = format!("--backlog={backlog}");
+        wrong(&["run", "lo", &option], &["--backlog", backlog]);
+    }
+    wrong(&["run", "lo", "--backlog=0"], &["1..=16368"]);
+    for table in ["--rps-flow-cnt", "--rps-sock-flow-entries"] {
+        for size in ["16777217", "-1", "many"] {
+            let option = format!("{table}={size}");
+            wrong(&["run", "lo", &option], &[table, size]);
+            wrong(&["set", &option], &[table, size]);
+        }
+        wrong(
+            &["run", "lo", &format!("{table}=16777217")],
+            &["0..=16777216"],
+        );
+    }
+    wrong(
+        &["run", "lo", "--policy=nearest"],
+        &["adaptive, rfs, rps or off"],
+    );
+    for tunnels in ["ipsec", "gre,", "gre;vxlan"] {
+        let option = format!("--tunnels={tunnels}");
+        let all = "ipip, gre, vxlan, geneve, gtp-u, all";
+        wrong(&["run", "lo", &option], &["--tunnels", all]);
+    }
+    for nice in ["-21", "20", "low"] {
+        let option = format!("--backlog-nice={nice}");
+        wrong(&["run", "lo", &option], &["--backlog-nice", nice]);
+    }
+    wrong(&["run", "lo", "--hash=crc32"], &["packet, device"]);
+    wrong(&["run", "lo", "--dry-run=yes"], &["--dry-run"]);
+}
+
+#[test]
+fn set() {
+    wrong(&["set"], &["--rps-cpus"]);
+    wrong(&["set", "lo"], &["--rps-cpus"]);
+    wrong(&["set", "--queue=0", "--policy=rps"], &["--rps-cpus"]);
+    wrong(&["set", "--policy=nearest"], &["adaptive, rfs, rps or off"]);
+    for queue in ["x", "-1", "4294967296", ""] {
+        let option = format!("--queue={queue}");
+        wrong(&["set", "lo", "--rps-cpus=1", &option], &["--queue", queue]);
+    }
+}
+
+#[test]
+fn status() {
+    wrong(&["status", "eth0"], &["eth0"]);
+    for (seconds, why) in SECONDS {
+        wrong(&["status", &format!("--interval={seconds}")], &[why]);
+    }
+}
+
+#[test]
+fn flows_and_explain() {
+    wrong(&["flows", "eth0"], &["eth0"]);
+    wrong(&["explain"], &["<FLOW|HASH|PID|PORT>"]);
+    for limit in ["0", "-1", "10001", "x"] {
+        let option = format!("--limit={limit}");
+        wrong(&["flows", &option], &["--limit", limit]);
+        wrong(&["explain", "9", &option], &["--limit", limit]);
+    }
+    for (target, why) in [
+        ("eth0", "write PROTOCOL/ADDRESS:PORT/LOCAL-PORT"),
+        ("eth0", "pid:NUMBER asks about a process"),
+        ("udp/192.0.2.1/9", "is not an address"),
+        ("0x123456789", "up to 8 hex digits"),
+        ("port:65536", "is not a port"),
+        ("pid:x", "is not a process id"),
+    ] {
+        wrong(&["explain", target], &[why]);
+    }
+}
+
+/// The control: what is refused above is refused for what was said, not for all that is written.
+#[test]
+fn what_is_right_gets_further() {
+    for cpus in ["1", "0x3", "0-1", "0,1", "f,ffffffff", "0-7:1/2", "auto"] {
+        let option = format!("--rps-cpus={cpus}");
+        let args = ["run", "no-such-device", "--backlog=16368", "--policy=off"];
+        let output = RXSTEER.run(&[&args[..], &[&option, "--rps-flow-cnt=1"]].concat());
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        // For want of the device, or of the right to steer.
+        assert_eq!(output.status.code(), Some(1), "{option}: {stderr}");
+        assert!(output.stdout.is_empty(), "{output:?}");
+        assert!(!stderr.contains('\u{1b}'), "colours in a pipe: {stderr}");
+    }
+}

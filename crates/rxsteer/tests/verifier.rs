@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the programs cost the verifier: the kernel gives up at a million instructions processed,
+//! and a loop or a branch more can multiply them.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd};
+
+use anyhow::{Context, Result};
+use clap::ValueEnum;
+use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
+use libbpf_rs::{Object, OpenObject};
+use rxlab::lab;
+use rxlab::lab::link::{Link, LinkConfig};
+use rxlab::lab::netns::Netns;
+use rxlab::lab_skel::LabSkelBuilder;
+use rxsteer::caps;
+use rxsteer::cli::Tunnel;
+use rxsteer::rx::{OpenRxSkel, RxSkelBuilder};
+use rxsteer::xdp::Bound;
+
+/// A fifth of what the kernel allows (BPF_COMPLEXITY_LIMIT_INSNS): kernels differ in how well they
+/// prune, and what is added should be noticed long before a user's kernel refuses it.
+const CEILING: u32 = 200_000;
+
+/// Instructions that the verifier processed for each program that was loaded.
+fn verified(object: &Object, what: &str) -> Result<Vec<u32>> {
+    let loaded = object.progs().filter(|prog| prog.as_fd().as_raw_fd() >= 0);
+    loaded
+        .map(|prog| {
+            let mut info = libbpf_sys::bpf_prog_info::default();
+            let mut len = size_of_val(&info) as u32;
+            // SAFETY: `info` has `len` bytes.
+            let ret = unsafe {
+                libbpf_sys::bpf_obj_get_info_by_fd(
+                    prog.as_fd().as_raw_fd(),
+                    (&raw mut info).cast(),
+                    &mut len,
+                )
+            };
+            nix::errno::Errno::result(ret).context("a program tells about itself")?;
+            let name = prog.name().to_string_lossy();
+            println!("{:>8} {name} {what}", info.verified_insns);
+            assert!(info.verified_insns > 0, "{name} {what}: not verified?");
+            assert!(
+                info.verified_insns < CEILING,
+                "{name} {what}: the verifier processed {} instructions, more than {CEILING}",
+                info.verified_insns
+            );
+            Ok(info.verified_insns)
+        })
+        .collect()
+}
+
+fn rx(open: &mut OpenRxSkel<'_>, tunnels: u32, dry_run: bool) -> Result<()> {
+    let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;
+    constants.flow_tunnels = tunnels;
+    constants.dry_run = dry_run;
+    // More than one of each, or the verifier could prune what a real host needs.
+    constants.nr_cpus = 64;
+    constants.nr_rx_queues = 8;
+    constants.queue_base = 8;
+    open.progs.rxsteer.set_autoload(true);
+    let gone = caps::missing_tracepoints(&["xdp_redirect_map_err"])?;
+    open.progs.on_redirect_map_err.set_autoload(gone.is_empty());
+    // Before Linux 6.3 others stand in for those that see sockets.
+    let sockets = caps::missing_tracepoints(&["sock_recv_length", "sock_send_length"])?.is_empty();
+    open.progs.on_sock_recv.set_autoload(sockets);
+    open.progs.on_sock_send.set_autoload(sockets);
+    open.progs.on_inet_recv.set_autoload(!sockets);
+    open.progs.on_inet_send.set_autoload(!sockets);
+    Ok(())
+}
+
+#[test]
+fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
+    let test = "the_data_path_stays_far_from_the_verifiers_limit";
+    if let Err(error) = lab::can_run() {
+        rxlab::testing::not_run(test, &format!("{error:#}"));
+        return Ok(());
+    }
+    let mut tunnels = vec![("no tunnels".to_owned(), 0)];
+    for tunnel in Tunnel::value_variants() {
+        tunnels.push((format!("{tunnel:?}"), tunnel.bits()));
+    }
+    let mut xdp = Vec::new();
+    for (name, bits) in tunnels {
+        for dry_run in [false, true] {
+            let mut slot = MaybeUninit::<OpenObject>::uninit();
+            let mut open = RxSkelBuilder::default().open(&mut slot)?;
+            rx(&mut open, bits, dry_run)?;
+            let skel = open.load()?;
+            let what = format!("{name}{}", if dry_run { ", dry run" } else { "" });
+            let all = verified(skel.object(), &what)?;
+            assert!(
+                all.len() >= 6,
+                "XDP, four tracepoints and a question, not {}",
+                all.len()
+            );
+            xdp.push(all.into_iter().max().context("not empty")?);
+        }
+    }
+    // The control: the figures are the programs' own, and follow what is switched on.
+    let (none, all) = (xdp[0], xdp[xdp.len() - 2]);
+    assert!(none < all, "no tunnels {none}, all tunnels {all}");
+    Ok(())
+}
+
+#[test]
+fn so_does_the_program_bound_to_a_device() -> Result<()> {
+    let test = "so_does_the_program_bound_to_a_device";
+    if let Err(error) = lab::can_run() {
+        rxlab::testing::not_run(test, &format!("{error:#}"));
+        return Ok(());
+    }
+    if !caps::has_device_hash()? {
+        rxlab::testing::not_run(test, "before Linux 6.3 there are no devices' hashes");
+        return Ok(());
+    }
+    let netns = Netns::new("bound")?;
+    let link = Link::new(&netns, &netns, &LinkConfig::default())?;
+    netns.run(|| {
+        let mut slot = MaybeUninit::<OpenObject>::uninit();
+        let mut open = RxSkelBuilder::default().open(&mut slot)?;
+        rx(&mut open, Tunnel::All.bits(), false)?;
+        open.progs.rxsteer.set_autoload(false);
+        let bound = &mut open.progs.rxsteer_rx_hash;
+        bound.set_autoload(true);
+        bound.set_ifindex(link.dut.ifindex);
+        bound.set_flags(libbpf_sys::BPF_F_XDP_DEV_BOUND_ONLY);
+        let skel = open.load()?;
+        let bound = Bound::with(&skel.maps.rodata)?;
+        let all = verified(skel.object(), "bound to a device")?;
+        assert!(all.len() >= 6, "{all:?}");
+        drop(skel);
+        drop(bound);
+        Ok(())
+    })
+}
+
+#[test]
+fn the_labs_programs_stay_far_from_it_too() -> Result<()> {
+    let test = "the_labs_programs_stay_far_from_it_too";
+    if let Err(error) = lab::can_run() {
+        rxlab::testing::not_run(test, &format!("{error:#}"));
+        return Ok(());
+    }
+    // All of them at once: each is only for those who ask.
+    let mut slot = MaybeUninit::<OpenObject>::uninit();
+    let mut open = LabSkelBuilder::default().open(&mut slot)?;
+    for mut prog in open.open_object_mut().progs_mut() {
+        prog.set_autoload(true);
+    }
+    let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;
+    constants.flow_tunnels.0 = Tunnel::All.bits();
+    let layout = &mut constants.wire_layout;
+    layout.template_len = constants.wire_template.len() as u32;
+    (layout.ipv4, layout.saddr, layout.ports) = (14, 26, 34);
+    (layout.tcp_seq, layout.checksum, layout.stamp) = (38, 50, 54);
+    layout.push = 1;
+    let skel = open.load()?;
+    let all = verified(skel.object(), "of the lab")?;
+    assert!(all.len() > 4, "{all:?}");
+    Ok(())
+}
