@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use anyhow::Result;
+use rxsteer::cli::table::table;
 use serde::Serialize;
 
 use crate::bench::bed::{Bed, INTERRUPT_CPU};
@@ -12,7 +13,6 @@ use crate::bench::flood::{Sample, Sockets, measure};
 use crate::bench::mode::{Cpus, Mode, Way};
 use crate::bench::watch::STEAL;
 use crate::bench::{Condition, Gro, Napi};
-use rxsteer::table::table;
 
 /// Each mode's turns, interleaved: the machine has other things to do too.
 const TURNS: usize = 3;

@@ -20,8 +20,8 @@ use rxlab::cli::{
     BenchArgs, BenchCommand, Cli, ColumnsArgs, Command, CompareArgs, DemoArgs, ServeArgs,
 };
 use rxlab::demo;
-use rxsteer::caps::{self, Need};
-use rxsteer::program::{self, end_with_the_reader, print_answer, stop_signals};
+use rxsteer::cli::program::{self, end_with_the_reader, print_answer, stop_signals};
+use rxsteer::host::caps::{self, Need};
 use tracing::level_filters::LevelFilter;
 
 fn main() -> ExitCode {

@@ -17,7 +17,7 @@ use rxlab::bench::{
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::sink::{Sink, SinkConfig};
 use rxlab::testing::bed::{lab, until};
-use rxsteer::kthread;
+use rxsteer::host::kthread;
 
 const CONDITION: Condition = Condition {
     napi: Napi::Thread,

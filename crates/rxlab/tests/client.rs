@@ -21,8 +21,8 @@ use rxlab::lab::sockets;
 use rxlab::lab::softnet;
 use rxlab::lab::xdp::Xdp;
 use rxlab::testing::bed::{lab, until};
-use rxsteer::cpumask::CpuMask;
-use rxsteer::device::XdpMode;
+use rxsteer::host::cpumask::CpuMask;
+use rxsteer::host::device::XdpMode;
 
 const A_WHILE: Duration = Duration::from_millis(200);
 

@@ -18,8 +18,8 @@ use rxlab::lab::nic::Nic;
 use rxlab::lab::sink::{Sink, SinkConfig};
 use rxlab::lab::wire::{Wire, WireConfig, WireReport};
 use rxlab::lab::xdp::Xdp;
-use rxsteer::cpumask::CpuMask;
-use rxsteer::device::XdpMode;
+use rxsteer::host::cpumask::CpuMask;
+use rxsteer::host::device::XdpMode;
 
 /// Not a multiple of any batch or burst.
 const COUNT: u64 = 5_003;

@@ -24,8 +24,8 @@ use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::lab::xdp::Xdp;
 use rxlab::testing::bed::{OTHER_CPU, lab, mask, until};
-use rxsteer::device::{Device, XdpMode};
-use rxsteer::setting::Setting;
+use rxsteer::host::device::{Device, XdpMode};
+use rxsteer::host::setting::Setting;
 
 const RXLAB: &str = env!("CARGO_BIN_EXE_rxlab");
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::Result;
 use rxlab::bench::reorder::{Case, Progress, measure};
 use rxlab::testing::bed::{OTHER_CPU, lab, until};
-use rxsteer::setting::Setting;
-use rxsteer::topology::Topology;
+use rxsteer::host::setting::Setting;
+use rxsteer::host::topology::Topology;
 
 /// How long a run may take to show what it must.
 const PATIENCE: Duration = Duration::from_secs(30);

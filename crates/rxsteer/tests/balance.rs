@@ -13,12 +13,14 @@ use rxlab::lab::link::LinkConfig;
 use rxlab::lab::wire::{Window, Wire, WireConfig};
 use rxlab::lab::witness::Witness;
 use rxlab::testing::bed::*;
-use rxsteer::accounting::Queue;
-use rxsteer::backlogs::LIMIT_MAX;
+use rxsteer::api::client;
+use rxsteer::api::flows::{self, Flows, Location, Query};
+use rxsteer::api::set::Change;
+use rxsteer::api::status::Queue;
+use rxsteer::daemon::options::Options;
 use rxsteer::datapath::RPS_FLOW_CNT;
-use rxsteer::flows::{self, Flows, Location, Query};
-use rxsteer::policy::Policy;
-use rxsteer::run::{self, Change, Options};
+use rxsteer::datapath::backlogs::LIMIT_MAX;
+use rxsteer::datapath::policy::Policy;
 
 /// Few enough that a packet of each soon follows the one before.
 const NR_FLOWS: u32 = 400;
@@ -108,7 +110,7 @@ impl<'a> Scene<'a> {
             policy: Some(policy),
             ..Change::default()
         };
-        self.bed.link.dut.netns.run(|| run::set(change))?;
+        self.bed.link.dut.netns.run(|| client::set(change))?;
         Ok(())
     }
 
@@ -119,7 +121,7 @@ impl<'a> Scene<'a> {
             limit: flows::LIMIT_MAX,
             ..Query::default()
         };
-        let Flows { flows, .. } = self.bed.link.dut.netns.run(|| run::flows(query))?;
+        let Flows { flows, .. } = self.bed.link.dut.netns.run(|| client::flows(query))?;
         let mut wants: Vec<_> = flows.iter().map(|f| (f.hash.0, f.wanted)).collect();
         wants.sort_by_key(|(hash, _)| *hash);
         Ok(wants)

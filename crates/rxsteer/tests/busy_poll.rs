@@ -27,13 +27,13 @@ use rxlab::testing::app::{App, Take, connected, soon};
 use rxlab::testing::bed::{
     Bed, OTHER_CPU, POLLING_CPU, all_at, at_rest, lab, lossless, places, status, until,
 };
-use rxsteer::busy_poll;
-use rxsteer::busy_poll::options::Polling;
-use rxsteer::flows::{Entry, Query, Reason};
-use rxsteer::load::Pressure;
-use rxsteer::policy::Policy;
-use rxsteer::run::{self, Options};
-use rxsteer::setting::Setting;
+use rxsteer::api::client;
+use rxsteer::api::flows::{Entry, Query, Reason};
+use rxsteer::daemon::options::Options;
+use rxsteer::datapath::load::Pressure;
+use rxsteer::datapath::policy::Policy;
+use rxsteer::host::polling::Polling;
+use rxsteer::host::setting::Setting;
 
 const OFF: Polling = Polling {
     usecs: 0,
@@ -147,7 +147,7 @@ fn polls(bed: &Bed, waiting: Waiting, mut send: impl FnMut() -> Result<()>) -> R
         })?;
         // A slow machine does not read all slots at once.
         until("the reason is shown", || {
-            let flows = bed.link.dut.netns.run(|| run::flows(query.clone()))?;
+            let flows = bed.link.dut.netns.run(|| client::flows(query.clone()))?;
             let polls = |flow: &Entry| flow.reason == Reason::BusyPoll;
             Ok(flows.flows.iter().any(polls).then_some(()))
         })?;
@@ -347,7 +347,7 @@ fn by_configuration() -> Result<()> {
     let paced = lossless(Frames::Udp(flows), Some(100), 10_000);
     let application = until("its polls find packets", || {
         Wire::start(&bed.link, 0, &paced)?.wait()?;
-        let polling = dut.netns.run(busy_poll::status)?.context("it is there")?;
+        let polling = dut.netns.run(client::busy_poll)?.context("it is there")?;
         let application = polling.applications.into_iter().find(|a| a.pid == pid);
         Ok(application.filter(|a| a.found > 0 && a.won_seconds.is_some()))
     })?;

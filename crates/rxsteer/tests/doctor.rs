@@ -8,7 +8,7 @@ use rxlab::bench::mode::Active;
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::testing::bed::{instances_are_told, lab};
-use rxsteer::run::Options;
+use rxsteer::daemon::options::Options;
 use serde_json::Value;
 
 const RXSTEER: &str = env!("CARGO_BIN_EXE_rxsteer");

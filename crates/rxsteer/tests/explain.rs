@@ -19,12 +19,16 @@ use rxlab::lab::link::LinkConfig;
 use rxlab::lab::netns::Netns;
 use rxlab::testing::app::{App, soon};
 use rxlab::testing::bed::{Bed, OTHER_CPU, POLLING_CPU, at_rest, lab, mask, status, until};
-use rxsteer::explain::{Answer, Drops, Explanation, Name, Seen, Target, Unknown, Wait, render};
-use rxsteer::flow::Flow;
-use rxsteer::flows::{Entry, Flows, Location, Query, Reason};
-use rxsteer::load::Pressure;
-use rxsteer::policy::Policy;
-use rxsteer::run::{self, Change, Options, RpsCpus};
+use rxsteer::api::client;
+use rxsteer::api::explain::{Drops, Explanation, Name, Seen, Unknown, Wait};
+use rxsteer::api::flows::{Entry, Flows, Location, Query, Reason};
+use rxsteer::api::set::Change;
+use rxsteer::cli::explain;
+use rxsteer::cli::explain::{Answer, Target, render};
+use rxsteer::daemon::options::{Options, RpsCpus};
+use rxsteer::datapath::flow::Flow;
+use rxsteer::datapath::load::Pressure;
+use rxsteer::datapath::policy::Policy;
 
 const UDP: u8 = libc::IPPROTO_UDP as u8;
 
@@ -69,7 +73,7 @@ fn app(netns: &Netns, socket: UdpSocket) -> Result<App> {
 
 fn flows(netns: &Netns, limit: usize) -> Result<Flows> {
     netns.run(|| {
-        run::flows(Query {
+        client::flows(Query {
             limit,
             ..Query::default()
         })
@@ -78,7 +82,7 @@ fn flows(netns: &Netns, limit: usize) -> Result<Flows> {
 
 fn explain(netns: &Netns, target: &str) -> Result<Answer> {
     let target: Target = target.parse().map_err(anyhow::Error::msg)?;
-    netns.run(|| run::explain(target, 100))
+    netns.run(|| explain::ask(target, 100))
 }
 
 /// The only flow that is explained, and the only queue where it was seen.
@@ -374,7 +378,7 @@ fn an_application_that_is_not_known_is_not_known_for_a_reason() -> Result<()> {
 
     // One entry for all: who comes later has it.
     let target = flow_of(&udp).to_string();
-    let set = |change: Change| dut.netns.run(|| run::set(change));
+    let set = |change: Change| dut.netns.run(|| client::set(change));
     set(Change {
         rps_sock_flow_entries: Some(1),
         ..Change::default()
@@ -481,7 +485,7 @@ fn a_lightly_loaded_flow_stays_for_its_room() -> Result<()> {
         policy: Some(Policy::RFS),
         ..Change::default()
     };
-    dut.netns.run(|| run::set(change))?;
+    dut.netns.run(|| client::set(change))?;
     let answer = settle_at(&bed, &udp, Location::Cpu(OTHER_CPU))?;
     let seen = one(&answer)?.1;
     assert_eq!(seen.entry.reason, Reason::Application, "{answer:?}");
@@ -673,7 +677,7 @@ fn the_limit_leaves_those_with_the_most_packets() -> Result<()> {
     }
     // Who is named by a socket as well is not counted twice.
     let _socket = bind(&dut.netns, &to(9, 1), true)?;
-    let answer = dut.netns.run(|| run::explain(Target::Port(9), 7))?;
+    let answer = dut.netns.run(|| explain::ask(Target::Port(9), 7))?;
     assert_eq!(answer.explanations.flows.len(), 7);
     assert_eq!(answer.explanations.total, list.total - 2);
     assert!(render(&answer).contains("7 of "), "{}", render(&answer));

@@ -13,7 +13,7 @@ use libbpf_rs::ProgramInput;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use rxlab::lab_skel::LabSkelBuilder;
 use rxlab::lab_skel::types::flow_probe;
-use rxsteer::native;
+use rxsteer::datapath::native;
 use rxsteer::rx::types::{flow_key, flow_result, flow_secret};
 
 /// A result that can be compared and printed: the key's words, or the `FLOW_*`.

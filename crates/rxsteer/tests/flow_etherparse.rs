@@ -6,7 +6,7 @@ mod common;
 use common::fixture::{address, words};
 use etherparse::{Ipv6ExtensionSlice, NetSlice, SlicedPacket};
 use proptest::prelude::*;
-use rxsteer::native;
+use rxsteer::datapath::native;
 use rxsteer::rx::types::{flow_key, flow_tunnel};
 
 const IPIP: u8 = 4;

@@ -3,7 +3,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use rxsteer::native;
+use rxsteer::datapath::native;
 use rxsteer::rx::types::{flow_key, flow_secret};
 
 const TCP: u32 = 6;

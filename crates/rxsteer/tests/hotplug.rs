@@ -10,9 +10,9 @@ use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::wire::Wire;
 use rxlab::testing::bed::{Bed, OTHER_CPU, lab, status, until};
-use rxsteer::accounting::Queue;
-use rxsteer::kthread;
-use rxsteer::setting::Setting;
+use rxsteer::api::status::Queue;
+use rxsteer::host::kthread;
+use rxsteer::host::setting::Setting;
 
 /// The threads of CPU 1's backlogs.
 fn threads() -> Vec<u32> {

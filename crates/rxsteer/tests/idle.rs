@@ -18,12 +18,12 @@ use rxlab::lab::wire::{Wire, WireConfig};
 use rxlab::lab::witness::Witness;
 use rxlab::testing::app::{App, connected};
 use rxlab::testing::bed::{Bed, OTHER_CPU, POLLING_CPU, lab, lossless, status, until};
-use rxsteer::accounting::Queue;
-use rxsteer::load::Pressure;
-use rxsteer::policy::Policy;
-use rxsteer::run::Options;
-use rxsteer::setting::Setting;
-use rxsteer::topology::Topology;
+use rxsteer::api::status::Queue;
+use rxsteer::daemon::options::Options;
+use rxsteer::datapath::load::Pressure;
+use rxsteer::datapath::policy::Policy;
+use rxsteer::host::setting::Setting;
+use rxsteer::host::topology::Topology;
 
 const RFS_IDLE: Policy = Policy {
     idle: true,

@@ -21,9 +21,9 @@ use rxlab::lab::sink::Sink;
 use rxlab::lab::wire::Wire;
 use rxlab::lab::xdp::Xdp;
 use rxlab::testing::bed::*;
-use rxsteer::accounting::Status;
-use rxsteer::device::{AttachedXdp, Device, XdpMode};
-use rxsteer::run;
+use rxsteer::api::client;
+use rxsteer::api::status::Status;
+use rxsteer::host::device::{AttachedXdp, Device, XdpMode};
 
 const RXSTEER: &str = env!("CARGO_BIN_EXE_rxsteer");
 
@@ -74,7 +74,7 @@ impl Rxsteer {
         };
         let pid = this.child.id();
         let steers = until("rxsteer steers, or ends", || {
-            let answer = this.netns.run(run::status).is_ok_and(|s| s.pid == pid);
+            let answer = this.netns.run(client::status).is_ok_and(|s| s.pid == pid);
             let ended = this.child.try_wait()?.is_some();
             Ok((answer || ended).then_some(!ended))
         })?;
@@ -87,7 +87,7 @@ impl Rxsteer {
     }
 
     fn status(&self) -> Result<Status> {
-        self.netns.run(run::status)
+        self.netns.run(client::status)
     }
 
     fn signal(&self, signal: Signal) -> Result<()> {

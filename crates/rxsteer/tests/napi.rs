@@ -16,11 +16,11 @@ use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::lab::nic::Nic;
 use rxlab::testing::bed::{instances_are_told, lab, until};
-use rxsteer::device::Device;
+use rxsteer::host::device::Device;
+use rxsteer::host::netdev::{self, Settings, Threaded};
+use rxsteer::host::topology::Topology;
+use rxsteer::napi::settings::Changed;
 use rxsteer::napi::{self, Instance};
-use rxsteer::napi_settings::Changed;
-use rxsteer::netdev::{self, Settings, Threaded};
-use rxsteer::topology::Topology;
 use serde_json::{Value, json};
 
 const RXSTEER: &str = env!("CARGO_BIN_EXE_rxsteer");

@@ -11,9 +11,9 @@ use rxlab::lab::link::LinkConfig;
 use rxlab::lab::sink::{Sink, SinkConfig};
 use rxlab::lab::wire::Wire;
 use rxlab::testing::bed::*;
-use rxsteer::backlogs::LIMIT_MAX;
+use rxsteer::daemon::options::Options;
 use rxsteer::datapath::FLOW_LIMIT;
-use rxsteer::run::Options;
+use rxsteer::datapath::backlogs::LIMIT_MAX;
 
 /// Flows with little to say, and frames of one that floods for each of theirs. Not many: a flow is
 /// large only while 32 frames of others come within two turns, 20 ms, also from a slow generator.

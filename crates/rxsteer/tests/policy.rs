@@ -8,14 +8,14 @@ mod common;
 use common::cases::{config, fixed};
 use proptest::prelude::*;
 use proptest::sample::subsequence;
-use rxsteer::native;
+use rxsteer::datapath::native;
+use rxsteer::datapath::rps_map::SLOTS;
+use rxsteer::datapath::tables::cpu_mask;
 use rxsteer::native_skel::types::rx_facts;
-use rxsteer::rps_map::SLOTS;
 use rxsteer::rx::types::{
     backlog, rps_dev_flow, rps_location, rps_map, rx_policy, rx_pressure, rx_queue, rx_reason,
     rx_verdict,
 };
-use rxsteer::tables::cpu_mask;
 
 const INLINE: u16 = rps_location::RPS_INLINE.0 as u16;
 const FOLLOW: u16 = rx_policy::RX_FOLLOW.0 as u16;

@@ -19,7 +19,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rxlab::testing::bed::until;
-use rxsteer::busy_poll::options::Polling;
+use rxsteer::host::polling::Polling;
 
 const RXSTEER: &str = env!("CARGO_BIN_EXE_rxsteer");
 

@@ -16,8 +16,10 @@ use rxlab::lab::sockets::reuseport;
 use rxlab::lab::wire::Wire;
 use rxlab::testing::app::{App, soon};
 use rxlab::testing::bed::{Bed, OTHER_CPU, POLLING_CPU, all_at, lab, places, status, until};
-use rxsteer::policy::Policy;
-use rxsteer::run::{self, Change, Options};
+use rxsteer::api::client;
+use rxsteer::api::set::Change;
+use rxsteer::daemon::options::Options;
+use rxsteer::datapath::policy::Policy;
 
 /// The flow goes after its application, wherever that goes.
 fn follows(active: &Active<'_>, app: &App, mut send: impl FnMut() -> Result<()>) -> Result<()> {
@@ -308,7 +310,7 @@ fn tables_of_no_size_are_off_and_can_be_changed_under_way() -> Result<()> {
     let app = App::start(&dut.netns, Box::new(move || socket.recv(&mut buffer)))?;
     let mut send = || bed.send(Frames::Udp(flows.clone()), 20);
     let active = Active::steer(dut, rfs(&bed))?;
-    let set = |change: Change| dut.netns.run(|| run::set(change));
+    let set = |change: Change| dut.netns.run(|| client::set(change));
     let sizes = |sock: u32, dev: u32| Change {
         rps_sock_flow_entries: Some(sock),
         rps_flow_cnt: Some(dev),

@@ -10,10 +10,10 @@ use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::lab::wire::{Wire, WireConfig};
-use rxsteer::accounting::Queue;
-use rxsteer::caps;
-use rxsteer::policy::Policy;
-use rxsteer::run::{Hash, Options};
+use rxsteer::api::status::Queue;
+use rxsteer::daemon::options::{Hash, Options};
+use rxsteer::datapath::policy::Policy;
+use rxsteer::host::caps;
 
 const PACKETS: u64 = 300;
 

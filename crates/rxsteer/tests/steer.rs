@@ -12,9 +12,11 @@ use rxlab::lab::link::LinkConfig;
 use rxlab::lab::sink::{Sink, SinkConfig};
 use rxlab::lab::wire::{Wire, WireConfig};
 use rxlab::testing::bed::*;
-use rxsteer::accounting::{Queue, Terms};
-use rxsteer::policy::Policy;
-use rxsteer::run::{self, Change, Mode, Options};
+use rxsteer::api::client;
+use rxsteer::api::set::Change;
+use rxsteer::api::status::{Queue, Terms};
+use rxsteer::daemon::options::{Mode, Options};
+use rxsteer::datapath::policy::Policy;
 
 /// Not a multiple of any batch or burst.
 const COUNT: u64 = 5_003;
@@ -246,7 +248,7 @@ fn a_mask_change_moves_the_flows_in_order() -> Result<()> {
     let wire = Wire::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 50_000))?;
     let set = |cpus: &str| {
         dut.netns
-            .run(|| run::set(Change::rps_cpus(&dut.name, None, cpus)))
+            .run(|| client::set(Change::rps_cpus(&dut.name, None, cpus)))
     };
     let now = || Ok::<_, anyhow::Error>(status(&active)?.devices[0].queues[0].clone());
     // A thousand frames in a row that went nowhere but there.
@@ -451,7 +453,7 @@ fn two_devices_are_steered_by_one() -> Result<()> {
     assert_eq!(received(b, COUNT + 1)?, [COUNT + 1, 0]);
 
     // The second device's mask alone changes.
-    dut.run(|| run::set(Change::rps_cpus(name, Some(0), "1-1")))?;
+    dut.run(|| client::set(Change::rps_cpus(name, Some(0), "1-1")))?;
     let masks: Vec<_> = status(&active)?
         .devices
         .iter()

@@ -13,10 +13,10 @@ use rxlab::lab;
 use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::lab_skel::LabSkelBuilder;
-use rxsteer::caps;
-use rxsteer::cli::Tunnel;
+use rxsteer::cli::run::Tunnel;
+use rxsteer::host::caps;
+use rxsteer::host::xdp::Bound;
 use rxsteer::rx::{OpenRxSkel, RxSkelBuilder};
-use rxsteer::xdp::Bound;
 
 /// A fifth of what the kernel allows (BPF_COMPLEXITY_LIMIT_INSNS): kernels differ in how well they
 /// prune, and what is added should be noticed long before a user's kernel refuses it.

@@ -9,6 +9,9 @@ use anyhow::{Context, Result, ensure};
 use indexmap::IndexMap;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
+use rxsteer::host::cpumask::CpuMask;
+use rxsteer::host::device::{Device, XdpMode};
+use rxsteer::host::topology::Topology;
 
 use super::mode::{Active, Cpus, Mode, Way};
 use super::watch::{Seen, Watch};
@@ -19,9 +22,6 @@ use crate::lab::netns::Netns;
 use crate::lab::nic::Nic;
 use crate::lab::wire::{Wire, WireConfig};
 use crate::lab::xdp::Xdp;
-use rxsteer::cpumask::CpuMask;
-use rxsteer::device::{Device, XdpMode};
-use rxsteer::topology::Topology;
 
 /// The CPU that polls the queue.
 pub const INTERRUPT_CPU: u32 = 0;

@@ -9,10 +9,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use indexmap::{IndexMap, IndexSet};
+use rxsteer::cli::table::table;
 use serde::Serialize;
 
 use super::report::{Document, Ratio};
-use rxsteer::table::table;
 
 /// What two reports have in common, and what not.
 #[derive(Debug, Serialize)]

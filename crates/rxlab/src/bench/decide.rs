@@ -13,19 +13,19 @@ use etherparse::PacketBuilder;
 use indexmap::IndexMap;
 use libbpf_rs::{MapCore, MapFlags};
 use nix::unistd::Pid;
+use rxsteer::cli::run::Tunnel;
+use rxsteer::datapath::policy::Policy;
+use rxsteer::datapath::rps_map::RpsMap;
+use rxsteer::datapath::{
+    Config, Datapath, DeviceConfig, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, draw_secret,
+};
+use rxsteer::host::device::XdpMode;
 
 use super::report::SUBJECT;
 use super::{Better, CasePlan, Effort, Experiment, Plan, Values, fit, headline};
 use crate::lab::netns::bind;
 use crate::lab::xdp;
 use crate::lab_skel::LabSkel;
-use rxsteer::cli::Tunnel;
-use rxsteer::datapath::{
-    Config, Datapath, DeviceConfig, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, draw_secret,
-};
-use rxsteer::device::XdpMode;
-use rxsteer::policy::Policy;
-use rxsteer::rps_map::RpsMap;
 
 /// linux/bpf.h
 const XDP_PASS: u32 = 2;

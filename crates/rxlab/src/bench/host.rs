@@ -11,11 +11,10 @@ use anyhow::Result;
 use flate2::bufread::GzDecoder;
 use procfs::prelude::*;
 use procfs::{ConfigSetting, CpuInfo, KernelCmdline, KernelConfig, Meminfo};
+use rxsteer::host::cpumask::CpuMask;
+use rxsteer::host::device::Device;
+use rxsteer::host::topology::Topology;
 use serde::{Deserialize, Serialize};
-
-use rxsteer::cpumask::CpuMask;
-use rxsteer::device::Device;
-use rxsteer::topology::Topology;
 
 /// The variable that says, where the machine is emulated, by what and with which clock: a guest can't
 /// know what its clock follows.

@@ -17,12 +17,12 @@ use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::time::TimeSpec;
+use rxsteer::host::cpu_times::{CpuTimes, busy_shares, cpu_times};
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::latency::Latency;
 use crate::lab::sockets;
-use rxsteer::cpu_times::{CpuTimes, busy_shares, cpu_times};
 
 /// Connections at most: source ports for more may be missing.
 pub const CONNECTIONS_MAX: u32 = 10_000;

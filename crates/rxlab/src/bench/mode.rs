@@ -10,18 +10,20 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
+use rxsteer::api::client;
+use rxsteer::api::status::Status;
+use rxsteer::daemon;
+use rxsteer::daemon::options::{Mode as Xdps, Options, RpsCpus};
+use rxsteer::datapath::policy::Policy;
+use rxsteer::datapath::{RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
+use rxsteer::host::cpumask::CpuMask;
+use rxsteer::host::device::{Device, XdpMode};
+use rxsteer::host::setting::Setting;
 
 use super::fit;
 use super::watch::Seen;
 use crate::lab::link::End;
 use crate::lab::xdp::Xdp;
-use rxsteer::accounting::Status;
-use rxsteer::cpumask::CpuMask;
-use rxsteer::datapath::{RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
-use rxsteer::device::{Device, XdpMode};
-use rxsteer::policy::Policy;
-use rxsteer::run::{self, Mode as Xdps, Options, RpsCpus};
-use rxsteer::setting::Setting;
 
 /// Frames that the naive cpumap's rings hold.
 const CPUMAP_RING: u32 = 2048;
@@ -240,7 +242,7 @@ impl<'a> Active<'a> {
     /// # Errors
     /// When rxsteer has ended.
     pub fn status(&self) -> Result<Option<Status>> {
-        let status = || self.end.netns.run(run::status);
+        let status = || self.end.netns.run(client::status);
         self.steering.is_some().then(status).transpose()
     }
 
@@ -327,10 +329,10 @@ fn steer(end: &End, options: Options) -> Result<Steering> {
     let (wait, stop) = nix::unistd::pipe()?;
     let thread = end
         .netns
-        .spawn(None, "rxsteer", move || run::run(&options, wait.as_fd()))?;
+        .spawn(None, "rxsteer", move || daemon::run(&options, wait.as_fd()))?;
     let deadline = Instant::now() + PATIENCE;
     loop {
-        if end.netns.run(run::status).is_ok() {
+        if end.netns.run(client::status).is_ok() {
             return Ok(Steering {
                 stop,
                 thread: Some(thread),

@@ -11,11 +11,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use nix::unistd::Pid;
+use rxsteer::host::topology::Topology;
 
 use super::fit;
 use crate::lab::netns::bind;
 use crate::lab::schedule;
-use rxsteer::topology::Topology;
 
 /// Steps of the loop, each of which needs the one before: some 20 us.
 const STEPS: u32 = 10_000;

@@ -3,13 +3,13 @@
 
 use anyhow::Result;
 use indexmap::IndexMap;
+use rxsteer::host::device::Device;
 
 use super::On;
 use super::bed::Masks;
 use super::mode::{Active, Way};
 use super::peer::Peer;
 use crate::lab::link::End;
-use rxsteer::device::Device;
 
 /// What a [`Bed`](super::bed::Bed) is in the lab.
 pub struct Pair {

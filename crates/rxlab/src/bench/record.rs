@@ -12,13 +12,13 @@ use anyhow::Result;
 use indexmap::IndexMap;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
+use rxsteer::datapath::policy::Policy;
+use rxsteer::datapath::{Datapath, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 
 use super::decide::Subject;
 use super::report::SUBJECT;
 use super::{Better, CasePlan, Effort, Experiment, Plan, Values, fit, headline};
 use crate::lab::netns::Netns;
-use rxsteer::datapath::{Datapath, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
-use rxsteer::policy::Policy;
 
 /// Calls between two looks at the clock.
 const CALLS: u32 = 1000;

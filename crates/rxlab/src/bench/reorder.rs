@@ -19,6 +19,16 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use indexmap::IndexMap;
+use rxsteer::api::client;
+use rxsteer::api::set::Change;
+use rxsteer::api::status::Queue;
+use rxsteer::cli::run::Tunnel;
+use rxsteer::daemon::options::{Mode, Options, RpsCpus};
+use rxsteer::datapath::backlogs::LIMIT_MAX;
+use rxsteer::datapath::policy::Policy;
+use rxsteer::host::cpumask::CpuMask;
+use rxsteer::host::setting::Setting;
+use rxsteer::host::topology::Topology;
 
 use super::mode::Active;
 use super::report::SUBJECT;
@@ -32,14 +42,6 @@ use crate::lab::nic::Nic;
 use crate::lab::wire::{Window, Wire, WireConfig};
 use crate::lab::witness::Witness;
 use crate::lab::{sockets, softnet};
-use rxsteer::accounting::Queue;
-use rxsteer::backlogs::LIMIT_MAX;
-use rxsteer::cli::Tunnel;
-use rxsteer::cpumask::CpuMask;
-use rxsteer::policy::Policy;
-use rxsteer::run::{self, Change, Mode, Options, RpsCpus};
-use rxsteer::setting::Setting;
-use rxsteer::topology::Topology;
 
 /// The CPU that polls the queue, unless that is moved.
 const INTERRUPT_CPU: u32 = 0;
@@ -377,7 +379,7 @@ impl<'a> Storm<'a> {
         let hog = hog.filter(|_| online.len() > 1).map(Hog::new).transpose()?;
         sleep(HOG);
         dut.netns
-            .run(|| run::set(Change::rps_cpus(&dut.name, None, &mask.to_mask_string())))?;
+            .run(|| client::set(Change::rps_cpus(&dut.name, None, &mask.to_mask_string())))?;
         sleep(HOG);
         drop(hog);
         if matches!(self.case, Case::Irq | Case::Softirq) {
@@ -398,7 +400,7 @@ impl<'a> Storm<'a> {
                 policy: Some(policy),
                 ..Change::default()
             };
-            dut.netns.run(|| run::set(change))?;
+            dut.netns.run(|| client::set(change))?;
             self.events += 1;
         }
         if let Some(hotplug) = &self.hotplug {

@@ -5,11 +5,11 @@ use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use indexmap::IndexMap;
+use rxsteer::cli::table::table;
 use serde::{Deserialize, Serialize};
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
 use super::host::Host;
-use rxsteer::table::table;
 
 /// The mode whose ratios to the others are reported.
 pub const SUBJECT: &str = "rxsteer";

@@ -9,6 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use rxsteer::host::device::XdpMode;
 use serde_json::Value;
 
 use super::traffic::Receiver;
@@ -18,7 +19,6 @@ use crate::lab::link::{End, Link, LinkConfig};
 use crate::lab::netns::Netns;
 use crate::lab::wire::{Wire, WireConfig};
 use crate::lab::xdp::Xdp;
-use rxsteer::device::XdpMode;
 
 /// The firewall's rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

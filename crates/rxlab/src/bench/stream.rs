@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use indexmap::IndexMap;
+use rxsteer::host::device::XdpMode;
 
 use super::bed::{Bed, INTERRUPT_CPU};
 use super::load::{Kind, Load};
@@ -19,7 +20,6 @@ use super::{Better, CasePlan, Effort, Experiment, Gro, Napi, Plan, Values, detai
 use crate::lab::stream::{self, Consumer, Worker};
 use crate::lab::xdp::Xdp;
 use crate::lab::{sockets, softnet};
-use rxsteer::device::XdpMode;
 
 /// The consumer that polls works for so long before it looks again.
 const WORK: Duration = Duration::from_micros(20);

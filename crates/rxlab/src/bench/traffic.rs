@@ -6,6 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use rxsteer::api::status::Queue;
 
 use super::bed::Bed;
 use super::fit;
@@ -16,7 +17,6 @@ use crate::lab::frame::Frames;
 use crate::lab::jumper::Jumpers;
 use crate::lab::sink::Sink;
 use crate::lab::wire::{RingCounts, Wire, WireConfig};
-use rxsteer::accounting::Queue;
 
 /// Of the accepted packets, those that may be missing in the account: what was under way when the
 /// counters were read.
@@ -395,7 +395,7 @@ fn account(mode: Mode, traffic: &Traffic, dropped: u64, queue: Option<&Queue>) -
 mod tests {
     use super::*;
     use crate::bench::Unfit;
-    use rxsteer::accounting::Terms;
+    use rxsteer::api::status::Terms;
 
     fn traffic(accepted: u64, delivered: u64, dropped: u64) -> Traffic {
         Traffic {

@@ -5,11 +5,11 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use anyhow::Result;
+use rxsteer::host::cpu_times::{CpuTimes, busy_shares, cpu_times};
+use rxsteer::host::cpumask::CpuMask;
 
 use crate::lab::netns::Netns;
 use crate::lab::softnet::{self, Softnet};
-use rxsteer::cpu_times::{CpuTimes, busy_shares, cpu_times};
-use rxsteer::cpumask::CpuMask;
 
 /// Of all CPUs' time, what the hypervisor may take for others.
 pub const STEAL: f64 = 0.05;

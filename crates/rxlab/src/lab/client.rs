@@ -16,6 +16,7 @@ use hdrhistogram::Histogram;
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use nix::time::{ClockId, clock_gettime};
+use rxsteer::host::device::XdpMode;
 
 use super::frame::{Frames, UdpFlows};
 use super::link::Link;
@@ -23,7 +24,6 @@ use super::netns::Netns;
 use super::xdp;
 use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::{client_flow, client_step};
-use rxsteer::device::XdpMode;
 
 /// A request without a reply for so long was lost, and is sent again.
 const LOST: Duration = Duration::from_millis(500);

@@ -11,10 +11,10 @@ use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::unistd::Pid;
+use rxsteer::host::cpumask::CpuMask;
 
 use super::netns::{Netns, bind};
 use super::sink::{Counters, IDLE, Messages, Order, drops};
-use rxsteer::cpumask::CpuMask;
 
 /// How long a thread stays, at least: to go costs a good part of it, and where there are more
 /// threads than CPUs much more.

@@ -10,12 +10,12 @@ use anyhow::{Context, Result, ensure};
 use nix::ifaddrs::getifaddrs;
 use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan, RouteMessageBuilder};
+use rxsteer::host::device::Device;
 
 use super::ethtool::{Ethtool, Offload};
 use super::frame::VXLAN_PORT;
 use super::netns::Netns;
 use super::rtnl;
-use rxsteer::device::Device;
 
 /// How a [`Link`] is made.
 #[derive(Clone, Debug)]

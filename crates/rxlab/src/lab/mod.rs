@@ -6,13 +6,6 @@
 //! queues have CPUs; a [`sink::Sink`] is the application, or [`jumper::Jumpers`] that never stay on a
 //! CPU.
 
-use std::fs;
-
-use anyhow::{Context, Result};
-use nix::errno::Errno;
-use nix::time::{ClockId, clock_gettime};
-use nix::unistd::Pid;
-
 pub mod client;
 pub mod ethtool;
 pub mod frame;
@@ -33,11 +26,18 @@ pub mod wire;
 pub mod witness;
 pub mod xdp;
 
+use std::fs;
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::time::{ClockId, clock_gettime};
+use nix::unistd::Pid;
+
 /// Whether this machine allows a lab: namespaces, veth, BPF. The error says what is missing.
 pub fn can_run() -> Result<()> {
     let netns = netns::Netns::new("probe")?;
     let link = link::Link::new(&netns, &netns, &link::LinkConfig::default())?;
-    xdp::Xdp::pass(&link.dut, rxsteer::device::XdpMode::Native)?;
+    xdp::Xdp::pass(&link.dut, rxsteer::host::device::XdpMode::Native)?;
     Ok(())
 }
 

@@ -9,10 +9,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use anyhow::{Context, Result, ensure};
 use nix::unistd::Pid;
+use rxsteer::host::kthread;
 
 use super::link::End;
 use super::netns;
-use rxsteer::kthread;
 
 /// Threaded NAPI on one end, queue i on CPU `cpus[i]`.
 pub struct Nic {

@@ -14,11 +14,11 @@ use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::socket::{MsgFlags, recv, send};
+use rxsteer::host::cpumask::CpuMask;
 
 use super::netns::Netns;
 use super::sink::{Counters, IDLE};
 use super::sockets;
-use rxsteer::cpumask::CpuMask;
 
 /// The longest request, bytes.
 const REQUEST: usize = 2048;

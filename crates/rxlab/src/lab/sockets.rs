@@ -14,7 +14,7 @@ use nix::sys::socket::{
 use nix::sys::time::{TimeVal, TimeValLike};
 use socket2::{Domain, Socket, Type};
 
-use rxsteer::busy_poll::options::Polling;
+use rxsteer::host::polling::Polling;
 
 use super::frame::{TcpFlows, UdpFlows};
 use super::netns::Netns;

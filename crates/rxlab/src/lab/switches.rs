@@ -8,8 +8,7 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
-
-use rxsteer::cpumask::CpuMask;
+use rxsteer::host::cpumask::CpuMask;
 
 /// Open counters of some CPUs.
 pub struct Switches {

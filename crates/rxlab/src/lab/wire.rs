@@ -11,16 +11,17 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use nix::errno::Errno;
 use nix::unistd::Pid;
+use rxsteer::host::cpumask::CpuMask;
+
+pub use super::ring::RingCounts;
 
 use super::frame::Frames;
 use super::link::{Link, LinkConfig};
 use super::netns::{self, Netns};
-pub use super::ring::RingCounts;
 use super::ring::{PATIENCE, Ring};
 use super::{run_ns, schedule, thread_cpu_ns, xdp};
 use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::xdp_md;
-use rxsteer::cpumask::CpuMask;
 
 /// Frames that test_run hands over before it flushes, and lets others have the CPU: one NAPI poll.
 const BATCH: u32 = 64;
@@ -427,7 +428,7 @@ fn park(skel: &LabSkel) -> Result<(Netns, OwnedFd)> {
     let attached = xdp::attach(
         &link.dut,
         skel.progs.wire.as_fd(),
-        rxsteer::device::XdpMode::Native,
+        rxsteer::host::device::XdpMode::Native,
     )?;
     Ok((netns, attached))
 }

@@ -7,11 +7,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags};
+use rxsteer::host::device::XdpMode;
 
 use super::link::End;
 use crate::lab_skel::types::bpf_cpumap_val;
 use crate::lab_skel::{LabSkel, LabSkelBuilder, OpenLabSkel};
-use rxsteer::device::XdpMode;
 
 /// Attaches a program to an end for as long as the returned BPF link is open.
 ///
@@ -19,7 +19,7 @@ use rxsteer::device::XdpMode;
 /// EBUSY when another program holds the device.
 pub fn attach(end: &End, program: BorrowedFd, mode: XdpMode) -> Result<OwnedFd> {
     end.netns.run(|| {
-        rxsteer::xdp::attach(program, end.ifindex, mode)
+        rxsteer::host::xdp::attach(program, end.ifindex, mode)
             .with_context(|| format!("cannot attach XDP to {}", end.name))
     })
 }

@@ -5,6 +5,14 @@ use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
+use anyhow::{Result, bail};
+use rxsteer::api::status::{Queue, Status};
+use rxsteer::daemon::options::{Mode, Options, RpsCpus};
+use rxsteer::datapath::backlogs::LIMIT_MAX;
+use rxsteer::datapath::policy::Policy;
+use rxsteer::host::cpumask::CpuMask;
+use rxsteer::host::netdev;
+
 use crate::bench::mode::Active;
 use crate::lab;
 use crate::lab::frame::{Frames, UdpFlows};
@@ -13,13 +21,6 @@ use crate::lab::netns::Netns;
 use crate::lab::nic::Nic;
 use crate::lab::sink::{Sink, SinkConfig};
 use crate::lab::wire::{Wire, WireConfig};
-use anyhow::{Result, bail};
-use rxsteer::accounting::{Queue, Status};
-use rxsteer::backlogs::LIMIT_MAX;
-use rxsteer::cpumask::CpuMask;
-use rxsteer::netdev;
-use rxsteer::policy::Policy;
-use rxsteer::run::{Mode, Options, RpsCpus};
 
 /// Polls every queue, unless a test says otherwise.
 pub const POLLING_CPU: u32 = 0;

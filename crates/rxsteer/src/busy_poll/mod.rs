@@ -4,28 +4,30 @@
 //! that has SO_BUSY_POLL, and for epoll instances with busy-poll parameters (Linux 6.9); here they
 //! are set on sockets of other processes, as long as that is wanted.
 
-use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixListener;
-
-use anyhow::{Context, Result, bail};
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use tracing::info;
-
-pub mod options;
 mod poller;
 pub(crate) mod process;
 pub mod rule;
 pub mod stats;
-pub mod status;
 pub mod undo;
 
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixListener;
+
+use anyhow::{Context, Result};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use poller::Poller;
 use rule::Rule;
-use status::Status;
+use tracing::info;
 
-use crate::control::{self, Reply, Request, Role};
-use crate::setting::Setting;
+use crate::api::control::{self, Reply, Request, Role};
+use crate::host::setting::Setting;
+
+/// What a process whose waits don't poll can do about it.
+pub(crate) const IN_VAIN: &str = "none of its waits has polled yet: no packet of its has come by a \
+                                  device with NAPI instances (`rxsteer napi` shows them), all were \
+                                  redirected to other CPUs, or it waits in poll() or select(), which \
+                                  poll with --host-wide alone";
 
 /// Lets sockets poll while it serves.
 pub struct Service {
@@ -100,17 +102,4 @@ fn poll_host_wide(rules: &[Rule]) -> Result<Setting> {
     let setting = Setting::keep("/proc/sys/net/core/busy_poll")?;
     setting.set(&usecs.to_string())?;
     Ok(setting)
-}
-
-/// What the rxsteer finds that lets sockets poll in this network namespace; `None` if there is none.
-///
-/// # Errors
-/// When it does not answer.
-pub fn status() -> Result<Option<Status>> {
-    match control::ask_if_there(&Request::BusyPoll)? {
-        None => Ok(None),
-        Some(Reply::BusyPoll(status)) => Ok(Some(status)),
-        Some(Reply::Failed(why)) => bail!(why),
-        Some(_) => bail!("the running rxsteer is of another version"),
-    }
 }

@@ -10,13 +10,14 @@ use anyhow::{Context, Result, anyhow, bail};
 use socket2::SockRef;
 use tracing::{debug, info, warn};
 
-use super::options::{self, Polling};
+use super::IN_VAIN;
 use super::process::{self, Open, Target};
 use super::rule::Rule;
 use super::stats::{Counts, Stats};
-use super::status::{self, Application, Status};
 use super::undo::{self, Change, internet};
-use crate::guardian::Guardian;
+use crate::api::busy_poll::{Application, Status};
+use crate::host::guardian::Guardian;
+use crate::host::polling::{self, Polling};
 
 /// How often new processes and sockets are looked for: so often that it takes a twentieth of the time,
 /// at most.
@@ -261,7 +262,7 @@ impl Poller {
         let in_vain = !chosen.polled && counts.sleeps >= WAITS;
         if in_vain && !chosen.in_vain {
             let Target { pid, comm, .. } = &chosen.target;
-            warn!("process {pid} ({comm}): {}", status::IN_VAIN);
+            warn!("process {pid} ({comm}): {}", IN_VAIN);
         }
         chosen.in_vain = in_vain;
         Ok(())
@@ -283,7 +284,7 @@ impl Poller {
                     else {
                         continue;
                     };
-                    let cookie = options::cookie(&socket)?;
+                    let cookie = polling::cookie(&socket)?;
                     if cookie == known.cookie && Polling::of_socket(&socket)? == before {
                         let listens = known.listens;
                         self.guardian.tell(&Change::Socket {
@@ -447,7 +448,7 @@ impl Poller {
             (Some(None), Some(_)) => return Ok(false),
             (Some(port), wanted) => port == wanted,
         };
-        let cookie = options::cookie(&socket)?;
+        let cookie = polling::cookie(&socket)?;
         if let Some(known) = self.sockets.get_mut(&inode).filter(|s| s.cookie == cookie) {
             known.gone = false;
             return Ok(false);

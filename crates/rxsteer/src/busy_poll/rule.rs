@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-use super::options::Polling;
+use crate::host::polling::Polling;
 
 /// Sockets, and what becomes of them. All conditions that are given must hold; one at least is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Serialize, Deserialize)]

@@ -10,7 +10,8 @@ use anyhow::{Context, Result};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapFlags, num_possible_cpus};
 
-use crate::caps;
+use crate::api::busy_poll::Application;
+use crate::host::caps;
 use crate::poll_skel::types::busy_poll;
 use crate::poll_skel::{PollSkel, PollSkelBuilder};
 
@@ -143,6 +144,22 @@ fn voluntary_switches(status: &str) -> u64 {
         .lines()
         .find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
     line.and_then(|n| n.trim().parse().ok()).unwrap_or(0)
+}
+
+impl Application {
+    /// What was counted in `time`.
+    pub(super) fn counted(mut self, counts: Counts, time: Duration) -> Self {
+        self.seconds = time.as_secs_f64();
+        self.polls = counts.polls;
+        self.found = counts.found;
+        self.packets = counts.packets;
+        self.polling_seconds = counts.polling.as_secs_f64();
+        self.sleeps = counts.sleeps;
+        let woken = counts.woken > 0;
+        self.wake_up_us = woken.then(|| counts.waking.as_secs_f64() * 1e6 / counts.woken as f64);
+        self.won_seconds = woken.then_some(counts.shortest.as_secs_f64() * counts.found as f64);
+        self
+    }
 }
 
 #[cfg(test)]

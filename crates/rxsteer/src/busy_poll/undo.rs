@@ -10,9 +10,9 @@ use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 use socket2::SockRef;
 
-use super::options::{self, Polling};
 use super::process::{self, Open, Target};
-use crate::guardian;
+use crate::host::guardian;
+use crate::host::polling::{self, Polling};
 
 /// The hidden command that is the child.
 pub const COMMAND: &str = "put-back";
@@ -173,7 +173,7 @@ impl Changes {
             return Ok(());
         };
         let now = Polling::of_socket(&socket)?;
-        match self.before(options::cookie(&socket)?, port, now) {
+        match self.before(polling::cookie(&socket)?, port, now) {
             Some(before) => before.set_socket(&socket),
             None => Ok(()),
         }

@@ -4,15 +4,16 @@
 //!
 //! Sequentially consistent: what another order of memory accesses could do is not seen here.
 
-use super::gro::{Gro, Kind, Packet, Stack};
-use super::thread::{Thread, Traced};
-use rxsteer::native;
+use rxsteer::datapath::native;
+use rxsteer::datapath::rps_map::SLOTS;
+use rxsteer::datapath::tables::cpu_mask;
 use rxsteer::native_skel::types::rx_facts;
-use rxsteer::rps_map::SLOTS;
 use rxsteer::rx::types::{
     backlog, rps_dev_flow, rps_location, rps_map, rx_policy, rx_queue, rx_verdict,
 };
-use rxsteer::tables::cpu_mask;
+
+use super::gro::{Gro, Kind, Packet, Stack};
+use super::thread::{Thread, Traced};
 
 /// The queue's flows follow their applications.
 const FOLLOW: u16 = rx_policy::RX_FOLLOW.0 as u16;

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What crosses the control socket.
+
+pub mod busy_poll;
+pub mod client;
+pub mod control;
+pub mod explain;
+pub mod flows;
+pub mod set;
+pub mod status;

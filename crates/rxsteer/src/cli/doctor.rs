@@ -1,0 +1,445 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `rxsteer doctor`: what stands in the way on this host and on its devices, and what the settings
+//! of NAPI instances amount to. Changes nothing.
+
+use std::fmt::Write;
+use std::fs;
+use std::net::UdpSocket;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Args;
+use nix::sys::epoll::{Epoll, EpollCreateFlags};
+use serde::Serialize;
+
+use super::program::{end_with_the_reader, print_answer};
+use crate::host::caps::{self, Missing, Need};
+use crate::host::device::{AttachedXdp, Device, XdpMode};
+use crate::host::netdev::{Settings, Threaded};
+use crate::host::objection::Objection;
+use crate::host::polling::Polling;
+use crate::napi::{self, Instance};
+
+/// Options of `rxsteer doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Network devices, for example eth0; without, all that are up, but for lo
+    #[arg(value_name = "DEVICE")]
+    pub devices: Vec<String>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl DoctorArgs {
+    /// Fails, in the exit status alone, if something stands in the way.
+    pub(super) fn run(&self) -> Result<ExitCode> {
+        end_with_the_reader()?;
+        let diagnosis = diagnose(&self.devices)?;
+        print_answer(self.json, &diagnosis, render)?;
+        Ok(match diagnosis.in_the_way {
+            false => ExitCode::SUCCESS,
+            true => ExitCode::FAILURE,
+        })
+    }
+}
+
+/// The answer.
+#[derive(Debug, Serialize)]
+pub struct Diagnosis {
+    /// This host.
+    pub host: Host,
+    /// The devices that were asked for, or all that are up, but for loopback.
+    pub devices: Vec<DeviceDiagnosis>,
+    /// Something stands in the way: of the host, or of a device that was asked for.
+    pub in_the_way: bool,
+}
+
+/// What the host has.
+#[derive(Debug, Serialize)]
+pub struct Host {
+    /// The kernel's release.
+    pub release: String,
+    /// What steering needs and it lacks; empty if nothing.
+    pub missing: Vec<Missing>,
+    /// Sockets can poll (`SO_BUSY_POLL`).
+    pub busy_polling: bool,
+    /// Epoll instances have parameters of their own for that (Linux 6.9).
+    pub epoll_params: bool,
+    /// `net.core.busy_poll`, us: for so long poll(), select() and all epoll instances of the host
+    /// poll. `None` without busy polling.
+    pub busy_poll_usecs: Option<u32>,
+}
+
+/// What a device has.
+#[derive(Debug, Serialize)]
+pub struct DeviceDiagnosis {
+    /// Its name.
+    pub device: String,
+    /// Empty for devices without ethtool operations.
+    pub driver: String,
+    /// In use.
+    pub rx_queues: u32,
+    /// The rxsteer that steers it now.
+    pub steered_by: Option<String>,
+    /// The mode in which it can be steered as it is, native if both; `None`: in none.
+    pub mode: Option<XdpMode>,
+    /// What speaks against native mode,
+    pub native: Vec<Objection>,
+    /// and against generic mode.
+    pub generic: Vec<Objection>,
+    /// What the settings of its NAPI instances amount to.
+    pub napi: Vec<Advice>,
+}
+
+/// What settings amount to.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub struct Advice {
+    /// Ids of the instances that are set so; empty if it concerns all.
+    pub ids: Vec<u32>,
+    /// What happens with them.
+    pub what: String,
+}
+
+/// Looks at the host, and at the devices that are named, or at all that are up.
+///
+/// # Errors
+/// When there is no such device, saying which there are, or the kernel can't be asked.
+pub fn diagnose(names: &[String]) -> Result<Diagnosis> {
+    let host = Host::look();
+    let asked = !names.is_empty();
+    let mut devices = Vec::new();
+    for (device, instances) in napi::with_instances(names)? {
+        if asked || device.up && device.name != "lo" {
+            devices.push(DeviceDiagnosis::of(&device, &instances));
+        }
+    }
+    let unfit = devices.iter().any(|device| device.mode.is_none());
+    Ok(Diagnosis {
+        in_the_way: !host.missing.is_empty() || asked && unfit,
+        host,
+        devices,
+    })
+}
+
+impl Host {
+    fn look() -> Self {
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let unknown = |e: std::io::Error| e.raw_os_error() == Some(libc::ENOPROTOOPT);
+        let polls = |socket: UdpSocket| !Polling::of_socket(&socket).is_err_and(unknown);
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC);
+        Self {
+            release: read("/proc/sys/kernel/osrelease").trim().to_owned(),
+            missing: caps::missing(Need::Steer),
+            busy_polling: UdpSocket::bind("0.0.0.0:0").is_ok_and(polls),
+            epoll_params: epoll.is_ok_and(|epoll| Polling::of_epoll(&epoll.0).is_ok()),
+            busy_poll_usecs: read("/proc/sys/net/core/busy_poll").trim().parse().ok(),
+        }
+    }
+}
+
+impl DeviceDiagnosis {
+    fn of(device: &Device, instances: &[Instance]) -> Self {
+        let ours = |xdp: &AttachedXdp| xdp.name.starts_with("rxsteer");
+        let steered_by = device.xdp.as_ref().filter(|xdp| ours(xdp));
+        let device = &Device {
+            xdp: device.xdp.clone().filter(|xdp| !ours(xdp)),
+            ..device.clone()
+        };
+        let [native, generic] =
+            [XdpMode::Native, XdpMode::Generic].map(|mode| device.objections(mode));
+        let fits = |objections: &[Objection]| !objections.iter().any(|o| o.fatal);
+        let mode = match (fits(&native), fits(&generic)) {
+            (true, _) => Some(XdpMode::Native),
+            (false, true) => Some(XdpMode::Generic),
+            (false, false) => None,
+        };
+        Self {
+            device: device.name.clone(),
+            driver: device.driver.clone(),
+            rx_queues: device.rx_queues,
+            steered_by: steered_by.map(|xdp| xdp.holders.join(", ")),
+            mode,
+            native,
+            generic,
+            napi: of_napi(device, instances),
+        }
+    }
+}
+
+/// What there is to say of a device's instances.
+fn of_napi(device: &Device, instances: &[Instance]) -> Vec<Advice> {
+    let what = match device.napis {
+        _ if !device.up => return Vec::new(),
+        _ if !instances.is_empty() => return advice(&device.name, instances),
+        Some(_) => format!(
+            "{}: no application can poll it",
+            napi::no_instances(&device.name, &device.driver)
+        ),
+        None => "the kernel does not tell whether there are instances (Linux 6.8 does)".to_owned(),
+    };
+    vec![Advice {
+        ids: Vec::new(),
+        what,
+    }]
+}
+
+/// What a device's settings amount to, each once.
+fn advice(device: &str, instances: &[Instance]) -> Vec<Advice> {
+    let mut advice: Vec<Advice> = Vec::new();
+    for instance in instances {
+        for what in amounts_to(device, &instance.settings) {
+            match advice.iter_mut().find(|known| known.what == what) {
+                Some(known) => known.ids.extend(instance.id),
+                None => advice.push(Advice {
+                    ids: instance.id.into_iter().collect(),
+                    what,
+                }),
+            }
+        }
+    }
+    for known in &mut advice {
+        if known.ids.len() == instances.len() {
+            known.ids.clear();
+        }
+    }
+    advice
+}
+
+/// What an instance's settings amount to: napi_complete_done(), busy_poll_stop() and
+/// napi_suspend_irqs() in net/core/dev.c, Documentation/networking/napi.rst.
+fn amounts_to(device: &str, s: &Settings) -> Vec<String> {
+    let polls = s.defer_hard_irqs.unwrap_or(0);
+    let timer = s.gro_flush_timeout.unwrap_or(0);
+    let set = |options: &str| format!("`rxsteer napi {device} {options}`");
+    let mut words = vec![match (polls, timer) {
+        (0, 0) => format!(
+            "every poll that is done unmasks the interrupt: what comes next is not delayed, and \
+             `rxsteer poll --prefer` has no effect; {} gives it one",
+            set("--defer-hard-irqs 2 --gro-flush-timeout 200000")
+        ),
+        (polls, 0) => format!(
+            "the interrupt is meant to stay masked for {polls} polls that find nothing, but no timer \
+             polls: it has no effect; {} sets one",
+            set("--gro-flush-timeout 200000")
+        ),
+        (0, timer) => format!(
+            "GRO may hold packets for {} although interrupts come, and `rxsteer poll --prefer` has \
+             no effect; {} defers them",
+            us(timer),
+            set("--defer-hard-irqs 2")
+        ),
+        (polls, timer) => format!(
+            "the interrupt stays masked until {polls} polls in a row found nothing, and a timer \
+             polls every {}: a packet that nobody polls for waits so long at most. Applications \
+             that prefer busy polling are not interrupted",
+            us(timer)
+        ),
+    }];
+    match s.irq_suspend_timeout {
+        None | Some(0) => {}
+        Some(suspend) if polls > 0 && timer > 0 => words.push(format!(
+            "the interrupt is suspended for {} at most while an epoll instance that prefers busy \
+             polling finds packets",
+            us(suspend)
+        )),
+        Some(_) => words.push(
+            "irq-suspend-timeout has no effect without defer-hard-irqs and gro-flush-timeout"
+                .to_owned(),
+        ),
+    }
+    match s.threaded {
+        Some(Threaded::On) => words.push(
+            "a kernel thread polls, which may run on any CPU where it is not bound: packets are \
+             received where it runs"
+                .to_owned(),
+        ),
+        Some(Threaded::BusyPoll) => words.push(
+            "a kernel thread polls without a pause: an application finds its queue taken, and does \
+             not poll it"
+                .to_owned(),
+        ),
+        Some(Threaded::Off) | None => {}
+    }
+    words
+}
+
+/// Nanoseconds for people.
+fn us(ns: u64) -> String {
+    format!("{} us", ns as f64 / 1000.0)
+}
+
+/// The answer as text; ends with a newline.
+pub fn render(diagnosis: &Diagnosis) -> String {
+    let mut out = String::new();
+    let host = &diagnosis.host;
+    let _ = match host.missing.is_empty() {
+        true => writeln!(
+            out,
+            "this host (Linux {}) has all that steering needs",
+            host.release
+        ),
+        false => writeln!(
+            out,
+            "this host (Linux {}) can't steer; it lacks",
+            host.release
+        ),
+    };
+    for missing in &host.missing {
+        let _ = writeln!(out, "  {}: {}", missing.what, missing.how_to_get);
+    }
+    for line in busy_polling(host) {
+        let _ = writeln!(out, "{line}");
+    }
+    for device in &diagnosis.devices {
+        let _ = writeln!(
+            out,
+            "\n{} ({}{} receive queue{}) {}",
+            device.device,
+            match device.driver.as_str() {
+                "" => String::new(),
+                driver => format!("{driver}, "),
+            },
+            device.rx_queues,
+            if device.rx_queues == 1 { "" } else { "s" },
+            match device.mode {
+                _ if device.steered_by.is_some() => format!(
+                    "is steered by {}",
+                    device.steered_by.as_deref().unwrap_or_default()
+                ),
+                Some(mode) => format!("can be steered, in {mode} mode"),
+                None => "can't be steered as it is".to_owned(),
+            }
+        );
+        // Of a mode that nobody would choose nobody wants to know.
+        let either = match device.mode {
+            Some(XdpMode::Native) => device.native.iter().collect(),
+            Some(XdpMode::Generic) => device.generic.iter().collect(),
+            None => {
+                let generic = device.generic.iter();
+                let others = generic.filter(|o| !device.native.contains(o));
+                device.native.iter().chain(others).collect::<Vec<_>>()
+            }
+        };
+        for objection in either {
+            let weight = if objection.fatal { "" } else { "a warning: " };
+            let _ = writeln!(out, "  {weight}{objection}");
+        }
+        for advice in &device.napi {
+            let ids: Vec<_> = advice.ids.iter().map(u32::to_string).collect();
+            let whose = match ids.is_empty() {
+                true => String::new(),
+                false => format!(" {}", ids.join(", ")),
+            };
+            let _ = writeln!(out, "  NAPI{whose}: {}", advice.what);
+        }
+    }
+    out
+}
+
+fn busy_polling(host: &Host) -> Vec<String> {
+    if !host.busy_polling {
+        let no = "this kernel has no busy polling: it was built without CONFIG_NET_RX_BUSY_POLL";
+        return vec![no.to_owned()];
+    }
+    let mut lines = vec!["sockets can poll (`rxsteer poll`)".to_owned()];
+    if !host.epoll_params {
+        lines.push(
+            "epoll instances poll only for the whole host (`rxsteer poll --host-wide`): their own \
+             parameters need Linux 6.9"
+                .to_owned(),
+        );
+    }
+    if let Some(usecs) = host.busy_poll_usecs.filter(|usecs| *usecs > 0) {
+        lines.push(format!(
+            "net.core.busy_poll is {usecs}: poll(), select() and all epoll instances of this host \
+             poll for {usecs} us"
+        ));
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn instance(id: u32, settings: Settings) -> Instance {
+        Instance {
+            id: Some(id),
+            rx_queues: Vec::new(),
+            rx_queues_by_order: false,
+            irq: None,
+            irq_cpu: None,
+            thread: None,
+            settings,
+            device_wide: Vec::new(),
+            applications: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn settings_amount_to_something_only_together() {
+        let settings = |polls, timer, suspend| Settings {
+            defer_hard_irqs: Some(polls),
+            gro_flush_timeout: Some(timer),
+            irq_suspend_timeout: Some(suspend),
+            threaded: None,
+        };
+        let mut said = std::collections::HashSet::new();
+        for (settings, words) in [
+            (settings(0, 0, 0), &["every poll that is done unmasks"][..]),
+            (settings(2, 0, 0), &["no timer polls: it has no effect"]),
+            (
+                settings(0, 200_000, 0),
+                &["GRO may hold packets for 200 us"],
+            ),
+            (
+                settings(2, 200_500, 0),
+                &["until 2 polls in a row found nothing, and a timer polls every 200.5 us"],
+            ),
+            (
+                settings(2, 200_000, 20_000_000),
+                &["are not interrupted", "suspended for 20000 us at most"],
+            ),
+            (
+                settings(0, 0, 20_000_000),
+                &["has no effect; `", "irq-suspend-timeout has no effect"],
+            ),
+            (
+                Settings {
+                    threaded: Some(Threaded::On),
+                    ..Settings::default()
+                },
+                &["unmasks", "a kernel thread polls, which"],
+            ),
+        ] {
+            let amount = amounts_to("eth0", &settings);
+            assert_eq!(amount.len(), words.len(), "{amount:?}");
+            for (amount, words) in amount.iter().zip(words) {
+                assert!(amount.contains(words), "not {words:?}: {amount}");
+            }
+            said.insert(amount);
+        }
+        assert_eq!(said.len(), 7);
+    }
+
+    #[test]
+    fn what_instances_have_in_common_is_said_once() {
+        let deferred = Settings {
+            defer_hard_irqs: Some(2),
+            gro_flush_timeout: Some(1000),
+            ..Settings::default()
+        };
+        let ids = |instances: &[Instance]| -> Vec<_> {
+            advice("eth0", instances)
+                .into_iter()
+                .map(|a| a.ids)
+                .collect()
+        };
+        let alike = [1, 2].map(|id| instance(id, deferred));
+        assert_eq!(ids(&alike), [Vec::<u32>::new()]);
+        let other = [instance(1, deferred), instance(2, Settings::default())];
+        assert_eq!(ids(&other), [[1], [2]]);
+    }
+}

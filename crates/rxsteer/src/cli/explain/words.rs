@@ -1,0 +1,433 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! An answer as text for people.
+
+use std::fmt::Write;
+
+use super::Answer;
+use crate::api::explain::{Application, Explanation, Explanations, Seen, Unknown, Wait};
+use crate::api::flows::{Entry, Location, Reason};
+use crate::cli::flows::ago;
+use crate::datapath::load::{Pressure, TURN_MS};
+use crate::datapath::policy::Policy;
+
+/// The text; ends with a newline.
+pub fn render(answer: &Answer) -> String {
+    let all = &answer.explanations;
+    let mut out = String::new();
+    for note in &answer.notes {
+        let _ = writeln!(out, "{note}");
+    }
+    for (i, explanation) in all.flows.iter().enumerate() {
+        if i > 0 || !answer.notes.is_empty() {
+            out.push('\n');
+        }
+        one(&mut out, explanation, all);
+    }
+    if all.flows.len() < all.total {
+        let _ = writeln!(
+            out,
+            "\n{} of {} flows, those with the most packets",
+            all.flows.len(),
+            all.total
+        );
+    }
+    if all.slots_missed > 0 {
+        let _ = writeln!(
+            out,
+            "\n{} slots of the tables could not be read in time: there may be more flows",
+            all.slots_missed
+        );
+    }
+    out
+}
+
+fn one(out: &mut String, e: &Explanation, all: &Explanations) {
+    if e.seen.is_empty() {
+        let _ = writeln!(out, "{}", e.not_seen(&all.devices));
+        return;
+    }
+    let name = e.flow.map_or("unknown flow".to_owned(), |f| f.to_string());
+    let _ = writeln!(out, "{name} (hash {})", e.hash);
+    let a = &e.application;
+    let _ = match a.unknown {
+        None => writeln!(out, "  application: {}", application(a)),
+        Some(unknown) => writeln!(
+            out,
+            "  application: not known where: {}",
+            why_unknown(unknown, all.policy, &all.not_followed)
+        ),
+    };
+    for seen in &e.seen {
+        let entry = &seen.entry;
+        let _ = writeln!(out, "  {} queue {}:", entry.device, entry.queue);
+        let _ = writeln!(out, "    {}", is_at(entry));
+        let _ = writeln!(out, "    {}", wants(seen, all.policy));
+        for line in pressure(seen).into_iter().chain(change(seen)) {
+            let _ = writeln!(out, "    {line}");
+        }
+        for why in waits(seen) {
+            let _ = writeln!(out, "    {why}");
+        }
+        let _ = writeln!(
+            out,
+            "    {}, the last {} ago; moved {} time{}.",
+            packets(entry.packets.into()),
+            ago(entry.idle_seconds),
+            entry.moves,
+            if entry.moves == 1 { "" } else { "s" },
+        );
+        if let Some(dropped) = dropped(seen) {
+            let _ = writeln!(out, "    {dropped}");
+        }
+        let _ = writeln!(
+            out,
+            "    dev_flow_table slot {} of {}; rps_map slot {} of {}: {}{}",
+            seen.slot,
+            seen.slots,
+            seen.rps_slot,
+            seen.rps_slots,
+            seen.rps,
+            if seen.rps_offline { ", offline" } else { "" },
+        );
+    }
+    let _ = writeln!(
+        out,
+        "  sock_flow_table entry {} of {}: {}",
+        a.entry,
+        a.entries,
+        match (a.value.0, a.cpu) {
+            (0, _) => "empty".to_owned(),
+            (_, Some(cpu)) => format!("{}, CPU {cpu}", a.value),
+            (_, None) if a.polls => format!("{}, polls", a.value),
+            (_, None) => format!("{}, not this flow's", a.value),
+        }
+    );
+    for other in &e.others {
+        let _ = writeln!(
+            out,
+            "  {} queue {}: slot {} is now that of {}",
+            other.device, other.queue, other.slot, other.owner
+        );
+    }
+}
+
+fn application(a: &Application) -> String {
+    if a.polls {
+        return "its reads poll the queue themselves (SO_BUSY_POLL), wherever they run.".to_owned();
+    }
+    let cpu = a.cpu.unwrap_or_default();
+    let offline = match a.offline {
+        true => ", which is offline now",
+        false => "",
+    };
+    format!("it last took or sent data of this flow on CPU {cpu}{offline}.")
+}
+
+/// Where it is, and who polls.
+fn is_at(entry: &Entry) -> String {
+    match (entry.location, entry.polling_cpu) {
+        (Location::Cpu(cpu), _) => {
+            format!("It is processed on CPU {cpu}, by the thread of the queue's backlog there.")
+        }
+        (Location::Inline, Some(cpu)) => format!(
+            "It is processed where it is received (INLINE): CPU {cpu} polled the queue when that \
+             was last seen."
+        ),
+        (Location::Inline, None) => {
+            "It is processed where it is received (INLINE), on the CPU that polls the queue."
+                .to_owned()
+        }
+    }
+}
+
+/// Where it wants to be, and why.
+fn wants(seen: &Seen, policy: Policy) -> String {
+    let entry = &seen.entry;
+    let place = match (entry.wanted == entry.location, entry.wanted) {
+        (true, _) => "That is where it wants to be".to_owned(),
+        (false, Location::Inline) => {
+            "It wants to be processed where it is received (INLINE)".to_owned()
+        }
+        (false, Location::Cpu(cpu)) => format!("It wants to be on CPU {cpu}"),
+    };
+    // A flow wants INLINE because the CPU that it wants polls.
+    let cpu = match (entry.wanted, entry.polling_cpu) {
+        (Location::Inline, Some(cpu)) => format!("CPU {cpu}, which also polls the queue"),
+        _ => "that CPU".to_owned(),
+    };
+    let why = match (entry.reason, entry.application_cpu) {
+        (Reason::Application, _) => format!("its application is on {cpu}"),
+        (Reason::BusyPoll, _) => {
+            "its application polls the queue, and would not find it elsewhere".to_owned()
+        }
+        (Reason::Rps, None) => {
+            format!("without the CPU of an application, its hash chooses {cpu}")
+        }
+        (Reason::Rps, Some(offline)) => {
+            format!("its application's CPU {offline} is offline, and its hash chooses {cpu}")
+        }
+        (Reason::PolicyOff, _) => "policy off steers nothing".to_owned(),
+        (Reason::Offline, _) => "every CPU that it could want is offline".to_owned(),
+        (Reason::Undecided, _) => {
+            "so it was at its last packet, and the next ones decide anew".to_owned()
+        }
+        (Reason::Room, _) => format!("{}, which polls the queue, has room", polling(entry)),
+        (Reason::Small, _) => small(seen),
+        (Reason::NoGain, _) => no_gain(entry, policy),
+        (Reason::Consumer, _) => "its application is there and keeps up".to_owned(),
+        (Reason::Spread, _) => "its hash chooses that CPU, which has room".to_owned(),
+        (Reason::IdleCpu, _) => format!(
+            "that CPU was idle when it was chosen, and is near {}, which is busy",
+            base(entry)
+        ),
+        (Reason::Stay, _) => match entry.wanted {
+            Location::Inline => format!(
+                "{}, which polls the queue, has no room for more flows, but keeps what it has",
+                polling(entry)
+            ),
+            Location::Cpu(_) => "it is there, and another place would gain it nothing".to_owned(),
+        },
+    };
+    format!("{place}: {why}.")
+}
+
+fn polling(entry: &Entry) -> String {
+    match entry.polling_cpu {
+        Some(cpu) => format!("CPU {cpu}"),
+        None => "the CPU".to_owned(),
+    }
+}
+
+/// The CPU that the tables say, and how they come to it.
+fn base(entry: &Entry) -> String {
+    match (entry.base, entry.application_cpu) {
+        (Some(Location::Cpu(cpu)), Some(application)) if cpu == application => {
+            format!("CPU {cpu}, its application's")
+        }
+        (Some(Location::Cpu(cpu)), _) => format!("CPU {cpu}, its hash's choice"),
+        _ => "the CPU that the tables say".to_owned(),
+    }
+}
+
+/// Why a flow stays although the CPU that polls is pressed.
+fn small(seen: &Seen) -> String {
+    let Some(decision) = &seen.decision else {
+        return "larger flows leave first".to_owned();
+    };
+    let threshold = match decision.load.as_ref().and_then(|load| load.leaving) {
+        Some(leaving) => format!("those with {leaving} and more may leave now"),
+        None => "none may leave now".to_owned(),
+    };
+    format!(
+        "larger flows leave {} first: this one had {} in a turn of {TURN_MS} ms, and {threshold}",
+        polling(&seen.entry),
+        packets(decision.turn_packets.into()),
+    )
+}
+
+/// Why a flow stays although it might leave.
+fn no_gain(entry: &Entry, policy: Policy) -> String {
+    let idle = match policy.idle {
+        true => ", and no CPU near it is idle and has time enough",
+        false => "",
+    };
+    format!(
+        "no other CPU could take it on: {}, is busy, or got too much within the last second{idle}",
+        base(entry)
+    )
+}
+
+fn packets(number: u64) -> String {
+    format!("{number} packet{}", if number == 1 { "" } else { "s" })
+}
+
+/// The load of the CPU that polls, where it decides.
+fn pressure(seen: &Seen) -> Option<String> {
+    let load = seen.decision.as_ref()?.load.as_ref()?;
+    let state = match load.pressure {
+        Pressure::Relaxed => "has room for all flows of the queue",
+        Pressure::Full => "has no room for more than it has",
+        Pressure::Pressed => "is pressed",
+        Pressure::Polled => "runs an application that polls for its own packets",
+    };
+    Some(format!(
+        "Load: {}, which polls the queue, {state}: busy {} % of the time, {} % in its polls.",
+        match load.polling_cpu {
+            Some(cpu) => format!("CPU {cpu}"),
+            None => "the CPU".to_owned(),
+        },
+        load.busy_percent,
+        load.polls_percent
+    ))
+}
+
+/// That it is not free to change its mind again, if so.
+fn change(seen: &Seen) -> Option<String> {
+    let decision = seen.decision.as_ref()?;
+    let (ago, between) = (decision.changed_turns_ago, decision.turns_between_changes);
+    (between > 1).then(|| {
+        let again = match between.saturating_sub(ago) {
+            0 => "and may again".to_owned(),
+            left => format!("and may again in {left}"),
+        };
+        format!(
+            "It changed its mind {ago} turns of {TURN_MS} ms ago, {again}: since it did so often, \
+             once in {between} at most."
+        )
+    })
+}
+
+/// What it lost, and why, as far as its queue's counters tell.
+fn dropped(seen: &Seen) -> Option<String> {
+    let of_queue = seen.queue_dropped.as_ref()?;
+    let reasons = [
+        (of_queue.full, "a backlog was full"),
+        (
+            of_queue.shed,
+            "a flow had to leave a backlog and could not yet (shed)",
+        ),
+        (
+            of_queue.limited,
+            "a backlog was half full, and the flow large",
+        ),
+        (
+            of_queue.inline_limited,
+            "the CPU that polls could not keep up, and the flow was large",
+        ),
+    ];
+    let reasons: Vec<_> = reasons.iter().filter(|(count, _)| *count > 0).collect();
+    let why = match &reasons[..] {
+        [] => return None,
+        [(_, why)] => (*why).to_owned(),
+        several => {
+            let each = several
+                .iter()
+                .map(|(count, why)| format!("{count}, since {why}"));
+            let each: Vec<_> = each.collect();
+            format!("this queue dropped {}", each.join("; "))
+        }
+    };
+    let was = if seen.entry.dropped == 1 {
+        "was"
+    } else {
+        "were"
+    };
+    Some(format!(
+        "{} of it {was} dropped before the stack: {why}.",
+        packets(seen.entry.dropped.into())
+    ))
+}
+
+/// What it waits for, in lines.
+fn waits(seen: &Seen) -> Vec<String> {
+    let thread = |name: &Option<String>, cpu: u32| match name {
+        Some(name) => format!("CPU {cpu}'s thread ({name})"),
+        None => format!("CPU {cpu}'s thread"),
+    };
+    let mut lines = match &seen.waits {
+        None => Vec::new(),
+        Some(Wait::Packet) => vec![
+            "All its packets so far have been delivered: it moves with its next one.".to_owned(),
+        ],
+        Some(Wait::Backlog {
+            cpu,
+            frames,
+            thread: name,
+        }) => vec![
+            "It has to wait, or its next packets would overtake those that are queued.".to_owned(),
+            format!(
+                "{} still has {} to process, up to its last one. If that number does \
+                 not fall, something else keeps CPU {cpu} busy.",
+                thread(name, *cpu),
+                packets(*frames),
+            ),
+        ],
+        Some(Wait::Delivery { cpu, thread: name }) => vec![
+            "It has to wait, or its next packets would overtake earlier ones.".to_owned(),
+            format!(
+                "{} has taken all its packets and may be at work on them: they are known to be \
+                 delivered when it sleeps, or holds back nothing to merge (GRO) at its next packets.",
+                thread(name, *cpu),
+            ),
+        ],
+        Some(Wait::Poll) => vec![
+            "It moves with its next packet, if by then the poll that received its last one has ended \
+             and nothing is held back to be merged with later packets (GRO)."
+                .to_owned(),
+        ],
+        Some(Wait::NewBacklog { cpu, asked: true }) => vec![format!(
+            "It stays until the queue's backlog for CPU {cpu}, a thread there, has been made. It has \
+             been asked for; if that takes longer than a moment, see what `rxsteer run` says."
+        )],
+        Some(Wait::NewBacklog { cpu, asked: false }) => vec![format!(
+            "The queue has no backlog for CPU {cpu} yet, that is a thread there: its next packet asks \
+             for one, and it stays until then."
+        )],
+    };
+    if seen.entry.shed {
+        lines.push(
+            "The backlog was full: until it can leave, its packets are dropped (shed).".to_owned(),
+        );
+    }
+    lines
+}
+
+/// Why its application's CPU is not known.
+fn why_unknown(unknown: Unknown, policy: Policy, not_followed: &[String]) -> String {
+    let text = match unknown {
+        Unknown::PolicyRps => {
+            return format!(
+                "policy {policy} does not follow applications (`rxsteer set --policy {}` does).",
+                policy.with_following()
+            );
+        }
+        Unknown::PolicyOff => "policy off steers nothing (`rxsteer set --policy rfs`).",
+        Unknown::NoTable => {
+            "rps_sock_flow_entries or rps_flow_cnt is 0, so no application is followed (`rxsteer \
+             set` changes both)."
+        }
+        Unknown::Unsupported => {
+            "this kernel does not let applications be followed; `rxsteer run` has said why."
+        }
+        Unknown::DeviceHash => {
+            "with --hash device flows have the network card's hash, which sockets don't know."
+        }
+        Unknown::NoPorts => {
+            "its packets carry no ports (fragments, ICMP, ESP, …), so the socket they are for can't \
+             be told."
+        }
+        Unknown::Tunnel => {
+            "it is a tunnel, which the kernel unpacks; to follow the flows inside, start rxsteer \
+             with --tunnels."
+        }
+        Unknown::EntryTaken => {
+            "another flow has its entry of the sock_flow_table. If that is often so, make the table \
+             larger: `rxsteer set --rps-sock-flow-entries`."
+        }
+        Unknown::Unconnected => {
+            "its UDP socket is not connected, and the application was not seen to ask who sent: use \
+             recvfrom() or recvmsg() with an address, or connect() the socket."
+        }
+        Unknown::NotSeen => {
+            "no application was seen to take or send its data. Seen are recvmsg(), sendmsg() and all \
+             calls like them, on a connected socket or when they ask who sent; not seen are \
+             splice(), zero-copy reads, and packets that are only forwarded."
+        }
+    };
+    match unknown {
+        Unknown::Unconnected if !not_followed.is_empty() => {
+            format!(
+                "its UDP socket is not connected, and {}.",
+                not_followed.join("; ")
+            )
+        }
+        Unknown::NotSeen if !not_followed.is_empty() => {
+            format!("{text} On this host {}.", not_followed.join("; "))
+        }
+        _ => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+#[path = "words_tests.rs"]
+mod tests;

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The command line: a file for each subcommand, with its options, what it asks and how it says it.
+
+pub mod config;
+pub mod doctor;
+pub mod endpoints;
+pub mod explain;
+pub mod flows;
+pub mod napi;
+pub mod poll;
+pub mod program;
+pub mod run;
+pub mod set;
+pub mod status;
+pub mod table;
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+use tracing_subscriber::filter::LevelFilter;
+
+use crate::api::flows::LIMIT_MAX;
+use crate::busy_poll::undo;
+use crate::napi::settings;
+
+/// Receive steering for Linux: decides on which CPU each received packet is processed.
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true, max_term_width = 100)]
+pub struct Cli {
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// One per thing that rxsteer does.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Steer the packets that devices receive, until stopped
+    Run(run::RunArgs),
+    /// Show what a running rxsteer does, and how much of it
+    Status(status::StatusArgs),
+    /// Show the flows of a running rxsteer: where they are, and where they want to be
+    Flows(flows::FlowsArgs),
+    /// Say why a flow is on the CPU where it is
+    Explain(explain::ExplainArgs),
+    /// Change what a running rxsteer does: CPUs, policy, sizes of tables
+    Set(set::SetArgs),
+    /// Let the sockets of applications poll their device's queue, until stopped
+    Poll(poll::PollArgs),
+    /// What `poll` leaves behind for the case that it is killed
+    #[command(hide = true)]
+    PutBack,
+    /// Show the NAPI instances of devices and the sockets that are on them, or set them until stopped
+    Napi(napi::NapiArgs),
+    /// What `napi` leaves behind, while it sets, for the case that it is killed
+    #[command(hide = true)]
+    PutBackNapi,
+    /// Say what stands in the way on this host and its devices, and what the settings of NAPI instances
+    /// amount to. Exit status: 1 if something does, of the host or of a device that is named
+    Doctor(doctor::DoctorArgs),
+}
+
+impl Command {
+    /// What is logged unless the environment says otherwise: a run tells its story, the others have
+    /// output of their own.
+    pub fn log_level(&self) -> LevelFilter {
+        match self {
+            Self::Run(_) | Self::Poll(_) => LevelFilter::INFO,
+            Self::Napi(args) if args.set.is_some() => LevelFilter::INFO,
+            _ => LevelFilter::ERROR,
+        }
+    }
+
+    /// Does it.
+    ///
+    /// # Errors
+    /// With the reason, and what to do about it.
+    pub fn run(self) -> Result<ExitCode> {
+        match self {
+            Self::Run(args) => args.run(),
+            Self::Status(args) => args.run(),
+            Self::Flows(args) => args.run(),
+            Self::Explain(args) => args.run(),
+            Self::Set(args) => args.run(),
+            Self::Poll(args) => args.run(),
+            Self::Napi(args) => args.run(),
+            Self::Doctor(args) => args.run(),
+            Self::PutBack => undo::put_back().map(|()| ExitCode::SUCCESS),
+            Self::PutBackNapi => settings::put_back().map(|()| ExitCode::SUCCESS),
+        }
+    }
+}
+
+fn limit() -> clap::builder::RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(1..=LIMIT_MAX as i64)
+}
+
+/// A time of at least 10 ms, written in seconds.
+///
+/// # Errors
+/// What to write instead.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| format!("{text:?} is not a number"))?;
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(duration) if duration >= Duration::from_millis(10) => Ok(duration),
+        _ => Err("choose 0.01 seconds or more".to_owned()),
+    }
+}

@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `rxsteer status`: the accounting of a running rxsteer as text for people.
+
+use std::fmt::Write;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+use comfy_table::{CellAlignment, Table};
+use serde::Serialize;
+
+use super::program::end_with_the_reader;
+use super::{poll, seconds};
+use crate::api::flows::Entry;
+use crate::api::status::{Device, Queue, Status};
+use crate::api::{busy_poll, client};
+use crate::cli::table::table;
+use crate::datapath::load::Pressure;
+
+/// Options of `rxsteer status`.
+#[derive(Debug, Args)]
+pub struct StatusArgs {
+    /// Print JSON, one object per line
+    #[arg(long)]
+    pub json: bool,
+
+    /// Print again every so many seconds, until interrupted
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub interval: Option<Duration>,
+}
+
+impl StatusArgs {
+    pub(super) fn run(&self) -> Result<ExitCode> {
+        end_with_the_reader()?;
+        loop {
+            let polling = client::busy_poll()?;
+            let steering = match client::status() {
+                Err(_) if polling.is_some() => None,
+                steering => Some(steering?),
+            };
+            if self.json {
+                println!("{}", json(steering.as_ref(), polling.as_ref())?);
+            } else {
+                print!("{}", text(steering.as_ref(), polling.as_ref()));
+            }
+            match self.interval {
+                Some(interval) => std::thread::sleep(interval),
+                None => return Ok(ExitCode::SUCCESS),
+            }
+        }
+    }
+}
+/// All that runs here, as text; ends with a newline.
+pub fn text(steering: Option<&Status>, polling: Option<&busy_poll::Status>) -> String {
+    let parts = [steering.map(render), polling.map(poll::render)];
+    parts.into_iter().flatten().collect::<Vec<_>>().join("\n")
+}
+
+/// The same as JSON: the steering's, and in it `busy_poll`, null if no sockets are let poll.
+///
+/// # Errors
+/// When it can't be written as JSON.
+pub fn json(
+    steering: Option<&Status>,
+    polling: Option<&busy_poll::Status>,
+) -> serde_json::Result<String> {
+    #[derive(Serialize)]
+    struct Both<'a> {
+        #[serde(flatten)]
+        steering: Option<&'a Status>,
+        busy_poll: Option<&'a busy_poll::Status>,
+    }
+    serde_json::to_string(&Both {
+        steering,
+        busy_poll: polling,
+    })
+}
+
+/// The text; ends with a newline.
+pub fn render(status: &Status) -> String {
+    let mut out = String::new();
+    let dry_run = if status.dry_run {
+        ", dry run: nothing is moved"
+    } else {
+        ""
+    };
+    let _ = writeln!(
+        out,
+        "rxsteer {} (process {}): policy {}, at most {} frames per backlog{dry_run}",
+        status.version, status.pid, status.policy, status.backlog_limit
+    );
+    for device in &status.devices {
+        let _ = writeln!(out, "\n{} ({} XDP)", device.device, device.mode);
+        let _ = writeln!(out, "{}", queues(device).trim_fmt());
+        if device.queues.iter().any(|q| !q.backlogs.is_empty()) {
+            let _ = writeln!(out, "\n{}", backlogs(device, status.dry_run).trim_fmt());
+        }
+        if device.queues.iter().any(|q| q.load.is_some()) {
+            let _ = writeln!(out, "\n{}", loads(device).trim_fmt());
+        }
+        for q in &device.queues {
+            if q.rx_hash > 0 {
+                let _ = writeln!(
+                    out,
+                    "queue {}: {} frames steered by the device's hash",
+                    q.queue, q.rx_hash
+                );
+            }
+            if let Some(why) = q.imbalance() {
+                let _ = writeln!(out, "queue {}: {why} (packets are on their way)", q.queue);
+            }
+        }
+    }
+    if let Some(dropped) = &status.dropped_flows {
+        if !dropped.flows.is_empty() {
+            let flows = dropped_flows(&dropped.flows);
+            let _ = writeln!(out, "\n{}", flows.trim_fmt());
+        }
+        if let Some(missed) = dropped.missed() {
+            let _ = writeln!(out, "\nflows with dropped packets: {missed}");
+        }
+    }
+    out
+}
+
+fn queues(device: &Device) -> Table {
+    let mut table = table(&[
+        "queue",
+        "CPUs",
+        "received",
+        "inline",
+        "redirected",
+        "dropped",
+        "shed",
+        "limited",
+        "no flow",
+        "moves",
+        "held",
+        "balanced",
+    ]);
+    for q in &device.queues {
+        table.add_row([
+            q.queue.to_string(),
+            if q.rps_cpus.is_empty() {
+                "-".to_owned()
+            } else {
+                q.rps_cpus.clone()
+            },
+            q.received.to_string(),
+            q.inline.to_string(),
+            q.sums.redirected.to_string(),
+            q.sums.dropped.to_string(),
+            q.sums.shed.to_string(),
+            (q.sums.limited + q.inline_limited).to_string(),
+            (q.no_flow_truncated + q.no_flow_unknown).to_string(),
+            q.moves.to_string(),
+            q.held.to_string(),
+            q.balanced.to_string(),
+        ]);
+    }
+    table
+}
+
+fn backlogs(device: &Device, dry_run: bool) -> Table {
+    let mut header = vec![
+        "queue",
+        "to CPU",
+        "redirected",
+        "delivered",
+        "lost",
+        "queued",
+        "dropped",
+        "shed",
+        "limited",
+    ];
+    if dry_run {
+        header.push("would redirect");
+    }
+    let mut table = table(&header);
+    let rows = device
+        .queues
+        .iter()
+        .flat_map(|q: &Queue| q.backlogs.iter().map(move |b| (q, b)));
+    for (q, b) in rows {
+        let mut row = vec![
+            q.queue.into(),
+            b.cpu.into(),
+            b.terms.redirected,
+            b.terms.delivered,
+            b.terms.lost,
+            b.terms.queued,
+            b.terms.dropped,
+            b.terms.shed,
+            b.terms.limited,
+        ];
+        if dry_run {
+            row.push(b.terms.would_redirect);
+        }
+        table.add_row(row);
+    }
+    table
+}
+
+/// What policies decide by, of the queues where they do.
+fn loads(device: &Device) -> Table {
+    let mut table = table(&["queue", "polled on", "load", "busy", "in polls", "limiting"]);
+    let loads = device.queues.iter();
+    for (q, load) in loads.filter_map(|q| Some((q, q.load.as_ref()?))) {
+        table.add_row([
+            q.queue.to_string(),
+            match load.polling_cpu {
+                Some(cpu) => format!("CPU {cpu}"),
+                None => "-".to_owned(),
+            },
+            match load.pressure {
+                Pressure::Relaxed => "relaxed",
+                Pressure::Full => "full",
+                Pressure::Pressed => "pressed",
+                Pressure::Polled => "polled",
+            }
+            .to_owned(),
+            format!("{} %", load.busy_percent),
+            format!("{} %", load.polls_percent),
+            format!("{} %", load.limiting_percent),
+        ]);
+    }
+    table
+}
+
+fn dropped_flows(flows: &[Entry]) -> Table {
+    let mut table = table(&[
+        "dropped most",
+        "device",
+        "queue",
+        "dropped",
+        "packets",
+        "is at",
+    ]);
+    for name in [0, 1] {
+        if let Some(column) = table.column_mut(name) {
+            column.set_cell_alignment(CellAlignment::Left);
+        }
+    }
+    for entry in flows {
+        table.add_row([
+            entry.flow.map_or(entry.hash.to_string(), |f| f.to_string()),
+            entry.device.clone(),
+            entry.queue.to_string(),
+            entry.dropped.to_string(),
+            entry.packets.to_string(),
+            entry.location.to_string(),
+        ]);
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::api::flows::Flows;
+    use crate::api::status::{Backlog, Terms};
+    use crate::cli::flows;
+    use crate::datapath::load::Load;
+
+    fn status(queue: Queue, dropped_flows: Option<Flows>) -> Status {
+        Status {
+            pid: 7,
+            version: "0.1.0".to_owned(),
+            policy: "adaptive".to_owned(),
+            dry_run: false,
+            backlog_limit: 1000,
+            devices: vec![Device {
+                device: "eth0".to_owned(),
+                ifindex: 2,
+                mode: "native".to_owned(),
+                queues: vec![queue],
+            }],
+            dropped_flows,
+        }
+    }
+
+    #[test]
+    fn what_was_dropped_and_for_whom() {
+        let terms = Terms {
+            redirected: 40,
+            delivered: 40,
+            limited: 7,
+            ..Terms::default()
+        };
+        let queue = Queue {
+            rps_cpus: "1".to_owned(),
+            received: 100,
+            inline: 50,
+            inline_limited: 3,
+            sums: terms.clone(),
+            load: Some(Load {
+                polling_cpu: Some(0),
+                pressure: Pressure::Pressed,
+                busy_percent: 97,
+                polls_percent: 61,
+                leaving: None,
+                limiting_percent: 4,
+            }),
+            backlogs: vec![Backlog { cpu: 1, terms }],
+            ..Queue::default()
+        };
+        assert_eq!(queue.dropped(), 10);
+        let flow = Entry {
+            dropped: 9,
+            ..flows::tests::entry()
+        };
+        let flows = Flows {
+            flows: vec![flow],
+            total: 1,
+            slots: 8192,
+            slots_read: 4096,
+        };
+        assert_eq!(
+            render(&status(queue, Some(flows))),
+            "rxsteer 0.1.0 (process 7): policy adaptive, at most 1000 frames per backlog
+
+eth0 (native XDP)
+ queue  CPUs  received  inline  redirected  dropped  shed  limited  no flow  moves  held  balanced
+     0     1       100      50          40        0     0       10        0      0     0         0
+
+ queue  to CPU  redirected  delivered  lost  queued  dropped  shed  limited
+     0       1          40         40     0       0        0     0        7
+
+ queue  polled on     load  busy  in polls  limiting
+     0      CPU 0  pressed  97 %      61 %       4 %
+
+ dropped most          device  queue  dropped  packets  is at
+ udp/192.0.2.1:1024/9  eth0        2        9       17  CPU 3
+
+flows with dropped packets: only 4096 of 8192 slots of the tables could be read in time
+"
+        );
+    }
+
+    #[test]
+    fn where_no_policy_looks_at_the_load_none_is_shown() {
+        let text = render(&status(Queue::default(), None));
+        for absent in ["polled on", "dropped most"] {
+            assert!(!text.contains(absent), "{text}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The counters of the data path as terms of the two sums (`api::status`).
+
+use anyhow::Result;
+
+use crate::api::status::{Backlog, Queue, Terms};
+use crate::datapath::Datapath;
+use crate::datapath::load::Load;
+use crate::rx::types::{backlog, flow_result};
+
+impl From<&backlog> for Terms {
+    fn from(b: &backlog) -> Self {
+        Self {
+            redirected: b.tail,
+            dropped: b.nr_dropped,
+            shed: b.nr_shed,
+            limited: b.nr_limited,
+            // Read while they are written: what was taken may include what entered since.
+            delivered: b.taken.saturating_sub(b.nr_unbuilt),
+            lost: b.nr_lost + b.nr_unbuilt,
+            queued: b.tail.saturating_sub(b.taken + b.nr_lost),
+            would_redirect: b.nr_decided,
+        }
+    }
+}
+
+impl Queue {
+    /// The terms of a queue of the data path: `index` counts over all devices, `queue` within one. What
+    /// was balanced is not known there.
+    ///
+    /// # Errors
+    /// When the maps can't be read.
+    pub fn read(datapath: &Datapath, index: u32, queue: u32, rps_cpus: String) -> Result<Self> {
+        let mut backlogs = Vec::new();
+        let mut sums = Terms::default();
+        for cpu in 0..datapath.nr_cpus() {
+            let terms = Terms::from(&datapath.backlog(index, cpu)?);
+            if terms != Terms::default() {
+                sums += &terms;
+                backlogs.push(Backlog { cpu, terms });
+            }
+        }
+        let q = datapath.rx_queue(index)?;
+        let no_flow = |why: flow_result| q.nr_no_flow[why.0 as usize];
+        Ok(Self {
+            queue,
+            rps_cpus,
+            received: q.nr_received,
+            inline: q.nr_inline,
+            inline_limited: q.load.nr_limited,
+            sums,
+            no_flow_truncated: no_flow(flow_result::FLOW_TRUNCATED),
+            no_flow_unknown: no_flow(flow_result::FLOW_UNKNOWN),
+            rx_hash: q.nr_rx_hash,
+            moves: q.nr_moves,
+            held: q.nr_held,
+            load: Load::of(&q),
+            balanced: 0,
+            backlogs,
+        })
+    }
+}

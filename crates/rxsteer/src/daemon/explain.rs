@@ -1,0 +1,404 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! All that is known of flows, from the tables.
+
+use anyhow::Result;
+
+use super::reader::{self, Hints, Queue, Reader};
+use crate::api::explain::{
+    Application, Decision, Drops, Explanation, Explanations, Name, Other, Question, Seen, Unknown,
+    Wait,
+};
+use crate::api::flows::{Entry, Location, Query};
+use crate::api::status;
+use crate::datapath::flow::{Flow, FlowHash};
+use crate::datapath::load::{self, Load};
+use crate::datapath::native;
+use crate::datapath::policy::Base;
+use crate::datapath::rps_map;
+use crate::rx::types::{backlog, flow_tunnel, rps_dev_flow, rx_policy, rx_queue};
+
+impl Decision {
+    fn of(q: &rx_queue, flow: &rps_dev_flow) -> Option<Self> {
+        load::decides(q).then(|| Self {
+            load: Load::of(q),
+            turn_packets: flow.load,
+            changed_turns_ago: q.load.turn.wrapping_sub(flow.changed),
+            turns_between_changes: 1 << flow.backoff.min(31),
+        })
+    }
+}
+
+impl From<&status::Queue> for Drops {
+    fn from(q: &status::Queue) -> Self {
+        Self {
+            full: q.sums.dropped,
+            shed: q.sums.shed,
+            limited: q.sums.limited,
+            inline_limited: q.inline_limited,
+        }
+    }
+}
+
+/// Facts about a flow that is at one place and wants to be at another.
+#[derive(Clone, Debug, Default)]
+struct Standing {
+    last_qtail: u64,
+    /// INLINE: polls that have been delivered.
+    polls_delivered: u64,
+    /// At a CPU: frames known to be delivered,
+    head: u64,
+    /// frames taken or lost,
+    gone: u64,
+    /// whether all that ever entered is known to be delivered,
+    drained: bool,
+    /// and who delivers.
+    thread: Option<String>,
+    /// The wanted CPU's backlog exists,
+    wanted_exists: bool,
+    /// or has been asked for.
+    wanted_asked: bool,
+}
+
+/// What keeps a flow from going where it wants to be (`rx_steer()` in bpf/steer.h), as far as it can
+/// be told between two packets.
+fn wait(at: Location, wanted: Location, s: Standing) -> Option<Wait> {
+    if at == wanted {
+        return None;
+    }
+    let new_backlog = match wanted {
+        Location::Cpu(cpu) if !s.wanted_exists => Some(Wait::NewBacklog {
+            cpu,
+            asked: s.wanted_asked,
+        }),
+        _ => None,
+    };
+    let delivered = Some(new_backlog.clone().unwrap_or(Wait::Packet));
+    let Location::Cpu(cpu) = at else {
+        // A flow that finds no backlog stays INLINE packet by packet, so it always has a last poll.
+        return match s.polls_delivered >= s.last_qtail {
+            true => delivered,
+            false => Some(new_backlog.unwrap_or(Wait::Poll)),
+        };
+    };
+    if s.drained || s.head >= s.last_qtail {
+        return delivered;
+    }
+    let thread = s.thread;
+    Some(match s.last_qtail.saturating_sub(s.gone) {
+        0 => Wait::Delivery { cpu, thread },
+        frames => Wait::Backlog {
+            cpu,
+            frames,
+            thread,
+        },
+    })
+}
+
+impl Reader<'_> {
+    /// Answers the question.
+    ///
+    /// # Errors
+    /// When the maps can't be read.
+    pub fn explain(&self, question: &Question) -> Result<Explanations> {
+        let mut names = question.names.clone();
+        let (mut in_tables, mut slots_missed) = (0, 0);
+        if !question.local_ports.is_empty() {
+            let query = Query {
+                local_ports: question.local_ports.clone(),
+                limit: question.limit,
+                ..Query::default()
+            };
+            let found = self.flows(&query, reader::PATIENCE)?;
+            in_tables = found.total;
+            slots_missed = found.slots - found.slots_read;
+            let name = |entry: Entry| entry.flow.map_or(Name::Hash(entry.hash), Name::Flow);
+            names.extend(found.flows.into_iter().map(name));
+        }
+        let hashed = names.into_iter().map(|name| match name {
+            Name::Hash(hash) => (hash.0, None),
+            Name::Flow(flow) => {
+                let hash = native::flow_hash(&flow.key(), &self.datapath.config().secret);
+                (hash, Some(flow))
+            }
+        });
+        let mut hashed: Vec<_> = hashed.collect();
+        hashed.sort_by_key(|(hash, _)| *hash);
+        hashed.dedup_by_key(|(hash, _)| *hash);
+        let flows = hashed
+            .into_iter()
+            .map(|(hash, flow)| self.explain_one(hash, flow, &question.unconnected));
+        let mut flows = flows.collect::<Result<Vec<_>>>()?;
+        flows.sort_by_key(|e| std::cmp::Reverse(e.packets()));
+        let in_tables_too = |e: &&Explanation| {
+            let port = e.flow.and_then(|flow| flow.local_port());
+            !e.seen.is_empty() && port.is_some_and(|port| question.local_ports.contains(&port))
+        };
+        let total = in_tables + flows.len() - flows.iter().filter(in_tables_too).count();
+        flows.truncate(question.limit);
+        let mut devices: Vec<_> = self.queues.iter().map(|q| q.device.clone()).collect();
+        devices.dedup();
+        Ok(Explanations {
+            flows,
+            total,
+            devices,
+            policy: self.policy,
+            device_hash: self.datapath.config().rx_hash,
+            not_followed: self.unseen.to_vec(),
+            slots_missed,
+        })
+    }
+
+    fn explain_one(
+        &self,
+        hash: u32,
+        mut flow: Option<Flow>,
+        unconnected: &[u16],
+    ) -> Result<Explanation> {
+        let tables = self.datapath.tables();
+        let (mut seen, mut others) = (Vec::new(), Vec::new());
+        for queue in &self.queues {
+            let slot = tables.slot(queue.index, hash);
+            let dev_flow = tables.dev_flow(slot)?;
+            if !reader::in_use(&queue.counters, &dev_flow) {
+                continue;
+            }
+            let name = self.name(slot, dev_flow.hash)?;
+            if dev_flow.hash == hash {
+                flow = flow.or(name);
+                seen.push(self.seen(queue, slot, &dev_flow)?);
+            } else {
+                others.push(Other {
+                    device: queue.device.clone(),
+                    queue: queue.number,
+                    slot: slot % tables.flow_cnt(),
+                    owner: name.map_or(Name::Hash(FlowHash(dev_flow.hash)), Name::Flow),
+                });
+            }
+        }
+        let (value, _) = self.datapath.application(hash)?;
+        let hints = match self.queues.first() {
+            Some(queue) => self.hints(queue, hash)?,
+            None => Hints::default(),
+        };
+        let unknown = match hints.application {
+            Some(_) => None,
+            None if hints.application_polls => None,
+            None => Some(self.unknown(flow.as_ref(), value, unconnected)),
+        };
+        Ok(Explanation {
+            flow,
+            hash: FlowHash(hash),
+            application: Application {
+                cpu: hints.application,
+                offline: hints.application_offline,
+                polls: hints.application_polls,
+                unknown,
+                entry: hash & tables.sock_flow_mask(),
+                entries: tables.sock_flow_mask() + 1,
+                value: FlowHash(value),
+            },
+            seen,
+            others,
+        })
+    }
+
+    fn unknown(&self, flow: Option<&Flow>, value: u32, unconnected: &[u16]) -> Unknown {
+        let config = self.datapath.config();
+        let follows = self
+            .queues
+            .first()
+            .is_some_and(|q| u32::from(q.counters.policy) & rx_policy::RX_FOLLOW.0 != 0);
+        let port = flow.and_then(Flow::local_port);
+        match self.policy {
+            policy if policy.base == Base::Off => Unknown::PolicyOff,
+            policy if !policy.follows() && self.datapath.config().rx_hash => Unknown::DeviceHash,
+            policy if !policy.follows() => Unknown::PolicyRps,
+            _ if !config.can_follow() => Unknown::NoTable,
+            _ if !follows => Unknown::Unsupported,
+            _ if flow.is_some_and(|flow| is_tunnel(flow, config.tunnels)) => Unknown::Tunnel,
+            _ if flow.is_some() && port.is_none() => Unknown::NoPorts,
+            _ if value != 0 => Unknown::EntryTaken,
+            _ if port.is_some_and(|port| unconnected.contains(&port)) => Unknown::Unconnected,
+            _ => Unknown::NotSeen,
+        }
+    }
+
+    fn seen(&self, queue: &Queue, slot: u32, flow: &rps_dev_flow) -> Result<Seen> {
+        let entry = self.entry(queue, slot, flow)?;
+        let hints = self.hints(queue, flow.hash)?;
+        let slots = self.datapath.tables().flow_cnt();
+        let standing = self.standing(queue, flow, &entry)?;
+        Ok(Seen {
+            rps_slot: rps_map::slot_of(flow.hash) as u32,
+            rps_slots: rps_map::SLOTS as u32,
+            rps: hints.rps.map_or(Location::Inline, Location::Cpu),
+            rps_offline: hints.rps_offline,
+            slot: slot % slots,
+            slots,
+            waits: wait(entry.location, entry.wanted, standing),
+            decision: Decision::of(&queue.counters, flow),
+            queue_dropped: match entry.dropped {
+                0 => None,
+                _ => Some(self.drops(queue)?),
+            },
+            entry,
+        })
+    }
+
+    fn drops(&self, queue: &Queue) -> Result<Drops> {
+        let no_mask = String::new();
+        let q = status::Queue::read(self.datapath, queue.index, queue.number, no_mask)?;
+        Ok(Drops::from(&q))
+    }
+
+    fn standing(&self, queue: &Queue, flow: &rps_dev_flow, entry: &Entry) -> Result<Standing> {
+        let backlogs = self.datapath.backlogs();
+        let thread = |location| match location {
+            Location::Cpu(cpu) => backlogs.thread(queue.index, cpu),
+            Location::Inline => Ok(None),
+        };
+        let backlog = |location| match location {
+            Location::Cpu(cpu) => self.datapath.backlog(queue.index, cpu),
+            Location::Inline => Ok(backlog::default()),
+        };
+        let (at, to) = (backlog(entry.location)?, backlog(entry.wanted)?);
+        Ok(Standing {
+            last_qtail: flow.last_qtail,
+            polls_delivered: queue.counters.polls_delivered,
+            head: at.head.max(at.head_asleep),
+            gone: at.taken,
+            drained: match entry.location {
+                Location::Cpu(cpu) => self.datapath.drained(queue.index, cpu)?,
+                Location::Inline => false,
+            },
+            thread: thread(entry.location)?,
+            wanted_exists: thread(entry.wanted)?.is_some(),
+            wanted_asked: to.wanted != 0,
+        })
+    }
+}
+
+/// Whether the flow is a tunnel's whose inner flows are not looked for: bpf/flow.h has the ports.
+fn is_tunnel(flow: &Flow, looked_into: u32) -> bool {
+    const IPIP: [u8; 2] = [libc::IPPROTO_IPIP as u8, libc::IPPROTO_IPV6 as u8];
+    const GRE: u8 = libc::IPPROTO_GRE as u8;
+    const UDP: u8 = libc::IPPROTO_UDP as u8;
+    let kind = match (flow.proto(), flow.local_port()) {
+        (proto, _) if IPIP.contains(&proto) => flow_tunnel::FLOW_TUNNEL_IPIP,
+        (GRE, _) => flow_tunnel::FLOW_TUNNEL_GRE,
+        (UDP, Some(4789 | 8472)) => flow_tunnel::FLOW_TUNNEL_VXLAN,
+        (UDP, Some(6081)) => flow_tunnel::FLOW_TUNNEL_GENEVE,
+        (UDP, Some(2152)) => flow_tunnel::FLOW_TUNNEL_GTPU,
+        _ => return false,
+    };
+    looked_into & kind.0 == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_flow_waits_for() {
+        use Location::{Cpu, Inline};
+        // Frame 100 of CPU 3's backlog was its last; 60 have gone.
+        let queued = Standing {
+            last_qtail: 100,
+            head: 50,
+            gone: 60,
+            wanted_exists: true,
+            ..Standing::default()
+        };
+        let with = |change: &dyn Fn(&mut Standing)| {
+            let mut standing = queued.clone();
+            change(&mut standing);
+            standing
+        };
+        let backlog = Wait::Backlog {
+            cpu: 3,
+            frames: 40,
+            thread: None,
+        };
+        let delivery = Wait::Delivery {
+            cpu: 3,
+            thread: None,
+        };
+        let made = |asked| Wait::NewBacklog { cpu: 1, asked };
+        for (at, wanted, standing, waits) in [
+            (Cpu(3), Cpu(3), queued.clone(), None),
+            (Inline, Inline, queued.clone(), None),
+            (Cpu(3), Inline, queued.clone(), Some(backlog.clone())),
+            (Cpu(3), Cpu(1), queued.clone(), Some(backlog.clone())),
+            // It has to leave before it can ask.
+            (
+                Cpu(3),
+                Cpu(1),
+                with(&|s| s.wanted_exists = false),
+                Some(backlog),
+            ),
+            (Cpu(3), Inline, with(&|s| s.gone = 130), Some(delivery)),
+            (Cpu(3), Inline, with(&|s| s.head = 100), Some(Wait::Packet)),
+            (
+                Cpu(3),
+                Inline,
+                with(&|s| s.drained = true),
+                Some(Wait::Packet),
+            ),
+            (
+                Cpu(3),
+                Cpu(1),
+                with(&|s| (s.drained, s.wanted_exists) = (true, false)),
+                Some(made(false)),
+            ),
+            (
+                Inline,
+                Cpu(1),
+                with(&|s| s.polls_delivered = 99),
+                Some(Wait::Poll),
+            ),
+            (
+                Inline,
+                Cpu(1),
+                with(&|s| s.polls_delivered = 100),
+                Some(Wait::Packet),
+            ),
+            (
+                Inline,
+                Cpu(1),
+                with(&|s| (s.wanted_exists, s.wanted_asked) = (false, true)),
+                Some(made(true)),
+            ),
+        ] {
+            assert_eq!(
+                wait(at, wanted, standing.clone()),
+                waits,
+                "{at} {wanted} {standing:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn tunnels_that_are_not_looked_into() {
+        let bit = |kind: flow_tunnel| kind.0;
+        for (flow, kind) in [
+            ("ipencap/192.0.2.1/192.0.2.2", flow_tunnel::FLOW_TUNNEL_IPIP),
+            ("ipv6/192.0.2.1/192.0.2.2", flow_tunnel::FLOW_TUNNEL_IPIP),
+            ("gre/192.0.2.1/192.0.2.2", flow_tunnel::FLOW_TUNNEL_GRE),
+            ("udp/192.0.2.1:1/4789", flow_tunnel::FLOW_TUNNEL_VXLAN),
+            ("udp/192.0.2.1:1/8472", flow_tunnel::FLOW_TUNNEL_VXLAN),
+            ("udp/192.0.2.1:1/6081", flow_tunnel::FLOW_TUNNEL_GENEVE),
+            ("udp/192.0.2.1:1/2152", flow_tunnel::FLOW_TUNNEL_GTPU),
+        ] {
+            let flow: Flow = flow.parse().unwrap();
+            assert!(is_tunnel(&flow, !bit(kind)), "{flow}");
+            assert!(!is_tunnel(&flow, bit(kind)), "{flow}");
+        }
+        for flow in [
+            "tcp/192.0.2.1:1/4789",
+            "udp/192.0.2.1:4789/1",
+            "icmp/192.0.2.1/192.0.2.2",
+        ] {
+            assert!(!is_tunnel(&flow.parse().unwrap(), 0), "{flow}");
+        }
+    }
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Options held against the facts of host and devices: what is refused, what is warned of, and
+//! which CPUs each queue gets.
+
+use anyhow::{Result, anyhow, bail};
+use tracing::{info, warn};
+
+use super::options::{Mode, Options, RpsCpus};
+use crate::datapath::backlogs::LIMIT_MAX;
+use crate::host::cpumask::CpuMask;
+use crate::host::device::{Device, XdpMode};
+use crate::host::topology::Topology;
+
+/// A device while it is steered.
+pub(super) struct Steered {
+    pub(super) device: Device,
+    pub(super) mode: XdpMode,
+    /// Of its queue 0, over all devices.
+    pub(super) first_queue: u32,
+    /// By queue, as configured; of these the offline ones are left out.
+    pub(super) cpus: Vec<CpuMask>,
+}
+
+/// The devices that the options name, with the CPUs of each queue.
+///
+/// # Errors
+/// With the reason and the remedy, when a device can't be steered or has no such queue.
+pub(super) fn plan(options: &Options) -> Result<Vec<Steered>> {
+    let mut devices = Vec::new();
+    let mut first_queue = 0;
+    for name in &options.devices {
+        let device = Device::open(name)?;
+        if devices
+            .iter()
+            .any(|d: &Steered| d.device.ifindex == device.ifindex)
+        {
+            bail!("{name} is named twice");
+        }
+        let mode = match options.mode {
+            Mode::Generic => XdpMode::Generic,
+            Mode::Auto if device.native_xdp == Some(false) => fall_back(&device),
+            Mode::Auto | Mode::Native => XdpMode::Native,
+        };
+        check(&device, mode)?;
+        let nr_queues = device.rx_queues;
+        let mut steered = Steered {
+            device,
+            mode,
+            first_queue,
+            cpus: Vec::new(),
+        };
+        steered.cpus = (0..nr_queues)
+            .map(|queue| cpus_of(&steered.device, queue, &options.rps_cpus))
+            .collect::<Result<_>>()?;
+        first_queue += nr_queues;
+        devices.push(steered);
+    }
+    for wish in &options.queues {
+        let index = find(&devices, wish.device.as_deref())?;
+        let steered: &mut Steered = &mut devices[index];
+        steered.cpus[wish.queue as usize] = cpus_of(&steered.device, wish.queue, &wish.cpus)?;
+    }
+    Ok(devices)
+}
+
+/// The place of the device with that name, or of the only one there is.
+pub(super) fn find(devices: &[Steered], name: Option<&str>) -> Result<usize> {
+    let names: Vec<_> = devices.iter().map(|d| d.device.name.clone()).collect();
+    match name {
+        Some(name) => names
+            .iter()
+            .position(|known| known == name)
+            .ok_or_else(|| anyhow!("{name} is not steered; steered: {}", names.join(", "))),
+        None if devices.len() == 1 => Ok(0),
+        None => bail!(
+            "say which device the queue belongs to, DEVICE:QUEUE=CPUS; one of {}",
+            names.join(", ")
+        ),
+    }
+}
+
+/// The CPUs for one queue, of which one at least is online.
+pub(super) fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<CpuMask> {
+    if queue >= device.rx_queues {
+        bail!(
+            "{} has no receive queue {queue}: {}",
+            device.name,
+            match device.rx_queues {
+                1 => "its only queue is 0".to_owned(),
+                n => format!("its queues are 0 to {}", n - 1),
+            }
+        );
+    }
+    let topology = Topology::host();
+    let mask = match wish {
+        RpsCpus::Auto => {
+            let interrupt_cpu = device.interrupt_cpu(&topology, queue);
+            let auto = topology.auto_mask(interrupt_cpu)?;
+            info!("{} queue {queue}: {}", device.name, auto.anchor);
+            if auto.cpus.is_empty() {
+                bail!(
+                    "auto finds no CPU for {} queue {queue}: all that are near are isolated; name \
+                     them with --rps-cpus",
+                    device.name
+                );
+            }
+            return Ok(auto.cpus);
+        }
+        RpsCpus::Mask(mask) => mask,
+    };
+    let online = topology.online()?;
+    let usable = mask.intersect(&online);
+    if usable.is_empty() {
+        bail!(
+            "none of the CPUs {mask} is online: choose from {online} (a single number is a mask: CPU 1 \
+             is 1-1)"
+        );
+    }
+    let offline = mask.without(&online);
+    if !offline.is_empty() {
+        warn!(
+            "CPUs {offline} are not online: {} queue {queue} does without them until they are",
+            device.name
+        );
+    }
+    Ok(mask.clone())
+}
+
+/// Generic mode, for want of native, and not in silence.
+pub(super) fn fall_back(device: &Device) -> XdpMode {
+    warn!(
+        "{}: its driver ({}) has no native XDP; falling back to generic mode, which costs an skb \
+         before the decision",
+        device.name, device.driver
+    );
+    XdpMode::Generic
+}
+
+/// Refuses a device that can't be steered well; warns of what it merely should know.
+pub(super) fn check(device: &Device, mode: XdpMode) -> Result<()> {
+    let (fatal, advice): (Vec<_>, Vec<_>) =
+        device.objections(mode).into_iter().partition(|o| o.fatal);
+    if !fatal.is_empty() {
+        let why: Vec<_> = fatal.iter().map(ToString::to_string).collect();
+        bail!(why.join("\n"));
+    }
+    for objection in advice {
+        warn!("{objection}");
+    }
+    Ok(())
+}
+
+/// `--backlog`, or `net.core.netdev_max_backlog`.
+pub(super) fn backlog_limit(configured: Option<u32>) -> Result<u32> {
+    if let Some(limit) = configured {
+        return Ok(limit);
+    }
+    // Only the initial network namespace shows it; 1000 is the kernel's own default.
+    let limit = std::fs::read_to_string("/proc/sys/net/core/netdev_max_backlog")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .unwrap_or(1000);
+    if limit > LIMIT_MAX {
+        warn!("net.core.netdev_max_backlog is {limit}; a backlog holds {LIMIT_MAX} at most");
+    }
+    Ok(limit.clamp(1, LIMIT_MAX))
+}

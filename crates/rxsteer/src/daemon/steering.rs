@@ -1,0 +1,485 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Everything between attach and detach.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixListener;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tracing::{info, warn};
+
+use super::balancer::Balancer;
+use super::hotplug::{Event, Hotplug};
+use super::options::{Hash, Mode, Options, RpsCpus};
+use super::plan::{Steered, backlog_limit, check, cpus_of, fall_back, find, plan};
+use super::reader::{self, Reader};
+use crate::api::control::{self, Reply, Request};
+use crate::api::flows::{Flows, Most, Query};
+use crate::api::set::Change;
+use crate::api::status;
+use crate::datapath::policy::{Base, Policy};
+use crate::datapath::tables::rounded;
+use crate::datapath::{
+    Config, Datapath, DeviceConfig, Drain, Request as Wanted, Requests, draw_secret,
+};
+use crate::host::cpumask::CpuMask;
+use crate::host::device::XdpMode;
+use crate::host::topology::Topology;
+
+/// How long flows may take to come home before the program is detached anyway.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Of how many flows `status` says how much they lost.
+const DROPPED_FLOWS: usize = 5;
+
+/// How long it looks for them: it is asked again and again, when the host has no time to spare.
+const DROPPED_FLOWS_PATIENCE: Duration = Duration::from_millis(100);
+
+/// A socket does not know what hash the device computes for its packets.
+const NO_DEVICE_HASH: &str = "flows can't follow applications by the device's hash, which sockets \
+                              don't know: leave --hash device, or use --policy rps";
+
+/// Everything between attach and detach.
+pub(super) struct Steering {
+    pub(super) datapath: Datapath,
+    devices: Vec<Steered>,
+    policy: Policy,
+    balancer: Balancer,
+    online: CpuMask,
+    /// CPUs that went offline, until their backlogs are empty.
+    leaving: Vec<(u32, Drain)>,
+    /// What can't be followed on this host, in words.
+    not_followed: Vec<String>,
+}
+
+impl Steering {
+    pub(super) fn start(options: &Options) -> Result<Self> {
+        if options.hash == Hash::Device && options.policy.follows() {
+            bail!(NO_DEVICE_HASH);
+        }
+        let backlog_limit = backlog_limit(options.backlog)?;
+        let devices = plan(options)?;
+        let config = Config {
+            backlog_limit,
+            backlog_nice: options.backlog_nice,
+            rps_sock_flow_entries: options.rps_sock_flow_entries,
+            rps_flow_cnt: options.rps_flow_cnt,
+            unconnected: options.unconnected,
+            dry_run: options.dry_run,
+            tunnels: options.tunnels,
+            rx_hash: options.hash == Hash::Device,
+            flow_limit: options.flow_limit,
+            unguarded: options.unguarded,
+            secret: draw_secret()?,
+        };
+        let queues: Vec<_> = devices
+            .iter()
+            .map(|d| DeviceConfig {
+                ifindex: d.device.ifindex,
+                nr_rx_queues: d.device.rx_queues,
+                mode: d.mode,
+            })
+            .collect();
+        let datapath = Datapath::load(&config, &queues)?;
+        let names = devices.iter().flat_map(|d| {
+            let queues = 0..d.device.rx_queues;
+            queues.map(|queue| format!("{} queue {queue}", d.device.name))
+        });
+        let mut steering = Self {
+            balancer: Balancer::new(names, options.balance_moves),
+            datapath,
+            devices,
+            policy: options.policy,
+            online: Topology::host().online()?,
+            leaving: Vec::new(),
+            not_followed: Vec::new(),
+        };
+        steering.apply()?;
+        for device in 0..steering.devices.len() {
+            if let Err(e) = steering.attach(device, options.mode) {
+                // Those before it are steered already.
+                steering.datapath.bring_home(PATIENCE)?;
+                return Err(e);
+            }
+        }
+        Ok(steering)
+    }
+
+    /// Does what is asked for until `stop` becomes readable.
+    pub(super) fn serve(
+        &mut self,
+        stop: BorrowedFd<'_>,
+        listener: &UnixListener,
+        hotplug: &Hotplug,
+        requests: &Requests,
+        maker: &mpsc::Sender<Wanted>,
+    ) -> Result<()> {
+        loop {
+            // SAFETY: the ring buffer outlives the loop.
+            let ring = unsafe { BorrowedFd::borrow_raw(requests.fd()) };
+            let mut fds = [
+                PollFd::new(stop, PollFlags::POLLIN),
+                PollFd::new(ring, PollFlags::POLLIN),
+                PollFd::new(listener.as_fd(), PollFlags::POLLIN),
+                PollFd::new(hotplug.as_fd(), PollFlags::POLLIN),
+            ];
+            let draining = (!self.leaving.is_empty()).then_some(Drain::TICK);
+            let timeout = match draining.or(self.balancer.wait()) {
+                None => PollTimeout::NONE,
+                Some(wait) => PollTimeout::try_from(wait)?,
+            };
+            match poll(&mut fds, timeout) {
+                Ok(_) | Err(Errno::EINTR) => {}
+                Err(e) => return Err(e).context("waiting"),
+            }
+            let ready = fds.map(|fd| fd.any() == Some(true));
+            for request in requests.take()? {
+                maker
+                    .send(request)
+                    .context("the thread that makes backlogs has ended")?;
+            }
+            if ready[3] {
+                self.cpus_changed(hotplug.take()?)?;
+            }
+            self.see_off()?;
+            self.balancer.tick(&self.datapath);
+            if ready[2] {
+                control::serve(listener, |request| self.answer(request));
+            }
+            if ready[0] {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Fills the tables by policy and masks. Returns what can't be followed, in words.
+    fn apply(&mut self) -> Result<Vec<String>> {
+        for steered in &self.devices {
+            for (queue, cpus) in (0..).zip(&steered.cpus) {
+                let cpus = match self.policy.base {
+                    Base::Off => CpuMask::default(),
+                    _ => cpus.intersect(&self.online),
+                };
+                let cpus: Vec<u32> = cpus.iter().collect();
+                let queue = steered.first_queue + queue;
+                let map = self.datapath.rps_map(queue)?.spread_over(&cpus);
+                self.datapath.set_rps_map(queue, &map)?;
+                self.balancer.spread_over(queue, cpus);
+            }
+        }
+        let dry_run = self.datapath.config().dry_run;
+        self.balancer.switch(self.policy.balance && !dry_run);
+        let policy = match self.datapath.config().can_follow() {
+            true => self.policy,
+            false => self.policy.without_following(),
+        };
+        match self.datapath.steer_by(policy) {
+            Ok(Some(unseen)) => self.not_followed = unseen,
+            Ok(None) if policy.follows() => {}
+            Ok(None) => {
+                let tables = "a table of flows has no entries: steering by RPS instead";
+                let wanted = self.policy.follows();
+                self.not_followed = wanted.then(|| tables.to_owned()).into_iter().collect();
+            }
+            Err(e) if policy.follows() => {
+                self.not_followed = vec![format!("{e:#}; steering by RPS instead")];
+                self.datapath.steer_by(policy.without_following())?;
+            }
+            Err(e) => return Err(e),
+        }
+        for what in &self.not_followed {
+            warn!("{what}");
+        }
+        Ok(self.not_followed.clone())
+    }
+
+    /// CPUs went offline or came back; `None`: some did, which is not known. The threads of an
+    /// offline CPU's backlogs run elsewhere, and nothing binds them again: the backlogs are closed,
+    /// and taken away when they are empty ([`Self::see_off`]); they are made anew when the CPU is
+    /// back and wanted. Both when it goes and when it comes: a backlog may have been made in between.
+    fn cpus_changed(&mut self, events: Option<Vec<Event>>) -> Result<()> {
+        let online = Topology::host().online()?;
+        let cpus: CpuMask = match events {
+            Some(events) if events.is_empty() => return Ok(()),
+            Some(events) => events.into_iter().map(|event| event.cpu).collect(),
+            None => {
+                let either = self.online.iter().chain(online.iter());
+                either
+                    .filter(|&cpu| !self.online.contains(cpu) || !online.contains(cpu))
+                    .collect()
+            }
+        };
+        for cpu in cpus.iter().filter(|&cpu| cpu < self.datapath.nr_cpus()) {
+            let state = match online.contains(cpu) {
+                true => "online",
+                false => "offline: its flows go elsewhere",
+            };
+            info!("CPU {cpu} is {state}");
+            self.datapath.close_cpu(cpu, true)?;
+            self.leaving.retain(|(leaving, _)| *leaving != cpu);
+            self.leaving.push((cpu, Drain::of(cpu..cpu + 1)));
+        }
+        self.online = online;
+        self.datapath.cpus_changed()?;
+        self.apply()?;
+        Ok(())
+    }
+
+    /// Takes the backlogs of CPUs that changed away once they are empty, and opens them again for
+    /// those that are online.
+    fn see_off(&mut self) -> Result<()> {
+        let mut index = 0;
+        while let Some((cpu, drain)) = self.leaving.get(index) {
+            let cpu = *cpu;
+            if !drain.check(&self.datapath)? {
+                index += 1;
+                continue;
+            }
+            self.datapath.remove_cpu(cpu)?;
+            self.datapath.close_cpu(cpu, !self.online.contains(cpu))?;
+            self.leaving.remove(index);
+        }
+        Ok(())
+    }
+
+    fn attach(&mut self, index: usize, mode: Mode) -> Result<()> {
+        let steered = &mut self.devices[index];
+        let name = steered.device.name.clone();
+        let attached = self.datapath.attach(index, steered.mode);
+        let unsupported = attached
+            .as_ref()
+            .is_err_and(|e| errno(e) == Some(libc::EOPNOTSUPP));
+        let attached = if unsupported && mode == Mode::Auto {
+            // Only kernels before 6.3, which don't tell beforehand, come here: they run a program
+            // that was loaded for native mode in generic mode as well.
+            steered.mode = fall_back(&steered.device);
+            check(&steered.device, steered.mode)?;
+            self.datapath.attach(index, XdpMode::Generic)
+        } else {
+            attached
+        };
+        attached.map_err(|e| {
+            let Some(errno) = errno(&e) else {
+                return e;
+            };
+            anyhow!(
+                "{}",
+                steered.device.attach_objection(steered.mode, errno, None)
+            )
+        })?;
+        for (queue, cpus) in steered.cpus.iter().enumerate() {
+            info!("{name} queue {queue}: CPUs {cpus}");
+        }
+        Ok(())
+    }
+
+    pub(super) fn stop(mut self) -> Result<()> {
+        if !self.datapath.bring_home(PATIENCE)? {
+            warn!("some packets were still queued: what follows may overtake them");
+        }
+        self.datapath.detach();
+        for device in self.accounts()? {
+            for q in device.queues {
+                info!(
+                    "{} queue {}: received {} = inline {} + redirected {} + dropped {} + shed {} + \
+                     limited {} + no flow {}; of the redirected, delivered {}, lost {}, queued {}",
+                    device.device,
+                    q.queue,
+                    q.received,
+                    q.inline,
+                    q.sums.redirected,
+                    q.sums.dropped,
+                    q.sums.shed,
+                    q.sums.limited + q.inline_limited,
+                    q.no_flow_truncated + q.no_flow_unknown,
+                    q.sums.delivered,
+                    q.sums.lost,
+                    q.sums.queued
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, request: Request) -> Reply {
+        let reply = match request {
+            Request::Status => self.status().map(Reply::Status),
+            Request::BusyPoll => Err(anyhow!("this rxsteer lets no sockets poll")),
+            Request::Set(change) => self.set(&change).map(Reply::Done),
+            Request::Flows(query) => self.flows(&query).map(Reply::Flows),
+            Request::Explain(question) => self
+                .reader()
+                .and_then(|reader| reader.explain(&question))
+                .map(Reply::Explained),
+        };
+        reply.unwrap_or_else(|e| Reply::Failed(format!("{e:#}")))
+    }
+
+    fn reader(&self) -> Result<Reader<'_>> {
+        if self.datapath.config().dry_run {
+            bail!("a dry run moves no flow, and keeps no account of flows");
+        }
+        let devices = self
+            .devices
+            .iter()
+            .map(|d| (d.device.name.as_str(), d.device.rx_queues));
+        Reader::new(&self.datapath, devices, self.policy, &self.not_followed)
+    }
+
+    fn flows(&mut self, query: &Query) -> Result<Flows> {
+        if query.device.is_some() {
+            find(&self.devices, query.device.as_deref())?;
+        }
+        self.reader()?.flows(query, reader::PATIENCE)
+    }
+
+    fn set(&mut self, change: &Change) -> Result<Vec<String>> {
+        let policy = change.policy.unwrap_or(self.policy);
+        if policy.follows() && self.datapath.config().rx_hash {
+            bail!(NO_DEVICE_HASH);
+        }
+        if policy == Policy::OFF && change.rps_cpus.is_some() {
+            bail!("under policy off no CPUs are steered to: set another --policy as well");
+        }
+        // All or nothing: what may be refused comes first.
+        let masks = self.masks(change)?;
+        let mut lines = Vec::new();
+        self.resize(change, &mut lines)?;
+        for (device, queue, cpus) in masks {
+            let steered = &mut self.devices[device];
+            let name = &steered.device.name;
+            let before = std::mem::replace(&mut steered.cpus[queue as usize], cpus.clone());
+            let [now, before] = [&cpus, &before].map(|cpus| cpus.intersect(&self.online));
+            let offline = cpus.without(&now);
+            let later = match offline.is_empty() {
+                true => String::new(),
+                false => format!(", {offline} when online"),
+            };
+            lines.push(format!(
+                "{name} queue {queue}: CPUs {now}{later} (before: {before})"
+            ));
+        }
+        if policy != self.policy {
+            lines.push(format!("policy {policy} (before: {})", self.policy));
+            self.policy = policy;
+        }
+        for line in &lines {
+            info!("{line}");
+        }
+        lines.extend(self.apply()?);
+        Ok(lines)
+    }
+
+    /// The masks that a change asks for: device, queue and CPUs.
+    fn masks(&self, change: &Change) -> Result<Vec<(usize, u32, CpuMask)>> {
+        let Some(rps_cpus) = &change.rps_cpus else {
+            return Ok(Vec::new());
+        };
+        let rps_cpus: RpsCpus = rps_cpus.parse()?;
+        let index = find(&self.devices, change.device.as_deref())?;
+        let device = &self.devices[index].device;
+        let queues = match change.queue {
+            Some(queue) => queue..queue + 1,
+            None => 0..device.rx_queues,
+        };
+        queues
+            .map(|queue| Ok((index, queue, cpus_of(device, queue, &rps_cpus)?)))
+            .collect()
+    }
+
+    fn resize(&mut self, change: &Change, lines: &mut Vec<String>) -> Result<()> {
+        let before = self.datapath.config().clone();
+        let sizes = (
+            change
+                .rps_sock_flow_entries
+                .unwrap_or(before.rps_sock_flow_entries),
+            change.rps_flow_cnt.unwrap_or(before.rps_flow_cnt),
+        );
+        // As they are rounded: the same tables need not be made again.
+        if rounded(sizes.0) == rounded(before.rps_sock_flow_entries)
+            && rounded(sizes.1) == rounded(before.rps_flow_cnt)
+        {
+            return Ok(());
+        }
+        if let Err(e) = self.datapath.resize(sizes.0, sizes.1, PATIENCE) {
+            self.apply()?;
+            return Err(e);
+        }
+        for (name, now, before) in [
+            (
+                "rps_sock_flow_entries",
+                sizes.0,
+                before.rps_sock_flow_entries,
+            ),
+            ("rps_flow_cnt", sizes.1, before.rps_flow_cnt),
+        ] {
+            if now != before {
+                lines.push(format!("{name} {} (before: {before})", rounded(now)));
+            }
+        }
+        Ok(())
+    }
+
+    fn accounts(&self) -> Result<Vec<status::Device>> {
+        let devices = self.devices.iter().map(|steered| {
+            let queues = (0..steered.device.rx_queues)
+                .map(|queue| {
+                    let cpus = steered
+                        .cpus
+                        .get(queue as usize)
+                        .map_or(String::new(), |c| c.intersect(&self.online).to_string());
+                    let index = steered.first_queue + queue;
+                    Ok(status::Queue {
+                        balanced: self.balancer.balanced(index),
+                        ..status::Queue::read(&self.datapath, index, queue, cpus)?
+                    })
+                })
+                .collect::<Result<_>>()?;
+            Ok(status::Device {
+                device: steered.device.name.clone(),
+                ifindex: steered.device.ifindex,
+                mode: steered.mode.to_string(),
+                queues,
+            })
+        });
+        devices.collect()
+    }
+
+    fn status(&self) -> Result<status::Status> {
+        let devices = self.accounts()?;
+        let mut queues = devices.iter().flat_map(|device| &device.queues);
+        // The tables are read only for a reason.
+        let query = Query {
+            limit: DROPPED_FLOWS,
+            most: Most::Dropped,
+            ..Query::default()
+        };
+        let dropped_flows = match queues.any(|queue| queue.dropped() > 0) {
+            true => Some(self.reader()?.flows(&query, DROPPED_FLOWS_PATIENCE)?),
+            false => None,
+        };
+        Ok(status::Status {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            policy: match self.policy {
+                policy if policy.follows() && !self.datapath.follows(0)? => {
+                    policy.without_following()
+                }
+                policy => policy,
+            }
+            .to_string(),
+            dry_run: self.datapath.config().dry_run,
+            backlog_limit: self.datapath.config().backlog_limit,
+            devices,
+            dropped_flows,
+        })
+    }
+}
+
+/// The kernel's error number, if it was the kernel that refused.
+fn errno(error: &anyhow::Error) -> Option<i32> {
+    error.downcast_ref::<std::io::Error>()?.raw_os_error()
+}

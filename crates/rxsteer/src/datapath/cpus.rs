@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What the data path knows of the host's CPUs: where each one's run queue is, and where else to
+//! process what is for it (`bpf/cpu.h`).
+
+use std::thread;
+
+use anyhow::{Context, Result, anyhow};
+use libbpf_rs::{Link, MapCore, MapFlags};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
+use super::value::{bytes_of, lookup};
+use crate::host::caps;
+use crate::host::cpumask::CpuMask;
+use crate::host::topology::Topology;
+use crate::rx::types::cpu;
+use crate::rx::{OpenRxProgs, RxSkel};
+
+/// Hands out run queues; in kernels since 5.9 that have it for modules.
+const LEARN: &str = "on_nr_running";
+
+/// Stands in for it, at a cost for each switch of tasks.
+const WATCH: &str = "on_sched_switch";
+
+/// Whether a program of the object is one of these.
+pub(crate) fn owns(program: &str) -> bool {
+    [LEARN, WATCH].contains(&program)
+}
+
+/// Lets only those be loaded that the kernel has a tracepoint for.
+///
+/// # Errors
+/// When the kernel's types can't be read.
+pub(crate) fn choose(progs: &mut OpenRxProgs<'_>) -> Result<()> {
+    let missing = caps::missing_tracepoints(&["sched_update_nr_running_tp"])?;
+    progs.on_nr_running.set_autoload(missing.is_empty());
+    progs.on_sched_switch.set_autoload(true);
+    Ok(())
+}
+
+/// CPUs that the data path knows; dropping it ends the watching, where that is needed.
+pub(crate) struct Cpus {
+    _watching: Option<Link>,
+}
+
+impl Cpus {
+    /// Learns the run queues of all online CPUs and notes which others are near. Where a run queue
+    /// can't be learnt, every switch of tasks is watched instead.
+    ///
+    /// # Errors
+    /// When the map can't be written, or the kernel refuses the programs.
+    pub(crate) fn learn(shared: &RxSkel<'_>) -> Result<Self> {
+        let topology = Topology::host();
+        let online = topology.online()?;
+        let housekeeping = topology.housekeeping()?;
+        let map = &shared.maps.cpus;
+        for number in online.iter() {
+            let mut value: cpu = lookup(map, number)?;
+            let near = topology.nearest(number, &housekeeping, value.near.len());
+            value.nr_near = near.len() as u32;
+            for (slot, near) in value.near.iter_mut().zip(near) {
+                *slot = near as u16;
+            }
+            map.update(&number.to_ne_bytes(), &bytes_of(&value), MapFlags::ANY)?;
+        }
+        if shared.progs.on_nr_running.autoload() {
+            let _learning = shared.progs.on_nr_running.attach_trace()?;
+            visit(&online)?;
+        }
+        let mut known = true;
+        for number in online.iter() {
+            known &= lookup::<cpu>(map, number)?.rq != 0;
+        }
+        let watching = match known {
+            true => None,
+            false => Some(shared.progs.on_sched_switch.attach_trace()?),
+        };
+        Ok(Self {
+            _watching: watching,
+        })
+    }
+}
+
+/// Runs on each of these CPUs once: an isolated one, or one that sleeps, says nothing by itself. Those
+/// that this process may not use are left out.
+fn visit(cpus: &CpuMask) -> Result<()> {
+    let cpus: Vec<u32> = cpus.iter().collect();
+    thread::spawn(move || {
+        for number in cpus {
+            let mut set = CpuSet::new();
+            if set.set(number as usize).is_ok() {
+                // Returns when it runs there.
+                let _ = sched_setaffinity(Pid::from_raw(0), &set);
+            }
+        }
+    })
+    .join()
+    .map_err(|_| anyhow!("visiting CPUs"))
+    .context("the scheduler's run queues are not known")
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A queue's load: what the policies `+idle` and `+adapt` decide by (`bpf/load.h`).
+
+use serde::{Deserialize, Serialize};
+
+use super::native;
+use crate::rx::types::{rx_policy, rx_pressure, rx_queue};
+
+/// Shares in the data path are of this (load.h, `LOAD_WHOLE`).
+pub(crate) const WHOLE: u32 = 1024;
+
+/// A turn, in milliseconds (load.h, `LOAD_TURN_NS`); longer where polls are rare.
+pub const TURN_MS: u64 = 10;
+
+/// Whether the CPU that polls a queue has room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Pressure {
+    /// For all of the queue's flows.
+    Relaxed,
+    /// Not for more than it has.
+    Full,
+    /// Hardly any time is left.
+    Pressed,
+    /// An application polls for its own packets there.
+    Polled,
+}
+
+/// A queue's load in its last turn. Without packets no turn ends.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Load {
+    /// Who polls the queue: as of the last packet that was processed INLINE.
+    pub polling_cpu: Option<u32>,
+    /// Whether that CPU has room.
+    pub pressure: Pressure,
+    /// Percent of its time in which it was not idle.
+    pub busy_percent: u32,
+    /// Percent of its time that it spent in polls of the queue.
+    pub polls_percent: u32,
+    /// Flows with so many packets in a turn may leave; `None` if none may.
+    pub leaving: Option<u32>,
+    /// Percent of large flows' packets that are dropped instead of being processed INLINE.
+    pub limiting_percent: u32,
+}
+
+impl Load {
+    /// `None` while no turn has ended, and where no policy looks at it.
+    pub fn of(q: &rx_queue) -> Option<Self> {
+        let l = &q.load;
+        let percent = |share: u16| (u32::from(share) * 100 + WHOLE / 2) / WHOLE;
+        let pressure = match rx_pressure(l.pressure.into()) {
+            rx_pressure::RX_RELAXED => Pressure::Relaxed,
+            rx_pressure::RX_FULL => Pressure::Full,
+            rx_pressure::RX_POLLED => Pressure::Polled,
+            _ => Pressure::Pressed,
+        };
+        (decides(q) && l.turn != 0).then(|| Self {
+            polling_cpu: polling_cpu(q),
+            pressure,
+            busy_percent: percent(l.busy_share),
+            polls_percent: percent(l.poll_share),
+            // LOAD_NOBODY is more than any flow has.
+            leaving: Some(l.leaving).filter(|leaving| *leaving != u32::MAX),
+            limiting_percent: percent(l.police),
+        })
+    }
+}
+
+/// Whether the queue's flows want to be where the load lets them.
+pub(crate) fn decides(q: &rx_queue) -> bool {
+    u32::from(q.policy) & (rx_policy::RX_IDLE.0 | rx_policy::RX_ADAPT.0) != 0
+}
+
+/// Who polls the queue, if a packet has been processed INLINE.
+pub(crate) fn polling_cpu(q: &rx_queue) -> Option<u32> {
+    (q.poll != 0).then(|| native::poll_stamp_cpu(q.poll).into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datapath::policy::Policy;
+    use crate::rx::types::rx_load;
+
+    #[test]
+    fn constants_are_those_of_the_header() {
+        let header = include_str!("../../bpf/load.h");
+        for define in [
+            format!("#define LOAD_WHOLE {WHOLE}\n"),
+            format!("#define LOAD_TURN_NS {}ULL\n", TURN_MS * 1_000_000),
+            "#define LOAD_NOBODY (~0U)\n".to_owned(),
+        ] {
+            assert!(header.contains(&define), "not {define:?}");
+        }
+    }
+
+    #[test]
+    fn shares_are_percents() {
+        let mut q = rx_queue {
+            policy: Policy::ADAPTIVE.bits(),
+            poll: native::poll_stamp(3, 7),
+            load: rx_load {
+                turn: 1,
+                busy_share: 1024,
+                poll_share: 512,
+                police: 10,
+                leaving: u32::MAX,
+                pressure: rx_pressure::RX_FULL.0 as u16,
+                ..rx_load::default()
+            },
+            ..rx_queue::default()
+        };
+        let load = Load {
+            polling_cpu: Some(3),
+            pressure: Pressure::Full,
+            busy_percent: 100,
+            polls_percent: 50,
+            leaving: None,
+            limiting_percent: 1,
+        };
+        assert_eq!(Load::of(&q), Some(load.clone()));
+        (q.load.leaving, q.poll) = (40, 0);
+        let leaving = Load {
+            polling_cpu: None,
+            leaving: Some(40),
+            ..load
+        };
+        assert_eq!(Load::of(&q), Some(leaving));
+        q.load.turn = 0;
+        assert_eq!(Load::of(&q), None, "no turn has ended");
+        q.load.turn = 1;
+        q.policy = Policy::RFS.bits();
+        assert_eq!(Load::of(&q), None, "nobody learns whether the CPU is busy");
+    }
+}

@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The loaded data path: maps, tracepoints, and one XDP program per device.
+//!
+//! The order of things is fixed: load, fill the maps, attach the tracepoints (they count what the
+//! XDP programs redirect), attach the XDP programs. Everything is held by file descriptors alone,
+//! so that the kernel takes it down with the process, however it ends.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use libbpf_rs::skel::{OpenSkel, Skel};
+use libbpf_rs::{Link, MapCore, MapFlags, ProgramInput, ProgramMut, ProgramType};
+
+use super::backlogs::{self, Backlogs};
+use super::config::{Config, DeviceConfig};
+use super::cpus::{self, Cpus};
+use super::native;
+use super::policy::Policy;
+use super::program::{Device, load_device, open, set_constants};
+use super::requests::Requests;
+use super::rps_map::RpsMap;
+use super::sockets::Sockets;
+use super::tables::{self, Tables};
+use super::value::{bytes_of, lookup};
+use crate::host::caps;
+use crate::host::device::XdpMode;
+use crate::host::xdp;
+use crate::rx::RxSkel;
+use crate::rx::types::{self, backlog, rx_policy, rx_queue, rx_queue_setting};
+
+/// The epoch of slots that have one; 0 is that of unset ones.
+pub(super) const FIRST_EPOCH: u16 = 1;
+
+/// See the module's documentation.
+pub struct Datapath {
+    // Fields are dropped in this order: XDP programs first, so that nothing is redirected that
+    // the tracepoints no longer count.
+    pub(super) devices: Vec<Device>,
+    sockets: Option<Sockets>,
+    scheduler: Option<Cpus>,
+    _tracepoints: Vec<Link>,
+    pub(super) backlogs: Arc<Backlogs>,
+    pub(super) shared: RxSkel<'static>,
+    pub(super) tables: Tables,
+    pub(super) config: Config,
+    pub(super) epoch: u16,
+    pub(super) nr_cpus: u32,
+}
+
+impl Datapath {
+    /// Loads the programs and fills the maps; every queue's map says INLINE. Attaches nothing.
+    ///
+    /// # Errors
+    /// When the kernel refuses a map or a program: the verifier's words are in the log.
+    pub fn load(config: &Config, devices: &[DeviceConfig]) -> Result<Self> {
+        let nr_queues: u32 = devices.iter().map(|d| d.nr_rx_queues).sum();
+        let nr_cpus = u32::try_from(libbpf_rs::num_possible_cpus()?)?;
+        let tables = Tables::new(config, nr_queues)?;
+
+        let mut open_shared = open()?;
+        {
+            let maps = &mut open_shared.maps;
+            maps.rx_queues.set_max_entries(nr_queues)?;
+            maps.rps_maps.set_max_entries(nr_queues)?;
+            maps.backlogs.set_max_entries(nr_queues * nr_cpus)?;
+            maps.backlog_kthreads.set_max_entries(nr_queues * nr_cpus)?;
+            maps.cpumaps.set_max_entries(nr_queues)?;
+            maps.cpumap_queues.set_max_entries(nr_queues)?;
+            maps.poll_cpus.set_max_entries(nr_cpus)?;
+            maps.cpus.set_max_entries(nr_cpus)?;
+        }
+        set_constants(&mut open_shared, config, nr_cpus, &tables).napi_state_in_busy_poll =
+            caps::napi_state_in_busy_poll().unwrap_or(0);
+        for mut prog in open_shared.open_object_mut().progs_mut() {
+            if Sockets::owns(&prog.name().to_string_lossy()) {
+                prog.set_autoload(false);
+            }
+        }
+        let gone = caps::missing_tracepoints(&["xdp_redirect_map_err"])?;
+        open_shared
+            .progs
+            .on_redirect_map_err
+            .set_autoload(gone.is_empty());
+        cpus::choose(&mut open_shared.progs)?;
+        let shared = open_shared
+            .load()
+            .context("the kernel refused the tracepoint programs")?;
+
+        let mut cpumaps = Vec::new();
+        for queue in 0..nr_queues {
+            let cpumap = backlogs::create_cpumap(nr_cpus)?;
+            let id = cpumap.info()?.info.id;
+            let key = queue.to_ne_bytes();
+            let fd = cpumap.as_fd().as_raw_fd().to_ne_bytes();
+            shared.maps.cpumaps.update(&key, &fd, MapFlags::ANY)?;
+            shared
+                .maps
+                .cpumap_queues
+                .update(&id.to_ne_bytes(), &key, MapFlags::ANY)?;
+            shared
+                .maps
+                .rps_maps
+                .update(&key, &bytes_of(RpsMap::inline().raw()), MapFlags::ANY)?;
+            cpumaps.push(cpumap);
+        }
+
+        let mut queue = 0u32;
+        let mut loaded = Vec::new();
+        for device in devices {
+            let queue_base = queue;
+            for _ in 0..device.nr_rx_queues {
+                let value = rx_queue {
+                    ifindex: device.ifindex,
+                    epoch: FIRST_EPOCH,
+                    ..Default::default()
+                };
+                shared.maps.rx_queues.update(
+                    &queue.to_ne_bytes(),
+                    &bytes_of(&value),
+                    MapFlags::ANY,
+                )?;
+                queue += 1;
+            }
+            loaded.push(Device {
+                config: device.clone(),
+                queue_base,
+                rx_hash: config.rx_hash,
+                link: None,
+                loaded: load_device(&shared, &tables, config, nr_cpus, queue_base, device)?,
+            });
+        }
+
+        let tracepoints = shared
+            .object()
+            .progs_mut()
+            .filter(|prog| prog.autoload() && prog.prog_type() == ProgramType::Tracing)
+            .filter(|prog| !cpus::owns(&prog.name().to_string_lossy()))
+            .map(|prog| {
+                prog.attach_trace()
+                    .with_context(|| format!("attaching {}", prog.name().display()))
+            })
+            .collect::<Result<_>>()?;
+
+        Ok(Self {
+            devices: loaded,
+            sockets: None,
+            scheduler: None,
+            _tracepoints: tracepoints,
+            backlogs: Arc::new(Backlogs::new(cpumaps, config)),
+            shared,
+            tables,
+            config: config.clone(),
+            epoch: FIRST_EPOCH,
+            nr_cpus,
+        })
+    }
+
+    /// Lets the flows of all queues want to be where the policy says. Returns what can't be followed
+    /// on this host, in words, when applications begin to be watched.
+    ///
+    /// # Errors
+    /// When there are no tables for it, or the kernel refuses the programs that watch sockets or the
+    /// scheduler.
+    pub fn steer_by(&mut self, policy: Policy) -> Result<Option<Vec<String>>> {
+        let mut unseen = None;
+        if policy.follows() && self.sockets.is_none() {
+            let (sockets, missed) = self.watch_sockets()?;
+            self.sockets = Some(sockets);
+            unseen = Some(missed);
+        }
+        let looks = policy.idle || policy.adapt || self.config.flow_limit > 0;
+        if looks && self.scheduler.is_none() {
+            self.scheduler = Some(Cpus::learn(&self.shared)?);
+        }
+        for queue in 0..self.nr_queues() {
+            self.set_queue(queue, policy)?;
+        }
+        if !policy.follows() {
+            self.sockets = None;
+        }
+        if !looks {
+            self.scheduler = None;
+        }
+        Ok(unseen)
+    }
+
+    /// CPUs have come online or gone: what is known of them, if a policy looks at them, is learnt
+    /// anew.
+    ///
+    /// # Errors
+    /// When the kernel refuses the programs that watch the scheduler.
+    pub fn cpus_changed(&mut self) -> Result<()> {
+        if self.scheduler.is_some() {
+            self.scheduler = Some(Cpus::learn(&self.shared)?);
+        }
+        Ok(())
+    }
+
+    fn watch_sockets(&self) -> Result<(Sockets, Vec<String>)> {
+        if !self.config.can_follow() {
+            bail!(
+                "flows can't follow applications without tables: rps_sock_flow_entries and \
+                 rps_flow_cnt must not be 0"
+            );
+        }
+        let mut open = open()?;
+        set_constants(&mut open, &self.config, self.nr_cpus, &self.tables);
+        self.tables.lend_to(&mut open)?;
+        Sockets::attach(open, self.config.unconnected)
+    }
+
+    pub(super) fn set_queue(&self, queue: u32, policy: Policy) -> Result<()> {
+        let setting = rx_queue_setting {
+            queue,
+            policy: policy.bits(),
+            epoch: self.epoch,
+        };
+        self.call(&self.shared.progs.rx_queue_set, setting)?;
+        Ok(())
+    }
+
+    /// Whether the queue's flows follow their applications.
+    ///
+    /// # Errors
+    /// When the map can't be read.
+    pub fn follows(&self, queue: u32) -> Result<bool> {
+        Ok(u32::from(self.rx_queue(queue)?.policy) & rx_policy::RX_FOLLOW.0 != 0)
+    }
+
+    /// The `sock_flow_table`'s entry for a hash, and the location in it: a CPU, `RPS_INLINE` for an
+    /// application that polls, or `RPS_NO_CPU`.
+    ///
+    /// # Errors
+    /// When the map can't be read.
+    pub fn application(&self, hash: u32) -> Result<(u32, u16)> {
+        let entry = self.tables.sock_flow(hash)?;
+        let mask = tables::cpu_mask(self.nr_cpus);
+        Ok((entry, native::sock_flow_location(entry, hash, mask)))
+    }
+
+    /// The tables of flows, and their keys.
+    pub fn tables(&self) -> &Tables {
+        &self.tables
+    }
+
+    /// What it was loaded with.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// The kernel's time, as flows are stamped with it: ticks, the low 32 bits.
+    ///
+    /// # Errors
+    /// When the kernel does not run the question.
+    pub fn jiffies(&self) -> Result<u32> {
+        self.call(&self.shared.progs.jiffies_now, 0u32)
+    }
+
+    /// Runs a program that user space may call; returns what it returned.
+    pub(super) fn call<T: Copy>(&self, program: &ProgramMut<'_>, argument: T) -> Result<u32> {
+        let mut context = bytes_of(&argument);
+        let input = ProgramInput {
+            context_in: Some(&mut context),
+            ..Default::default()
+        };
+        Ok(program.test_run(input)?.return_value)
+    }
+
+    /// Attaches the XDP program to the device, by its place in what [`Self::load`] was given.
+    ///
+    /// # Errors
+    /// The kernel's, untranslated: `EBUSY` when a program is attached already, `EOPNOTSUPP` when
+    /// the driver has no native XDP.
+    pub fn attach(&mut self, device: usize, mode: XdpMode) -> Result<()> {
+        let device = &mut self.devices[device];
+        if device.config.mode != mode {
+            device.config.mode = mode;
+            device.loaded = load_device(
+                &self.shared,
+                &self.tables,
+                &self.config,
+                self.nr_cpus,
+                device.queue_base,
+                &device.config,
+            )?;
+        }
+        device.link = Some(xdp::attach(device.program(), device.config.ifindex, mode)?);
+        Ok(())
+    }
+
+    /// Detaches every XDP program. What is in the backlogs is still delivered.
+    pub fn detach(&mut self) {
+        for device in &mut self.devices {
+            device.link = None;
+        }
+    }
+
+    /// The cpumaps, for whoever makes their entries.
+    pub fn backlogs(&self) -> Arc<Backlogs> {
+        Arc::clone(&self.backlogs)
+    }
+
+    /// Changes where the queue's flows want to be. They move under the rule of order.
+    ///
+    /// # Errors
+    /// When the map can't be written.
+    pub fn set_rps_map(&self, queue: u32, map: &RpsMap) -> Result<()> {
+        Ok(self.shared.maps.rps_maps.update(
+            &queue.to_ne_bytes(),
+            &bytes_of(map.raw()),
+            MapFlags::ANY,
+        )?)
+    }
+
+    /// What the queue's map says now.
+    ///
+    /// # Errors
+    /// When the map can't be read.
+    pub fn rps_map(&self, queue: u32) -> Result<RpsMap> {
+        Ok(RpsMap::from_raw(lookup::<types::rps_map>(
+            &self.shared.maps.rps_maps,
+            queue,
+        )?))
+    }
+
+    /// The queue's counters, as they are at this moment.
+    ///
+    /// # Errors
+    /// When the map can't be read.
+    pub fn rx_queue(&self, queue: u32) -> Result<rx_queue> {
+        lookup(&self.shared.maps.rx_queues, queue)
+    }
+
+    /// The counters of the queue's backlog for `cpu`. All zero if it does not exist.
+    ///
+    /// # Errors
+    /// When the map can't be read.
+    pub fn backlog(&self, queue: u32, cpu: u32) -> Result<backlog> {
+        lookup(&self.shared.maps.backlogs, queue * self.nr_cpus + cpu)
+    }
+
+    /// Queues over all devices.
+    pub fn nr_queues(&self) -> u32 {
+        u32::try_from(self.backlogs.nr_queues()).expect("made from a u32")
+    }
+
+    /// CPUs the kernel can ever have: numbers 0 to this - 1.
+    pub fn nr_cpus(&self) -> u32 {
+        self.nr_cpus
+    }
+
+    /// The XDP program of a device, for `BPF_PROG_TEST_RUN`.
+    pub fn program(&self, device: usize) -> BorrowedFd<'_> {
+        self.devices[device].program()
+    }
+
+    /// Declares that nothing from before is on its way: flows of this queue may go anywhere at
+    /// once. Only true where no packet can have come, as for a program that is never attached.
+    ///
+    /// # Errors
+    /// When the map can't be written.
+    pub fn settle(&self, queue: u32) -> Result<()> {
+        let mut value = self.rx_queue(queue)?;
+        value.first_epoch = self.epoch;
+        Ok(self.shared.maps.rx_queues.update(
+            &queue.to_ne_bytes(),
+            &bytes_of(&value),
+            MapFlags::ANY,
+        )?)
+    }
+
+    /// The stream of requests for backlogs.
+    ///
+    /// # Errors
+    /// When the ring buffer can't be mapped.
+    pub fn requests(&self) -> Result<Requests> {
+        Requests::of(&self.shared.maps.backlog_requests)
+    }
+}

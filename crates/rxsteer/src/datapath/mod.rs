@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The kernel side: the objects, their maps, and what is in them.
+
+pub mod backlogs;
+mod config;
+pub mod cpus;
+mod drain;
+pub mod flow;
+pub mod load;
+mod loaded;
+pub mod native;
+pub mod policy;
+mod program;
+mod requests;
+mod resize;
+pub mod rps_map;
+mod sockets;
+pub mod tables;
+mod value;
+
+pub use config::{
+    BACKLOG_NICE, Config, DeviceConfig, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES,
+    draw_secret,
+};
+pub use drain::Drain;
+pub use loaded::Datapath;
+pub use requests::{Request, Requests};

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Backlogs that flows want.
+
+use std::cell::RefCell;
+use std::os::fd::RawFd;
+use std::rc::Rc;
+
+use anyhow::Result;
+use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
+
+use super::value::read;
+use crate::rx::types::backlog_request;
+
+/// A backlog that a flow wants and that does not exist yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Over all devices.
+    pub queue: u32,
+    /// The CPU that the flow wants.
+    pub cpu: u32,
+}
+
+/// Backlogs that flows want: readable ([`Self::fd`]) when there are some.
+pub struct Requests {
+    ring: RingBuffer<'static>,
+    pending: Rc<RefCell<Vec<Request>>>,
+}
+
+impl Requests {
+    /// Of the data path's ring buffer.
+    ///
+    /// # Errors
+    /// When it can't be mapped.
+    pub(super) fn of(ring: &dyn MapCore) -> Result<Self> {
+        let pending = Rc::new(RefCell::new(Vec::new()));
+        let sink = Rc::clone(&pending);
+        let mut builder = RingBufferBuilder::new();
+        builder.add(ring, move |bytes| {
+            if let Some(r) = read::<backlog_request>(bytes) {
+                sink.borrow_mut().push(Request {
+                    queue: r.queue,
+                    cpu: r.cpu,
+                });
+            }
+            0
+        })?;
+        Ok(Self {
+            ring: builder.build()?,
+            pending,
+        })
+    }
+
+    /// For `poll`: readable when [`Self::take`] has something.
+    pub fn fd(&self) -> RawFd {
+        self.ring.epoll_fd()
+    }
+
+    /// What has come since the last call.
+    ///
+    /// # Errors
+    /// When the ring buffer is damaged.
+    pub fn take(&self) -> Result<Vec<Request>> {
+        self.ring.consume()?;
+        Ok(self.pending.take())
+    }
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Tables of another size, while packets go on.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+
+use super::config::Config;
+use super::loaded::{Datapath, FIRST_EPOCH};
+use super::policy::Policy;
+use super::program::{Device, DeviceSkel, load_device};
+use super::tables::Tables;
+
+impl Datapath {
+    /// Puts tables of another size in the place of those that there are. Every flow comes home to
+    /// INLINE first ([`Self::bring_home`]) and starts anew under a new epoch: as at attach, none
+    /// moves before all that came earlier has been delivered. Afterwards every map says INLINE and
+    /// no flow follows: it is the caller's to fill in both again, also after an error.
+    /// (The maps may say INLINE_SHED, where backlogs were slow to drain.)
+    ///
+    /// # Errors
+    /// When the flows did not come home, or the kernel refuses maps or programs of these sizes; the
+    /// old tables are in use then.
+    pub fn resize(
+        &mut self,
+        rps_sock_flow_entries: u32,
+        rps_flow_cnt: u32,
+        patience: Duration,
+    ) -> Result<()> {
+        let config = Config {
+            rps_sock_flow_entries,
+            rps_flow_cnt,
+            ..self.config.clone()
+        };
+        let tables = Tables::new(&config, self.nr_queues())?;
+        let load = |d: &Device| {
+            load_device(
+                &self.shared,
+                &tables,
+                &config,
+                self.nr_cpus,
+                d.queue_base,
+                &d.config,
+            )
+        };
+        let loaded = self.devices.iter().map(load).collect::<Result<Vec<_>>>()?;
+        if !self.bring_home(patience)? {
+            bail!("some backlogs did not drain: the tables stay as they are; try again");
+        }
+        let before = (
+            std::mem::replace(&mut self.tables, tables),
+            std::mem::replace(&mut self.config, config),
+        );
+        let swapped = self.swap(loaded);
+        if swapped.is_err() {
+            (self.tables, self.config) = before;
+        }
+        self.epoch = self.epoch.wrapping_add(1).max(FIRST_EPOCH);
+        self.steer_by(Policy::OFF)?;
+        // The epoch is another for every program before any flow may want to move again.
+        self.grace_period()?;
+        swapped
+    }
+
+    /// Puts these programs in the place of the attached ones: all of them, or none.
+    fn swap(&mut self, loaded: Vec<DeviceSkel>) -> Result<()> {
+        let mut old = Vec::new();
+        let mut outcome = Ok(());
+        for (device, loaded) in self.devices.iter_mut().zip(loaded) {
+            old.push(std::mem::replace(&mut device.loaded, loaded));
+            outcome = device.update();
+            if outcome.is_err() {
+                break;
+            }
+        }
+        if outcome.is_err() {
+            for (device, loaded) in self.devices.iter_mut().zip(old) {
+                device.loaded = loaded;
+                device.update()?;
+            }
+        }
+        outcome
+    }
+}

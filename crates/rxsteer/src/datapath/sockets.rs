@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Watching applications take and send data: the programs of `bpf/socket.h`, which write the
+//! `sock_flow_table`.
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use libbpf_rs::skel::{OpenSkel, Skel};
+use libbpf_rs::{Link, ProgramType};
+use nix::errno::Errno;
+
+use crate::host::caps;
+use crate::rx::{OpenRxSkel, RxSkel};
+
+/// Programs on tracepoints, which came with Linux 6.3.
+const TRACEPOINTS: [(&str, &str); 2] = [
+    ("on_sock_recv", "sock_recv_length"),
+    ("on_sock_send", "sock_send_length"),
+];
+
+/// Programs that stand in for them: at the entry of functions.
+const ENTRIES: [&str; 5] = [
+    "on_inet_recv",
+    "on_inet6_recv",
+    "on_inet_send",
+    "on_inet6_send",
+    "on_inet_release",
+];
+
+/// Programs that are attached to the root of the cgroup hierarchy.
+const CGROUP: [&str; 3] = ["on_sock_release", "on_udp4_recv", "on_udp6_recv"];
+
+/// Of these, the ones that see unconnected UDP sockets.
+const UNCONNECTED: [&str; 2] = ["on_udp4_recv", "on_udp6_recv"];
+
+/// The attached programs; dropping it detaches them.
+pub(crate) struct Sockets {
+    _links: Vec<Link>,
+    _skel: RxSkel<'static>,
+}
+
+impl Sockets {
+    /// Whether a program of the object is one of these.
+    pub(crate) fn owns(program: &str) -> bool {
+        TRACEPOINTS.iter().any(|(own, _)| *own == program)
+            || ENTRIES.contains(&program)
+            || CGROUP.contains(&program)
+    }
+
+    /// Loads and attaches them, those for unconnected UDP sockets only if asked for. Returns what can't be followed on this host, in words, as well.
+    ///
+    /// # Errors
+    /// When the kernel has no hook for connected sockets, or refuses a program.
+    pub(crate) fn attach(
+        mut open: OpenRxSkel<'static>,
+        unconnected: bool,
+    ) -> Result<(Self, Vec<String>)> {
+        let mut unseen = Vec::new();
+        let missing = caps::missing_tracepoints(&TRACEPOINTS.map(|(_, tracepoint)| tracepoint))?;
+        let cgroup = cgroup_root();
+        if !unconnected {
+            unseen
+                .push("unconnected UDP sockets are not followed: --ignore-unconnected".to_owned());
+        } else if let Err(e) = &cgroup {
+            unseen.push(format!("unconnected UDP sockets are not followed: {e:#}"));
+        }
+        for mut prog in open.open_object_mut().progs_mut() {
+            let name = prog.name().to_string_lossy().into_owned();
+            prog.set_autoload(if CGROUP.contains(&&*name) {
+                cgroup.is_ok() && (unconnected || !UNCONNECTED.contains(&&*name))
+            } else if ENTRIES.contains(&&*name) {
+                !missing.is_empty()
+            } else {
+                Self::owns(&name) && missing.is_empty()
+            });
+        }
+        let hint = || match missing.is_empty() {
+            true => "the programs that watch sockets were refused",
+            false => {
+                "before Linux 6.3 flows can follow applications only where programs may be \
+                 attached to kernel functions (CONFIG_FUNCTION_TRACER)"
+            }
+        };
+        let skel = open.load().with_context(hint)?;
+        let mut links = Vec::new();
+        for prog in skel.object().progs_mut().filter(|prog| prog.autoload()) {
+            let name = prog.name().to_string_lossy().into_owned();
+            match (prog.prog_type(), &cgroup) {
+                (ProgramType::Tracing, _) => links.push(prog.attach_trace().with_context(hint)?),
+                (_, Err(_)) => {}
+                (_, Ok(root)) => match prog.attach_cgroup(root.as_raw_fd()) {
+                    Ok(link) => links.push(link),
+                    Err(e) => unseen.push(format!(
+                        "unconnected UDP sockets are not followed: the root cgroup refuses \
+                         {name}: {e}"
+                    )),
+                },
+            }
+        }
+        let sockets = Self {
+            _links: links,
+            _skel: skel,
+        };
+        Ok((sockets, unseen))
+    }
+}
+
+/// The root of the cgroup v2 hierarchy: of a mount that nobody sees and that ends with the
+/// descriptor, since this process may not see the host's (`ip netns exec` hides /sys).
+fn cgroup_root() -> Result<OwnedFd> {
+    // linux/mount.h
+    const FSOPEN_CLOEXEC: u32 = 1;
+    const FSCONFIG_CMD_CREATE: u32 = 6;
+    const FSMOUNT_CLOEXEC: u32 = 1;
+    let opened = |fd: libc::c_long| {
+        let fd = Errno::result(fd).context("no cgroup v2 hierarchy can be had")?;
+        // SAFETY: the kernel has just given us this descriptor, and nobody else has it.
+        Ok::<_, anyhow::Error>(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    };
+    let none = std::ptr::null::<libc::c_char>();
+    // SAFETY: a C string and a flag.
+    let fs =
+        opened(unsafe { libc::syscall(libc::SYS_fsopen, c"cgroup2".as_ptr(), FSOPEN_CLOEXEC) })?;
+    // SAFETY: this command takes neither key nor value.
+    Errno::result(unsafe {
+        libc::syscall(
+            libc::SYS_fsconfig,
+            fs.as_raw_fd(),
+            FSCONFIG_CMD_CREATE,
+            none,
+            none,
+            0,
+        )
+    })
+    .context("no cgroup v2 hierarchy can be had")?;
+    // SAFETY: a descriptor and flags.
+    let root =
+        opened(unsafe { libc::syscall(libc::SYS_fsmount, fs.as_raw_fd(), FSMOUNT_CLOEXEC, 0) })?;
+    // Every cgroup has this file but the root.
+    if Path::new(&format!("/proc/self/fd/{}/cgroup.type", root.as_raw_fd())).exists() {
+        tracing::warn!(
+            "in a container, unconnected UDP sockets are followed only in its own cgroup"
+        );
+    }
+    Ok(root)
+}

@@ -1,0 +1,465 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A network device: the facts about it, and what speaks against steering its packets.
+//!
+//! Nothing here changes anything on the device.
+
+use std::ffi::CStr;
+use std::fmt;
+use std::fs;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+use ethtool::{EthtoolAttr, EthtoolFeatureAttr, EthtoolFeatureBit};
+use futures_util::TryStreamExt;
+use libbpf_rs::query::ProgInfoIter;
+use nix::net::if_::{Interface, if_nameindex, if_nametoindex};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+use serde::Serialize;
+
+use crate::host::cpumask::CpuMask;
+use crate::host::netdev::{self, Napi};
+use crate::host::topology::Topology;
+
+/// Where in the receive path the XDP program runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "snake_case")]
+pub enum XdpMode {
+    /// In the driver, before an skb exists.
+    Native,
+    /// In the stack, on finished skbs: any driver, but slower.
+    Generic,
+}
+
+impl fmt::Display for XdpMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Native => "native",
+            Self::Generic => "generic",
+        })
+    }
+}
+
+/// An XDP program that is attached to a device.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct AttachedXdp {
+    pub id: u32,
+    /// Empty if the kernel won't tell, which takes CAP_SYS_ADMIN.
+    pub name: String,
+    /// `native`, `generic`, `offloaded`, or several.
+    pub mode: String,
+    /// Processes with the program or its link open, as `name (pid N)`.
+    pub holders: Vec<String>,
+}
+
+/// A setting of the device that is on, off, or on for good.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Offload {
+    Off,
+    On,
+    /// On, and the driver does not let go of it.
+    Fixed,
+}
+
+/// A network device of the current network namespace.
+#[derive(Clone, Debug, Serialize)]
+pub struct Device {
+    pub name: String,
+    pub ifindex: u32,
+    /// `virtio_net`, `veth`, …; empty for devices without ethtool operations.
+    pub driver: String,
+    /// Receive queues in use.
+    pub rx_queues: u32,
+    /// Bytes.
+    pub mtu: u32,
+    pub up: bool,
+    /// There is a bus device below it, rather than software alone.
+    pub hardware: bool,
+    pub xdp: Option<AttachedXdp>,
+    /// Whether the driver runs XDP and carries out redirects; `None` before Linux 6.3.
+    pub native_xdp: Option<bool>,
+    /// VLAN tags, of either type, are taken out of received frames by the device.
+    pub rx_vlan_offload: Offload,
+    /// Files below `queues/` by which kernel RPS or RFS is on, as `rx-0/rps_cpus`.
+    pub kernel_rps: Vec<String>,
+    /// `None` before Linux 6.8.
+    #[serde(skip)]
+    pub napis: Option<Vec<Napi>>,
+}
+
+impl Device {
+    /// Reads the facts about device `name`.
+    ///
+    /// Fails if there is no such device, saying which there are, or if the kernel can't be asked.
+    pub fn open(name: &str) -> Result<Self> {
+        let Ok(ifindex) = if_nametoindex(name) else {
+            bail!(
+                "there is no network device `{name}` here; there are: {}",
+                names()?.join(", ")
+            );
+        };
+        let sysfs = Path::new("/sys/class/net").join(name);
+        // A /sys that was mounted in another network namespace shows that one's devices.
+        if read_number(&sysfs.join("ifindex")).ok() != Some(ifindex) {
+            bail!(
+                "/sys does not show the network namespace that `{name}` is in; enter the namespace \
+                 with `ip netns exec`, which mounts the right one"
+            );
+        }
+        let (xdp, features) = query_xdp(ifindex)
+            .with_context(|| format!("cannot ask the kernel for the XDP program on {name}"))?;
+        // libbpf reports no features both where there are none and where the kernel is too old.
+        let native_xdp = netdev::is_known()?.then_some(
+            features & (NETDEV_XDP_ACT_BASIC | NETDEV_XDP_ACT_REDIRECT)
+                == NETDEV_XDP_ACT_BASIC | NETDEV_XDP_ACT_REDIRECT,
+        );
+        let queues = sysfs.join("queues");
+        Ok(Self {
+            name: name.to_string(),
+            ifindex,
+            driver: driver(name)?,
+            rx_queues: rx_queues(&queues)?.len() as u32,
+            mtu: read_number(&sysfs.join("mtu"))?,
+            up: read_number(&sysfs.join("flags"))? & libc::IFF_UP as u32 != 0,
+            hardware: sysfs.join("device").exists(),
+            xdp,
+            native_xdp,
+            rx_vlan_offload: rx_vlan_offload(name)
+                .with_context(|| format!("cannot ask the kernel for the features of {name}"))?,
+            kernel_rps: kernel_rps(&queues)?,
+            napis: netdev::napis(ifindex)?,
+        })
+    }
+
+    /// The CPU that receives the packets of `queue` ([`Topology::interrupt_cpu`]).
+    pub fn interrupt_cpu(&self, topology: &Topology, queue: u32) -> Option<u32> {
+        let napis = self.napis.as_deref().unwrap_or_default();
+        topology.interrupt_cpu(&self.name, queue, self.rx_queues, napis)
+    }
+}
+
+// linux/netdev.h. Written out because Debian 12's headers, of 6.1, do not have it.
+const NETDEV_XDP_ACT_BASIC: u64 = 1;
+
+const NETDEV_XDP_ACT_REDIRECT: u64 = 2;
+
+/// The names of the network namespace's devices, in the order of their indices.
+///
+/// # Errors
+/// When the kernel can't be asked.
+pub fn names() -> Result<Vec<String>> {
+    let devices = if_nameindex().context("cannot list the network devices")?;
+    let name = |device: &Interface| device.name().to_string_lossy().into_owned();
+    Ok(devices.iter().map(name).collect())
+}
+
+/// A number in decimal, or in hex after `0x`, as sysfs has both.
+fn read_number(path: &Path) -> Result<u32> {
+    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let text = text.trim();
+    match text.strip_prefix("0x") {
+        Some(hex) => u32::from_str_radix(hex, 16),
+        None => text.parse(),
+    }
+    .with_context(|| format!("{}: `{text}`", path.display()))
+}
+
+/// The receive queues below `queues`, in the order of their numbers.
+fn rx_queues(queues: &Path) -> Result<Vec<u32>> {
+    let mut numbers: Vec<u32> = fs::read_dir(queues)
+        .with_context(|| queues.display().to_string())?
+        .flatten()
+        .filter_map(|entry| {
+            entry
+                .file_name()
+                .to_str()?
+                .strip_prefix("rx-")?
+                .parse()
+                .ok()
+        })
+        .collect();
+    numbers.sort_unstable();
+    Ok(numbers)
+}
+
+/// The files below `queues` that have kernel RPS or RFS on. A kernel without CONFIG_RPS has none.
+fn kernel_rps(queues: &Path) -> Result<Vec<String>> {
+    let mut on = Vec::new();
+    for queue in rx_queues(queues)? {
+        for file in ["rps_cpus", "rps_flow_cnt"] {
+            let name = format!("rx-{queue}/{file}");
+            let Ok(value) = fs::read_to_string(queues.join(&name)) else {
+                continue;
+            };
+            let set = match file {
+                "rps_cpus" => !CpuMask::parse_mask(&value)?.is_empty(),
+                _ => value.trim() != "0",
+            };
+            if set {
+                on.push(name);
+            }
+        }
+    }
+    Ok(on)
+}
+
+/// The XDP program on a device, and its driver's `NETDEV_XDP_ACT_*`.
+fn query_xdp(ifindex: u32) -> io::Result<(Option<AttachedXdp>, u64)> {
+    let mut query = libbpf_sys::bpf_xdp_query_opts {
+        sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    // SAFETY: `query` outlives the call and carries its own size.
+    let ret = unsafe { libbpf_sys::bpf_xdp_query(ifindex as i32, 0, &mut query) };
+    if ret < 0 {
+        return Err(io::Error::from_raw_os_error(-ret));
+    }
+    let programs: Vec<(u32, &str)> = [
+        (query.drv_prog_id, "native"),
+        (query.skb_prog_id, "generic"),
+        (query.hw_prog_id, "offloaded"),
+    ]
+    .into_iter()
+    .filter(|(id, _)| *id != 0)
+    .collect();
+    let xdp = programs.first().map(|&(id, _)| AttachedXdp {
+        id,
+        name: program_name(id).unwrap_or_default(),
+        mode: programs
+            .iter()
+            .map(|(_, mode)| *mode)
+            .collect::<Vec<_>>()
+            .join(" and "),
+        holders: holders(Path::new("/proc"), id),
+    });
+    Ok((xdp, query.feature_flags))
+}
+
+fn program_name(id: u32) -> Option<String> {
+    let info = ProgInfoIter::default().find(|info| info.id == id)?;
+    Some(info.name.to_string_lossy().into_owned())
+}
+
+/// The processes that have program `id`, or a link of it, open.
+fn holders(proc: &Path, id: u32) -> Vec<String> {
+    let wanted = format!("prog_id:\t{id}");
+    let holds = |process: &Path| {
+        fs::read_dir(process.join("fd")).is_ok_and(|fds| {
+            fds.flatten().any(|fd| {
+                fs::read_link(fd.path()).is_ok_and(|to| to.to_string_lossy().contains("bpf"))
+                    && fs::read_to_string(process.join("fdinfo").join(fd.file_name()))
+                        .is_ok_and(|info| info.lines().any(|line| line == wanted))
+            })
+        })
+    };
+    let Ok(processes) = fs::read_dir(proc) else {
+        return Vec::new();
+    };
+    let mut pids: Vec<u32> = processes
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .filter(|pid: &u32| holds(&proc.join(pid.to_string())))
+        .collect();
+    pids.sort_unstable();
+    pids.iter()
+        .map(|pid| {
+            let comm = fs::read_to_string(proc.join(pid.to_string()).join("comm"));
+            format!("{} (pid {pid})", comm.unwrap_or_default().trim())
+        })
+        .collect()
+}
+
+/// The driver's name, which virtual devices have no link in sysfs for.
+fn driver(name: &str) -> Result<String> {
+    /// `struct ethtool_drvinfo` up to what is read here, and as long as the kernel writes.
+    #[repr(C)]
+    struct DrvInfo {
+        cmd: u32,
+        driver: [u8; 32],
+        rest: [u8; 160],
+    }
+    const ETHTOOL_GDRVINFO: u32 = 3;
+    nix::ioctl_write_ptr_bad!(siocethtool, libc::SIOCETHTOOL, libc::ifreq);
+
+    let mut info = DrvInfo {
+        cmd: ETHTOOL_GDRVINFO,
+        driver: [0; 32],
+        rest: [0; 160],
+    };
+    // SAFETY: all zeros is a valid `ifreq`.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    request.ifr_ifru.ifru_data = (&raw mut info).cast();
+    let socket = socket(
+        AddressFamily::Inet,
+        SockType::Datagram,
+        SockFlag::SOCK_CLOEXEC,
+        None,
+    )?;
+    // SAFETY: the request points to `info`, which is as large as the kernel's structure.
+    match unsafe { siocethtool(socket.as_raw_fd(), &request) } {
+        Ok(_) => {
+            let driver = CStr::from_bytes_until_nul(&info.driver).unwrap_or_default();
+            Ok(driver.to_string_lossy().into_owned())
+        }
+        Err(nix::Error::EOPNOTSUPP) => Ok(String::new()),
+        Err(e) => Err(e).with_context(|| format!("cannot ask the kernel for the driver of {name}")),
+    }
+}
+
+/// Whether the device takes VLAN tags, of type 802.1Q or 802.1ad, out of the frames.
+fn rx_vlan_offload(name: &str) -> Result<Offload> {
+    let attrs = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()?
+        .block_on(async {
+            let (connection, mut handle, _) = ethtool::new_connection()?;
+            let connection = tokio::spawn(connection);
+            let mut request = handle.feature().get(Some(name)).execute().await?;
+            let reply = request.try_next().await?;
+            connection.abort();
+            anyhow::Ok(reply.map(|reply| reply.payload.nlas).unwrap_or_default())
+        })?;
+    Ok(offload_of(
+        &attrs,
+        &["rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"],
+    ))
+}
+
+fn offload_of(attrs: &[EthtoolAttr], features: &[&str]) -> Offload {
+    let is_set = |bits: &[EthtoolFeatureBit], feature: &str| {
+        bits.iter().any(|bit| bit.name == feature && bit.value)
+    };
+    let (mut active, mut changeable) = (Vec::new(), Vec::new());
+    for attr in attrs {
+        match attr {
+            EthtoolAttr::Feature(EthtoolFeatureAttr::Active(bits)) => {
+                active.extend_from_slice(bits)
+            }
+            EthtoolAttr::Feature(EthtoolFeatureAttr::Hw(bits)) => {
+                changeable.extend_from_slice(bits)
+            }
+            _ => {}
+        }
+    }
+    let on: Vec<&str> = features
+        .iter()
+        .copied()
+        .filter(|f| is_set(&active, f))
+        .collect();
+    if on.is_empty() {
+        Offload::Off
+    } else if on.iter().all(|feature| is_set(&changeable, feature)) {
+        Offload::On
+    } else {
+        Offload::Fixed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn kernel_rps_is_found_in_sysfs() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        for queue in 0..11 {
+            file(&format!("rx-{queue}/rps_cpus"), "00000000,00000000\n");
+            file(&format!("rx-{queue}/rps_flow_cnt"), "0\n");
+            file(&format!("tx-{queue}/xps_cpus"), "3\n");
+        }
+        assert_eq!(rx_queues(dir.path()).unwrap(), (0..11).collect::<Vec<_>>());
+        assert_eq!(kernel_rps(dir.path()).unwrap(), Vec::<String>::new());
+        file("rx-2/rps_cpus", "00000001,00000000\n");
+        file("rx-10/rps_flow_cnt", "4096\n");
+        assert_eq!(
+            kernel_rps(dir.path()).unwrap(),
+            ["rx-2/rps_cpus", "rx-10/rps_flow_cnt"]
+        );
+    }
+
+    #[test]
+    fn holders_are_found_by_their_open_files() {
+        let proc = tempfile::tempdir().unwrap();
+        let process = |pid: u32, comm: &str, to: &str, info: &str| {
+            let dir = proc.path().join(pid.to_string());
+            fs::create_dir_all(dir.join("fd")).unwrap();
+            fs::create_dir_all(dir.join("fdinfo")).unwrap();
+            fs::write(dir.join("comm"), format!("{comm}\n")).unwrap();
+            symlink(to, dir.join("fd/5")).unwrap();
+            fs::write(dir.join("fdinfo/5"), info).unwrap();
+        };
+        process(
+            30,
+            "loader",
+            "anon_inode:bpf-prog",
+            "prog_type:\t6\nprog_id:\t41\n",
+        );
+        process(
+            4,
+            "linker",
+            "anon_inode:bpf_link",
+            "link_type:\txdp\nprog_id:\t41\n",
+        );
+        process(5, "other", "anon_inode:bpf-prog", "prog_id:\t411\n");
+        process(6, "reader", "/tmp/notes", "prog_id:\t41\n");
+        assert_eq!(
+            holders(proc.path(), 41),
+            ["linker (pid 4)", "loader (pid 30)"]
+        );
+    }
+
+    #[test]
+    fn offloads_are_off_on_or_fixed() {
+        let bits = |names: &[&str]| -> Vec<EthtoolFeatureBit> {
+            let bit = |(index, name): (usize, &&str)| EthtoolFeatureBit {
+                index: index as u32,
+                name: name.to_string(),
+                value: true,
+            };
+            names.iter().enumerate().map(bit).collect()
+        };
+        let offload = |active: &[&str], hw: &[&str]| {
+            let active = EthtoolAttr::Feature(EthtoolFeatureAttr::Active(bits(active)));
+            let hw = EthtoolAttr::Feature(EthtoolFeatureAttr::Hw(bits(hw)));
+            offload_of(&[hw, active], &["a", "b"])
+        };
+        assert_eq!(offload(&[], &["a", "b"]), Offload::Off);
+        assert_eq!(offload(&["c"], &["c"]), Offload::Off);
+        assert_eq!(offload(&["b"], &["a", "b"]), Offload::On);
+        assert_eq!(offload(&["a", "b"], &["a"]), Offload::Fixed);
+    }
+
+    #[test]
+    fn a_missing_device_is_answered_with_those_there_are() {
+        let error = Device::open("rxsteer-none").unwrap_err().to_string();
+        assert!(
+            error.contains("`rxsteer-none`") && error.contains("lo"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn the_loopback_device_can_be_read() {
+        let lo = Device::open("lo").unwrap();
+        assert_eq!((lo.ifindex, lo.rx_queues), (1, 1));
+        assert!(!lo.hardware);
+        assert!(
+            lo.objections(XdpMode::Generic)
+                .iter()
+                .any(|o| o.reason.contains("NAPI"))
+        );
+    }
+}

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Facts about the host, and handles on it.
+
+pub mod caps;
+pub mod cpu_times;
+pub mod cpumask;
+pub mod device;
+pub mod guardian;
+pub mod irq;
+pub mod kthread;
+pub mod netdev;
+pub mod objection;
+pub mod polling;
+pub mod setting;
+pub mod topology;
+pub mod xdp;

@@ -1,0 +1,525 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What speaks against steering a device, and what to do about it.
+
+use std::fmt;
+use std::io;
+
+use anyhow::{Result, bail};
+use serde::Serialize;
+
+use super::device::{Device, Offload, XdpMode};
+
+/// Something that speaks against steering a device, and what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Objection {
+    pub reason: String,
+    /// A command, or an action in words.
+    pub remedy: String,
+    /// Steering would lose, reorder or misdirect packets, or can't work at all.
+    pub fatal: bool,
+}
+
+impl fmt::Display for Objection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}; {}", self.reason, self.remedy)
+    }
+}
+
+impl Device {
+    /// What speaks against steering this device in `mode`, the fatal first.
+    pub fn objections(&self, mode: XdpMode) -> Vec<Objection> {
+        let mut objections: Vec<Objection> = [
+            self.attached_xdp(),
+            self.kernel_rps_on(),
+            (mode == XdpMode::Native)
+                .then(|| self.no_native_xdp())
+                .flatten(),
+            (mode == XdpMode::Native)
+                .then(|| self.tags_lost())
+                .flatten(),
+            (mode == XdpMode::Native)
+                .then(|| self.checksums_missing())
+                .flatten(),
+            (mode == XdpMode::Generic).then(|| self.no_napi()).flatten(),
+            (mode == XdpMode::Native).then(|| self.tun()).flatten(),
+            self.down(),
+        ]
+        .into_iter()
+        .flatten()
+        .collect();
+        objections.sort_by_key(|objection| !objection.fatal);
+        objections
+    }
+
+    /// Why attaching failed, from the error number and, where the kernel gave one, its extended
+    /// acknowledgement (libbpf prints it as `Kernel error message: …`).
+    pub fn attach_objection(&self, mode: XdpMode, errno: i32, extack: Option<&str>) -> Objection {
+        let name = &self.name;
+        let said = extack.unwrap_or_default().trim();
+        let lower = said.to_ascii_lowercase();
+        let mentions = |words: &[&str]| words.iter().any(|word| lower.contains(word));
+        let error = io::Error::from_raw_os_error(errno);
+        let why = if said.is_empty() {
+            error.to_string()
+        } else {
+            said.to_string()
+        };
+
+        let remedy = match errno {
+            libc::EPERM | libc::EACCES => "run it as root".to_string(),
+            libc::EBUSY | libc::EEXIST => {
+                format!("see what else is attached: `ip -details link show dev {name}`")
+            }
+            _ if mentions(&["lro", "gro_hw", "gro-hw", "hw gro", "hw-gro"]) => {
+                format!("turn it off: `ethtool -K {name} lro off rx-gro-hw off`")
+            }
+            _ if mentions(&["mtu", "multi-buff", "frags", "frame size"])
+                || errno == libc::ERANGE =>
+            {
+                format!(
+                    "the MTU is {}; lower it (`ip link set dev {name} mtu 1500`), or use \
+                     `--mode generic`",
+                    self.mtu
+                )
+            }
+            _ if mentions(&["queue", "channel", "ring"])
+                || matches!(errno, libc::ENOMEM | libc::ENOSPC) =>
+            {
+                format!(
+                    "the driver needs transmit queues of its own for XDP; use fewer channels: \
+                     `ethtool -L {name} combined {}`",
+                    (self.rx_queues / 2).max(1)
+                )
+            }
+            _ if mode == XdpMode::Native => "use `--mode generic`".to_string(),
+            _ => "see the kernel's log: `dmesg`".to_string(),
+        };
+        Objection {
+            reason: format!("{name} takes no XDP program in {mode} mode: {why}"),
+            remedy,
+            fatal: true,
+        }
+    }
+
+    /// Fails if an XDP program is on the device, which is never replaced.
+    pub fn without_xdp(&self) -> Result<()> {
+        match self.attached_xdp() {
+            Some(objection) => bail!("{objection}"),
+            None => Ok(()),
+        }
+    }
+
+    fn attached_xdp(&self) -> Option<Objection> {
+        let xdp = self.xdp.as_ref()?;
+        let name = match xdp.name.as_str() {
+            "" => String::new(),
+            name => format!(" `{name}`"),
+        };
+        let (holder, remedy) = if xdp.holders.is_empty() {
+            let word = match xdp.mode.as_str() {
+                "native" => "xdpdrv",
+                "generic" => "xdpgeneric",
+                "offloaded" => "xdpoffload",
+                _ => "xdp",
+            };
+            let remedy = format!(
+                "if nobody needs it, detach it: `ip link set dev {} {word} off`",
+                self.name
+            );
+            (String::new(), remedy)
+        } else {
+            let holders = xdp.holders.join(", ");
+            (
+                format!(", held by {holders}"),
+                format!("stop {holders} first"),
+            )
+        };
+        Some(Objection {
+            reason: format!(
+                "an XDP program is attached to {} already:{name} (id {}, {} mode{holder})",
+                self.name, xdp.id, xdp.mode
+            ),
+            remedy,
+            fatal: true,
+        })
+    }
+
+    fn kernel_rps_on(&self) -> Option<Objection> {
+        let file = self.kernel_rps.first()?;
+        let more = match self.kernel_rps.len() - 1 {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        Some(Objection {
+            reason: format!(
+                "kernel RPS is on for {}, and would queue every packet again ({file}{more})",
+                self.name
+            ),
+            remedy: format!(
+                "turn it off: `for f in /sys/class/net/{}/queues/rx-*/rps_*; do echo 0 > $f; done`",
+                self.name
+            ),
+            fatal: true,
+        })
+    }
+
+    fn no_native_xdp(&self) -> Option<Objection> {
+        (self.native_xdp == Some(false)).then(|| Objection {
+            reason: format!(
+                "the driver of {} ({}) does not run XDP programs",
+                self.name,
+                if self.driver.is_empty() {
+                    "none"
+                } else {
+                    &self.driver
+                }
+            ),
+            remedy: "use `--mode generic`".to_string(),
+            fatal: true,
+        })
+    }
+
+    /// A redirected frame leaves behind what the device wrote beside it, a VLAN tag included: it
+    /// would arrive on the untagged interface. Generic mode queues whole skbs and loses nothing.
+    fn tags_lost(&self) -> Option<Objection> {
+        let name = &self.name;
+        let remedy = match self.rx_vlan_offload {
+            Offload::Off => return None,
+            // It is the sender that leaves the tag beside the frame here. Its setting can't be
+            // seen from this end; ours is taken as the word that both were looked at.
+            _ if self.driver == "veth" => format!(
+                "on the other end `ethtool -K PEER txvlan off tx-vlan-stag-hw-insert off`, then \
+                 here `ethtool -K {name} rxvlan off rx-vlan-stag-hw-parse off`"
+            ),
+            Offload::On => {
+                format!("turn it off: `ethtool -K {name} rxvlan off rx-vlan-stag-hw-parse off`")
+            }
+            Offload::Fixed => "use `--mode generic`: the driver can't turn it off".to_string(),
+        };
+        Some(Objection {
+            reason: format!(
+                "{name} hands over VLAN tags outside of the frame, where a redirect loses them"
+            ),
+            remedy,
+            fatal: true,
+        })
+    }
+
+    /// A veth's sender leaves the checksum to hardware that isn't there; a redirected frame no
+    /// longer says so, and is dropped as corrupt.
+    fn checksums_missing(&self) -> Option<Objection> {
+        (self.driver == "veth").then(|| Objection {
+            reason: format!(
+                "what the other end of {} sends without checksums would be dropped",
+                self.name
+            ),
+            remedy: "make it fill them in, unless that is done: there `ethtool -K PEER tx off`"
+                .to_string(),
+            fatal: false,
+        })
+    }
+
+    /// tun runs native XDP where its user writes, without NAPI: for one queue on several CPUs at once.
+    fn tun(&self) -> Option<Objection> {
+        (self.driver == "tun").then(|| Objection {
+            fatal: true,
+            reason: format!(
+                "{} is a tun or tap device, whose frames are not received by NAPI polls: their order \
+                 can't be kept",
+                self.name
+            ),
+            remedy: "steer the device that its packets come from instead".to_string(),
+        })
+    }
+
+    /// Outside of a NAPI poll several CPUs run generic XDP for one queue at once, and order is
+    /// lost before the program sees a packet.
+    fn no_napi(&self) -> Option<Objection> {
+        let polled = match &self.napis {
+            Some(napis) => !napis.is_empty(),
+            None => self.hardware,
+        };
+        if polled {
+            return None;
+        }
+        let name = &self.name;
+        let remedy = if !self.up {
+            format!("it may be because {name} is down: `ip link set dev {name} up`")
+        } else if self.native_xdp == Some(false) {
+            "steer the device that its packets come from instead".to_string()
+        } else if self.driver == "veth" && self.napis.is_some() {
+            format!("use native mode, or give it NAPI: `ethtool -K {name} gro on`")
+        } else {
+            "use native mode".to_string()
+        };
+        let told = match &self.napis {
+            Some(_) => "",
+            None => ", as far as this kernel tells (Linux 6.8 tells more)",
+        };
+        Some(Objection {
+            reason: format!("generic mode would reorder: {name} is not polled by NAPI{told}"),
+            remedy,
+            fatal: true,
+        })
+    }
+
+    fn down(&self) -> Option<Objection> {
+        (!self.up).then(|| Objection {
+            reason: format!("{} is down: there is nothing to steer yet", self.name),
+            remedy: format!("`ip link set dev {} up`", self.name),
+            fatal: false,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::device::AttachedXdp;
+    use crate::host::netdev::Napi;
+
+    /// A network card that nothing speaks against.
+    fn card() -> Device {
+        Device {
+            name: "eth0".into(),
+            ifindex: 2,
+            driver: "ice".into(),
+            rx_queues: 8,
+            mtu: 1500,
+            up: true,
+            hardware: true,
+            xdp: None,
+            native_xdp: Some(true),
+            rx_vlan_offload: Offload::Off,
+            kernel_rps: Vec::new(),
+            napis: Some(vec![Napi {
+                id: 8193,
+                irq: Some(40),
+                ..Napi::default()
+            }]),
+        }
+    }
+
+    fn veth() -> Device {
+        Device {
+            name: "veth0".into(),
+            driver: "veth".into(),
+            hardware: false,
+            napis: Some(Vec::new()),
+            ..card()
+        }
+    }
+
+    /// The only objection, which must be as fatal as said.
+    fn only(device: &Device, mode: XdpMode, fatal: bool) -> String {
+        let objections = device.objections(mode);
+        assert_eq!(objections.len(), 1, "{objections:?}");
+        assert_eq!(objections[0].fatal, fatal, "{objections:?}");
+        objections[0].to_string()
+    }
+
+    #[test]
+    fn nothing_speaks_against_a_plain_card() {
+        assert_eq!(card().objections(XdpMode::Native), []);
+        assert_eq!(card().objections(XdpMode::Generic), []);
+    }
+
+    #[test]
+    fn an_attached_program_is_named_with_its_holder() {
+        let xdp = AttachedXdp {
+            id: 41,
+            name: "xdp_dispatcher".into(),
+            mode: "generic".into(),
+            holders: vec!["katran (pid 7)".into()],
+        };
+        let held = Device {
+            xdp: Some(xdp.clone()),
+            ..card()
+        };
+        for mode in [XdpMode::Native, XdpMode::Generic] {
+            let text = only(&held, mode, true);
+            for part in [
+                "`xdp_dispatcher`",
+                "id 41",
+                "generic mode",
+                "stop katran (pid 7)",
+            ] {
+                assert!(text.contains(part), "{text}");
+            }
+        }
+        let xdp = AttachedXdp {
+            holders: Vec::new(),
+            name: String::new(),
+            ..xdp
+        };
+        let text = only(
+            &Device {
+                xdp: Some(xdp),
+                ..card()
+            },
+            XdpMode::Native,
+            true,
+        );
+        assert!(
+            text.contains("`ip link set dev eth0 xdpgeneric off`"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn kernel_rps_is_refused_in_both_modes() {
+        let device = Device {
+            kernel_rps: vec!["rx-3/rps_cpus".into()],
+            ..card()
+        };
+        for mode in [XdpMode::Native, XdpMode::Generic] {
+            let text = only(&device, mode, true);
+            assert!(
+                text.contains("rx-3/rps_cpus") && text.contains("echo 0"),
+                "{text}"
+            );
+        }
+    }
+
+    #[test]
+    fn offloaded_tags_are_refused_in_native_mode_alone() {
+        let device = Device {
+            rx_vlan_offload: Offload::On,
+            ..card()
+        };
+        let text = only(&device, XdpMode::Native, true);
+        assert!(text.contains("`ethtool -K eth0 rxvlan off"), "{text}");
+        assert_eq!(device.objections(XdpMode::Generic), []);
+        let device = Device {
+            rx_vlan_offload: Offload::Fixed,
+            ..card()
+        };
+        assert!(only(&device, XdpMode::Native, true).contains("--mode generic"));
+        let device = Device {
+            rx_vlan_offload: Offload::On,
+            ..veth()
+        };
+        let first = device.objections(XdpMode::Native)[0].clone();
+        assert!(
+            first.fatal && first.remedy.contains("PEER txvlan off"),
+            "{first}"
+        );
+    }
+
+    #[test]
+    fn native_mode_needs_a_driver_that_runs_it() {
+        let device = Device {
+            native_xdp: Some(false),
+            ..card()
+        };
+        assert!(only(&device, XdpMode::Native, true).contains("--mode generic"));
+        // Before 6.3 the kernel does not say: attaching will.
+        let device = Device {
+            native_xdp: None,
+            ..card()
+        };
+        assert_eq!(device.objections(XdpMode::Native), []);
+    }
+
+    #[test]
+    fn generic_mode_needs_napi() {
+        assert!(only(&veth(), XdpMode::Generic, true).contains("not polled by NAPI"));
+        let polled = Device {
+            napis: card().napis,
+            ..veth()
+        };
+        assert_eq!(polled.objections(XdpMode::Generic), []);
+        // Where the kernel does not say, hardware is taken to have it and software not to.
+        assert_eq!(
+            Device {
+                napis: None,
+                ..card()
+            }
+            .objections(XdpMode::Generic),
+            []
+        );
+        assert!(
+            only(
+                &Device {
+                    napis: None,
+                    ..veth()
+                },
+                XdpMode::Generic,
+                true
+            )
+            .contains("NAPI")
+        );
+        // A network card whose driver still interrupts per packet.
+        assert!(
+            only(
+                &Device {
+                    napis: Some(vec![]),
+                    ..card()
+                },
+                XdpMode::Generic,
+                true
+            )
+            .len()
+                > 1
+        );
+    }
+
+    #[test]
+    fn a_device_that_is_down_is_a_warning() {
+        let device = Device {
+            up: false,
+            ..card()
+        };
+        assert!(only(&device, XdpMode::Native, false).contains("ip link set dev eth0 up"));
+    }
+
+    #[test]
+    fn the_fatal_come_first() {
+        let device = Device {
+            up: false,
+            rx_vlan_offload: Offload::On,
+            ..veth()
+        };
+        let fatal: Vec<bool> = device
+            .objections(XdpMode::Native)
+            .iter()
+            .map(|o| o.fatal)
+            .collect();
+        assert_eq!(fatal, [true, false, false]);
+    }
+
+    #[test]
+    fn errors_of_attaching_have_a_remedy() {
+        let remedy = |errno, extack| {
+            card()
+                .attach_objection(XdpMode::Native, errno, extack)
+                .remedy
+        };
+        assert!(remedy(libc::EOPNOTSUPP, None).contains("--mode generic"));
+        assert!(remedy(libc::EPERM, None).contains("root"));
+        assert!(remedy(libc::EBUSY, None).contains("ip -details link"));
+        assert!(remedy(libc::ENOMEM, None).contains("ethtool -L eth0 combined 4"));
+        assert!(remedy(libc::ERANGE, None).contains("mtu 1500"));
+        let cases = [
+            ("Peer MTU is too large to set XDP", "mtu 1500"),
+            ("MTU too large to enable XDP", "mtu 1500"),
+            (
+                "Can't set XDP while host is implementing GRO_HW/CSUM",
+                "rx-gro-hw off",
+            ),
+            (
+                "the Rx/Tx channel count should be at most half of the maximum",
+                "ethtool -L",
+            ),
+            (
+                "XDP expects number of rx queues not less than peer tx queues",
+                "ethtool -L",
+            ),
+        ];
+        for (said, part) in cases {
+            let objection = card().attach_objection(XdpMode::Native, libc::EINVAL, Some(said));
+            assert!(objection.reason.contains(said), "{objection}");
+            assert!(objection.remedy.contains(part), "{objection}");
+        }
+    }
+}

@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! NAPI instances of devices: what schedules each one, and whose sockets are on it.
+
+pub mod settings;
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+
+use anyhow::Result;
+use nix::net::if_::if_nametoindex;
+use serde::Serialize;
+use socket2::SockRef;
+
+use crate::busy_poll::process::{self, Open, Target};
+use crate::busy_poll::undo::internet;
+use crate::host::device::{self, Device};
+use crate::host::netdev::{self, Napi, Settings, Threaded};
+use crate::host::polling;
+use crate::host::topology::Topology;
+
+/// The answer.
+#[derive(Debug, Serialize)]
+pub struct Napis {
+    /// Those that were asked for, or all.
+    pub devices: Vec<DeviceNapis>,
+    /// Ids that sockets have and no device's instance is known to have, where the kernel does not
+    /// tell ids (before 6.8).
+    pub unknown: Vec<Unknown>,
+    /// Processes whose sockets could not be looked at.
+    pub not_looked_at: usize,
+}
+
+/// A device's.
+#[derive(Debug, Serialize)]
+pub struct DeviceNapis {
+    /// Its name.
+    pub device: String,
+    /// Empty for devices without ethtool operations.
+    pub driver: String,
+    /// In the order of their ids. None: the driver does not use NAPI, or not now.
+    pub instances: Vec<Instance>,
+}
+
+/// A NAPI instance.
+#[derive(Debug, Serialize)]
+pub struct Instance {
+    /// `None` where the kernel does not tell (before 6.8): then there is one for each receive queue.
+    pub id: Option<u32>,
+    /// The receive queues that it polls; none if not known.
+    pub rx_queues: Vec<u32>,
+    /// The driver does not tell `rx_queues`: the ids ascend as the queues do.
+    pub rx_queues_by_order: bool,
+    /// The interrupt that schedules it.
+    pub irq: Option<u32>,
+    /// Where that is delivered.
+    pub irq_cpu: Option<u32>,
+    /// The kernel thread that polls it, if one does.
+    pub thread: Option<Thread>,
+    /// How it is scheduled.
+    #[serde(flatten)]
+    pub settings: Settings,
+    /// Those of `settings` that were read of the device, since the kernel does not tell an instance's.
+    pub device_wide: Vec<&'static str>,
+    /// Who has sockets whose latest packet came by it.
+    pub applications: Vec<Application>,
+}
+
+/// A kernel thread.
+#[derive(Debug, Serialize)]
+pub struct Thread {
+    /// Its number.
+    pub pid: u32,
+    /// The CPUs where it may run, as a list; `None` if it has ended.
+    pub cpus: Option<String>,
+}
+
+/// A process that has sockets on an instance.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Application {
+    /// Its number.
+    pub pid: u32,
+    /// Its name.
+    pub comm: String,
+    /// TCP and UDP sockets. One that several processes have is counted for each.
+    pub sockets: usize,
+}
+
+/// An id of which only sockets tell.
+#[derive(Debug, Serialize)]
+pub struct Unknown {
+    /// It.
+    pub id: u32,
+    /// Who has them.
+    pub applications: Vec<Application>,
+}
+
+/// The instances of the devices that are named, or of all that have some.
+///
+/// # Errors
+/// When there is no such device, saying which there are, or the kernel can't be asked.
+pub fn napis(names: &[String]) -> Result<Napis> {
+    let mut devices = Vec::new();
+    for (device, instances) in with_instances(names)? {
+        if !names.is_empty() || !instances.is_empty() {
+            devices.push(DeviceNapis {
+                instances,
+                device: device.name,
+                driver: device.driver,
+            });
+        }
+    }
+
+    let (mut sockets, not_looked_at) = sockets()?;
+    let mut ids_told = true;
+    for instance in devices.iter_mut().flat_map(|d| &mut d.instances) {
+        match instance.id {
+            Some(id) => instance.applications = sockets.remove(&id).unwrap_or_default(),
+            None => ids_told = false,
+        }
+    }
+    // Where they are told, what is left is of other devices, some of them gone.
+    let unknown = match ids_told {
+        true => Vec::new(),
+        false => sockets
+            .into_iter()
+            .map(|(id, applications)| Unknown { id, applications })
+            .collect(),
+    };
+    Ok(Napis {
+        devices,
+        unknown,
+        not_looked_at,
+    })
+}
+
+/// The devices that are named, or all, each with its [`instances`].
+///
+/// # Errors
+/// When there is no such device, saying which there are, or the kernel can't be asked.
+pub fn with_instances(names: &[String]) -> Result<Vec<(Device, Vec<Instance>)>> {
+    let topology = Topology::host();
+    let all = names.is_empty();
+    let names = match all {
+        true => device::names()?,
+        false => names.to_vec(),
+    };
+    let mut devices = Vec::new();
+    for name in names {
+        let opened = Device::open(&name).and_then(|device| {
+            let instances = instances(&device, &topology)?;
+            Ok((device, instances))
+        });
+        match opened {
+            // Removed meanwhile.
+            Err(_) if all && if_nametoindex(name.as_str()).is_err() => {}
+            opened => devices.push(opened?),
+        }
+    }
+    Ok(devices)
+}
+
+/// A device's instances, without sockets. `device.napis` is what the kernel told of them.
+///
+/// # Errors
+/// When the kernel can't be asked for the device's queues.
+pub fn instances(device: &Device, topology: &Topology) -> Result<Vec<Instance>> {
+    let wide = device_wide(&device.name);
+    let nr_queues = device.rx_queues;
+    let Some(napis) = &device.napis else {
+        // Without ids nothing but hardware, and threads, tell that there is NAPI at all.
+        let threaded = wide.threaded.is_some_and(|t| t != Threaded::Off);
+        if !device.hardware && !threaded {
+            return Ok(Vec::new());
+        }
+        let of_queue = |queue| {
+            let thread = threaded
+                .then(|| topology.napi_thread(&device.name, queue, nr_queues))
+                .flatten();
+            let napi = Napi {
+                pid: thread,
+                ..Napi::default()
+            };
+            Instance {
+                id: None,
+                ..instance(device, topology, &napi, vec![queue], wide)
+            }
+        };
+        return Ok((0..nr_queues).map(of_queue).collect());
+    };
+    let told = netdev::rx_queues(device.ifindex)?;
+    let by_order = told.is_empty() && napis.len() == nr_queues as usize;
+    let instances = napis.iter().zip(0..).map(|(napi, nr)| {
+        let queues = match by_order {
+            true => vec![nr],
+            false => {
+                let own = told.iter().filter(|(_, id)| *id == napi.id);
+                own.map(|(queue, _)| *queue).collect()
+            }
+        };
+        Instance {
+            rx_queues_by_order: by_order,
+            ..instance(device, topology, napi, queues, wide)
+        }
+    });
+    Ok(instances.collect())
+}
+
+/// One whose queues are known, with the device's settings where it has none.
+fn instance(
+    device: &Device,
+    topology: &Topology,
+    napi: &Napi,
+    rx_queues: Vec<u32>,
+    wide: Settings,
+) -> Instance {
+    let irq = napi.irq.or_else(|| match rx_queues[..] {
+        [queue] => topology.named_interrupt(&device.name, queue),
+        _ => None,
+    });
+    let own = napi.settings;
+    let missing = [
+        (
+            "defer-hard-irqs",
+            own.defer_hard_irqs.is_none() && wide.defer_hard_irqs.is_some(),
+        ),
+        (
+            "gro-flush-timeout",
+            own.gro_flush_timeout.is_none() && wide.gro_flush_timeout.is_some(),
+        ),
+        (
+            "threaded",
+            own.threaded.is_none() && wide.threaded.is_some(),
+        ),
+    ];
+    Instance {
+        id: Some(napi.id),
+        rx_queues,
+        rx_queues_by_order: false,
+        irq,
+        irq_cpu: irq.and_then(|irq| topology.irq_cpu(irq)),
+        thread: napi.pid.map(|pid| Thread {
+            pid,
+            cpus: topology.thread_cpus(pid).map(|cpus| cpus.to_string()),
+        }),
+        settings: Settings {
+            defer_hard_irqs: own.defer_hard_irqs.or(wide.defer_hard_irqs),
+            gro_flush_timeout: own.gro_flush_timeout.or(wide.gro_flush_timeout),
+            irq_suspend_timeout: own.irq_suspend_timeout,
+            threaded: own.threaded.or(wide.threaded),
+        },
+        device_wide: missing
+            .into_iter()
+            .filter_map(|(name, missing)| missing.then_some(name))
+            .collect(),
+        applications: Vec::new(),
+    }
+}
+
+/// What /sys/class/net/DEVICE has for all instances together; `threaded` since 5.12.
+fn device_wide(device: &str) -> Settings {
+    let read = |file| -> Option<u64> {
+        let text = fs::read_to_string(format!("/sys/class/net/{device}/{file}")).ok()?;
+        text.trim().parse().ok()
+    };
+    Settings {
+        defer_hard_irqs: read("napi_defer_hard_irqs").and_then(|polls| polls.try_into().ok()),
+        gro_flush_timeout: read("gro_flush_timeout"),
+        irq_suspend_timeout: None,
+        threaded: read("threaded").and_then(Threaded::of_number),
+    }
+}
+
+/// Who has TCP and UDP sockets on which instance, those with the most first; and how many processes
+/// could not be looked at. What is opened or closed meanwhile may be missed.
+fn sockets() -> Result<(BTreeMap<u32, Vec<Application>>, usize)> {
+    let mut by_id: BTreeMap<u32, Vec<Application>> = BTreeMap::new();
+    let mut not_looked_at = 0;
+    for pid in process::all()? {
+        // One that has ended has no sockets.
+        let Ok(target) = Target::open(pid) else {
+            continue;
+        };
+        let ids = match ids_of(&target) {
+            Ok(ids) => ids,
+            Err(e) if e.kind() == std::io::ErrorKind::PermissionDenied => {
+                not_looked_at += 1;
+                continue;
+            }
+            Err(_) => continue,
+        };
+        for (id, sockets) in ids {
+            by_id.entry(id).or_default().push(Application {
+                pid,
+                comm: target.comm.clone(),
+                sockets,
+            });
+        }
+    }
+    for applications in by_id.values_mut() {
+        applications.sort_by_key(|a| (std::cmp::Reverse(a.sockets), a.pid));
+    }
+    Ok((by_id, not_looked_at))
+}
+
+/// How many of a process's sockets are on which instance.
+fn ids_of(target: &Target) -> std::io::Result<BTreeMap<u32, usize>> {
+    let mut ids = BTreeMap::new();
+    let mut seen = HashSet::new();
+    for open in target.opened()? {
+        let Open::Socket { fd, inode } = open else {
+            continue;
+        };
+        let socket = match target.borrow(fd) {
+            Ok(socket) if seen.insert(inode) => socket,
+            // Another number of the same, or closed meanwhile.
+            Ok(_) => continue,
+            Err(e) if e.raw_os_error() == Some(libc::EBADF) => continue,
+            Err(e) => return Err(e),
+        };
+        // The number may be another file's by now, which has no such option.
+        if internet(&SockRef::from(&socket)).is_some()
+            && let Ok(Some(id)) = polling::napi_id(&socket)
+        {
+            *ids.entry(id).or_default() += 1;
+        }
+    }
+    Ok(ids)
+}
+
+/// That a device has none, and what would give it some.
+pub fn no_instances(device: &str, driver: &str) -> String {
+    match driver {
+        "veth" => {
+            format!("{device} has no NAPI instances; `ethtool -K {device} gro on` gives it some")
+        }
+        _ => format!("{device} has no NAPI instances"),
+    }
+}
