@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
-use rxsteer::cli::seconds;
+use rxsteer::cli::value::seconds;
 
 use crate::bench::peer::PORT;
 use crate::bench::{Effort, Gro, Napi, On, Only, Scenario};

@@ -3,6 +3,12 @@
 
 use serde::{Deserialize, Serialize};
 
+/// What a process whose waits don't poll can do about it.
+pub(crate) const IN_VAIN: &str = "none of its waits has polled yet: no packet of its has come by a \
+                                  device with NAPI instances (`rxsteer napi` shows them), all were \
+                                  redirected to other CPUs, or it waits in poll() or select(), which \
+                                  poll with --host-wide alone";
+
 /// All applications whose sockets poll.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {

@@ -23,12 +23,6 @@ use tracing::info;
 use crate::api::control::{self, Reply, Request, Role};
 use crate::host::setting::Setting;
 
-/// What a process whose waits don't poll can do about it.
-pub(crate) const IN_VAIN: &str = "none of its waits has polled yet: no packet of its has come by a \
-                                  device with NAPI instances (`rxsteer napi` shows them), all were \
-                                  redirected to other CPUs, or it waits in poll() or select(), which \
-                                  poll with --host-wide alone";
-
 /// Lets sockets poll while it serves.
 pub struct Service {
     listener: UnixListener,

@@ -10,12 +10,11 @@ use anyhow::{Context, Result, anyhow, bail};
 use socket2::SockRef;
 use tracing::{debug, info, warn};
 
-use super::IN_VAIN;
 use super::process::{self, Open, Target};
 use super::rule::Rule;
 use super::stats::{Counts, Stats};
 use super::undo::{self, Change, internet};
-use crate::api::busy_poll::{Application, Status};
+use crate::api::busy_poll::{Application, IN_VAIN, Status};
 use crate::host::guardian::Guardian;
 use crate::host::polling::{self, Polling};
 

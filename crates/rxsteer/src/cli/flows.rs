@@ -7,12 +7,11 @@ use anyhow::Result;
 use clap::Args;
 use comfy_table::{CellAlignment, Table};
 
-use super::limit;
 use super::program::{end_with_the_reader, print_answer};
 use super::table;
+use super::value::limit;
 use crate::api::client;
-use crate::api::flows::Query;
-use crate::api::flows::{Entry, Flows, Location, Reason};
+use crate::api::flows::{Entry, Flows, Location, Query, Reason};
 
 /// Options of `rxsteer flows`.
 #[derive(Debug, Args)]

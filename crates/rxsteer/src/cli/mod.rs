@@ -13,16 +13,18 @@ pub mod run;
 pub mod set;
 pub mod status;
 pub mod table;
+pub mod value;
 
+use std::os::fd::AsFd;
 use std::process::ExitCode;
-use std::time::Duration;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
+use program::stop_signals;
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::api::flows::LIMIT_MAX;
 use crate::busy_poll::undo;
+use crate::daemon;
 use crate::napi::settings;
 
 /// Receive steering for Linux: decides on which CPU each received packet is processed.
@@ -79,7 +81,7 @@ impl Command {
     /// With the reason, and what to do about it.
     pub fn run(self) -> Result<ExitCode> {
         match self {
-            Self::Run(args) => args.run(),
+            Self::Run(args) => steer(args),
             Self::Status(args) => args.run(),
             Self::Flows(args) => args.run(),
             Self::Explain(args) => args.run(),
@@ -93,20 +95,9 @@ impl Command {
     }
 }
 
-fn limit() -> clap::builder::RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(1..=LIMIT_MAX as i64)
-}
-
-/// A time of at least 10 ms, written in seconds.
-///
-/// # Errors
-/// What to write instead.
-pub fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text
-        .parse()
-        .map_err(|_| format!("{text:?} is not a number"))?;
-    match Duration::try_from_secs_f64(seconds) {
-        Ok(duration) if duration >= Duration::from_millis(10) => Ok(duration),
-        _ => Err("choose 0.01 seconds or more".to_owned()),
-    }
+/// Steers until it is stopped.
+fn steer(args: run::RunArgs) -> Result<ExitCode> {
+    let signals = stop_signals()?;
+    daemon::run(&config::with_file(args)?, signals.as_fd())?;
+    Ok(ExitCode::SUCCESS)
 }

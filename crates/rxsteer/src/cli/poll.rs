@@ -11,8 +11,7 @@ use comfy_table::Table;
 
 use super::program::stop_signals;
 use super::table::table;
-use crate::api::busy_poll::{Application, Status};
-use crate::busy_poll::IN_VAIN;
+use crate::api::busy_poll::{Application, IN_VAIN, Status};
 use crate::busy_poll::Service;
 use crate::busy_poll::rule::Rule;
 

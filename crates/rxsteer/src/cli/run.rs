@@ -1,16 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rxsteer run`.
 
-use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
-use anyhow::Result;
 use clap::{Args, ValueEnum};
 
-use super::config;
-use super::program::stop_signals;
-use crate::daemon;
+use super::value::table_size;
 use crate::daemon::balance::MOVES_PER_SECOND;
 use crate::daemon::options::{Hash, Mode, Options, QueueCpus, RpsCpus};
 use crate::datapath::backlogs::LIMIT_MAX;
@@ -105,14 +100,6 @@ pub struct RunArgs {
     pub hash: Hash,
 }
 
-impl RunArgs {
-    pub(super) fn run(self) -> Result<ExitCode> {
-        let signals = stop_signals()?;
-        daemon::run(&config::with_file(self)?, signals.as_fd())?;
-        Ok(ExitCode::SUCCESS)
-    }
-}
-
 /// Tunnels whose inner flow can be the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Tunnel {
@@ -174,9 +161,4 @@ impl From<RunArgs> for Options {
                 .fold(0, |bits, tunnel| bits | tunnel.bits()),
         }
     }
-}
-
-/// Up to 16 Mi.
-pub(super) fn table_size() -> clap::builder::RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(0..=1 << 24)
 }

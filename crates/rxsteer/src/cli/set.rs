@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use super::run::table_size;
+use super::value::table_size;
 use crate::api::client;
 use crate::api::set::Change;
 use crate::daemon::options::RpsCpus;

@@ -10,8 +10,9 @@ use clap::Args;
 use comfy_table::{CellAlignment, Table};
 use serde::Serialize;
 
+use super::poll;
 use super::program::end_with_the_reader;
-use super::{poll, seconds};
+use super::value::seconds;
 use crate::api::flows::Entry;
 use crate::api::status::{Device, Queue, Status};
 use crate::api::{busy_poll, client};

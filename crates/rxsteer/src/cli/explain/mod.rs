@@ -1,12 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rxsteer explain`: why a flow is on the CPU where it is.
 
-use std::process::ExitCode;
+mod words;
 
+use std::fmt;
+use std::process::ExitCode;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
 use clap::Args;
 
-use super::limit;
+pub use words::{Answer, render};
+
+use super::endpoints::Endpoints;
 use super::program::{end_with_the_reader, print_answer};
+use super::value::limit;
+use crate::api::client;
+use crate::api::explain::{Explanations, Name, Question};
+use crate::datapath::flow::FlowError;
 
 /// Options of `rxsteer explain`.
 #[derive(Debug, Args)]
@@ -35,21 +46,6 @@ impl ExplainArgs {
         Ok(ExitCode::SUCCESS)
     }
 }
-
-mod words;
-
-use std::fmt;
-use std::str::FromStr;
-
-use anyhow::{Context, Result, bail};
-use serde::{Deserialize, Serialize};
-
-pub use words::render;
-
-use super::endpoints::Endpoints;
-use crate::api::client;
-use crate::api::explain::{Explanations, Name, Question};
-use crate::datapath::flow::FlowError;
 
 /// How many connections are asked about at once.
 const SOCKETS_MAX: usize = 4096;
@@ -99,18 +95,6 @@ impl FromStr for Target {
             format!("{e}; pid:NUMBER asks about a process, port:NUMBER about a local port")
         })
     }
-}
-
-/// What is said to who asked.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Answer {
-    /// What was asked about, and as what it was taken: `pid:1`, `port:9`, a flow, a hash.
-    pub target: String,
-    /// What should be known of the question.
-    pub notes: Vec<String>,
-    /// What the running rxsteer answered.
-    #[serde(flatten)]
-    pub explanations: Explanations,
 }
 
 /// Why the target's flows are where they are; at most `limit` of them. Sockets are looked up here,

@@ -3,12 +3,25 @@
 
 use std::fmt::Write;
 
-use super::Answer;
+use serde::{Deserialize, Serialize};
+
 use crate::api::explain::{Application, Explanation, Explanations, Seen, Unknown, Wait};
 use crate::api::flows::{Entry, Location, Reason};
 use crate::cli::flows::ago;
 use crate::datapath::load::{Pressure, TURN_MS};
 use crate::datapath::policy::Policy;
+
+/// What is said to who asked.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Answer {
+    /// What was asked about, and as what it was taken: `pid:1`, `port:9`, a flow, a hash.
+    pub target: String,
+    /// What should be known of the question.
+    pub notes: Vec<String>,
+    /// What the running rxsteer answered.
+    #[serde(flatten)]
+    pub explanations: Explanations,
+}
 
 /// The text; ends with a newline.
 pub fn render(answer: &Answer) -> String {
