@@ -13,7 +13,7 @@ builder cargo fmt --check
 builder cargo clippy --all-targets -- -D warnings
 
 shopt -s nullglob
-clang-format --dry-run -Werror crates/*/bpf/*.[ch] crates/*/fuzz/*.c
+clang-format --dry-run -Werror crates/*/bpf/*.[ch] crates/*/bpf/*/*.[ch] crates/*/fuzz/*.c
 shellcheck scripts/*.sh .ci/run
 
 # Every file says its licence. Those that can't hold a comment, and the licences, are left out.

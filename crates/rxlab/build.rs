@@ -5,5 +5,5 @@
 mod skeleton;
 
 fn main() -> anyhow::Result<()> {
-    skeleton::skeleton("lab", &["../rxsteer/bpf"])
+    skeleton::skeleton("bpf/lab.bpf.c", &["../rxsteer/bpf"])
 }

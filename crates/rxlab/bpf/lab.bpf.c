@@ -17,7 +17,7 @@
 #include <bpf/bpf_helpers.h>
 #include <stdbool.h>
 
-#include "flow.h"
+#include "core/flow.h"
 
 /* ---- counters of every program that receives ------------------------------ */
 

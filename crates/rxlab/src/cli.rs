@@ -8,8 +8,9 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use rxsteer::cli::value::seconds;
 
-use crate::bench::peer::PORT;
-use crate::bench::{Effort, Gro, Napi, On, Only, Scenario};
+use crate::bench::experiment::{Effort, Gro, Napi, On, Only};
+use crate::bench::peer::server::PORT;
+use crate::bench::scenario::Scenario;
 
 /// Traffic for rxsteer, in network namespaces of its own, and what it shows.
 #[derive(Debug, Parser)]

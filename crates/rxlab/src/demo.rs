@@ -8,11 +8,11 @@ use anyhow::Result;
 use rxsteer::cli::table::table;
 use serde::Serialize;
 
-use crate::bench::bed::{Bed, INTERRUPT_CPU};
-use crate::bench::flood::{Sample, Sockets, measure};
-use crate::bench::mode::{Cpus, Mode, Way};
-use crate::bench::watch::STEAL;
-use crate::bench::{Condition, Gro, Napi};
+use crate::bench::experiment::{Condition, Gro, Napi};
+use crate::bench::scenario::flood::{Sample, Sockets, measure};
+use crate::bench::setup::bed::{Bed, INTERRUPT_CPU};
+use crate::bench::setup::mode::{Cpus, Mode, Way};
+use crate::bench::setup::watch::STEAL;
 
 /// Each mode's turns, interleaved: the machine has other things to do too.
 const TURNS: usize = 3;

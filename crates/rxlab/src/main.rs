@@ -9,13 +9,16 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::{Parser, ValueEnum};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
-use rxlab::bench::columns::Columns;
-use rxlab::bench::compare::{Comparison, read};
-use rxlab::bench::files::{self, Files};
-use rxlab::bench::host::{Stretch, nic};
-use rxlab::bench::pace::Pace;
-use rxlab::bench::peer::Server;
-use rxlab::bench::{CasePlan, Document, Effort, Measurement, Only, Scenario};
+use rxlab::bench::experiment::{CasePlan, Effort, Only};
+use rxlab::bench::measurement::Measurement;
+use rxlab::bench::peer::server::Server;
+use rxlab::bench::report::columns::Columns;
+use rxlab::bench::report::compare::{Comparison, read};
+use rxlab::bench::report::document::Document;
+use rxlab::bench::report::files::{self, Files};
+use rxlab::bench::report::host::{Stretch, nic};
+use rxlab::bench::scenario::Scenario;
+use rxlab::bench::setup::pace::Pace;
 use rxlab::cli::{
     BenchArgs, BenchCommand, Cli, ColumnsArgs, Command, CompareArgs, DemoArgs, ServeArgs,
 };

@@ -7,13 +7,15 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use rxlab::bench::bed::{Bed, INTERRUPT_CPU, Masks};
-use rxlab::bench::mode::{Cpus, Mode, Way};
-use rxlab::bench::router::{NR_BLOCKED, Passed, Router, Ruleset, blocked};
-use rxlab::bench::traffic::{Traffic, check};
-use rxlab::bench::{
-    CasePlan, Condition, Effort, Gro, Measurement, Napi, Only, Refusal, Scenario, Unfit, report,
-};
+use rxlab::bench::experiment::{CasePlan, Condition, Effort, Gro, Napi, Only, Unfit};
+use rxlab::bench::measurement::Measurement;
+use rxlab::bench::report::document as report;
+use rxlab::bench::report::document::Refusal;
+use rxlab::bench::scenario::Scenario;
+use rxlab::bench::setup::bed::{Bed, INTERRUPT_CPU, Masks};
+use rxlab::bench::setup::mode::{Cpus, Mode, Way};
+use rxlab::bench::setup::router::{NR_BLOCKED, Passed, Router, Ruleset, blocked};
+use rxlab::bench::setup::traffic::{Traffic, check};
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::sink::{Sink, SinkConfig};
 use rxlab::testing::bed::{lab, until};

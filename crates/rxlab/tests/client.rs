@@ -6,11 +6,11 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Result;
-use rxlab::bench::bed::Bed;
-use rxlab::bench::closed_loop::ClosedLoop;
-use rxlab::bench::mode::{Mode, Way};
-use rxlab::bench::place::Place;
-use rxlab::bench::{Condition, Gro, Napi, Unfit};
+use rxlab::bench::experiment::{Condition, Gro, Napi, Unfit};
+use rxlab::bench::scenario::closed_loop::ClosedLoop;
+use rxlab::bench::setup::bed::Bed;
+use rxlab::bench::setup::mode::{Mode, Way};
+use rxlab::bench::setup::place::Place;
 use rxlab::lab::client::Client;
 use rxlab::lab::ethtool::Offload;
 use rxlab::lab::frame::{Frames, TcpFlows, UdpFlows};

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Result;
-use rxlab::bench::reorder::{Case, Progress, measure};
+use rxlab::bench::scenario::reorder::{Case, Progress, measure};
 use rxlab::testing::bed::{OTHER_CPU, lab, until};
 use rxsteer::host::setting::Setting;
 use rxsteer::host::topology::Topology;

@@ -7,11 +7,13 @@ use std::path::Path;
 use std::process::{Command, Output};
 
 use indexmap::IndexMap;
-use rxlab::bench::files::{Files, json};
-use rxlab::bench::host::Host;
-use rxlab::bench::page::page;
-use rxlab::bench::report::SUBJECT;
-use rxlab::bench::{Better, Document, Refusal, Report, Rounds, detail, headline, published};
+use rxlab::bench::experiment::{detail, headline};
+use rxlab::bench::report::document::SUBJECT;
+use rxlab::bench::report::document::{Better, Document, Refusal, Report, Rounds};
+use rxlab::bench::report::files::{Files, json};
+use rxlab::bench::report::host::Host;
+use rxlab::bench::report::page::page;
+use rxlab::bench::report::published;
 use scraper::{ElementRef, Html, Selector};
 
 const CASES: [&str; 2] = [
@@ -329,7 +331,7 @@ fn page_and_json_are_written_side_by_side() {
         let document = document(reports.collect());
         files.write(&document).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), page(&document));
-        let read = rxlab::bench::compare::read(&folder.path().join("r.json")).unwrap();
+        let read = rxlab::bench::report::compare::read(&folder.path().join("r.json")).unwrap();
         assert_eq!(json(&read).unwrap(), json(&document).unwrap());
     }
     assert_eq!(

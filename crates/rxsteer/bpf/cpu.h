@@ -11,7 +11,7 @@
 #include <bpf/bpf_tracing.h>
 
 #include "kernel.h"
-#include "load.h"
+#include "core/load.h"
 #include "types.h"
 
 /* Indexed by CPU. */

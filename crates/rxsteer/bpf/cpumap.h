@@ -9,7 +9,7 @@
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
 
-#include "backlog.h"
+#include "core/backlog.h"
 #include "kernel.h"
 #include "types.h"
 

@@ -13,7 +13,7 @@
 #include "busy_poll.h"
 #include "cpu.h"
 #include "kernel.h"
-#include "load.h"
+#include "core/load.h"
 #include "types.h"
 
 /*

@@ -14,10 +14,10 @@
 
 #include "cpu.h"
 #include "cpumap.h"
-#include "flow.h"
+#include "core/flow.h"
 #include "napi.h"
 #include "socket.h"
-#include "steer.h"
+#include "core/steer.h"
 
 /* The device's queues are queue_base … queue_base + nr_rx_queues - 1 in every table. */
 const volatile __u32 queue_base = 0;

@@ -11,9 +11,9 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_tracing.h>
 
-#include "flow.h"
+#include "core/flow_key.h"
 #include "kernel.h"
-#include "steer.h"
+#include "core/steer.h"
 #include "types.h"
 
 const volatile struct flow_secret flow_secret = {};

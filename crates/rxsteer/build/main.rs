@@ -6,14 +6,15 @@ mod skeleton;
 use anyhow::{Context, Result};
 
 fn main() -> Result<()> {
-    for object in ["rx", "poll", "native"] {
-        skeleton::skeleton(object, &[])?;
+    for object in ["bpf/rx.bpf.c", "bpf/poll.bpf.c", "bpf/native/native.bpf.c"] {
+        skeleton::skeleton(object, &["bpf"])?;
     }
     cc::Build::new()
-        .file("bpf/native.c")
+        .file("bpf/native/native.c")
+        .include("bpf")
         .warnings(true)
         .extra_warnings(true)
         .flag("-Werror")
         .try_compile("rxsteer_native")
-        .context("bpf/native.c does not build")
+        .context("bpf/native/native.c does not build")
 }

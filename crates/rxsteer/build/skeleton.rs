@@ -7,12 +7,17 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use libbpf_cargo::SkeletonBuilder;
 
-/// Compiles `bpf/NAME.bpf.c` of the crate that is built, with the headers of `includes`, into
+/// Compiles a `NAME.bpf.c` of the crate that is built, with the headers of these folders, into
 /// `NAME.skel.rs`.
 ///
 /// # Errors
 /// When clang is missing, or the object does not build: the message is clang's.
-pub fn skeleton(name: &str, includes: &[&str]) -> Result<()> {
+pub fn skeleton(source: &str, includes: &[&str]) -> Result<()> {
+    let name = source
+        .rsplit('/')
+        .next()
+        .and_then(|file| file.strip_suffix(".bpf.c"));
+    let name = name.context("a BPF object's source is called NAME.bpf.c")?;
     println!("cargo:rerun-if-changed=bpf");
     println!("cargo:rerun-if-env-changed=CLANG");
     let mut args: Vec<String> = [
@@ -30,14 +35,14 @@ pub fn skeleton(name: &str, includes: &[&str]) -> Result<()> {
     }
     args.extend(multiarch_include().map(|dir| format!("-I{}", dir.display())));
     let mut builder = SkeletonBuilder::new();
-    builder.source(format!("bpf/{name}.bpf.c")).clang_args(args);
+    builder.source(source).clang_args(args);
     if let Some(clang) = env::var_os("CLANG") {
         builder.clang(clang);
     }
     let out = PathBuf::from(env::var("OUT_DIR")?);
     builder
         .build_and_generate(out.join(format!("{name}.skel.rs")))
-        .with_context(|| format!("bpf/{name}.bpf.c does not build"))
+        .with_context(|| format!("{source} does not build"))
 }
 
 /// The multiarch include folder (`/usr/include/x86_64-linux-gnu`), where Debian keeps `asm/`.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 /*
- * fuzz/flow.c: libFuzzer target of the packet parser (bpf/flow.h).
+ * fuzz/flow.c: libFuzzer target of the packet parser (bpf/core/flow.h).
  *
  * An input is four bytes that choose how the packet is given, then the packet:
  * the tunnels asked for, how much is cut, how much of the rest is linear, and
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../bpf/flow.h"
+#include "../bpf/core/flow.h"
 
 #define JUMBO 9216
 

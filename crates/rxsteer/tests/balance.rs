@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use rxlab::bench::mode::Active;
+use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;

@@ -17,7 +17,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use rxlab::bench::mode::Active;
+use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::sockets;

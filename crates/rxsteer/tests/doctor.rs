@@ -4,7 +4,7 @@
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use rxlab::bench::mode::Active;
+use rxlab::bench::setup::mode::Active;
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::testing::bed::{instances_are_told, lab};

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use common::threads::{cpumaps, kthreads};
 use nix::errno::Errno;
-use rxlab::bench::mode::Active;
+use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;

@@ -27,6 +27,7 @@ fn the_parser_survives_a_short_fuzz() {
         "-fsanitize=fuzzer,address,undefined",
         "-fno-sanitize=alignment",
         "-fno-sanitize-recover=all",
+        concat!("-I", env!("CARGO_MANIFEST_DIR"), "/bpf"),
         "-o",
     ];
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/flow.c");

@@ -4,7 +4,7 @@
 use std::net::SocketAddr;
 
 use anyhow::Result;
-use rxlab::bench::mode::Active;
+use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;

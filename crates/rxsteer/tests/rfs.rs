@@ -9,7 +9,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use rxlab::bench::mode::Active;
+use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::sockets::reuseport;

@@ -4,7 +4,7 @@
 use std::net::UdpSocket;
 
 use anyhow::Result;
-use rxlab::bench::mode::Active;
+use rxlab::bench::setup::mode::Active;
 use rxlab::lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::link::{Link, LinkConfig};

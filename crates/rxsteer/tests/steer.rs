@@ -5,7 +5,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use rxlab::bench::mode::Active;
+use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;

@@ -9,7 +9,7 @@ use etherparse::{
     UdpHeader, VlanId,
 };
 
-use super::link::{self, End};
+use super::link::{self, End, VXLAN_PORT};
 use crate::lab_skel::types::{wire_layout, wire_stamp};
 
 /// A VLAN tag: its EtherType (0x8100, 0x88a8) and VLAN id.
@@ -289,9 +289,6 @@ impl Vxlan {
         Ok(frame)
     }
 }
-
-/// Of VXLAN, by IANA.
-pub const VXLAN_PORT: u16 = 4789;
 
 /// Of flows and tunnels.
 const FIRST_PORT: u16 = 1024;

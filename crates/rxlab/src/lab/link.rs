@@ -13,9 +13,11 @@ use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan, RouteMessag
 use rxsteer::host::device::Device;
 
 use super::ethtool::{Ethtool, Offload};
-use super::frame::VXLAN_PORT;
 use super::netns::Netns;
 use super::rtnl;
+
+/// Of VXLAN, by IANA.
+pub const VXLAN_PORT: u16 = 4789;
 
 /// How a [`Link`] is made.
 #[derive(Clone, Debug)]

@@ -13,7 +13,7 @@ use rxsteer::datapath::policy::Policy;
 use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::netdev;
 
-use crate::bench::mode::Active;
+use crate::bench::setup::mode::Active;
 use crate::lab;
 use crate::lab::frame::{Frames, UdpFlows};
 use crate::lab::link::{Link, LinkConfig};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A queue's load: what the policies `+idle` and `+adapt` decide by (`bpf/load.h`).
+//! A queue's load: what the policies `+idle` and `+adapt` decide by (`bpf/core/load.h`).
 
 use serde::{Deserialize, Serialize};
 
@@ -84,7 +84,7 @@ mod tests {
 
     #[test]
     fn constants_are_those_of_the_header() {
-        let header = include_str!("../../bpf/load.h");
+        let header = include_str!("../../bpf/core/load.h");
         for define in [
             format!("#define LOAD_WHOLE {WHOLE}\n"),
             format!("#define LOAD_TURN_NS {}ULL\n", TURN_MS * 1_000_000),

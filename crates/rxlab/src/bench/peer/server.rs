@@ -1,0 +1,418 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Between two hosts: the one under test asks, its peer puts the load on it.
+//!
+//! They talk JSON, a line each, over TCP. The peer greets with its version. Of each load it says when
+//! it is connected, when counting has started, and what came of it; what the host under test says in
+//! between ([`Request`]) moves it on. Connections are made to nobody but the address that asks.
+
+use std::cell::{Cell, RefCell};
+use std::io::{ErrorKind, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use socket2::{Domain, Socket, Type};
+
+use crate::bench::peer::load::{Generator, Load, Loaded, readable};
+use crate::lab::link::End;
+
+/// Where the peer listens, unless told otherwise: TCP.
+pub const PORT: u16 = 5533;
+
+/// What both sides have to be.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// How long either side waits for a line that should come at once.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long connecting all sockets may take.
+const CONNECT_PATIENCE: Duration = Duration::from_secs(20);
+
+/// How long a host under test may be silent between its requests.
+const IDLE: Duration = Duration::from_secs(120);
+
+/// The longest line, bytes: one with the ports of all connections.
+const LINE_MAX: usize = 1 << 17;
+
+/// What the peer says first.
+#[derive(Debug, Serialize, Deserialize)]
+struct Greeting {
+    rxsteer: String,
+}
+
+/// What the host under test says.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Request {
+    /// Connect, and wait.
+    Connect(Load),
+    /// Put the load on.
+    Start,
+    /// Close the connections.
+    Close,
+}
+
+/// What the peer says.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum Reply {
+    /// From these ports.
+    Connected(Vec<u16>),
+    /// It warmed up, and counts.
+    Started,
+    /// It has stopped, and this came of it.
+    Loaded(Loaded),
+    /// It could not be done, and why. Its connections are closed.
+    Failed(String),
+}
+
+/// What came over the control connection.
+enum Heard<T> {
+    Line(T),
+    /// The other side has closed it.
+    End,
+    /// The descriptor that ends all waiting can be read.
+    Stop,
+}
+
+/// A control connection.
+struct Control {
+    stream: TcpStream,
+    /// Of the next line.
+    read: Vec<u8>,
+}
+
+impl Control {
+    fn new(stream: TcpStream) -> Result<Self> {
+        stream.set_nodelay(true)?;
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let read = Vec::new();
+        Ok(Self { stream, read })
+    }
+
+    fn say(&mut self, what: &impl Serialize) -> Result<()> {
+        let mut line = serde_json::to_vec(what)?;
+        line.push(b'\n');
+        self.stream.write_all(&line).context("control connection")
+    }
+
+    /// Waits for a line, or for `stop`.
+    fn hear<T: DeserializeOwned>(
+        &mut self,
+        stop: Option<BorrowedFd>,
+        patience: Duration,
+    ) -> Result<Heard<T>> {
+        let deadline = Instant::now() + patience;
+        loop {
+            if let Some(end) = self.read.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = self.read.drain(..=end).collect();
+                let line = serde_json::from_slice(&line);
+                return Ok(Heard::Line(line.context("not rxsteer of this version")?));
+            }
+            ensure!(self.read.len() < LINE_MAX, "a line without an end");
+            let mut fds = vec![self.stream.as_fd()];
+            fds.extend(stop);
+            match readable(&fds, Some(deadline))? {
+                None => bail!("silent for {} s", patience.as_secs()),
+                Some(0) => {}
+                Some(_) => return Ok(Heard::Stop),
+            }
+            let mut buffer = [0; 4096];
+            match self.stream.read(&mut buffer) {
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(Heard::End),
+                bytes => match bytes.context("control connection")? {
+                    0 => return Ok(Heard::End),
+                    bytes => self.read.extend_from_slice(&buffer[..bytes]),
+                },
+            }
+        }
+    }
+}
+
+/// The peer's side.
+pub struct Server {
+    listener: TcpListener,
+}
+
+impl Server {
+    /// Listens; without an address on [`PORT`] of all.
+    ///
+    /// # Errors
+    /// When the port is taken.
+    pub fn bind(listen: Option<SocketAddr>) -> Result<Self> {
+        // The first serves IPv4 too, where there is IPv6.
+        let any: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
+        let addresses = match listen {
+            Some(address) => vec![address],
+            None => any.map(|any| SocketAddr::new(any, PORT)).to_vec(),
+        };
+        let listener = TcpListener::bind(&addresses[..])
+            .with_context(|| format!("cannot listen on {}", addresses[0]))?;
+        listener.set_nonblocking(true)?;
+        Ok(Self { listener })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn address(&self) -> Result<SocketAddr> {
+        Ok(self.listener.local_addr()?)
+    }
+
+    /// Serves one host under test after the other, until `stop` can be read; tells `say` of each load,
+    /// and of each connection that failed.
+    ///
+    /// # Errors
+    /// When it can't listen any more.
+    pub fn serve(&self, stop: BorrowedFd, say: &dyn Fn(&str)) -> Result<()> {
+        let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+        // A socket for each connection.
+        setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
+        loop {
+            if readable(&[self.listener.as_fd(), stop], None)? == Some(1) {
+                return Ok(());
+            }
+            let (stream, from) = match self.listener.accept() {
+                Err(error) if has_gone(error.kind()) => continue,
+                accepted => accepted.context("no control connections any more")?,
+            };
+            let host = from.ip().to_canonical();
+            let say = |what: &str| say(&format!("{host}: {what}"));
+            let served =
+                Control::new(stream).and_then(|control| Service { control, stop }.run(&say));
+            if let Err(error) = served {
+                say(&format!("{error:#}"));
+            }
+        }
+    }
+}
+
+/// Whoever was to be accepted.
+fn has_gone(error: ErrorKind) -> bool {
+    matches!(error, ErrorKind::WouldBlock | ErrorKind::ConnectionAborted)
+}
+
+/// A control connection, from the peer's side.
+struct Service<'a> {
+    control: Control,
+    stop: BorrowedFd<'a>,
+}
+
+impl Service<'_> {
+    fn run(mut self, say: &dyn Fn(&str)) -> Result<()> {
+        let rxsteer = VERSION.to_owned();
+        self.control.say(&Greeting { rxsteer })?;
+        let mut generator = None;
+        loop {
+            let Heard::Line(request) = self.control.hear(Some(self.stop), IDLE)? else {
+                return Ok(());
+            };
+            // The connections before, if there were some, end first.
+            let (reply, next) = match (request, generator.take()) {
+                (Request::Close, _) => continue,
+                (Request::Connect(load), before) => {
+                    drop(before);
+                    say(&load.to_string());
+                    match self.connect(&load) {
+                        Ok((generator, ports)) => (Reply::Connected(ports), Some(generator)),
+                        Err(error) => (Reply::Failed(format!("{error:#}")), None),
+                    }
+                }
+                (Request::Start, None) => bail!("asked to start without a load"),
+                (Request::Start, Some(generator)) => match self.load(&generator) {
+                    Ok(loaded) => (Reply::Loaded(loaded), Some(generator)),
+                    Err(error) => (Reply::Failed(format!("{error:#}")), None),
+                },
+            };
+            self.control.say(&reply)?;
+            generator = next;
+        }
+    }
+
+    /// To nobody but the host that asks.
+    fn connect(&self, load: &Load) -> Result<(Generator, Vec<u16>)> {
+        let stream = &self.control.stream;
+        let (from, to) = (stream.local_addr()?, stream.peer_addr()?);
+        let generator = Generator::connect(load, canonical(from), canonical(to))?;
+        let ports = generator.ports()?;
+        Ok((generator, ports))
+    }
+
+    /// Until its time has passed, or the host under test speaks or has gone: nothing is to be said
+    /// meanwhile.
+    fn load(&mut self, generator: &Generator) -> Result<Loaded> {
+        let control = self.control.stream.try_clone()?;
+        generator.run(&[control.as_fd(), self.stop], || {
+            self.control.say(&Reply::Started)
+        })
+    }
+}
+
+/// IPv4 as such, also where it came to a socket of IPv6.
+fn canonical(address: SocketAddr) -> SocketAddr {
+    match address.ip().to_canonical() {
+        IpAddr::V6(_) => address,
+        v4 => SocketAddr::new(v4, address.port()),
+    }
+}
+
+/// The host under test's side.
+pub struct Peer {
+    control: RefCell<Control>,
+    address: SocketAddr,
+    /// Whether it waits to be told what is next.
+    at_rest: Cell<bool>,
+}
+
+impl Peer {
+    /// Connects from a device's address, to which the load will come.
+    ///
+    /// # Errors
+    /// When nobody listens, or the other rxsteer is not of this version.
+    pub fn connect(end: &End, to: SocketAddr) -> Result<Self> {
+        let stream = end
+            .netns
+            .run(|| {
+                let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
+                let from = SocketAddr::new(end.address_towards(to.ip())?, 0);
+                socket.bind(&from.into())?;
+                socket.connect_timeout(&to.into(), PATIENCE)?;
+                Ok(TcpStream::from(socket))
+            })
+            .with_context(|| {
+                format!(
+                    "no connection from {} to {to}: does `rxlab bench serve` run there?",
+                    end.name
+                )
+            })?;
+        let mut control = Control::new(stream)?;
+        let Heard::Line(Greeting { rxsteer }) = control
+            .hear(None, PATIENCE)
+            .with_context(|| format!("{to} does not greet: does it serve another host?"))?
+        else {
+            bail!("{to} has ended the connection");
+        };
+        ensure!(
+            rxsteer == VERSION,
+            "{to} is rxsteer {rxsteer}, this is {VERSION}: use one version on both hosts"
+        );
+        Ok(Self {
+            control: RefCell::new(control),
+            address: to,
+            at_rest: Cell::new(true),
+        })
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Has it connect all sockets of a load. At the server they wait to be accepted: it must listen
+    /// with a backlog for all of them.
+    ///
+    /// # Errors
+    /// When the peer can't.
+    pub fn prepare(&self, load: &Load) -> Result<Session<'_>> {
+        self.say(&Request::Connect(load.clone()))?;
+        match self.hear(CONNECT_PATIENCE)? {
+            Reply::Connected(ports) => Ok(Session {
+                peer: self,
+                patience: Duration::from_secs_f64(load.warm_up + load.seconds) + PATIENCE,
+                ports,
+            }),
+            reply => bail!("{}: unexpected {reply:?}", self.address),
+        }
+    }
+
+    /// All of a load, for a server that needs to know nothing of it.
+    ///
+    /// # Errors
+    /// When it failed, or the peer is gone.
+    pub fn load(&self, load: &Load) -> Result<Loaded> {
+        let session = self.prepare(load)?;
+        session.start()?;
+        session.end()
+    }
+
+    fn say(&self, request: &Request) -> Result<()> {
+        ensure!(
+            self.at_rest.replace(false),
+            "the peer {} is in the middle of another load",
+            self.address
+        );
+        let mut control = self.control.borrow_mut();
+        let said = control.say(request);
+        said.with_context(|| format!("peer {}", self.address))
+    }
+
+    fn hear(&self, patience: Duration) -> Result<Reply> {
+        let mut control = self.control.borrow_mut();
+        let heard = control.hear(None, patience);
+        let reply = match heard.with_context(|| format!("peer {}", self.address))? {
+            Heard::Line(reply) => reply,
+            Heard::End | Heard::Stop => bail!("the peer {} is gone", self.address),
+        };
+        self.at_rest.set(!matches!(reply, Reply::Started));
+        match reply {
+            Reply::Failed(why) => bail!("peer {}: {why}", self.address),
+            reply => Ok(reply),
+        }
+    }
+}
+
+/// A load whose sockets are connected; they are closed when it is dropped.
+pub struct Session<'a> {
+    peer: &'a Peer,
+    patience: Duration,
+    ports: Vec<u16>,
+}
+
+impl Session<'_> {
+    /// The sockets' addresses.
+    pub fn sources(&self) -> impl Iterator<Item = SocketAddr> + '_ {
+        let ports = self.ports.iter();
+        ports.map(|&port| SocketAddr::new(self.peer.address.ip(), port))
+    }
+
+    /// Starts; returns when it has warmed up, and counts.
+    ///
+    /// # Errors
+    /// When it failed, or the peer is gone.
+    pub fn start(&self) -> Result<()> {
+        self.peer.say(&Request::Start)?;
+        match self.peer.hear(self.patience)? {
+            Reply::Started => Ok(()),
+            reply => bail!("{}: unexpected {reply:?}", self.peer.address),
+        }
+    }
+
+    /// Waits until its time has passed.
+    ///
+    /// # Errors
+    /// When it failed, or the peer is gone.
+    pub fn end(&self) -> Result<Loaded> {
+        match self.peer.hear(self.patience)? {
+            Reply::Loaded(loaded) => Ok(loaded),
+            reply => bail!("{}: unexpected {reply:?}", self.peer.address),
+        }
+    }
+}
+
+impl Drop for Session<'_> {
+    fn drop(&mut self) {
+        if self.peer.at_rest.get() {
+            let _ = self.peer.say(&Request::Close);
+            self.peer.at_rest.set(true);
+        } else {
+            // That ends a load, too.
+            let control = self.peer.control.borrow();
+            let _ = control.stream.shutdown(Shutdown::Both);
+        }
+    }
+}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `busypoll`: what one connection gains, and costs, when its reads poll the device's queue.
+
+use anyhow::Result;
+
+use crate::bench::experiment::{CasePlan, Effort, Experiment, Gro, Napi, Plan, Values};
+use crate::bench::scenario::closed_loop::{self, BUSY_POLL_US, ClosedLoop, Others};
+use crate::bench::setup::mode::{Cpus, Mode, Way};
+use crate::bench::setup::place::Places;
+
+/// The modes: a way to steer, and whether the application polls.
+const MODES: [(&str, Mode, bool); 6] = [
+    ("none", Mode::None, false),
+    ("kernel-busypoll", Mode::None, true),
+    ("cpumap-busypoll", Mode::Cpumap, true),
+    ("rxsteer", Mode::Rxsteer, false),
+    ("rxsteer-rfs-busypoll", Mode::RxsteerRfs, true),
+    ("rxsteer-busypoll", Mode::Rxsteer, true),
+];
+
+/// Beside generator and client, which share a CPU with the interrupt, a machine with two CPUs takes no
+/// more without losing requests.
+const OTHERS: Others = Others {
+    flows: 100,
+    pps: 150_000,
+};
+
+/// What is measured: TCP or UDP, alone or beside others.
+const CASES: [(&str, bool, Option<Others>); 3] = [
+    ("TCP_RR", true, None),
+    ("UDP_RR", false, None),
+    (
+        "UDP_RR beside 100 flows, 150000 packets/s",
+        false,
+        Some(OTHERS),
+    ),
+];
+
+/// The scenario.
+pub struct BusyPoll {
+    places: Places,
+    /// Its place, and its number in [`CASES`].
+    cases: Vec<(usize, usize)>,
+    seconds: f64,
+}
+
+impl BusyPoll {
+    /// Makes the lab, or meets the peer.
+    ///
+    /// # Errors
+    /// When the host does not allow it, or has a single CPU; when the peer is not there.
+    pub fn new(effort: &Effort) -> Result<Self> {
+        let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On, Gro::Off])?;
+        Ok(Self {
+            // Others are sent in the lab alone.
+            cases: places
+                .each((0..CASES.len()).filter(|&c| effort.on.is_none() || CASES[c].2.is_none())),
+            places,
+            seconds: effort.seconds,
+        })
+    }
+}
+
+impl Experiment for BusyPoll {
+    fn plan(&self) -> Plan {
+        let cases = self.cases.iter().map(|(place, case)| CasePlan {
+            case: self.places.case(*place, CASES[*case].0),
+            modes: MODES.map(|(name, ..)| name.to_owned()).to_vec(),
+        });
+        let mut conditions = self.places.conditions();
+        conditions.insert(
+            "poll".to_owned(),
+            format!("{BUSY_POLL_US} us for each read at most"),
+        );
+        Plan {
+            scenario: "busypoll",
+            question: "What does one connection gain, and cost, when its reads poll the queue?",
+            metrics: ClosedLoop::metrics(),
+            cases: cases.collect(),
+            conditions,
+            notes: self.places.notes(&[
+                closed_loop::NOTE,
+                "Behind a redirect, as in the naive cpumap, polling finds nothing: rxsteer leaves the \
+                 flows of who polls where they are received.",
+            ]),
+            seconds_each: self.seconds + 0.3,
+        }
+    }
+
+    fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
+        let (place, case) = self.cases[case];
+        let (_, tcp, others) = CASES[case];
+        let (_, mode, busy_poll) = MODES[mode];
+        // To the application's CPU, where the others take the packet too.
+        let cpus = match mode {
+            Mode::Cpumap => Cpus::Others,
+            _ => Cpus::Default,
+        };
+        let case = ClosedLoop {
+            tcp,
+            len: 1,
+            connections: 1,
+            threads: 1,
+            work: None,
+            busy_poll,
+            others,
+        };
+        case.measure(self.places.get(place), Way { mode, cpus }, self.seconds)
+    }
+}

@@ -1,0 +1,399 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Transactions: each connection has one request under way, and a server that answers.
+
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::os::fd::OwnedFd;
+use std::time::Duration;
+
+use anyhow::Result;
+use indexmap::IndexMap;
+use socket2::{Domain, Socket, Type};
+
+use crate::bench::experiment::{Unfit, Values, detail, fit, headline};
+use crate::bench::peer::latency::Latency;
+use crate::bench::peer::load::{Kind, Load, Transport};
+use crate::bench::report::document::{Better, Metric};
+use crate::bench::setup::bed::{Bed, Masks};
+use crate::bench::setup::mode::{Mode, Way};
+use crate::bench::setup::pair::Pair;
+use crate::bench::setup::place::Place;
+use crate::bench::setup::watch::{Seen, Watch};
+use crate::lab::client::Client;
+use crate::lab::frame::{Frames, TcpFlows, UdpFlows};
+use crate::lab::netns::Netns;
+use crate::lab::server::{Server, Work};
+use crate::lab::sink::{Sink, SinkConfig};
+use crate::lab::sockets;
+use crate::lab::wire::{Wire, WireConfig};
+
+/// The modes that are compared, but for busy polling's.
+pub(super) const MODES: [Mode; 5] = [
+    Mode::None,
+    Mode::KernelRps,
+    Mode::KernelRfs,
+    Mode::RxsteerRfs,
+    Mode::Rxsteer,
+];
+
+/// What should be known of the lab.
+pub const NOTE: &str = "A server has a thread for each connection, unless the case says otherwise; a \
+     single one is bound to the first CPU that does not poll the queue. The client is an XDP program \
+     at the other end: unless it has CPUs of its own, what it costs, some hundred ns for each \
+     transaction, is part of the service demand in all modes.";
+
+/// How long connections may take.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Of a CPU of the peer, or of the lab's client: busier, and that is what is measured.
+const SATURATED: f64 = 0.95;
+
+/// Before anything is counted: connections leave their slow beginning, flows arrive at their CPUs.
+const WARM_UP: Duration = Duration::from_millis(150);
+
+/// Of the transactions, those whose request had to be sent again: more than that, and the figures
+/// are about loss.
+const LOST: f64 = 0.001;
+
+/// Bytes of each socket's buffers.
+const RCVBUF: usize = 1 << 18;
+
+/// How long a read may poll, us: what the text on busy polling recommends.
+pub const BUSY_POLL_US: u32 = 50;
+
+/// What answers, and what is asked.
+#[derive(Clone)]
+pub struct ClosedLoop {
+    /// TCP, or connected UDP sockets.
+    pub tcp: bool,
+    /// Of requests and replies, bytes.
+    pub len: usize,
+    /// Flows, each on a socket of its own.
+    pub connections: u32,
+    /// The server's; with fewer than connections each reads several by epoll.
+    pub threads: u32,
+    /// Done for each request.
+    pub work: Option<Work>,
+    /// Reads poll the device's queue themselves.
+    pub busy_poll: bool,
+    /// Meanwhile other flows come to another application, in the lab.
+    pub others: Option<Others>,
+}
+
+/// Flows beside those that are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Others {
+    /// So many,
+    pub flows: u32,
+    /// so many packets a second, of all of them.
+    pub pps: u64,
+}
+
+/// Connections at most where the client has CPUs of its own: if then the CPU that polls is the limit, all
+/// requests wait in the device's ring, which holds 256 frames.
+const MOST_APART: u32 = 200;
+
+/// Of so many connections, those that a place takes.
+pub(super) fn connections(wanted: u32, masks: &Masks) -> u32 {
+    match masks.apart() {
+        true => wanted.min(MOST_APART),
+        false => wanted,
+    }
+}
+
+/// Of its packets, what the wire has to send at least.
+const SENT: f64 = 0.9;
+
+/// Others on their way.
+struct OthersSent {
+    wire: Wire,
+    sink: Sink,
+    pps: u64,
+}
+
+impl Others {
+    /// To a port of their own.
+    fn start(self, bed: &Bed) -> Result<OthersSent> {
+        let dut = &bed.link.dut;
+        let to = UdpFlows::to(dut, self.flows);
+        let to = UdpFlows {
+            dport: to.dport + 1,
+            ..to
+        };
+        let local = SocketAddr::new(to.daddr, to.dport);
+        let config = WireConfig {
+            frames: Frames::Udp(to),
+            count: None,
+            rate: Some(self.pps),
+            lossless: false,
+            window: None,
+        };
+        Ok(OthersSent {
+            sink: Sink::start(&dut.netns, &SinkConfig::new(local))?,
+            wire: bed.send(&config)?,
+            pps: self.pps,
+        })
+    }
+}
+
+impl OthersSent {
+    fn stop(self) -> Result<()> {
+        let sent = self.wire.stop()?;
+        self.sink.stop()?;
+        let pps = sent.sent as f64 * 1e9 / sent.elapsed_ns as f64;
+        fit!(
+            pps >= SENT * self.pps as f64,
+            "only {pps:.0} packets of other flows were sent in a second"
+        );
+        Ok(())
+    }
+}
+
+impl ClosedLoop {
+    /// What [`measure`](Self::measure) finds.
+    pub fn metrics() -> IndexMap<String, Metric> {
+        use Better::{Higher, Lower, Neither};
+        IndexMap::from([
+            headline("tps", "Transactions", "1/s", Higher),
+            headline("latency_us_p99", "Latency, 99th percentile", "us", Lower),
+            headline(
+                "demand_us",
+                "Service demand",
+                "us of CPU per transaction",
+                Lower,
+            ),
+            detail("latency_us_p50", "Latency, median", "us", Lower),
+            detail("latency_us_p90", "Latency, 90th percentile", "us", Lower),
+            detail("latency_us_sd", "Latency, standard deviation", "us", Lower),
+            detail("cpu_percent", "CPU, of all CPUs", "%", Neither),
+            detail("sent_again", "Requests sent again", "1", Neither),
+            detail("clipped", "Latencies beyond the histogram", "1", Neither),
+            detail(
+                "flow_limit_drops",
+                "Dropped by the kernel's flow limit",
+                "packets",
+                Neither,
+            ),
+        ])
+    }
+
+    /// Runs it in one way to steer.
+    ///
+    /// # Errors
+    /// When something of the lab failed; [`Unfit`](crate::bench::experiment::Unfit) when the way was not in effect, or
+    /// requests were lost.
+    pub fn measure(&self, place: &Place, way: Way, seconds: f64) -> Result<Values> {
+        let active = place.start(way)?;
+        let sample = match place {
+            Place::Lab(bed) => self.in_the_lab(bed, seconds)?,
+            Place::Device(pair) => self.on_device(pair, seconds)?,
+        };
+        sample.check()?;
+        place.verify(&active, way, &sample.seen, self.connections)?;
+        let polled = sample
+            .seen
+            .tcp
+            .get("BusyPollRxPackets")
+            .copied()
+            .unwrap_or(0);
+        // Behind a redirect there is nothing to be found: that is what this mode shows.
+        fit!(
+            !self.busy_poll || polled > 0 || way.mode == Mode::Cpumap,
+            "no packet was found by busy polling"
+        );
+        fit!(
+            self.busy_poll || polled == 0,
+            "{polled} packets were found by busy polling: is net.core.busy_read set?"
+        );
+        active.stop()?;
+        Ok(sample.values(way))
+    }
+
+    /// The client is a program at the far end of a veth.
+    fn in_the_lab(&self, bed: &Bed, seconds: f64) -> Result<Sample> {
+        let link = &bed.link;
+        let flows = UdpFlows::to(&link.dut, self.connections);
+        let (frames, sockets) = match self.tcp {
+            true => {
+                let tcp = TcpFlows {
+                    flows,
+                    first_seq: 1,
+                    ack: 1,
+                    push: true,
+                };
+                let sockets = sockets::established(&link.dut.netns, &tcp, RCVBUF)?;
+                (Frames::Tcp(tcp), sockets)
+            }
+            false => {
+                let sockets = sockets::connected(&link.dut.netns, &flows, RCVBUF)?;
+                (Frames::Udp(flows), sockets)
+            }
+        };
+        let server = self.serve(&link.dut.netns, sockets, bed.masks())?;
+        let client = Client::new(link, &frames, self.len)?;
+        Sample::take(bed, client, server, self.others, seconds)
+    }
+
+    /// The client is the peer's.
+    fn on_device(&self, pair: &Pair, seconds: f64) -> Result<Sample> {
+        let netns = &pair.end.netns;
+        let address = pair.end.address_towards(pair.peer.address().ip())?;
+        let load = |transport, port| Load {
+            kind: Kind::Rr {
+                transport,
+                request: self.len,
+                response: self.len,
+            },
+            connections: self.connections,
+            port,
+            warm_up: WARM_UP.as_secs_f64(),
+            seconds,
+        };
+        let (session, sockets) = match self.tcp {
+            true => {
+                let listener = listener(address, self.connections)?;
+                let port = listener.local_addr()?.port();
+                let session = pair.peer.prepare(&load(Transport::Tcp, port))?;
+                let streams = sockets::accepted(&listener, self.connections, PATIENCE)?;
+                (session, streams.into_iter().map(OwnedFd::from).collect())
+            }
+            false => {
+                // Holds the port until the sockets are there, which need to know their peers.
+                let holder = sockets::reuseaddr(SocketAddr::new(address, 0))?;
+                let local = holder.local_addr()?;
+                let session = pair.peer.prepare(&load(Transport::Udp, local.port()))?;
+                let sources: Vec<SocketAddr> = session.sources().collect();
+                let sockets = sockets::connected_to(netns, local, sources.into_iter(), RCVBUF)?;
+                (session, sockets)
+            }
+        };
+        let server = self.serve(netns, sockets, pair.masks())?;
+        session.start()?;
+        let watch = Watch::begin(netns, &pair.masks().all)?;
+        let loaded = session.end()?;
+        let seen = watch.end()?;
+        server.stop()?;
+        fit!(
+            loaded.busiest_share < SATURATED,
+            "a CPU of the peer was busy for {:.0} % of the time: that is what was measured",
+            100.0 * loaded.busiest_share
+        );
+        Ok(Sample {
+            seconds: loaded.seconds,
+            latency: loaded.latency.ok_or_else(unanswered)?,
+            lost: loaded.lost,
+            seen,
+        })
+    }
+
+    fn serve(&self, netns: &Netns, sockets: Vec<OwnedFd>, masks: &Masks) -> Result<Server> {
+        let mut threads: Vec<Vec<_>> = (0..self.threads).map(|_| Vec::new()).collect();
+        for (index, socket) in sockets.into_iter().enumerate() {
+            if self.busy_poll {
+                sockets::busy_poll(&socket, BUSY_POLL_US)?;
+            }
+            threads[index % self.threads as usize].push(socket);
+        }
+        // A single one would be put now here, now there by the scheduler, and that be measured.
+        let cpu = masks.others.first().filter(|_| self.threads == 1);
+        Server::start(netns, threads, cpu, self.work.as_ref())
+    }
+}
+
+/// What one measurement found.
+pub(super) struct Sample {
+    seconds: f64,
+    latency: Latency,
+    /// Of the requests, since the first.
+    lost: u64,
+    /// Meanwhile.
+    pub(super) seen: Seen,
+}
+
+impl Sample {
+    /// Lets a lab's client ask a server, and waits until both have ended.
+    pub(super) fn take(
+        bed: &Bed,
+        mut client: Client,
+        server: Server,
+        others: Option<Others>,
+        seconds: f64,
+    ) -> Result<Self> {
+        // The sender's side stands for the wire and the interrupt.
+        let apart = bed.masks().apart();
+        let _far_end = match bed.nic {
+            Some(_) if !apart => None,
+            _ => Some(bed.far_end()?.before_others()?),
+        };
+        client.start()?;
+        let others = others.map(|others| others.start(bed)).transpose()?;
+        client.run(WARM_UP)?;
+        let watch = bed.watch()?;
+        let replies = client.run(Duration::from_secs_f64(seconds))?;
+        let seen = watch.end()?;
+        // A wire keeps the time by never sleeping.
+        fit!(
+            !apart || others.is_some() || seen.busiest_generator < SATURATED,
+            "a CPU of the client was busy for {:.0} % of the time: that is what was measured",
+            100.0 * seen.busiest_generator
+        );
+        others.map(OthersSent::stop).transpose()?;
+        let ended = client.stop()?;
+        let answered = server.stop()?;
+        let lost = ended.lost + ended.unanswered;
+        fit!(
+            ended.replies.abs_diff(answered) <= lost,
+            "the server answered {answered} requests, and {} replies came",
+            ended.replies
+        );
+        let latency = Latency::of(&replies.latency, replies.clipped);
+        Ok(Self {
+            seconds: replies.seconds,
+            latency: latency.ok_or_else(unanswered)?,
+            lost,
+            seen,
+        })
+    }
+
+    /// Whether what was lost is too little to matter.
+    pub(super) fn check(&self) -> Result<()> {
+        let (count, lost) = (self.latency.count as f64, self.lost);
+        fit!(
+            lost as f64 <= (LOST * count).max(1.0),
+            "of {count} requests {lost} were lost"
+        );
+        Ok(())
+    }
+
+    pub(super) fn values(&self, way: Way) -> Values {
+        let latency = &self.latency;
+        let count = latency.count as f64;
+        let mut values = vec![
+            ("tps", count / self.seconds),
+            ("latency_us_p99", latency.p99),
+            ("demand_us", self.seen.busy * 1e6 / count),
+            ("latency_us_p50", latency.p50),
+            ("latency_us_p90", latency.p90),
+            ("latency_us_sd", latency.stddev),
+            ("cpu_percent", 100.0 * self.seen.busy_share),
+            ("sent_again", self.lost as f64),
+            ("clipped", latency.out_of_range as f64),
+        ];
+        if way.mode.is_kernels() {
+            values.push(("flow_limit_drops", self.seen.flow_limit() as f64));
+        }
+        values
+    }
+}
+
+fn unanswered() -> Unfit {
+    Unfit("no request was answered".to_owned())
+}
+
+/// Many connections may come at once.
+fn listener(address: IpAddr, connections: u32) -> Result<TcpListener> {
+    let address = SocketAddr::new(address, 0);
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.bind(&address.into())?;
+    socket.listen(connections as i32)?;
+    Ok(socket.into())
+}

@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `crr`: netperf's TCP_CRR, a connection for each request, from 100 clients at once.
+
+use std::net::SocketAddr;
+
+use anyhow::Result;
+
+use crate::bench::experiment::{
+    CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, fit,
+};
+use crate::bench::scenario::closed_loop::{ClosedLoop, MODES, Sample};
+use crate::bench::setup::bed::Bed;
+use crate::bench::setup::mode::Way;
+use crate::bench::setup::watch::Seen;
+use crate::lab::client::Client;
+use crate::lab::frame::UdpFlows;
+use crate::lab::server::Server;
+
+/// Clients: each has one connection at a time.
+const CLIENTS: u32 = 100;
+
+/// What TCP counts when a connection found no room or no socket (/proc/net/snmp and netstat).
+const REFUSALS: [&str; 4] = [
+    "ListenOverflows",
+    "ListenDrops",
+    "SyncookiesSent",
+    "OutRsts",
+];
+
+/// The scenario.
+pub struct Crr {
+    conditions: Vec<Condition>,
+    beds: Vec<Bed>,
+    ways: Vec<Way>,
+    seconds: f64,
+}
+
+impl Crr {
+    /// Makes the lab.
+    ///
+    /// # Errors
+    /// When the host does not allow it, or has a single CPU.
+    pub fn new(effort: &Effort) -> Result<Self> {
+        let conditions = effort.conditions(&[Napi::Interrupt], &[Gro::On]);
+        let beds = Bed::each(&conditions)?;
+        Ok(Self {
+            ways: beds[0].masks().ways(&MODES),
+            conditions,
+            beds,
+            seconds: effort.seconds,
+        })
+    }
+}
+
+/// Whether each connection that was lost is one that the client knows of.
+fn check(seen: &Seen) -> Result<()> {
+    for counter in REFUSALS {
+        let refused = seen.tcp.get(counter).copied().unwrap_or(0);
+        fit!(
+            refused == 0,
+            "the server refused connections: TCP counts {counter} {refused}"
+        );
+    }
+    Ok(())
+}
+
+impl Experiment for Crr {
+    fn plan(&self) -> Plan {
+        let name = format!("{CLIENTS} clients");
+        let cases = self.conditions.iter().map(|condition| CasePlan {
+            case: condition.case(&name, &self.conditions),
+            modes: self.ways.iter().map(Way::to_string).collect(),
+        });
+        Plan {
+            scenario: "crr",
+            question: "How many connections with one request each does a server take, and how long \
+                       does one take?",
+            metrics: ClosedLoop::metrics(),
+            cases: cases.collect(),
+            conditions: self.beds[0].conditions(&self.conditions),
+            notes: vec![
+                "A transaction is a connection: SYN, one byte to and fro, FIN. Its latency ends with \
+                 the reply, not with the close. The server has a listener (SO_REUSEPORT), an epoll \
+                 and a thread on each CPU that does not poll the queue. The client is an XDP program \
+                 at the other end that sends segments without options, the request with the \
+                 acknowledgement of the SYN-ACK, and its FIN first: the server keeps no TIME_WAIT. A \
+                 client that makes no progress for half a second begins a new connection; such \
+                 connections count as sent again."
+                    .to_owned(),
+            ],
+            seconds_each: self.seconds + 0.35,
+        }
+    }
+
+    fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
+        let (bed, way) = (&self.beds[case], self.ways[mode]);
+        let dut = &bed.link.dut;
+        let flows = UdpFlows::to(dut, CLIENTS);
+        let active = bed.start(way)?;
+        let local = SocketAddr::new(flows.daddr, flows.dport);
+        let server = Server::listen(&dut.netns, local, &bed.masks().others)?;
+        let client = Client::connecting(&bed.link, &flows)?;
+        let sample = Sample::take(bed, client, server, None, self.seconds)?;
+        sample.check()?;
+        check(&sample.seen)?;
+        bed.verify(&active, way, &sample.seen, CLIENTS)?;
+        active.stop()?;
+        Ok(sample.values(way))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::experiment::Unfit;
+
+    #[test]
+    fn a_server_that_refused_connections_gives_no_figure() {
+        let seen = |counters: &[(&str, u64)]| Seen {
+            tcp: counters.iter().map(|&(n, v)| (n.to_owned(), v)).collect(),
+            ..Default::default()
+        };
+        check(&seen(&[("ListenOverflows", 0), ("InSegs", 5)])).unwrap();
+        for counter in REFUSALS {
+            let refused = check(&seen(&[(counter, 1)]));
+            assert!(refused.is_err_and(|error| error.is::<Unfit>()));
+        }
+    }
+}

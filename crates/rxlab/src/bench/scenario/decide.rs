@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `decide`: what one decision costs, against a program that only passes.
+//!
+//! The XDP program runs over one packet again and again (`BPF_PROG_TEST_RUN`), with tables of its
+//! own that are never attached: nothing is redirected in truth, the caches are warm. The kernel
+//! reports the mean time of a run in ns.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use etherparse::PacketBuilder;
+use indexmap::IndexMap;
+use libbpf_rs::{MapCore, MapFlags};
+use nix::unistd::Pid;
+use rxsteer::cli::run::Tunnel;
+use rxsteer::datapath::policy::Policy;
+use rxsteer::datapath::rps_map::RpsMap;
+use rxsteer::datapath::{
+    Config, Datapath, DeviceConfig, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, draw_secret,
+};
+use rxsteer::host::device::XdpMode;
+
+use crate::bench::experiment::{CasePlan, Effort, Experiment, Plan, Values, fit, headline};
+use crate::bench::report::document::Better;
+use crate::bench::report::document::SUBJECT;
+use crate::lab::netns::bind;
+use crate::lab::xdp;
+use crate::lab_skel::LabSkel;
+
+/// linux/bpf.h
+const XDP_PASS: u32 = 2;
+const XDP_REDIRECT: u32 = 4;
+
+/// Runs of the program in one measured system call.
+const REPEAT: u32 = 200_000;
+
+/// Numbers of flows whose packets come in turn, for how the cost grows with them.
+const FLOWS: [u32; 4] = [1_000, 10_000, 100_000, 1_000_000];
+
+struct Packet {
+    case: String,
+    tunnels: u32,
+    /// More than one: the program runs behind one that changes the packet's source each time.
+    nr_flows: u32,
+    bytes: Vec<u8>,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Subject {
+    /// A program that only passes.
+    Empty,
+    /// rxsteer by RPS alone.
+    Rps,
+    /// rxsteer by RFS.
+    Rfs,
+    /// rxsteer by RFS, without its rule of order.
+    Unguarded,
+    /// rxsteer as it comes.
+    Adaptive,
+}
+
+impl Subject {
+    const ALL: [Self; 5] = [
+        Self::Empty,
+        Self::Rps,
+        Self::Rfs,
+        Self::Unguarded,
+        Self::Adaptive,
+    ];
+
+    fn mode(self) -> &'static str {
+        match self {
+            Self::Empty => "none",
+            Self::Rps => "rxsteer-rps",
+            Self::Rfs => "rxsteer-rfs",
+            Self::Unguarded => "unguarded",
+            Self::Adaptive => SUBJECT,
+        }
+    }
+
+    /// What becomes of every packet.
+    fn verdict(self) -> u32 {
+        match self {
+            Self::Empty | Self::Adaptive => XDP_PASS,
+            Self::Rps | Self::Rfs | Self::Unguarded => XDP_REDIRECT,
+        }
+    }
+
+    fn policy(self) -> Policy {
+        match self {
+            Self::Empty | Self::Rps => Policy::RPS,
+            Self::Rfs | Self::Unguarded => Policy::RFS,
+            Self::Adaptive => Policy::ADAPTIVE,
+        }
+    }
+}
+
+/// The scenario: each packet, with each program.
+pub struct Decide {
+    packets: Vec<Packet>,
+    seconds: f64,
+}
+
+impl Decide {
+    /// Nothing is loaded yet.
+    ///
+    /// # Errors
+    /// When the packets can't be built.
+    pub fn new(effort: &Effort) -> Result<Self> {
+        // One number, of a program alone: it needs less.
+        let seconds = effort.seconds / 4.0;
+        let packets = packets()?;
+        Ok(Self { packets, seconds })
+    }
+}
+
+impl Experiment for Decide {
+    fn plan(&self) -> Plan {
+        let cases = self.packets.iter().map(|packet| CasePlan {
+            case: packet.case.clone(),
+            modes: Subject::ALL.map(|s| s.mode().to_owned()).to_vec(),
+        });
+        Plan {
+            scenario: "decide",
+            question: "What does one decision cost, and how does that grow with the number of flows?",
+            metrics: IndexMap::from([headline("ns_per_packet", "Time of one run", "ns", Better::Lower)]),
+            cases: cases.collect(),
+            conditions: IndexMap::new(),
+            notes: vec![
+                "none is a program that only passes: what running any program costs. rxsteer is what it \
+                 costs at light load, where flows stay on the CPU that polls; in the other modes \
+                 of rxsteer they all go to another. With many flows \
+                 all modes run behind a program that changes the packet's source each time, and the \
+                 tables have as many slots as there are flows."
+                    .to_owned(),
+            ],
+            seconds_each: self.seconds + 0.15,
+        }
+    }
+
+    fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
+        let (packet, subject, seconds) = (&self.packets[case], Subject::ALL[mode], self.seconds);
+        let turns = || turns(packet, subject, seconds);
+        let ns = std::thread::scope(|scope| scope.spawn(turns).join())
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        Ok(vec![("ns_per_packet", ns)])
+    }
+}
+
+/// Mean ns of a run on CPU 0: a flow that is for CPU 1 would be at home there.
+fn turns(packet: &Packet, subject: Subject, seconds: f64) -> Result<f64> {
+    bind(Pid::from_raw(0), 0)?;
+    let runner = Runner::new(packet, subject)?;
+    // Twice around: the first time every slot is empty.
+    for _ in 0..(2 * packet.nr_flows).div_ceil(REPEAT) {
+        runner.run(packet)?;
+    }
+    let (mut sum, mut turns) = (0.0, 0.0);
+    let start = Instant::now();
+    while turns == 0.0 || start.elapsed().as_secs_f64() < seconds {
+        sum += f64::from(runner.run(packet)?);
+        turns += 1.0;
+    }
+    Ok(sum / turns)
+}
+
+/// A program, and what it needs.
+struct Runner {
+    lab: LabSkel<'static>,
+    datapath: Option<Datapath>,
+    verdict: u32,
+    varied: bool,
+}
+
+impl Runner {
+    fn new(packet: &Packet, subject: Subject) -> Result<Self> {
+        let varied = packet.nr_flows > 1;
+        let lab = xdp::load(|open| {
+            open.progs.empty.set_autoload(true);
+            open.progs.vary.set_autoload(varied);
+            let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;
+            constants.vary_nr_flows = packet.nr_flows;
+            // A prime, which none of the numbers of flows is a multiple of: scattered, but all of them.
+            constants.vary_step = 618_041 % packet.nr_flows;
+            Ok(())
+        })?;
+        let datapath = match subject {
+            Subject::Empty => None,
+            _ => {
+                let entries = packet.nr_flows.next_power_of_two();
+                let (slots, entries) = (
+                    RPS_FLOW_CNT.max(entries),
+                    RPS_SOCK_FLOW_ENTRIES.max(entries),
+                );
+                Some(self::subject(subject, packet.tunnels, slots, entries)?)
+            }
+        };
+        let runner = Self {
+            lab,
+            datapath,
+            verdict: subject.verdict(),
+            varied,
+        };
+        if varied {
+            let program = runner.subject().as_raw_fd().to_ne_bytes();
+            let targets = &runner.lab.maps.vary_target;
+            targets.update(&0u32.to_ne_bytes(), &program, MapFlags::ANY)?;
+        }
+        Ok(runner)
+    }
+
+    fn subject(&self) -> BorrowedFd<'_> {
+        match &self.datapath {
+            Some(datapath) => datapath.program(0),
+            None => self.lab.progs.empty.as_fd(),
+        }
+    }
+
+    /// Mean ns of [`REPEAT`] runs.
+    fn run(&self, packet: &Packet) -> Result<u32> {
+        let program = if self.varied {
+            self.lab.progs.vary.as_fd()
+        } else {
+            self.subject()
+        };
+        test_run(program, &packet.bytes, self.verdict)
+    }
+}
+
+/// A data path with one queue whose flows all go to a backlog, the whole way through the program;
+/// or stay, where the policy leaves them since no poll has told of any load.
+pub(super) fn subject(
+    subject: Subject,
+    tunnels: u32,
+    rps_flow_cnt: u32,
+    rps_sock_flow_entries: u32,
+) -> Result<Datapath> {
+    let config = Config {
+        // Nothing is ever taken off, so that no limit would do.
+        backlog_limit: u32::MAX,
+        backlog_nice: 0,
+        rps_sock_flow_entries,
+        rps_flow_cnt,
+        unconnected: true,
+        dry_run: false,
+        tunnels,
+        rx_hash: false,
+        flow_limit: FLOW_LIMIT,
+        unguarded: subject == Subject::Unguarded,
+        secret: draw_secret()?,
+    };
+    let mut datapath = Datapath::load(
+        &config,
+        &[DeviceConfig {
+            ifindex: 1,
+            nr_rx_queues: 1,
+            mode: XdpMode::Native,
+        }],
+    )?;
+    // Measured on CPU 0, so that CPU 1 is another; on a host with a single CPU
+    // the kernel makes no backlog for it, and that is an error.
+    datapath.backlogs().make(0, 1)?;
+    datapath.set_rps_map(0, &RpsMap::inline().spread_over(&[1]))?;
+    datapath.settle(0)?;
+    datapath.steer_by(subject.policy())?;
+    Ok(datapath)
+}
+
+fn test_run(program: BorrowedFd<'_>, packet: &[u8], verdict: u32) -> Result<u32> {
+    let mut opts = libbpf_sys::bpf_test_run_opts {
+        sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,
+        data_in: packet.as_ptr().cast(),
+        data_size_in: packet.len() as u32,
+        repeat: REPEAT as i32,
+        ..Default::default()
+    };
+    // SAFETY: the packet and the options live through the call.
+    let result = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &mut opts) };
+    if result < 0 {
+        return Err(std::io::Error::from_raw_os_error(-result)).context("running the program");
+    }
+    // A poll of another device on this CPU looks as if it had lasted since the first packet: then
+    // flows don't stay.
+    fit!(
+        opts.retval == verdict,
+        "the program said {} rather than {verdict}: it did not run, or something else was polled \
+         on its CPU",
+        opts.retval
+    );
+    Ok(opts.duration)
+}
+
+/// Plain packets and one tunnel, as small as they come: the payload is never read.
+fn packets() -> Result<Vec<Packet>> {
+    const MACS: ([u8; 6], [u8; 6]) = ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
+    const V4: ([u8; 4], [u8; 4]) = ([192, 0, 2, 1], [192, 0, 2, 2]);
+    const V6: ([u8; 16], [u8; 16]) = ([0x20; 16], [0x21; 16]);
+    let ethernet = || PacketBuilder::ethernet2(MACS.0, MACS.1);
+    let ipv4 = || ethernet().ipv4(V4.0, V4.1, 64);
+    let vlan = || ethernet().single_vlan(etherparse::VlanId::try_new(7).expect("below 4096"));
+
+    let mut inner = Vec::new();
+    ipv4().tcp(40_000, 443, 1, 1024).write(&mut inner, &[])?;
+    let mut vxlan = vec![8, 0, 0, 0, 0, 0, 42, 0];
+    vxlan.extend(&inner);
+
+    let mut packets = Vec::new();
+    let mut add = |case: &str, tunnels, write: &dyn Fn(&mut Vec<u8>) -> Result<(), _>| {
+        let mut bytes = Vec::new();
+        let written: Result<(), etherparse::err::packet::BuildWriteError> = write(&mut bytes);
+        packets.push(Packet {
+            case: case.to_owned(),
+            tunnels,
+            nr_flows: 1,
+            bytes,
+        });
+        written
+    };
+    add("tcp4", 0, &|b| {
+        ipv4().tcp(40_000, 443, 1, 1024).write(b, &[])
+    })?;
+    add("udp4", 0, &|b| ipv4().udp(40_000, 443).write(b, &[0; 18]))?;
+    add("tcp6", 0, &|b| {
+        ethernet()
+            .ipv6(V6.0, V6.1, 64)
+            .tcp(40_000, 443, 1, 1024)
+            .write(b, &[])
+    })?;
+    add("vlan-tcp4", 0, &|b| {
+        vlan()
+            .ipv4(V4.0, V4.1, 64)
+            .tcp(40_000, 443, 1, 1024)
+            .write(b, &[])
+    })?;
+    add("vxlan-tcp4", Tunnel::Vxlan.bits(), &|b| {
+        ipv4().udp(40_000, 4789).write(b, &vxlan)
+    })?;
+    let tcp4 = packets[0].bytes.clone();
+    packets.extend(FLOWS.map(|nr_flows| Packet {
+        case: format!("tcp4, {nr_flows} flows"),
+        tunnels: 0,
+        nr_flows,
+        bytes: tcp4.clone(),
+    }));
+    Ok(packets)
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `fairness`: what modest flows still get beside one that floods.
+//!
+//! One wire sends a frame of a modest flow, then some of the flood's, and so on, as fast as it can.
+//! Two applications share a CPU that does not poll the queue, one for the modest flows and one for
+//! the flood.
+
+use std::net::SocketAddr;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use indexmap::IndexMap;
+
+use crate::bench::experiment::{
+    CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, fit, headline,
+};
+use crate::bench::report::document::Better;
+use crate::bench::setup::bed::Bed;
+use crate::bench::setup::mode::{Cpus, Mode, Way};
+use crate::bench::setup::throughput::FLOOR;
+use crate::bench::setup::traffic::{Counts, Receiver, SETTLING, Traffic, check, drain};
+use crate::lab::frame::{Frames, UdpFlows};
+use crate::lab::jumper::{Jumpers, Reads};
+use crate::lab::sockets;
+use crate::lab::wire::WireConfig;
+
+/// The modest flows, each with little to say, and their sockets.
+const NR_MODEST: u32 = 1024;
+const NR_SOCKETS: u16 = 64;
+
+/// The flood's packets for each of these. With an odd sum, modest packets come at every place of the
+/// wire's batches of 64 alike: those that find the ring full are lost by all flows in proportion.
+const FLOOD: u32 = 32;
+
+/// Bytes of each socket's buffer.
+const RCVBUF: usize = 1 << 18;
+
+/// The scenario.
+pub struct Fairness {
+    conditions: Vec<Condition>,
+    beds: Vec<Bed>,
+    ways: Vec<Way>,
+    seconds: f64,
+}
+
+impl Fairness {
+    /// Makes the lab.
+    ///
+    /// # Errors
+    /// When the host does not allow it, or has a single CPU.
+    pub fn new(effort: &Effort) -> Result<Self> {
+        let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
+        let beds = Bed::each(&conditions)?;
+        let mut ways = beds[0].masks().ways(&[Mode::None, Mode::KernelRps]);
+        ways.push(Way {
+            mode: Mode::RxsteerRps,
+            cpus: Cpus::Others,
+        });
+        ways.push(Way::by_default(Mode::Rxsteer));
+        Ok(Self {
+            conditions,
+            beds,
+            ways,
+            seconds: effort.seconds,
+        })
+    }
+}
+
+impl Experiment for Fairness {
+    fn plan(&self) -> Plan {
+        use Better::{Higher, Neither};
+        let name = format!("1 flow among {NR_MODEST}");
+        let cases = self.conditions.iter().map(|condition| CasePlan {
+            case: condition.case(&name, &self.conditions),
+            modes: self.ways.iter().map(Way::to_string).collect(),
+        });
+        let mut conditions = self.beds[0].conditions(&self.conditions);
+        conditions.insert(
+            "modest flows".to_owned(),
+            format!("one packet in {}, to {NR_SOCKETS} sockets", 1 + FLOOD),
+        );
+        Plan {
+            scenario: "fairness",
+            question: "What do a thousand modest flows still get when one more floods the queue?",
+            metrics: IndexMap::from([
+                headline("modest_percent", "Of the modest flows, delivered", "%", Higher),
+                headline("flood_pps", "Of the flood, delivered", "packets/s", Neither),
+                detail("modest_pps", "Offered by the modest flows", "packets/s", Neither),
+            ]),
+            cases: cases.collect(),
+            conditions,
+            notes: vec![
+                "Two applications share the first CPU that does not poll the queue, with a thread each: \
+                 one reads the modest flows' sockets, the other the flood's. Where the generator shares the \
+                 CPU that polls the queue, what keeps that busy throttles the flood and the modest flows \
+                 alike, and modest_pps tells. What finds the device's ring full does not count as \
+                 offered. The kernel's own flow limit is off, as it \
+                 is by default."
+                    .to_owned(),
+            ],
+            seconds_each: SETTLING.as_secs_f64() + self.seconds + 0.25,
+        }
+    }
+
+    fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
+        let (bed, way) = (&self.beds[case], self.ways[mode]);
+        let active = bed.start(way)?;
+        let applications = Applications::start(bed)?;
+        let watch = bed.watch()?;
+        let sent = send(bed, &applications, self.seconds);
+        let seen = watch.end();
+        // Before the next ones bind their sockets, also when this measurement is refused.
+        applications.stop()?;
+        let ((traffic, values), seen) = (sent?, seen?);
+        check(bed, &active, way, &traffic, &seen)?;
+        active.stop()?;
+        Ok(values)
+    }
+}
+
+/// The flows: the last one floods.
+fn flows(bed: &Bed) -> UdpFlows {
+    UdpFlows {
+        nr_dports: NR_SOCKETS,
+        flood: FLOOD,
+        ..UdpFlows::to(&bed.link.dut, NR_MODEST)
+    }
+}
+
+/// One for the modest flows, one for the flood.
+struct Applications {
+    modest: Jumpers,
+    flood: Jumpers,
+}
+
+impl Applications {
+    fn start(bed: &Bed) -> Result<Self> {
+        let (netns, flows) = (&bed.link.dut.netns, flows(bed));
+        let server = |index| {
+            let dport = flows.dport + index;
+            let flows = UdpFlows {
+                dport,
+                ..flows.clone()
+            };
+            sockets::server(netns, &flows, RCVBUF)
+        };
+        let modest = (0..NR_SOCKETS).map(server).collect::<Result<_>>()?;
+        // Connected, so that it takes its flow's packets off the other one on that port.
+        let port = flows.dport + NR_MODEST as u16 % NR_SOCKETS;
+        let local = SocketAddr::new(flows.daddr, port);
+        let source = flows.source(NR_MODEST);
+        let flood = sockets::connected_to(netns, local, std::iter::once(source), RCVBUF)?;
+        // From one CPU to the same: they stay there.
+        let cpus: Vec<u32> = bed.masks().others.first().into_iter().collect();
+        let start = |sockets| Jumpers::start(netns, vec![sockets], Reads::Datagrams, &cpus);
+        Ok(Self {
+            modest: start(modest)?,
+            flood: start(flood)?,
+        })
+    }
+
+    fn stop(self) -> Result<()> {
+        self.modest.stop()?;
+        self.flood.stop().map(drop)
+    }
+}
+
+impl Receiver for Applications {
+    fn received(&self) -> u64 {
+        Receiver::received(&self.modest) + Receiver::received(&self.flood)
+    }
+
+    fn dropped(&self) -> Result<u64> {
+        Ok(Receiver::dropped(&self.modest)? + Receiver::dropped(&self.flood)?)
+    }
+}
+
+/// Sends for [`SETTLING`] and `seconds`. What became of all packets, and what was measured.
+fn send(bed: &Bed, to: &Applications, seconds: f64) -> Result<(Traffic, Values)> {
+    let config = WireConfig {
+        frames: Frames::Udp(flows(bed)),
+        count: None,
+        rate: None,
+        lossless: false,
+        window: None,
+    };
+    let of_modest = |accepted: u64| accepted.div_ceil(u64::from(1 + FLOOD));
+    let wire = bed.send(&config)?;
+    let look = || {
+        Ok(Counts {
+            delivered: Receiver::received(&to.modest),
+            accepted: of_modest(wire.counts()?.accepted),
+            ..Default::default()
+        })
+    };
+    sleep(SETTLING);
+    let then = Counts::when_few_are_under_way(look)?;
+    let (flood, start) = (Receiver::received(&to.flood), Instant::now());
+    sleep(Duration::from_secs_f64(seconds));
+    let flood = Receiver::received(&to.flood) - flood;
+    let offered = look()?.since(then).accepted;
+    let seconds = start.elapsed().as_secs_f64();
+    let sent = wire.stop()?;
+    drain(to)?;
+    let all = Counts {
+        accepted: sent.sent - sent.lost,
+        delivered: to.received(),
+        refused: sent.lost,
+    };
+    let modest = Counts {
+        accepted: of_modest(all.accepted),
+        delivered: Receiver::received(&to.modest),
+        ..Default::default()
+    };
+    let modest = modest.since(then);
+    let offered = offered as f64 / seconds;
+    fit!(
+        offered * f64::from(1 + FLOOD) >= FLOOR,
+        "the generator was starved: of the modest flows it offered {offered:.0} packets/s"
+    );
+    let traffic = Traffic {
+        all,
+        dropped: to.dropped()?,
+        ..Default::default()
+    };
+    let percent = 100.0 * modest.delivered as f64 / modest.accepted as f64;
+    let values = vec![
+        ("modest_percent", percent),
+        ("flood_pps", flood as f64 / seconds),
+        ("modest_pps", offered),
+    ];
+    Ok((traffic, values))
+}

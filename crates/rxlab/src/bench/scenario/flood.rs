@@ -1,0 +1,295 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `flood`: more UDP packets than a host can use, into one receive queue.
+//!
+//! The queue is polled on one CPU; the application runs on another, or on several where there are more.
+//! Counted are the packets that the device accepted and those that the application got.
+
+use std::fmt;
+use std::net::SocketAddr;
+
+use anyhow::Result;
+use indexmap::IndexMap;
+
+use crate::bench::experiment::{
+    CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, headline,
+};
+use crate::bench::report::document::Better;
+use crate::bench::setup::bed::{Bed, Masks};
+use crate::bench::setup::mode::{Mode, Way};
+use crate::bench::setup::traffic::{NR_CONNECTED, Receiver, SETTLING, Traffic, check};
+use crate::bench::setup::watch::Seen;
+use crate::lab::frame::{Frames, UdpFlows};
+use crate::lab::jumper::{Jumpers, Reads};
+use crate::lab::sink::{Sink, SinkConfig};
+use crate::lab::sockets;
+
+/// Flows of the flood.
+pub const NR_FLOWS: u32 = 4096;
+
+/// Threads of an application that reads one socket with several.
+pub const NR_THREADS: usize = 8;
+
+/// Bytes of the buffer of each of many sockets.
+pub(super) const RCVBUF: usize = 1 << 18;
+
+/// What one measurement found.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    /// What the wire sent, and the application got.
+    pub traffic: Traffic,
+    /// What the kernel counted.
+    pub seen: Seen,
+}
+
+/// Sends for `seconds`, as fast as it can, in one way to steer.
+///
+/// # Errors
+/// When something of the lab failed; [`Unfit`](crate::bench::experiment::Unfit) when the way had no effect, or packets
+/// are unaccounted for.
+pub fn measure(bed: &Bed, way: Way, to: Sockets, seconds: f64) -> Result<Sample> {
+    let active = bed.start(way)?;
+    let frames = Frames::Udp(to.flows(bed));
+    let application = Application::start(bed, to)?;
+    let watch = bed.watch()?;
+    let traffic = Traffic::send(bed, &application, &frames, None, seconds);
+    let seen = watch.end();
+    // Before the next one binds its socket, also when this measurement is refused.
+    application.stop()?;
+    let (traffic, seen) = (traffic?, seen?);
+    check(bed, &active, way, &traffic, &seen)?;
+    traffic.exceeds_the_host()?;
+    active.stop()?;
+    Ok(Sample { traffic, seen })
+}
+
+/// What the application receives on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sockets {
+    /// One unconnected socket for [`NR_FLOWS`] flows.
+    Server,
+    /// The same, read by [`NR_THREADS`] threads on no particular CPU.
+    Shared,
+    /// [`NR_CONNECTED`] sockets, each connected to a flow's source.
+    Connected,
+    /// For [`NR_FLOWS`] flows a socket and a thread on each CPU that does not poll the queue
+    /// (SO_REUSEPORT).
+    Reuseport,
+}
+
+impl Sockets {
+    /// Flows that are sent to them.
+    pub fn nr_flows(self) -> u32 {
+        match self {
+            Self::Server | Self::Shared | Self::Reuseport => NR_FLOWS,
+            Self::Connected => NR_CONNECTED,
+        }
+    }
+
+    /// What is sent to them.
+    pub(super) fn flows(self, bed: &Bed) -> UdpFlows {
+        UdpFlows::to(&bed.link.dut, self.nr_flows())
+    }
+}
+
+impl fmt::Display for Sockets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Server => write!(f, "one socket, {NR_FLOWS} flows"),
+            Self::Shared => write!(f, "one socket, {NR_THREADS} threads, {NR_FLOWS} flows"),
+            Self::Connected => write!(f, "{NR_CONNECTED} connected sockets"),
+            Self::Reuseport => write!(f, "a socket for each CPU, {NR_FLOWS} flows"),
+        }
+    }
+}
+
+/// Its threads.
+pub(super) enum Application {
+    Server(Sink),
+    Connected(Jumpers),
+}
+
+impl Application {
+    /// On a CPU that does not poll the queue, unless its threads are many; with more sockets than one
+    /// on all such CPUs, where the generators have theirs.
+    pub(super) fn start(bed: &Bed, to: Sockets) -> Result<Self> {
+        let (dut, flows) = (&bed.link.dut, to.flows(bed));
+        let others = &bed.masks().others;
+        let mut sink = SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport));
+        Ok(match to {
+            Sockets::Server | Sockets::Shared => {
+                sink.threads = match to {
+                    Sockets::Shared => vec![None; NR_THREADS],
+                    _ => vec![others.first()],
+                };
+                sink.reuseport = false;
+                Self::Server(Sink::start(&dut.netns, &sink)?)
+            }
+            Sockets::Reuseport => {
+                sink.threads = others.iter().map(Some).collect();
+                Self::Server(Sink::start(&dut.netns, &sink)?)
+            }
+            Sockets::Connected => {
+                let sockets = sockets::connected(&dut.netns, &flows, RCVBUF)?;
+                let cpus = match bed.masks().apart() {
+                    true => others.clone(),
+                    false => others.first().into_iter().collect(),
+                };
+                let threads = Jumpers::spread(&dut.netns, sockets, Reads::Datagrams, &cpus)?;
+                Self::Connected(threads)
+            }
+        })
+    }
+
+    /// Stops it, and says so if it had failed meanwhile.
+    pub(super) fn stop(self) -> Result<()> {
+        match self {
+            Self::Server(sink) => sink.stop().map(drop),
+            Self::Connected(threads) => threads.stop().map(drop),
+        }
+    }
+}
+
+impl Receiver for Application {
+    fn received(&self) -> u64 {
+        match self {
+            Self::Server(sink) => Receiver::received(sink),
+            Self::Connected(threads) => Receiver::received(threads),
+        }
+    }
+
+    fn dropped(&self) -> Result<u64> {
+        match self {
+            Self::Server(sink) => Receiver::dropped(sink),
+            Self::Connected(threads) => Receiver::dropped(threads),
+        }
+    }
+}
+
+/// The scenario: to one socket, kernel RPS, a naive cpumap and rxsteer, by RPS alone and with its
+/// default policy; to connected sockets, which kernel RFS follows too, also that, and rxsteer's own
+/// RFS; to a socket that several threads read, what their following costs; and to a socket for each
+/// CPU, if there are several.
+pub struct Flood {
+    labs: Labs,
+    seconds: f64,
+}
+
+impl Flood {
+    /// Makes the lab.
+    ///
+    /// # Errors
+    /// When the host does not allow it, or has a single CPU.
+    pub fn new(effort: &Effort) -> Result<Self> {
+        use Mode::{Cpumap, KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs, RxsteerRps};
+        let cases = [
+            (
+                Sockets::Server,
+                &[None, KernelRps, Cpumap, RxsteerRps, Rxsteer][..],
+            ),
+            (
+                Sockets::Connected,
+                &[None, KernelRps, KernelRfs, Cpumap, RxsteerRfs, Rxsteer],
+            ),
+            (Sockets::Shared, &[None, RxsteerRps, Rxsteer]),
+            (
+                Sockets::Reuseport,
+                &[None, KernelRps, Cpumap, RxsteerRfs, Rxsteer],
+            ),
+        ];
+        // On fewer CPUs it is one thread: the first case.
+        let cases = match Masks::host()?.apart() {
+            true => &cases[..],
+            false => &cases[..cases.len() - 1],
+        };
+        Ok(Self {
+            labs: Labs::new(effort, cases)?,
+            seconds: effort.seconds,
+        })
+    }
+}
+
+/// A lab for each condition, and in each the same sockets and ways to steer.
+pub(super) struct Labs {
+    conditions: Vec<Condition>,
+    beds: Vec<Bed>,
+    cases: Vec<(usize, Sockets, Vec<Way>)>,
+}
+
+impl Labs {
+    /// Of each case the sockets, and the modes over all masks.
+    pub(super) fn new(effort: &Effort, cases: &[(Sockets, &[Mode])]) -> Result<Self> {
+        let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
+        let beds = Bed::each(&conditions)?;
+        let ways = |modes| beds[0].masks().ways(modes);
+        let in_bed = |bed| cases.iter().map(move |&(to, modes)| (bed, to, modes));
+        let cases = (0..beds.len())
+            .flat_map(in_bed)
+            .map(|(bed, to, modes)| (bed, to, ways(modes)))
+            .collect();
+        Ok(Self {
+            conditions,
+            beds,
+            cases,
+        })
+    }
+
+    /// For a plan.
+    pub(super) fn cases(&self) -> Vec<CasePlan> {
+        let plan = |(bed, to, ways): &(usize, Sockets, Vec<Way>)| CasePlan {
+            case: self.conditions[*bed].case(&to.to_string(), &self.conditions),
+            modes: ways.iter().map(Way::to_string).collect(),
+        };
+        self.cases.iter().map(plan).collect()
+    }
+
+    /// For a plan.
+    pub(super) fn conditions(&self) -> IndexMap<String, String> {
+        self.beds[0].conditions(&self.conditions)
+    }
+
+    /// What the numbers of a plan stand for.
+    pub(super) fn get(&self, case: usize, mode: usize) -> (&Bed, Sockets, Way) {
+        let (bed, to, ways) = &self.cases[case];
+        (&self.beds[*bed], *to, ways[mode])
+    }
+}
+
+impl Experiment for Flood {
+    fn plan(&self) -> Plan {
+        use Better::{Higher, Neither};
+        Plan {
+            scenario: "flood",
+            question: "What does the application still get when far more UDP packets come than it can \
+                       use?",
+            metrics: IndexMap::from([
+                headline("delivered_pps", "Delivered to the application", "packets/s", Higher),
+                headline("accepted_pps", "Accepted from the wire", "packets/s", Neither),
+                detail("flow_limit_drops", "Dropped by the kernel's flow limit", "packets/s", Neither),
+            ]),
+            cases: self.labs.cases(),
+            conditions: self.labs.conditions(),
+            notes: vec![
+                "A generator that shares the CPU that polls the queue has the lowest priority in its \
+                 scheduling group: what keeps that CPU busy throttles it too. Generators with CPUs of \
+                 their own send as fast as they can, and give no figure where nearly all of it is \
+                 delivered. Accepted alone proves nothing, since late drops count as accepted."
+                    .to_owned(),
+            ],
+            seconds_each: SETTLING.as_secs_f64() + self.seconds + 0.15,
+        }
+    }
+
+    fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
+        let (bed, to, way) = self.labs.get(case, mode);
+        let Sample { traffic, seen } = measure(bed, way, to, self.seconds)?;
+        let mut values = vec![
+            ("delivered_pps", traffic.delivered_pps()),
+            ("accepted_pps", traffic.accepted_pps()),
+        ];
+        if way.mode.is_kernels() {
+            let drops = seen.flow_limit() as f64 / seen.seconds;
+            values.push(("flow_limit_drops", drops));
+        }
+        Ok(values)
+    }
+}

@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `follow`: how long a flow takes to arrive where its application has gone.
+//!
+//! A thread with a connected UDP socket goes from CPU to CPU; each time it measures from its move
+//! to the moment when the socket says that the network stack has processed a packet on its new CPU
+//! (SO_INCOMING_CPU). Other flows of the same rate go to another socket meanwhile.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use indexmap::IndexMap;
+use nix::errno::Errno;
+use nix::unistd::Pid;
+
+use crate::bench::experiment::{
+    CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, fit, headline,
+};
+use crate::bench::report::document::Better;
+use crate::bench::report::document::SUBJECT;
+use crate::bench::setup::bed::Bed;
+use crate::bench::setup::mode::{Cpus, Mode, Way};
+use crate::lab::frame::{Frames, UdpFlows};
+use crate::lab::netns::bind;
+use crate::lab::sink::{Sink, SinkConfig};
+use crate::lab::sockets;
+use crate::lab::wire::WireConfig;
+
+/// Packets per second of each flow.
+const RATE: u64 = 10_000;
+
+/// The one that is measured, and others.
+const NR_FLOWS: u32 = 8;
+
+/// How long a thread stays before it goes again.
+const STAY: Duration = Duration::from_millis(5);
+
+/// A flow that takes longer has not followed.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Those that follow whatever the load: rxsteer's default leaves flows where they are received while
+/// that CPU has room.
+const MODES: [(&str, Mode); 2] = [("kernel-rfs", Mode::KernelRfs), (SUBJECT, Mode::RxsteerRfs)];
+
+/// The scenario: kernel RFS and rxsteer.
+pub struct Follow {
+    bed: Bed,
+    condition: Condition,
+    seconds: f64,
+}
+
+impl Follow {
+    /// Makes the lab.
+    ///
+    /// # Errors
+    /// When the host does not allow it, or has a single CPU.
+    pub fn new(effort: &Effort) -> Result<Self> {
+        let condition = effort.conditions(&[Napi::Thread], &[Gro::On])[0];
+        Ok(Self {
+            bed: Bed::new(condition)?,
+            condition,
+            seconds: effort.seconds,
+        })
+    }
+}
+
+impl Experiment for Follow {
+    fn plan(&self) -> Plan {
+        Plan {
+            scenario: "follow",
+            question: "How long does a flow take to arrive where its application has gone?",
+            metrics: IndexMap::from([
+                headline(
+                    "arrived_us_p50",
+                    "From move to arrival, median",
+                    "us",
+                    Better::Lower,
+                ),
+                headline(
+                    "arrived_us_p99",
+                    "From move to arrival, 99th percentile",
+                    "us",
+                    Better::Lower,
+                ),
+                detail("moves", "Moves of the application", "1", Better::Neither),
+            ]),
+            cases: vec![CasePlan {
+                case: format!("{RATE} packets/s in each of {NR_FLOWS} flows"),
+                modes: MODES.map(|(name, _)| name.to_owned()).to_vec(),
+            }],
+            conditions: self.bed.conditions(&[self.condition]),
+            notes: vec![
+                "rxsteer runs under --policy rfs: by default, flows stay where they are received while \
+                 that CPU has room."
+                    .to_owned(),
+            ],
+            seconds_each: self.seconds + 0.15,
+        }
+    }
+
+    fn measure(&mut self, _: usize, mode: usize) -> Result<Values> {
+        let mut times = measure(&self.bed, MODES[mode].1, self.seconds)?;
+        fit!(!times.is_empty(), "the application never moved");
+        times.sort_by(f64::total_cmp);
+        let quantile = |q: f64| times[((times.len() - 1) as f64 * q) as usize];
+        Ok(vec![
+            ("arrived_us_p50", quantile(0.5)),
+            ("arrived_us_p99", quantile(0.99)),
+            ("moves", times.len() as f64),
+        ])
+    }
+}
+
+/// Microseconds from each move to the flow's arrival.
+fn measure(bed: &Bed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
+    let cpus: Vec<u32> = bed.masks().all.iter().collect();
+    let dut = &bed.link.dut;
+    let active = bed.start(Way {
+        mode,
+        cpus: Cpus::All,
+    })?;
+    let flows = UdpFlows::to(dut, NR_FLOWS);
+    let local = SocketAddr::new(flows.daddr, flows.dport);
+    // Unconnected: it gets what the other socket is not connected to.
+    let sink = Sink::start(&dut.netns, &SinkConfig::new(local))?;
+    let socket = dut
+        .netns
+        .run(|| connected(local, SocketAddr::new(flows.saddr, flows.sport)))?;
+    let config = WireConfig {
+        frames: Frames::Udp(flows),
+        count: None,
+        rate: Some(RATE * u64::from(NR_FLOWS)),
+        lossless: false,
+        window: None,
+    };
+    let stop = Arc::new(AtomicBool::new(false));
+    let seen = stop.clone();
+    let wire = bed.send(&config)?;
+    let thread = dut
+        .netns
+        .spawn(None, "app", move || wander(&socket, &cpus, &seen))?;
+    sleep(Duration::from_secs_f64(seconds));
+    stop.store(true, Ordering::Relaxed);
+    let times = match thread.join() {
+        Ok(times) => times.context("the application did not start")??,
+        Err(panic) => std::panic::resume_unwind(panic),
+    };
+    wire.stop()?;
+    sink.stop()?;
+    active.stop()?;
+    Ok(times)
+}
+
+fn connected(local: SocketAddr, peer: SocketAddr) -> Result<UdpSocket> {
+    let socket = sockets::reuseport(local)?;
+    socket.connect(peer)?;
+    socket.set_read_timeout(Some(PATIENCE))?;
+    Ok(socket)
+}
+
+/// From CPU to CPU until told to stop, staying a while on each.
+fn wander(socket: &UdpSocket, cpus: &[u32], stop: &AtomicBool) -> Result<Vec<f64>> {
+    let mut times = Vec::new();
+    let mut buffer = [0; 2048];
+    for &cpu in cpus.iter().cycle() {
+        let gone = Instant::now();
+        bind(Pid::from_raw(0), cpu)?;
+        loop {
+            socket.recv(&mut buffer).context("no packet comes")?;
+            if incoming_cpu(socket)? == cpu {
+                break;
+            }
+            ensure!(
+                gone.elapsed() < PATIENCE,
+                "the flow does not follow to CPU {cpu}"
+            );
+        }
+        times.push(gone.elapsed().as_secs_f64() * 1e6);
+        while gone.elapsed() < STAY {
+            socket.recv(&mut buffer).context("no packet comes")?;
+        }
+        if stop.load(Ordering::Relaxed) {
+            break;
+        }
+    }
+    // From where it started, nothing had to move.
+    times.remove(0);
+    Ok(times)
+}
+
+/// The CPU on which the stack processed the socket's latest packet.
+fn incoming_cpu(socket: &UdpSocket) -> Result<u32> {
+    let mut cpu = 0i32;
+    let mut len = size_of_val(&cpu) as libc::socklen_t;
+    // SAFETY: `cpu` has `len` bytes.
+    let ret = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_INCOMING_CPU,
+            (&raw mut cpu).cast(),
+            &mut len,
+        )
+    };
+    Errno::result(ret).context("SO_INCOMING_CPU")?;
+    u32::try_from(cpu).context("no packet has come yet")
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `forward`: what a router carries that has a firewall and tracks connections; and `firewall`: what
+//! it carries when the firewall compares each packet with a long list.
+//!
+//! As `lossfree`, but the packets go on through the router to another network, and end there as soon
+//! as they arrive: no application takes a CPU.
+
+use anyhow::Result;
+
+use crate::bench::experiment::{
+    CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, fit,
+};
+use crate::bench::scenario::flood::NR_FLOWS;
+use crate::bench::scenario::lossfree::{metrics, notes, search, search_seconds};
+use crate::bench::setup::bed::{Bed, INTERRUPT_CPU};
+use crate::bench::setup::mode::{Mode, Way};
+use crate::bench::setup::router::{NR_BLOCKED, Passed, Router, Ruleset};
+use crate::bench::setup::traffic::Traffic;
+use crate::lab::frame::Frames;
+
+/// Of the forwarded packets, those that may have met another rule than the one that is measured.
+const OTHERS: f64 = 0.001;
+
+/// The scenario.
+pub struct Forward {
+    ruleset: Ruleset,
+    conditions: Vec<Condition>,
+    beds: Vec<(Bed, Router)>,
+    ways: Vec<Way>,
+    seconds: f64,
+}
+
+impl Forward {
+    /// Makes the lab.
+    ///
+    /// # Errors
+    /// When the host does not allow it, or has a single CPU; [`Unfit`](crate::bench::experiment::Unfit) when it has no
+    /// `nft`, or no connection tracking.
+    pub fn new(effort: &Effort, ruleset: Ruleset) -> Result<Self> {
+        let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
+        let beds = conditions
+            .iter()
+            .map(|condition| {
+                let bed = Bed::new(*condition)?;
+                let router = Router::new(&bed.link.dut, ruleset)?;
+                establish(&bed, &router)?;
+                Ok((bed, router))
+            })
+            .collect::<Result<Vec<_>>>()?;
+        let modes = [Mode::None, Mode::KernelRps, Mode::Cpumap, Mode::Rxsteer];
+        Ok(Self {
+            ruleset,
+            conditions,
+            ways: beds[0].0.masks().ways(&modes),
+            beds,
+            seconds: effort.seconds,
+        })
+    }
+}
+
+/// Makes all flows known connections, whatever is measured next.
+fn establish(bed: &Bed, router: &Router) -> Result<()> {
+    let plain = bed.start(Way::by_default(Mode::None))?;
+    let flows = router.flows(&bed.link.dut, NR_FLOWS);
+    router.establish(&bed.link, INTERRUPT_CPU, &flows)?;
+    plain.stop()
+}
+
+/// Whether all that was forwarded passed by the rule that is measured.
+fn check(before: Passed, after: Passed, traffic: &Traffic) -> Result<()> {
+    let forwarded = traffic.all.delivered + traffic.dropped;
+    let expected = after.expected - before.expected;
+    let others = after.others - before.others;
+    let astray = forwarded.abs_diff(expected) + others;
+    fit!(
+        (astray as f64) < OTHERS * forwarded as f64,
+        "of {forwarded} forwarded packets {expected} passed by the firewall's rule for them; it saw \
+         {others} others"
+    );
+    Ok(())
+}
+
+impl Experiment for Forward {
+    fn plan(&self) -> Plan {
+        let modes: Vec<String> = self.ways.iter().map(Way::to_string).collect();
+        let cases = self.conditions.iter().map(|condition| CasePlan {
+            case: condition.case(&format!("router, {NR_FLOWS} flows"), &self.conditions),
+            modes: modes.clone(),
+        });
+        let (scenario, question, firewall) = match self.ruleset {
+            Ruleset::Stateful => (
+                "forward",
+                "How many UDP packets does a router with a firewall forward without loss, and how \
+                 many when more come?",
+                "The router's nftables ruleset drops what is not allowed, tracks connections, and \
+                 knows all flows, which have seen a reply, before anything is measured: the \
+                 firewall's counters show that every packet passed by the rule for known connections."
+                    .to_owned(),
+            ),
+            Ruleset::Blocklist => (
+                "firewall",
+                "How many UDP packets does a router forward that compares each with a long list of \
+                 rules?",
+                format!(
+                    "The router's nftables ruleset has {NR_BLOCKED} rules that block a source each \
+                     before the one that lets the packets pass, tracks no connections, and looks \
+                     nothing up: the counters before the first rule and in the last one show that \
+                     every packet was compared with all."
+                ),
+            ),
+        };
+        let mut notes = notes(self.seconds);
+        notes.push(format!(
+            "{firewall} Routes have no next hop to look up but a permanent neighbour. Packets leave \
+             by a veth of one queue, and end at its other end, on the CPU that forwarded them, in an \
+             XDP program. No application takes a CPU, and the kernel checks UDP's checksums itself, \
+             which hardware would do for an unsteered queue and kernel RPS."
+        ));
+        Plan {
+            scenario,
+            question,
+            metrics: metrics(),
+            cases: cases.collect(),
+            conditions: self.beds[0].0.conditions(&self.conditions),
+            notes,
+            seconds_each: search_seconds(self.seconds),
+        }
+    }
+
+    fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
+        let ((bed, router), way) = (&self.beds[case], self.ways[mode]);
+        establish(bed, router)?;
+        let frames = Frames::Udp(router.flows(&bed.link.dut, NR_FLOWS));
+        let active = bed.start(way)?;
+        let before = router.passed()?;
+        let (values, all) = search(bed, &active, way, router, &frames, self.seconds)?;
+        check(before, router.passed()?, &all)?;
+        active.stop()?;
+        Ok(values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::experiment::Unfit;
+    use crate::bench::setup::traffic::Counts;
+
+    #[test]
+    fn packets_that_met_another_rule_are_refused() {
+        let traffic = Traffic {
+            all: Counts {
+                delivered: 9_000,
+                ..Default::default()
+            },
+            dropped: 1_000,
+            ..Default::default()
+        };
+        let check = |expected: u64, others: u64| {
+            let before = Passed {
+                expected: 5,
+                others: 5,
+            };
+            let after = Passed {
+                expected: 5 + expected,
+                others: 5 + others,
+            };
+            check(before, after, &traffic)
+        };
+        check(10_000, 0).unwrap();
+        check(9_995, 4).unwrap();
+        for (expected, others) in [(9_900, 0), (10_100, 0), (10_000, 100), (0, 10_000)] {
+            let refused = check(expected, others);
+            assert!(refused.is_err_and(|error| error.is::<Unfit>()));
+        }
+    }
+}

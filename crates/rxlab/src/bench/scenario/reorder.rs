@@ -1,0 +1,750 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `reorder`: packets that overtake an earlier one of their flow, while everything moves.
+//!
+//! Masks change every 10 ms, each time while a CPU is kept from its work, so that packets wait there;
+//! applications change their CPU as fast as they can; packets come at the highest rate that the
+//! receivers keep up with. Each case adds something of its own. What must come out is zero. The
+//! control, `unguarded`, is the same program with its rule of order switched off: it shows that these
+//! packets would overtake each other.
+//!
+//! Order is looked at twice: where the device hands its packets to the stack, which is what the rule
+//! of order is about, and where the application reads them.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use indexmap::IndexMap;
+use rxsteer::api::client;
+use rxsteer::api::set::Change;
+use rxsteer::api::status::Queue;
+use rxsteer::cli::run::Tunnel;
+use rxsteer::daemon::options::{Mode, Options, RpsCpus};
+use rxsteer::datapath::backlogs::LIMIT_MAX;
+use rxsteer::datapath::policy::Policy;
+use rxsteer::host::cpumask::CpuMask;
+use rxsteer::host::setting::Setting;
+use rxsteer::host::topology::Topology;
+
+use crate::bench::experiment::{CasePlan, Effort, Experiment, Plan, Values, detail, fit, headline};
+use crate::bench::report::document::Better;
+use crate::bench::report::document::SUBJECT;
+use crate::bench::setup::mode::Active;
+use crate::lab::frame::{Frames, TcpFlows, UdpFlows, Vxlan};
+use crate::lab::hog::Hog;
+use crate::lab::jumper::{Jumpers, JumpersReport, Reads};
+use crate::lab::link::{Link, LinkConfig};
+use crate::lab::netns::Netns;
+use crate::lab::nic::Nic;
+use crate::lab::wire::{Window, Wire, WireConfig};
+use crate::lab::witness::Witness;
+use crate::lab::{sockets, softnet};
+
+/// The CPU that polls the queue, unless that is moved.
+const INTERRUPT_CPU: u32 = 0;
+
+/// From one change of the masks to the next.
+const STEP: Duration = Duration::from_millis(10);
+
+/// For how long a CPU does nothing else, before a change and after it.
+const HOG: Duration = Duration::from_millis(2);
+
+/// Steps between two restarts, or two changes of a CPU: both take longer than a step.
+const REST: u64 = 8;
+
+/// Frames under way at most: fewer than a backlog holds, so that none need be dropped.
+const WINDOW: u64 = 8192;
+
+/// Of UDP: few enough that a dozen packets of each are under way.
+const NR_FLOWS: u32 = 512;
+
+/// Packets that the application has not read, at most, where it polls: it has to find its socket
+/// empty now and then.
+const BUSY_POLL_WINDOW: u64 = 256;
+
+/// So few that of these, too, several are of one flow.
+const NR_BUSY_POLL_FLOWS: u32 = 32;
+
+/// How long it polls, at most.
+const BUSY_POLL_US: u32 = 500;
+
+/// Bytes of each socket's buffer; a frame takes some 5 kB of it.
+const RCVBUF: usize = 64 << 20;
+
+/// One after the other.
+const POLICIES: [Policy; 4] = [
+    Policy::ADAPTIVE,
+    Policy::RPS,
+    Policy {
+        idle: true,
+        ..Policy::RFS
+    },
+    Policy::RFS,
+];
+
+/// How long the last packets may take to arrive.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the traffic is, and what is done to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Case {
+    /// A connected socket per flow.
+    Udp,
+    /// One unconnected socket for all flows, as DNS and QUIC servers have.
+    UdpServer,
+    /// TCP without PSH: GRO waits for more.
+    Tcp,
+    /// TCP with PSH at the end of each run, which ends GRO's waiting.
+    TcpPush,
+    /// UDP in a VXLAN tunnel, steered by the inner flow.
+    Vxlan,
+    /// Routed to another namespace, over a veth of one queue.
+    SecondVeth,
+    /// The application polls the queue itself, and then not, in turns.
+    BusyPoll,
+    /// The thread that polls the queue goes to another CPU at each step.
+    Irq,
+    /// The queue is polled in softirq, on another CPU at each step.
+    Softirq,
+    /// rxsteer is stopped and started again.
+    Restart,
+    /// A CPU goes offline and comes back.
+    Hotplug,
+    /// Another policy holds, those that look at the load included.
+    Policies,
+}
+
+impl Case {
+    /// All of them, in the order in which they are reported.
+    pub const ALL: [Self; 12] = [
+        Self::Udp,
+        Self::UdpServer,
+        Self::Tcp,
+        Self::TcpPush,
+        Self::Vxlan,
+        Self::SecondVeth,
+        Self::BusyPoll,
+        Self::Irq,
+        Self::Softirq,
+        Self::Restart,
+        Self::Hotplug,
+        Self::Policies,
+    ];
+
+    fn is_tcp(self) -> bool {
+        matches!(self, Self::Tcp | Self::TcpPush)
+    }
+
+    /// Something is done that can be counted.
+    fn is_eventful(self) -> bool {
+        matches!(
+            self,
+            Self::BusyPoll
+                | Self::Irq
+                | Self::Softirq
+                | Self::Restart
+                | Self::Hotplug
+                | Self::Policies
+        )
+    }
+
+    /// Other devices, with queues of their own, are between the steered one and the application.
+    fn has_devices_above(self) -> bool {
+        matches!(self, Self::Vxlan | Self::SecondVeth)
+    }
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Udp => "udp",
+            Self::UdpServer => "udp-server",
+            Self::Tcp => "tcp",
+            Self::TcpPush => "tcp-push",
+            Self::Vxlan => "vxlan",
+            Self::SecondVeth => "second-veth",
+            Self::BusyPoll => "busy-poll",
+            Self::Irq => "irq",
+            Self::Softirq => "softirq",
+            Self::Restart => "restart",
+            Self::Policies => "policies",
+            Self::Hotplug => "hotplug",
+        })
+    }
+}
+
+/// What one measurement, or several together, found.
+#[derive(Clone, Debug, Default)]
+pub struct Sample {
+    /// Seconds of traffic.
+    pub seconds: f64,
+    /// Packets that the device handed to the stack, or for TCP segments that the application read:
+    /// all whose order was looked at.
+    pub packets: u64,
+    /// Packets that the application read.
+    pub read: u64,
+    /// Packets that the device handed to the stack after a later one of their flow.
+    pub overtaken_at_delivery: u64,
+    /// Packets that the application, or TCP, got after a later one of their flow. Where another
+    /// device is in between, it may have done that.
+    pub overtaken_at_socket: u64,
+    /// Times that a flow changed its location.
+    pub moves: u64,
+    /// Packets whose flow wanted to move and had to wait.
+    pub held: u64,
+    /// Times that an application's thread changed its CPU.
+    pub jumps: u64,
+    /// Times that the case did what it is named after: the queue's CPU changed, rxsteer was
+    /// started again, a CPU changed its state, or the packets that the application polled.
+    pub events: u64,
+    /// Packets that were lost before the device could hand them on: dropped or shed by rxsteer.
+    pub dropped: u64,
+}
+
+/// A measurement under way.
+#[derive(Clone, Copy, Debug)]
+pub struct Progress {
+    /// Since it began.
+    pub elapsed: Duration,
+    /// Packets delivered so far.
+    pub packets: u64,
+    /// Packets delivered out of order so far.
+    pub overtaken: u64,
+    /// Whether the applications have moved, and what the case is about has happened.
+    pub eventful: bool,
+}
+
+/// A link, its sockets, and what is sent to them.
+struct Bed {
+    link: Link,
+    _second: Option<Link>,
+    /// Without it, the queue is polled where the wire sends.
+    nic: Option<Nic>,
+    frames: Frames,
+    /// Where the application is, and what it reads, a list a thread.
+    application: Netns,
+    sockets: Vec<Vec<OwnedFd>>,
+    /// That polls, now and then: flows of one that does stay INLINE.
+    polling: Option<OwnedFd>,
+    online: CpuMask,
+}
+
+impl Bed {
+    fn new(case: Case) -> Result<Self> {
+        let online = Topology::host().online()?;
+        ensure!(online.len() > 1, "a flow can't move on one CPU");
+        let (tester, dut) = (Netns::new("tester")?, Netns::new("dut")?);
+        let link = Link::new(&tester, &dut, &LinkConfig::default())?;
+        let threaded = case != Case::Softirq;
+        let nic = threaded.then(|| Nic::new(&link.dut, &[INTERRUPT_CPU]));
+        let mut application = dut.clone();
+        let mut second = None;
+        let mut flows = UdpFlows {
+            run: 4,
+            ..UdpFlows::to(&link.dut, NR_FLOWS)
+        };
+        let frames = match case {
+            Case::Tcp | Case::TcpPush => {
+                flows = UdpFlows {
+                    nr_flows: 64,
+                    run: 16,
+                    payload_len: 500,
+                    ..flows
+                };
+                Frames::Tcp(TcpFlows {
+                    flows: flows.clone(),
+                    first_seq: 1,
+                    ack: 1,
+                    push: case == Case::TcpPush,
+                })
+            }
+            Case::Vxlan => {
+                let vni = 42;
+                let inner = link.dut.vxlan(1, vni)?;
+                flows = UdpFlows {
+                    run: flows.run,
+                    ..UdpFlows::to(&inner, flows.nr_flows)
+                };
+                Frames::Vxlan(Vxlan::to(&link.dut, vni), flows.clone())
+            }
+            Case::SecondVeth => {
+                application = Netns::new("application")?;
+                let config = LinkConfig {
+                    id: 1,
+                    ..Default::default()
+                };
+                let onward = Link::new(&dut, &application, &config)?;
+                dut.run(|| {
+                    std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")
+                        .context("a namespace that does not forward")
+                })?;
+                flows.daddr = IpAddr::V4(onward.dut.ipv4);
+                second = Some(onward);
+                Frames::Udp(flows.clone())
+            }
+            Case::BusyPoll => {
+                flows.nr_flows = NR_BUSY_POLL_FLOWS;
+                Frames::Udp(flows.clone())
+            }
+            _ => Frames::Udp(flows.clone()),
+        };
+        let mut polling = None;
+        let sockets = match &frames {
+            Frames::Tcp(tcp) => halves(sockets::established(&application, tcp, RCVBUF)?),
+            _ if case == Case::Udp => halves(sockets::connected(&application, &flows, RCVBUF)?),
+            _ => {
+                let server = sockets::server(&application, &flows, RCVBUF)?;
+                if case == Case::BusyPoll {
+                    polling = Some(server.try_clone()?);
+                }
+                vec![vec![server]]
+            }
+        };
+        Ok(Self {
+            link,
+            _second: second,
+            nic: nic.transpose()?,
+            frames,
+            application,
+            sockets,
+            polling,
+            online,
+        })
+    }
+}
+
+/// For two threads.
+fn halves(mut sockets: Vec<OwnedFd>) -> Vec<Vec<OwnedFd>> {
+    let second = sockets.split_off(sockets.len() / 2);
+    vec![sockets, second]
+}
+
+/// What keeps everything moving.
+struct Storm<'a> {
+    case: Case,
+    link: &'a Link,
+    nic: Option<Nic>,
+    online: &'a CpuMask,
+    options: &'a Options,
+    /// Whether the last CPU is online, if that is to change.
+    hotplug: Option<Setting>,
+    is_offline: bool,
+    step: u64,
+    events: u64,
+    /// Of those that were stopped before their end.
+    moves_before: u64,
+    held_before: u64,
+}
+
+impl<'a> Storm<'a> {
+    fn new(
+        case: Case,
+        link: &'a Link,
+        nic: Option<Nic>,
+        online: &'a CpuMask,
+        options: &'a Options,
+    ) -> Result<Self> {
+        let last = online.iter().last().context("no CPU is online")?;
+        let hotplug = (case == Case::Hotplug)
+            .then(|| Setting::keep(&format!("/sys/devices/system/cpu/cpu{last}/online")));
+        Ok(Self {
+            case,
+            link,
+            nic,
+            online,
+            options,
+            hotplug: hotplug.transpose()?,
+            is_offline: false,
+            step: 0,
+            events: 0,
+            moves_before: 0,
+            held_before: 0,
+        })
+    }
+
+    /// The next step; rxsteer may be another afterwards.
+    fn step(&mut self, mut active: Active<'a>, wire: &Wire) -> Result<Active<'a>> {
+        let dut = &self.link.dut;
+        let online = self.online_now();
+        let masks = masks(&online);
+        let mask = &masks[self.step as usize % masks.len()];
+        // Each CPU with each mask: what waits matters where it is left.
+        let hog = self.step as usize + self.step as usize / masks.len();
+        let hog = online.iter().nth(hog % online.len());
+        self.step += 1;
+        // The only CPU is everybody's.
+        let hog = hog.filter(|_| online.len() > 1).map(Hog::new).transpose()?;
+        sleep(HOG);
+        dut.netns
+            .run(|| client::set(Change::rps_cpus(&dut.name, None, &mask.to_mask_string())))?;
+        sleep(HOG);
+        drop(hog);
+        if matches!(self.case, Case::Irq | Case::Softirq) {
+            let next = self.step as usize % self.online.len();
+            let next = self.online.iter().nth(next).context("no CPU is online")?;
+            match &mut self.nic {
+                Some(nic) => nic.move_to(0, next)?,
+                None => wire.move_to(next)?,
+            }
+            self.events += 1;
+        }
+        if !self.step.is_multiple_of(REST) {
+            return Ok(active);
+        }
+        if self.case == Case::Policies {
+            let policy = POLICIES[self.events as usize % POLICIES.len()];
+            let change = Change {
+                policy: Some(policy),
+                ..Change::default()
+            };
+            dut.netns.run(|| client::set(change))?;
+            self.events += 1;
+        }
+        if let Some(hotplug) = &self.hotplug {
+            hotplug.set(if self.is_offline { "1" } else { "0" })?;
+            self.is_offline = !self.is_offline;
+            self.events += 1;
+        }
+        if self.case == Case::Restart {
+            let queue = queue(&active)?;
+            self.moves_before += queue.moves;
+            self.held_before += queue.held;
+            active.stop()?;
+            active = Active::steer(&self.link.dut, self.options.clone())?;
+            self.events += 1;
+        }
+        Ok(active)
+    }
+
+    fn online_now(&self) -> CpuMask {
+        let last = self.online.iter().last();
+        let offline = last.filter(|_| self.is_offline);
+        self.online.without(&CpuMask::from_iter(offline))
+    }
+}
+
+/// All CPUs, all but the interrupt's, and each alone.
+fn masks(online: &CpuMask) -> Vec<CpuMask> {
+    let others = online.without(&CpuMask::from_iter([INTERRUPT_CPU]));
+    let mut masks = vec![online.clone(), others];
+    masks.extend(online.iter().map(|cpu| CpuMask::from_iter([cpu])));
+    masks.retain(|mask| !mask.is_empty());
+    masks
+}
+
+/// rxsteer's account of the only queue.
+fn queue(active: &Active<'_>) -> Result<Queue> {
+    let mut status = active.status()?.context("rxsteer keeps account")?;
+    let queues = &mut status.devices[0].queues;
+    Ok(std::mem::take(&mut queues[0]))
+}
+
+/// Counters that a TCP run must leave alone.
+const TCP_DROPS: [&str; 9] = [
+    "InErrs",
+    "InCsumErrors",
+    "RcvPruned",
+    "OfoPruned",
+    "TCPBacklogDrop",
+    "TCPRcvQDrop",
+    "TCPOFODrop",
+    "TCPZeroWindowDrop",
+    "TCPAbortOnMemory",
+];
+
+/// Sends, and keeps everything moving, until it is enough.
+///
+/// # Errors
+/// When the run did not measure what it claims: nothing moved, packets are unaccounted for, a TCP
+/// packet was dropped, the host does not allow it.
+pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) -> Result<Sample> {
+    let Bed {
+        link,
+        nic,
+        frames,
+        application,
+        sockets,
+        polling,
+        online,
+        _second,
+    } = Bed::new(case)?;
+    let options = Options {
+        // So that all moves that can: what the policies do is a case of its own.
+        policy: Policy::RFS,
+        flow_limit: 0,
+        mode: Mode::Native,
+        rps_cpus: RpsCpus::Mask(online.clone()),
+        backlog: Some(LIMIT_MAX),
+        tunnels: if case == Case::Vxlan {
+            Tunnel::Vxlan.bits()
+        } else {
+            0
+        },
+        unguarded,
+        ..Options::new([link.dut.name.as_str()])
+    };
+    let reads = match &frames {
+        Frames::Tcp(tcp) => Reads::Segments(tcp.flows.payload_len as u64),
+        _ => Reads::Datagrams,
+    };
+    let witness = Arc::new(Witness::new(&link.dut, &frames)?);
+    let mut active = Active::steer(&link.dut, options.clone())?;
+    let tcp_before = softnet::tcp(&application)?;
+    let cpus: Vec<u32> = online.iter().collect();
+    let jumpers = Jumpers::start(&application, sockets, reads, &cpus)?;
+    let read = jumpers.received();
+    let read: Arc<dyn Fn() -> u64 + Send + Sync> = Arc::new(move || read.sum());
+    let seen = witness.clone();
+    let seen: Arc<dyn Fn() -> u64 + Send + Sync> = Arc::new(move || seen.seen());
+    // GRO makes one packet of many segments.
+    let packets = if case.is_tcp() { &read } else { &seen };
+    // Sockets may drop datagrams, and what waits there is no longer on its way. TCP must lose
+    // nothing.
+    let (frames_under_way, received) = match case {
+        Case::BusyPoll => (BUSY_POLL_WINDOW, &read),
+        _ => (WINDOW, packets),
+    };
+    let config = WireConfig {
+        frames,
+        count: None,
+        rate: None,
+        lossless: true,
+        window: Some(Window {
+            frames: frames_under_way,
+            received: received.clone(),
+            may_drop: !case.is_tcp(),
+        }),
+    };
+    let wire = Wire::start(&link, INTERRUPT_CPU, &config)?;
+
+    let mut storm = Storm::new(case, &link, nic, &online, &options)?;
+    let start = Instant::now();
+    let mut polls = [BUSY_POLL_US, 0].into_iter().cycle();
+    loop {
+        let next = Instant::now() + STEP;
+        if let (Some(polling), Some(us)) = (&polling, polls.next()) {
+            sockets::busy_poll(polling, us)?;
+        }
+        active = storm.step(active, &wire)?;
+        sleep(next.saturating_duration_since(Instant::now()));
+        let events = match case {
+            Case::BusyPoll => {
+                let tcp = softnet::since(&tcp_before, softnet::tcp(&application)?);
+                tcp.get("BusyPollRxPackets").copied().unwrap_or(0)
+            }
+            _ => storm.events,
+        };
+        let progress = Progress {
+            elapsed: start.elapsed(),
+            packets: packets(),
+            overtaken: witness.reordered(),
+            eventful: jumpers.jumps() > 0 && (events > 0 || !case.is_eventful()),
+        };
+        if enough(&progress) {
+            break;
+        }
+    }
+    // All CPUs are online again.
+    drop(storm.hotplug.take());
+    let (events, moves, held) = (storm.events, storm.moves_before, storm.held_before);
+    let sent = wire.stop()?;
+    let seconds = start.elapsed().as_secs_f64();
+    let accepted = sent.sent - sent.lost;
+    let queue = at_rest(&active, case, accepted)?;
+    let passed = queue.inline + queue.sums.delivered;
+    let read = read_all(jumpers, |read| {
+        if case.is_tcp() {
+            Some(read.received == sent.sent)
+        } else if case.has_devices_above() {
+            None
+        } else {
+            let seen = packets();
+            let delivered = case == Case::Restart || seen == passed;
+            Some(delivered && read.received + read.dropped == seen)
+        }
+    })?;
+    active.stop()?;
+    let tcp = softnet::since(&tcp_before, softnet::tcp(&application)?);
+    let count = |name: &str| {
+        let count = tcp.get(name).copied();
+        count.with_context(|| format!("this kernel does not count {name}"))
+    };
+
+    let sample = Sample {
+        seconds,
+        packets: packets(),
+        read: read.received,
+        overtaken_at_delivery: witness.reordered(),
+        overtaken_at_socket: if case.is_tcp() {
+            count("TCPOFOQueue")?
+        } else {
+            read.reordered
+        },
+        moves: moves + queue.moves,
+        held: held + queue.held,
+        jumps: read.jumps,
+        events: if case == Case::BusyPoll {
+            count("BusyPollRxPackets")?
+        } else {
+            events
+        },
+        dropped: accepted.saturating_sub(packets()),
+    };
+    fit!(sample.moves > 0, "no flow has moved: {sample:?}");
+    fit!(sample.jumps > 0, "no application has moved: {sample:?}");
+    fit!(
+        sample.packets > sample.dropped && sample.read > 0,
+        "most packets were dropped: {sample:?}"
+    );
+    fit!(
+        !case.is_eventful() || sample.events > 0,
+        "what the case is about has not happened: {sample:?}"
+    );
+    if case.is_tcp() {
+        for name in TCP_DROPS {
+            let count = tcp.get(name).copied().unwrap_or(0);
+            fit!(count == 0, "TCP has dropped packets: {name} {count}");
+        }
+        fit!(
+            sample.read == sent.sent,
+            "{} of {} segments were read: {queue:?}",
+            sample.read,
+            sent.sent
+        );
+    } else if case != Case::Restart {
+        fit!(
+            sample.packets == passed,
+            "of {passed} delivered packets {} were seen",
+            sample.packets
+        );
+    }
+    if !case.is_tcp() && !case.has_devices_above() {
+        fit!(
+            read.received + read.dropped == sample.packets,
+            "of {} delivered packets {} were read and {} dropped at the sockets",
+            sample.packets,
+            read.received,
+            read.dropped
+        );
+    }
+    Ok(sample)
+}
+
+/// Stops the application when it has read all; where that can't be known (`None`), when nothing more
+/// comes.
+fn read_all(
+    jumpers: Jumpers,
+    all: impl Fn(&JumpersReport) -> Option<bool>,
+) -> Result<JumpersReport> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut last = None;
+    loop {
+        let now = jumpers.report()?;
+        let done = all(&now).unwrap_or(last == Some(now.received));
+        if done || Instant::now() > deadline {
+            return jumpers.stop();
+        }
+        last = Some(now.received);
+        sleep(Duration::from_millis(100));
+    }
+}
+
+/// The queue once nothing is under way. Both sums close then.
+fn at_rest(active: &Active<'_>, case: Case, accepted: u64) -> Result<Queue> {
+    let deadline = Instant::now() + PATIENCE;
+    let mut last = 0;
+    loop {
+        let queue = queue(active)?;
+        // One that has been started again has seen a part of it.
+        let all = queue.received == accepted || case == Case::Restart && queue.received == last;
+        if all && queue.sums.queued == 0 {
+            let why = queue.imbalance().unwrap_or_default();
+            fit!(why.is_empty(), "rxsteer's account does not close: {why}");
+            return Ok(queue);
+        }
+        last = queue.received;
+        fit!(
+            Instant::now() < deadline,
+            "rxsteer received {} of {accepted} frames, {} of them queued",
+            queue.received,
+            queue.sums.queued
+        );
+        sleep(Duration::from_millis(20));
+    }
+}
+
+/// Every case with and without the rule.
+pub struct Reorder {
+    seconds: f64,
+}
+
+impl Reorder {
+    /// Nothing is measured yet.
+    pub fn new(effort: &Effort) -> Self {
+        let seconds = effort.seconds;
+        Self { seconds }
+    }
+}
+
+/// With its rule of order, and without.
+const MODES: [&str; 2] = [SUBJECT, "unguarded"];
+
+impl Experiment for Reorder {
+    fn plan(&self) -> Plan {
+        use Better::{Lower, Neither};
+        Plan {
+            scenario: "reorder",
+            question: "Does a packet overtake an earlier one of its flow, while masks, applications, \
+                       interrupts and CPUs change?",
+            metrics: IndexMap::from([
+                headline("overtaken", "Overtaken when handed to the stack", "packets", Lower),
+                headline("moves_per_s", "Moves of flows", "1/s", Neither),
+                detail("overtaken_at_socket", "Overtaken when read", "packets", Lower),
+                detail("packets", "Delivered", "packets", Neither),
+                detail("held", "Whose flow had to wait", "packets", Neither),
+                detail("dropped", "Dropped before delivery", "packets", Lower),
+                detail("jumps", "Moves of applications", "1", Neither),
+                detail("events", "Events of the case", "1", Neither),
+            ]),
+            cases: Case::ALL
+                .map(|case| CasePlan {
+                    case: case.to_string(),
+                    modes: MODES.map(str::to_owned).to_vec(),
+                })
+                .to_vec(),
+            conditions: IndexMap::new(),
+            notes: vec![
+                "unguarded is rxsteer without its rule of order: it shows that these packets would \
+                 overtake each other. Above rxsteer, the vxlan case has a queue for each CPU, which \
+                 may reorder before the socket."
+                    .to_owned(),
+            ],
+            seconds_each: self.seconds + 0.3,
+        }
+    }
+
+    fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
+        let length = Duration::from_secs_f64(self.seconds);
+        let (case, unguarded) = (Case::ALL[case], mode == 1);
+        let s = measure(case, unguarded, &|now| now.elapsed >= length)?;
+        fit!(
+            !unguarded || s.overtaken_at_delivery > 0,
+            "nothing was overtaken without the rule either, so that this round shows nothing: run it \
+             longer, on a machine with less to do"
+        );
+        Ok(vec![
+            ("overtaken", s.overtaken_at_delivery as f64),
+            ("moves_per_s", s.moves as f64 / s.seconds),
+            ("overtaken_at_socket", s.overtaken_at_socket as f64),
+            ("packets", s.packets as f64),
+            ("held", s.held as f64),
+            ("dropped", s.dropped as f64),
+            ("jumps", s.jumps as f64),
+            ("events", s.events as f64),
+        ])
+    }
+}

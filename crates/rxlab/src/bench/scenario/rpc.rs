@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `rpc`: requests that make the server work, in memory that does not fit a CPU's own caches.
+
+use std::fs;
+
+use anyhow::Result;
+
+use crate::bench::experiment::{CasePlan, Effort, Experiment, Gro, Napi, Plan, Values};
+use crate::bench::scenario::closed_loop::{self, ClosedLoop, MODES};
+use crate::bench::setup::mode::Way;
+use crate::bench::setup::place::Places;
+use crate::lab::server::Work;
+
+/// Connections and the server's threads.
+const CASES: [(u32, u32); 2] = [(100, 100), (500, 8)];
+
+/// A request works for so long at most, us, and half of it in the mean.
+const WORK_US: f64 = 50.0;
+
+/// How many times the L2 cache does the memory take that is worked in.
+const TIMES_L2: usize = 4;
+
+/// Of requests and replies, bytes.
+const LEN: usize = 64;
+
+/// The scenario.
+pub struct Rpc {
+    places: Places,
+    ways: Vec<Way>,
+    cases: Vec<(usize, ClosedLoop)>,
+    work: Work,
+    seconds: f64,
+}
+
+impl Rpc {
+    /// Makes the lab, and measures how much work can be done in a while.
+    ///
+    /// # Errors
+    /// When the host does not allow it, or has a single CPU.
+    pub fn new(effort: &Effort) -> Result<Self> {
+        let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On])?;
+        let work = Work::up_to(WORK_US, TIMES_L2 * l2_bytes());
+        let case = |(connections, threads)| ClosedLoop {
+            tcp: true,
+            len: LEN,
+            connections: closed_loop::connections(connections, places.masks()),
+            threads,
+            work: Some(work.clone()),
+            busy_poll: false,
+            others: None,
+        };
+        Ok(Self {
+            ways: places.masks().ways(&MODES),
+            cases: places.each(CASES.map(case)),
+            places,
+            work,
+            seconds: effort.seconds,
+        })
+    }
+}
+
+impl Experiment for Rpc {
+    fn plan(&self) -> Plan {
+        let cases = self.cases.iter().map(|(place, case)| {
+            let name = format!("{} flows, {} threads", case.connections, case.threads);
+            CasePlan {
+                case: self.places.case(*place, &name),
+                modes: self.ways.iter().map(Way::to_string).collect(),
+            }
+        });
+        let mut conditions = self.places.conditions();
+        let work = format!(
+            "0 to {} us for each request, evenly spread: random reads in {} MiB",
+            self.work.us,
+            self.work.bytes() >> 20
+        );
+        conditions.insert("work".to_owned(), work);
+        Plan {
+            scenario: "rpc",
+            question: "How many requests does a working server answer, and how long do they wait?",
+            metrics: ClosedLoop::metrics(),
+            cases: cases.collect(),
+            conditions,
+            notes: self.places.notes(&[
+                closed_loop::NOTE,
+                "The number of reads is fixed before the first measurement: where caches are colder, \
+                 the same work takes longer.",
+            ]),
+            seconds_each: self.seconds + 0.35,
+        }
+    }
+
+    fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
+        let (place, case) = &self.cases[case];
+        case.measure(self.places.get(*place), self.ways[mode], self.seconds)
+    }
+}
+
+/// CPU 0's, or 1 MiB if it does not tell.
+fn l2_bytes() -> usize {
+    let size = fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index2/size");
+    let kib = size
+        .ok()
+        .and_then(|s| s.trim().strip_suffix('K')?.parse::<usize>().ok());
+    kib.unwrap_or(1024) << 10
+}

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `rr`: netperf's TCP_RR and UDP_RR, one byte to and fro, alone and 500 at once.
+
+use anyhow::Result;
+
+use crate::bench::experiment::{CasePlan, Effort, Experiment, Gro, Napi, Plan, Values};
+use crate::bench::scenario::closed_loop::{self, ClosedLoop, MODES};
+use crate::bench::setup::mode::Way;
+use crate::bench::setup::place::Places;
+
+/// Connections of a case; a thread each, as each netserver is a process.
+const CONNECTIONS: [u32; 2] = [1, 500];
+
+/// The scenario.
+pub struct Rr {
+    places: Places,
+    ways: Vec<Way>,
+    cases: Vec<(usize, ClosedLoop)>,
+    seconds: f64,
+}
+
+impl Rr {
+    /// Makes the lab, or meets the peer.
+    ///
+    /// # Errors
+    /// When the host does not allow it, or has a single CPU; when the peer is not there.
+    pub fn new(effort: &Effort) -> Result<Self> {
+        let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On])?;
+        let case = |tcp, connections| ClosedLoop {
+            tcp,
+            len: 1,
+            connections,
+            threads: connections,
+            work: None,
+            busy_poll: false,
+            others: None,
+        };
+        let cases = CONNECTIONS
+            .map(|n| closed_loop::connections(n, places.masks()))
+            .map(|n| [case(true, n), case(false, n)])
+            .into_iter()
+            .flatten();
+        Ok(Self {
+            ways: places.masks().ways(&MODES),
+            cases: places.each(cases),
+            places,
+            seconds: effort.seconds,
+        })
+    }
+}
+
+impl Experiment for Rr {
+    fn plan(&self) -> Plan {
+        let cases = self.cases.iter().map(|(place, case)| {
+            let proto = if case.tcp { "TCP_RR" } else { "UDP_RR" };
+            let plural = if case.connections > 1 { "s" } else { "" };
+            let name = format!("{proto}, {} connection{plural}", case.connections);
+            CasePlan {
+                case: self.places.case(*place, &name),
+                modes: self.ways.iter().map(Way::to_string).collect(),
+            }
+        });
+        Plan {
+            scenario: "rr",
+            question: "How many one-byte transactions per second, how long does one take, and what \
+                       does it cost?",
+            metrics: ClosedLoop::metrics(),
+            cases: cases.collect(),
+            conditions: self.places.conditions(),
+            notes: self.places.notes(&[closed_loop::NOTE]),
+            seconds_each: self.seconds + 0.8,
+        }
+    }
+
+    fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
+        let (place, case) = &self.cases[case];
+        case.measure(self.places.get(*place), self.ways[mode], self.seconds)
+    }
+}

@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `stream`: netperf's TCP_STREAM, to a consumer that polls and works in between, as fast as it goes
+//! and paced, and to one that sleeps.
+
+use std::net::TcpListener;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use indexmap::IndexMap;
+use rxsteer::host::device::XdpMode;
+
+use crate::bench::experiment::{
+    CasePlan, Effort, Experiment, Gro, Napi, Plan, Values, detail, fit, headline,
+};
+use crate::bench::peer::load::{Kind, Load};
+use crate::bench::report::document::Better;
+use crate::bench::setup::bed::{Bed, INTERRUPT_CPU};
+use crate::bench::setup::mode::{Mode, Way};
+use crate::bench::setup::pair::Pair;
+use crate::bench::setup::place::{Place, Places};
+use crate::bench::setup::watch::{Seen, Watch};
+use crate::lab::stream::{self, Consumer, Worker};
+use crate::lab::xdp::Xdp;
+use crate::lab::{sockets, softnet};
+
+/// The consumer that polls works for so long before it looks again.
+const WORK: Duration = Duration::from_micros(20);
+
+/// What should be known of the lab.
+const NOTES: [&str; 3] = [
+    "The sender is the kernel's TCP without segmentation offload, since a veth with an XDP program \
+     takes frames of the MTU alone: it is a part of what limits the throughput and, on the CPU that \
+     polls the queue, of the service demand. Of the modes that spread by hash, one flow uses one \
+     CPU of the mask, in each measurement another perhaps.",
+    "rxsteer-rfs+idle and rxsteer-rfs tell what an idle CPU near a busy consumer is worth, the one \
+     that polls included; where none idles, they are the same.",
+    "At 2 Gbit/s the throughput is the same in all modes that reach it, and the work done in between \
+     tells them apart; the consumer's CPU is busy in any case, so the service demand shows the \
+     others. As fast as it goes, who brings less may have more time to work.",
+];
+
+/// What is sent, and to whom.
+#[derive(Clone, Copy)]
+struct Bulk {
+    name: &'static str,
+    consumer: Consumer,
+    /// Bytes per second at most, if the sender is paced.
+    pace: Option<u32>,
+}
+
+/// In the order of a round.
+const CASES: [Bulk; 3] = [
+    Bulk {
+        name: "a consumer that polls",
+        consumer: Consumer::Polls(WORK),
+        pace: None,
+    },
+    // A third or so of what goes at most, so that the CPU that polls the queue has time left. To a
+    // device the peer paces: one that is slower than this sets the pace itself. `--case polls` stays
+    // the case without.
+    Bulk {
+        name: "a polling consumer, at 2 Gbit/s",
+        consumer: Consumer::Polls(WORK),
+        pace: Some(250_000_000),
+    },
+    Bulk {
+        name: "a consumer that sleeps",
+        consumer: Consumer::Blocks,
+        pace: None,
+    },
+];
+
+/// How long a connection may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Until the windows are open and the flow has found its CPU.
+const WARM_UP: Duration = Duration::from_millis(200);
+
+/// The scenario.
+pub struct TcpStream {
+    places: Places,
+    ways: Vec<Way>,
+    cases: Vec<(usize, Bulk)>,
+    seconds: f64,
+}
+
+/// What one measurement found.
+struct Sample {
+    bytes: f64,
+    worked: f64,
+    retransmitted: Option<f64>,
+    seen: Seen,
+}
+
+impl TcpStream {
+    /// Makes the lab, or meets the peer.
+    ///
+    /// # Errors
+    /// When the host does not allow it, or has a single CPU; when the peer is not there.
+    pub fn new(effort: &Effort) -> Result<Self> {
+        let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On])?;
+        use Mode::{KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs, RxsteerRfsIdle};
+        let modes = [
+            None,
+            KernelRps,
+            KernelRfs,
+            RxsteerRfs,
+            RxsteerRfsIdle,
+            Rxsteer,
+        ];
+        Ok(Self {
+            ways: places.masks().ways(&modes),
+            cases: places.each(CASES),
+            places,
+            seconds: effort.seconds,
+        })
+    }
+
+    fn in_the_lab(&self, bed: &Bed, bulk: Bulk) -> Result<Sample> {
+        let link = &bed.link;
+        // Acknowledgements are the sender's business, on its CPU.
+        let _polled = Xdp::pass(&link.tester, XdpMode::Native)?;
+        let _thread = bed.far_end()?;
+        let (to, from) = stream::connect(link)?;
+        if let Some(pace) = bulk.pace {
+            sockets::pace(&to, pace)?;
+        }
+        let cpu = bed.masks().others.first();
+        let consumer = Worker::consume(&link.dut.netns, cpu, from, bulk.consumer)?;
+        let cpu = bed.masks().generators.first().unwrap_or(INTERRUPT_CPU);
+        let sender = Worker::produce(&link.tester.netns, cpu, to)?;
+        sleep(WARM_UP);
+        let sent = softnet::tcp(&link.tester.netns)?;
+        let watch = bed.watch()?;
+        let before = (consumer.read(), consumer.worked());
+        sleep(Duration::from_secs_f64(self.seconds));
+        let after = (consumer.read(), consumer.worked());
+        let seen = watch.end()?;
+        let sent = softnet::since(&sent, softnet::tcp(&link.tester.netns)?);
+        // In this order: nobody writes to a connection that is closed.
+        sender.stop()?;
+        consumer.stop()?;
+        Ok(Sample {
+            bytes: (after.0 - before.0) as f64,
+            worked: (after.1 - before.1) as f64,
+            retransmitted: sent.get("RetransSegs").map(|&n| n as f64),
+            seen,
+        })
+    }
+
+    fn on_device(&self, pair: &Pair, bulk: Bulk) -> Result<Sample> {
+        let address = pair.end.address_towards(pair.peer.address().ip())?;
+        let listener = TcpListener::bind((address, 0))?;
+        let session = pair.peer.prepare(&Load {
+            kind: Kind::Stream { pace: bulk.pace },
+            connections: 1,
+            port: listener.local_addr()?.port(),
+            warm_up: WARM_UP.as_secs_f64(),
+            seconds: self.seconds,
+        })?;
+        let mut streams = sockets::accepted(&listener, 1, PATIENCE)?;
+        let from = streams.pop().context("a connection")?;
+        let cpu = pair.masks().others.first();
+        let consumer = Worker::consume(&pair.end.netns, cpu, from, bulk.consumer)?;
+        session.start()?;
+        let watch = Watch::begin(&pair.end.netns, &pair.masks().all)?;
+        let before = (consumer.read(), consumer.worked());
+        sleep(Duration::from_secs_f64(self.seconds));
+        let after = (consumer.read(), consumer.worked());
+        let seen = watch.end()?;
+        session.end()?;
+        // Before the session, which ends with a reset.
+        consumer.stop()?;
+        Ok(Sample {
+            bytes: (after.0 - before.0) as f64,
+            worked: (after.1 - before.1) as f64,
+            retransmitted: None,
+            seen,
+        })
+    }
+}
+
+impl Experiment for TcpStream {
+    fn plan(&self) -> Plan {
+        use Better::{Higher, Lower, Neither};
+        let cases = self.cases.iter().map(|(place, bulk)| CasePlan {
+            case: self.places.case(*place, bulk.name),
+            modes: self.ways.iter().map(Way::to_string).collect(),
+        });
+        let mut conditions = self.places.conditions();
+        conditions.insert("work".to_owned(), format!("{WORK:?} between two looks"));
+        Plan {
+            scenario: "stream",
+            question: "How fast does one TCP connection go, to a consumer that polls and works in \
+                       between, and to one that sleeps?",
+            metrics: IndexMap::from([
+                headline("mbit_per_s", "Throughput", "Mbit/s", Higher),
+                headline(
+                    "demand_us_per_mb",
+                    "Service demand",
+                    "us of CPU per MB",
+                    Lower,
+                ),
+                headline("work_per_s", "Work done in between", "1/s", Higher),
+                detail("cpu_percent", "CPU, of all CPUs", "%", Neither),
+                detail("retransmitted", "Segments sent again", "1/s", Neither),
+                detail(
+                    "flow_limit_drops",
+                    "Dropped by the kernel's flow limit",
+                    "packets",
+                    Neither,
+                ),
+            ]),
+            cases: cases.collect(),
+            conditions,
+            notes: self.places.notes(&NOTES),
+            seconds_each: self.seconds + 0.35,
+        }
+    }
+
+    fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
+        let (place, bulk) = self.cases[case];
+        let (place, way) = (self.places.get(place), self.ways[mode]);
+        let active = place.start(way)?;
+        let sample = match place {
+            Place::Lab(bed) => self.in_the_lab(bed, bulk)?,
+            Place::Device(pair) => self.on_device(pair, bulk)?,
+        };
+        fit!(sample.bytes > 0.0, "nothing came");
+        place.verify(&active, way, &sample.seen, 1)?;
+        active.stop()?;
+        let seconds = sample.seen.seconds;
+        let mut values = vec![
+            ("mbit_per_s", sample.bytes * 8.0 / 1e6 / seconds),
+            ("demand_us_per_mb", sample.seen.busy * 1e12 / sample.bytes),
+            ("cpu_percent", 100.0 * sample.seen.busy_share),
+        ];
+        if matches!(bulk.consumer, Consumer::Polls(_)) {
+            values.push(("work_per_s", sample.worked / seconds));
+        }
+        let again = sample.retransmitted.map(|n| ("retransmitted", n / seconds));
+        values.extend(again);
+        if way.mode.is_kernels() {
+            values.push(("flow_limit_drops", sample.seen.flow_limit() as f64));
+        }
+        Ok(values)
+    }
+}

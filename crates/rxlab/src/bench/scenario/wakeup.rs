@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `wakeup`: what a packet costs while the host has time to sleep in between.
+//!
+//! A load is paced, and spread by connected sockets over all CPUs that don't poll. A way that hands
+//! each packet to another CPU then has to wake that CPU.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::Result;
+use indexmap::IndexMap;
+
+use crate::bench::experiment::{
+    CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, fit, headline,
+};
+use crate::bench::report::document::Better;
+use crate::bench::scenario::flood::RCVBUF;
+use crate::bench::setup::bed::{Bed, INTERRUPT_CPU};
+use crate::bench::setup::mode::{Mode, Way};
+use crate::bench::setup::traffic::{Counts, NR_CONNECTED, SETTLING, Sending, Traffic, check};
+use crate::bench::setup::watch::Seen;
+use crate::lab::frame::{Frames, UdpFlows};
+use crate::lab::jumper::{Jumpers, Reads};
+use crate::lab::sockets;
+use crate::lab::switches::{Scheduled, Switches};
+
+/// Packets per second, some 5, 20 and 50 % of what `none` carries on common machines.
+const RATES: [u64; 3] = [20_000, 80_000, 200_000];
+
+/// The shortest measurement, s: idle times come in steps of 10 ms.
+const SHORTEST: f64 = 0.5;
+
+/// Of the rate, what the generator has to offer, and of that what has to arrive: else this is not that
+/// load, or no load with time to spare.
+const OFFERED: f64 = 0.9;
+const ARRIVE: f64 = 0.98;
+
+/// The scenario.
+pub struct Wakeup {
+    conditions: Vec<Condition>,
+    beds: Vec<Bed>,
+    ways: Vec<Way>,
+    seconds: f64,
+}
+
+/// What was found while packets came.
+struct Sample {
+    seen: Seen,
+    scheduled: Scheduled,
+    counts: Counts,
+    /// CPU time of a generator that shares the CPU that polls the queue, s.
+    generator: f64,
+}
+
+impl Wakeup {
+    /// Makes the lab.
+    ///
+    /// # Errors
+    /// When the host does not allow it, or has a single CPU.
+    pub fn new(effort: &Effort) -> Result<Self> {
+        use Mode::{Cpumap, KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs};
+        let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
+        let beds = Bed::each(&conditions)?;
+        let modes = [None, KernelRps, KernelRfs, Cpumap, RxsteerRfs, Rxsteer];
+        Ok(Self {
+            ways: beds[0].masks().ways(&modes),
+            conditions,
+            beds,
+            seconds: effort.seconds.max(SHORTEST),
+        })
+    }
+}
+
+impl Experiment for Wakeup {
+    fn plan(&self) -> Plan {
+        use Better::Lower;
+        let ns = "ns/packet";
+        let cases = self.conditions.iter().flat_map(|condition| {
+            RATES.map(|rate| CasePlan {
+                case: condition.case(&format!("{rate} packets/s"), &self.conditions),
+                modes: self.ways.iter().map(Way::to_string).collect(),
+            })
+        });
+        let mut conditions = self.beds[0].conditions(&self.conditions);
+        conditions.insert(
+            "application".to_owned(),
+            format!(
+                "{NR_CONNECTED} connected sockets, a thread on each of CPUs {}",
+                self.beds[0].masks().others
+            ),
+        );
+        Plan {
+            scenario: "wakeup",
+            question: "What does a packet cost while the host has time to sleep in between?",
+            metrics: IndexMap::from([
+                headline("polling_ns_per_packet", "Time of the CPU that polls", ns, Lower),
+                headline("cpu_ns_per_packet", "Time of all CPUs of the host", ns, Lower),
+                detail("switches_per_packet", "Context switches", "1/packet", Lower),
+                detail("wakeups_per_packet", "Wake-ups", "1/packet", Lower),
+            ]),
+            cases: cases.collect(),
+            conditions,
+            notes: vec![
+                "The rates are some 5, 20 and 50 % of what none carries on common machines. Times are those \
+                 in which a CPU was not idle, in steps of 10 ms for each CPU: at the lowest rate, half a \
+                 second leaves an uncertainty of 1 us for a packet. The time of a generator that shares the \
+                 CPU that polls is taken off; it sends in bursts of 500 us, generators with CPUs of their \
+                 own in bursts of 20 us. Wake-ups are left out where the kernel does not count them \
+                 (CONFIG_SCHEDSTATS, kernel.sched_schedstats)."
+                    .to_owned(),
+            ],
+            seconds_each: SETTLING.as_secs_f64() + self.seconds + 0.15,
+        }
+    }
+
+    fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
+        let (bed, way) = (&self.beds[case / RATES.len()], self.ways[mode]);
+        let rate = RATES[case % RATES.len()];
+        let active = bed.start(way)?;
+        let (dut, cpus) = (&bed.link.dut, &bed.masks().others);
+        let flows = UdpFlows::to(dut, NR_CONNECTED);
+        let sockets = sockets::connected(&dut.netns, &flows, RCVBUF)?;
+        let application = Jumpers::spread(&dut.netns, sockets, Reads::Datagrams, cpus)?;
+        let watch = bed.watch()?;
+        let paced = Sending::start(bed, &application, &Frames::Udp(flows), Some(rate))
+            .and_then(|sending| load(bed, sending, self.seconds));
+        let seen = watch.end();
+        // Before the next one binds its sockets, also when this measurement is refused.
+        application.stop()?;
+        let ((traffic, sample), seen) = (paced?, seen?);
+        check(bed, &active, way, &traffic, &seen)?;
+        active.stop()?;
+        sample.values(rate)
+    }
+}
+
+/// Watches for `seconds` while packets come.
+fn load(bed: &Bed, sending: Sending<'_>, seconds: f64) -> Result<(Traffic, Sample)> {
+    sleep(SETTLING);
+    let switches = Switches::of(&bed.masks().all)?;
+    let (then, before) = (sending.look()?, switches.read()?);
+    let (watch, generator) = (bed.watch()?, sending.generator_ns()?);
+    sleep(Duration::from_secs_f64(seconds));
+    let generator = sending.generator_ns()? - generator;
+    let seen = watch.end()?;
+    let (scheduled, now) = (switches.read()?.since(before), sending.look()?);
+    let sample = Sample {
+        counts: now.since(then),
+        seen,
+        scheduled,
+        generator: generator as f64 / 1e9,
+    };
+    Ok((sending.end()?, sample))
+}
+
+impl Sample {
+    fn values(&self, rate: u64) -> Result<Values> {
+        let (delivered, seconds) = (self.counts.delivered as f64, self.seen.seconds);
+        let offered = (self.counts.accepted + self.counts.refused) as f64;
+        fit!(
+            offered >= OFFERED * rate as f64 * seconds,
+            "the generator was starved: it offered {:.0} of {rate} packets/s",
+            offered / seconds
+        );
+        fit!(
+            delivered >= ARRIVE * offered,
+            "of {offered:.0} packets only {delivered:.0} arrived: no time was to spare"
+        );
+        let share = self.seen.shares.get(&INTERRUPT_CPU).copied();
+        let polling = share.unwrap_or_default() * seconds - self.generator;
+        let ns_each = |time: f64| time.max(0.0) * 1e9 / delivered;
+        let mut values = vec![
+            ("polling_ns_per_packet", ns_each(polling)),
+            (
+                "cpu_ns_per_packet",
+                ns_each(self.seen.busy - self.generator),
+            ),
+            (
+                "switches_per_packet",
+                self.scheduled.switches as f64 / delivered,
+            ),
+        ];
+        if let Some(wakeups) = self.scheduled.wakeups {
+            values.push(("wakeups_per_packet", wakeups as f64 / delivered));
+        }
+        Ok(values)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::experiment::Unfit;
+
+    #[test]
+    fn the_generators_time_is_not_the_packets() {
+        let sample = |accepted, refused, delivered| Sample {
+            seen: Seen {
+                seconds: 1.0,
+                busy: 0.5,
+                shares: [(0, 0.3), (1, 0.2)].into(),
+                ..Default::default()
+            },
+            scheduled: Scheduled {
+                switches: 30_000,
+                wakeups: None,
+            },
+            counts: Counts {
+                accepted,
+                refused,
+                delivered,
+            },
+            generator: 0.1,
+        };
+        let values = sample(20_000, 0, 20_000).values(20_000).unwrap();
+        let expected = [
+            ("polling_ns_per_packet", 10_000.0),
+            ("cpu_ns_per_packet", 20_000.0),
+            ("switches_per_packet", 1.5),
+        ];
+        assert_eq!(values.len(), expected.len());
+        for ((name, value), (expected, of)) in values.into_iter().zip(expected) {
+            assert!(
+                name == expected && (value / of - 1.0).abs() < 1e-9,
+                "{name} {value}"
+            );
+        }
+        // The control: loads that were not offered, or not carried.
+        for (accepted, refused, delivered) in [
+            (17_000, 0, 17_000),
+            (20_000, 0, 19_000),
+            (19_000, 1_000, 19_000),
+        ] {
+            let refused = sample(accepted, refused, delivered).values(20_000);
+            assert!(refused.is_err_and(|error| error.is::<Unfit>()));
+        }
+    }
+}

@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The ways to steer that are compared, each switched on for as long as its value lives.
+//!
+//! A [`Mode`] with the CPUs that it may use is a [`Way`].
+
+use std::fmt;
+use std::fs;
+use std::os::fd::{AsFd, OwnedFd};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use rxsteer::api::client;
+use rxsteer::api::status::Status;
+use rxsteer::daemon;
+use rxsteer::daemon::options::{Mode as Xdps, Options, RpsCpus};
+use rxsteer::datapath::policy::Policy;
+use rxsteer::datapath::{RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
+use rxsteer::host::cpumask::CpuMask;
+use rxsteer::host::device::{Device, XdpMode};
+use rxsteer::host::setting::Setting;
+
+use crate::bench::experiment::fit;
+use crate::bench::setup::watch::Seen;
+use crate::lab::link::End;
+use crate::lab::xdp::Xdp;
+
+/// Frames that the naive cpumap's rings hold.
+const CPUMAP_RING: u32 = 2048;
+
+/// How long a mode may take to come into effect: seconds, where every instruction is emulated more.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A way to steer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Mode {
+    /// Every packet is processed where it is received.
+    None,
+    /// `rps_cpus`.
+    KernelRps,
+    /// `rps_cpus` with `rps_flow_cnt` and `rps_sock_flow_entries`.
+    KernelRfs,
+    /// A hash over a cpumap and nothing else.
+    Cpumap,
+    /// This program under `--policy rps`.
+    RxsteerRps,
+    /// This program under `--policy rfs`.
+    RxsteerRfs,
+    /// This program under `--policy rfs+idle`.
+    RxsteerRfsIdle,
+    /// This program.
+    Rxsteer,
+}
+
+impl Mode {
+    /// One of the kernel's own.
+    pub fn is_kernels(self) -> bool {
+        matches!(self, Self::KernelRps | Self::KernelRfs)
+    }
+
+    /// Of this program, if it is one of its modes.
+    fn policy(self) -> Option<Policy> {
+        match self {
+            Self::None | Self::KernelRps | Self::KernelRfs | Self::Cpumap => None,
+            Self::RxsteerRps => Some(Policy::RPS),
+            Self::RxsteerRfs => Some(Policy::RFS),
+            Self::RxsteerRfsIdle => Some(Policy {
+                idle: true,
+                ..Policy::RFS
+            }),
+            Self::Rxsteer => Some(Policy::default()),
+        }
+    }
+}
+
+impl fmt::Display for Mode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::None => "none",
+            Self::KernelRps => "kernel-rps",
+            Self::KernelRfs => "kernel-rfs",
+            Self::Cpumap => "cpumap",
+            Self::RxsteerRps => "rxsteer-rps",
+            Self::RxsteerRfs => "rxsteer-rfs",
+            Self::RxsteerRfsIdle => "rxsteer-rfs+idle",
+            Self::Rxsteer => "rxsteer",
+        })
+    }
+}
+
+/// The CPUs over which a mode spreads flows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cpus {
+    /// As the mode itself chooses.
+    Default,
+    /// Those that are online.
+    All,
+    /// All but the one that polls the queue.
+    Others,
+}
+
+/// A mode and its CPUs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Way {
+    pub mode: Mode,
+    pub cpus: Cpus,
+}
+
+impl Way {
+    /// A mode that chooses its CPUs itself, or has none.
+    pub fn by_default(mode: Mode) -> Self {
+        let cpus = Cpus::Default;
+        Self { mode, cpus }
+    }
+}
+
+impl fmt::Display for Way {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.cpus {
+            Cpus::Default => write!(f, "{}", self.mode),
+            Cpus::All => write!(f, "{} (all)", self.mode),
+            Cpus::Others => write!(f, "{} (others)", self.mode),
+        }
+    }
+}
+
+/// A mode in effect on a device. Kernel RPS and RFS are off for it in all modes but their own, and
+/// afterwards as they were before.
+pub struct Active<'a> {
+    end: &'a End,
+    mode: Mode,
+    /// This program, if it steers.
+    steering: Option<Steering>,
+    /// Another, if there is one.
+    program: Option<Xdp>,
+    /// Put back when all else has ended.
+    settings: Vec<Setting>,
+}
+
+struct Steering {
+    stop: OwnedFd,
+    thread: Option<JoinHandle<Option<Result<()>>>>,
+}
+
+impl<'a> Active<'a> {
+    /// Switches `mode` on, every queue over `cpus`, or over what the mode chooses itself; returns
+    /// when it is in effect.
+    ///
+    /// # Errors
+    /// When it can't be, with the reason.
+    pub fn start(end: &'a End, mode: Mode, cpus: Option<&CpuMask>) -> Result<Self> {
+        let spread_over = || cpus.with_context(|| format!("{mode} over which CPUs?"));
+        let device = end.netns.run(|| Device::open(&end.name))?;
+        device.without_xdp()?;
+        let mut active = Self {
+            end,
+            mode,
+            steering: None,
+            program: None,
+            settings: Vec::new(),
+        };
+        if !mode.is_kernels() && !device.kernel_rps.is_empty() {
+            active.settings = vec![rps_off(end, &device.kernel_rps)?];
+        }
+        match (mode, mode.policy()) {
+            (_, Some(policy)) => {
+                let mut options = Options::new([end.name.as_str()]);
+                if let Some(cpus) = cpus {
+                    options.rps_cpus = RpsCpus::Mask(cpus.clone());
+                }
+                options.mode = Xdps::Native;
+                options.policy = policy;
+                active.steering = Some(steer(end, options)?);
+            }
+            (Mode::Cpumap, None) => {
+                let cpus: Vec<u32> = spread_over()?.iter().collect();
+                active.program = Some(Xdp::cpumap(end, &cpus, CPUMAP_RING)?);
+            }
+            _ if end.pass => active.program = Some(Xdp::pass(end, XdpMode::Native)?),
+            _ => {}
+        }
+        if mode.is_kernels() {
+            active.settings = kernel_steering(end, spread_over()?, mode == Mode::KernelRfs)?;
+        }
+        Ok(active)
+    }
+
+    /// rxsteer with options of its own.
+    ///
+    /// # Errors
+    /// When it can't steer, with the reason.
+    pub fn steer(end: &'a End, options: Options) -> Result<Self> {
+        let mode = Mode::Rxsteer;
+        let steering = Some(steer(end, options)?);
+        Ok(Self {
+            end,
+            mode,
+            steering,
+            program: None,
+            settings: Vec::new(),
+        })
+    }
+
+    /// Whether the mode was in effect while `seen` was seen, by the kernel's own counters: packets of
+    /// many flows, spread over CPUs of which `elsewhere` don't poll the queue.
+    ///
+    /// # Errors
+    /// [`Unfit`](crate::bench::experiment::Unfit), with the reason.
+    pub fn verify(&self, seen: &Seen, elsewhere: &CpuMask) -> Result<()> {
+        let mode = self.mode;
+        let moved: u64 = elsewhere
+            .iter()
+            .filter_map(|cpu| seen.softnet.get(&cpu))
+            .map(|softnet| softnet.processed)
+            .sum();
+        let interrupts: u64 = seen.softnet.values().map(|s| s.received_rps).sum();
+        // Flows that stay, since the CPU has room or their application is there, were steered too.
+        let may_stay = match mode.policy() {
+            Some(policy) => policy.adapt || policy.follows(),
+            None => mode == Mode::None,
+        };
+        fit!(
+            may_stay || elsewhere.is_empty() || moved > 0,
+            "{mode} was not in effect: CPUs {elsewhere} processed no packet"
+        );
+        fit!(
+            !mode.is_kernels() || elsewhere.is_empty() || interrupts > 0,
+            "{mode} was not in effect: softnet_stat counts no interrupts of RPS"
+        );
+        if let Some(status) = self.status()? {
+            for queue in status.devices.iter().flat_map(|device| &device.queues) {
+                let why = queue.imbalance().unwrap_or_default();
+                fit!(why.is_empty(), "rxsteer's account does not close: {why}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Where the frames went, if this mode keeps account of it.
+    ///
+    /// # Errors
+    /// When rxsteer has ended.
+    pub fn status(&self) -> Result<Option<Status>> {
+        let status = || self.end.netns.run(client::status);
+        self.steering.is_some().then(status).transpose()
+    }
+
+    /// Switches it off, and says so if it had failed meanwhile.
+    ///
+    /// # Errors
+    /// When rxsteer ended with one, or too early.
+    pub fn stop(mut self) -> Result<()> {
+        self.end_now()
+    }
+
+    fn end_now(&mut self) -> Result<()> {
+        let Some(Steering { stop, thread }) = &mut self.steering else {
+            return Ok(());
+        };
+        let Some(thread) = thread.take() else {
+            return Ok(());
+        };
+        nix::unistd::write(&*stop, &[0])?;
+        join(thread)
+    }
+}
+
+impl Drop for Active<'_> {
+    fn drop(&mut self) {
+        if let Err(e) = self.end_now() {
+            tracing::warn!("{e:#}");
+        }
+    }
+}
+
+fn join(thread: JoinHandle<Option<Result<()>>>) -> Result<()> {
+    match thread.join() {
+        Ok(result) => result.context("could not enter the namespace")?,
+        Err(panic) => std::panic::resume_unwind(panic),
+    }
+}
+
+/// Switches kernel RPS and RFS off in these files below a device's `queues/`.
+fn rps_off(end: &End, files: &[String]) -> Result<Setting> {
+    let paths = files.iter().map(|file| queue_file(end, file)).collect();
+    end.netns.run(|| {
+        let kept = Setting::keep_all(paths)?;
+        kept.set("0")?;
+        Ok(kept)
+    })
+}
+
+/// Switches kernel RPS on, or kernel RFS with tables of rxsteer's sizes. That of applications' CPUs is
+/// the host's, in the initial network namespace.
+fn kernel_steering(end: &End, cpus: &CpuMask, rfs: bool) -> Result<Vec<Setting>> {
+    let files = |queue| ["rps_cpus", "rps_flow_cnt"].map(|file| format!("rx-{queue}/{file}"));
+    let files = (0..end.queues).flat_map(files);
+    let paths = files.map(|file| queue_file(end, &file)).collect();
+    let mut kept = vec![end.netns.run(|| Setting::keep_all(paths))?];
+    if rfs {
+        let entries = Setting::keep("/proc/sys/net/core/rps_sock_flow_entries")?;
+        entries.set(&RPS_SOCK_FLOW_ENTRIES.to_string())?;
+        kept.push(entries);
+    }
+    let slots = if rfs { RPS_FLOW_CNT } else { 0 };
+    write_queues(end, "rps_flow_cnt", &slots.to_string())?;
+    write_queues(end, "rps_cpus", &cpus.to_mask_string())?;
+    Ok(kept)
+}
+
+fn queue_file(end: &End, file: &str) -> String {
+    format!("/sys/class/net/{}/queues/{file}", end.name)
+}
+
+/// Writes a file of every receive queue.
+fn write_queues(end: &End, file: &str, value: &str) -> Result<()> {
+    end.netns.run(|| {
+        for queue in 0..end.queues {
+            let path = queue_file(end, &format!("rx-{queue}/{file}"));
+            fs::write(&path, value).with_context(|| format!("writing {value} to {path}"))?;
+        }
+        Ok(())
+    })
+}
+
+/// Runs rxsteer on a thread in the device's namespace, as a process would.
+fn steer(end: &End, options: Options) -> Result<Steering> {
+    let (wait, stop) = nix::unistd::pipe()?;
+    let thread = end
+        .netns
+        .spawn(None, "rxsteer", move || daemon::run(&options, wait.as_fd()))?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if end.netns.run(client::status).is_ok() {
+            return Ok(Steering {
+                stop,
+                thread: Some(thread),
+            });
+        }
+        if thread.is_finished() {
+            return Err(join(thread)
+                .err()
+                .unwrap_or_else(|| anyhow!("rxsteer ended by itself")));
+        }
+        if Instant::now() > deadline {
+            bail!("rxsteer is not ready after {PATIENCE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The device under test as a router: another network behind it, and a firewall.
+
+use std::fs;
+use std::io::{self, ErrorKind, Write};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::process::{Command, Output, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rxsteer::host::device::XdpMode;
+use serde_json::Value;
+
+use crate::bench::experiment::{Unfit, fit};
+use crate::bench::setup::traffic::Receiver;
+use crate::lab::frame::{Frames, UdpFlows};
+use crate::lab::link::{End, Link, LinkConfig};
+use crate::lab::netns::Netns;
+use crate::lab::wire::{Wire, WireConfig};
+use crate::lab::xdp::Xdp;
+
+/// The firewall's rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ruleset {
+    /// A small one of the usual kind, which tracks connections: what belongs to a known connection
+    /// passes by the first rule that sees it.
+    Stateful,
+    /// A list of [`NR_BLOCKED`] blocked sources before the rule that lets a packet pass. It knows
+    /// no connections, so each packet is compared with each rule.
+    Blocklist,
+}
+
+/// Rules of [`Ruleset::Blocklist`] that no packet of the flows matches.
+pub const NR_BLOCKED: u8 = 150;
+
+const STATEFUL: &str = "
+table inet filter {
+	counter expected { }
+	counter others { }
+	set served {
+		type inet_service
+		elements = { 9, 53, 443 }
+	}
+	chain input {
+		type filter hook input priority filter; policy drop;
+		iif lo accept
+		ct state established,related accept
+	}
+	chain forward {
+		type filter hook forward priority filter; policy drop;
+		ct state established,related counter name expected accept
+		ct state invalid drop
+		udp dport @served counter name others accept
+	}
+}
+";
+
+impl Ruleset {
+    /// In nft's language.
+    fn text(self) -> String {
+        let Self::Blocklist = self else {
+            return STATEFUL.to_owned();
+        };
+        let rule = |n| {
+            let (saddr, dport) = blocked(n);
+            format!("\t\tip saddr {saddr} udp dport {dport} drop\n")
+        };
+        let rules: String = (1..=NR_BLOCKED).map(rule).collect();
+        format!(
+            "
+table inet filter {{
+	counter entered {{ }}
+	counter expected {{ }}
+	chain forward {{
+		type filter hook forward priority filter; policy drop;
+		counter name entered
+{rules}		udp dport 9 counter name expected accept
+	}}
+}}
+"
+        )
+    }
+}
+
+/// Source and destination port of [`Ruleset::Blocklist`]'s rule number `n`, from 1: an address of
+/// TEST-NET-2 (RFC 5737).
+pub fn blocked(n: u8) -> (Ipv4Addr, u16) {
+    (Ipv4Addr::new(198, 51, 100, n), 40_000 + u16::from(n))
+}
+
+/// Frames per second to make connections of.
+const WARM_UP: u64 = 50_000;
+
+/// How long these may take to arrive.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The router's other side. It vanishes with its namespaces.
+pub struct Router {
+    ruleset: Ruleset,
+    /// From a host behind the router, to the router.
+    behind: Link,
+    /// Where the packets end: at that host.
+    end: Xdp,
+}
+
+/// Packets that the firewall has seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Passed {
+    /// Passed by the rule that is measured: of known connections, in either direction; or behind the
+    /// whole list of blocked sources.
+    pub expected: u64,
+    /// Passed as a connection's first, or before a reply; or did not come to the end of the list.
+    pub others: u64,
+}
+
+impl Router {
+    /// Makes the namespace of a device a router with a firewall.
+    ///
+    /// # Errors
+    /// [`Unfit`] when there is no `nft`, or the kernel has not what the rules need.
+    pub fn new(outside: &End, ruleset: Ruleset) -> Result<Self> {
+        let (router, host) = (&outside.netns, Netns::new("host")?);
+        nft(router, &["-f", "-"], &ruleset.text())?;
+        let config = LinkConfig {
+            id: outside.id + 1,
+            ..Default::default()
+        };
+        let behind = Link::new(&host, router, &config)?;
+        router.run(|| {
+            fs::write("/proc/sys/net/ipv4/ip_forward", "1")
+                .context("a namespace that does not forward")
+        })?;
+        behind.tester.route_by(behind.dut.ipv4)?;
+        let end = Xdp::drop(&behind.tester, XdpMode::Native)?;
+        Ok(Self {
+            ruleset,
+            behind,
+            end,
+        })
+    }
+
+    /// Flows through the router to the host behind it.
+    pub fn flows(&self, outside: &End, nr_flows: u32) -> UdpFlows {
+        UdpFlows {
+            daddr: IpAddr::V4(self.host()),
+            ..UdpFlows::to(outside, nr_flows)
+        }
+    }
+
+    fn host(&self) -> Ipv4Addr {
+        self.behind.tester.ipv4
+    }
+
+    /// Makes every flow a connection that the firewall knows, by a packet and a reply: one that has
+    /// none is new with each packet. The kernel forgets one after 30 s without a packet at the
+    /// earliest (nf_conntrack_udp_timeout). A firewall without connections needs nothing.
+    ///
+    /// # Errors
+    /// [`Unfit`] when they are not known then.
+    pub fn establish(&self, outside: &Link, cpu: u32, flows: &UdpFlows) -> Result<()> {
+        if self.ruleset == Ruleset::Blocklist {
+            return Ok(());
+        }
+        let all = u64::from(flows.nr_flows);
+        let before = self.received();
+        let config = WireConfig {
+            frames: Frames::Udp(flows.clone()),
+            count: Some(all),
+            rate: Some(WARM_UP),
+            lossless: true,
+            window: None,
+        };
+        Wire::start(outside, cpu, &config)?.wait()?;
+        until(|| Ok(self.received() - before), all, "packets")?;
+        let before = self.passed()?.expected;
+        self.behind.tester.netns.run(|| {
+            let socket = UdpSocket::bind((self.host(), flows.dport))?;
+            for flow in 0..flows.nr_flows {
+                socket.send_to(&[0], flows.source(flow))?;
+            }
+            Ok(())
+        })?;
+        until(|| Ok(self.passed()?.expected - before), all, "replies")
+    }
+
+    /// What the firewall has seen so far.
+    ///
+    /// # Errors
+    /// When `nft` does not tell.
+    pub fn passed(&self) -> Result<Passed> {
+        let command = ["-j", "list", "counters", "table", "inet", "filter"];
+        let output = nft(&self.behind.dut.netns, &command, "")?;
+        let listed: Value = serde_json::from_slice(&output.stdout).context("nft -j")?;
+        let count = |name: &str| {
+            let objects = listed["nftables"].as_array()?;
+            let mut counters = objects.iter().map(|object| &object["counter"]);
+            counters.find(|counter| counter["name"] == name)?["packets"].as_u64()
+        };
+        let count = |name: &str| count(name).with_context(|| format!("nft lists no {name}"));
+        let expected = count("expected")?;
+        let others = match self.ruleset {
+            Ruleset::Stateful => count("others")?,
+            Ruleset::Blocklist => count("entered")?.saturating_sub(expected),
+        };
+        Ok(Passed { expected, others })
+    }
+}
+
+impl Receiver for Router {
+    fn received(&self) -> u64 {
+        self.end.received(0)
+    }
+
+    /// At the ring towards the host behind the router.
+    fn dropped(&self) -> Result<u64> {
+        let device = &self.behind.dut;
+        let path = format!("/sys/class/net/{}/statistics/tx_dropped", device.name);
+        device
+            .netns
+            .run(|| Ok(fs::read_to_string(&path)?.trim().parse()?))
+    }
+}
+
+/// Waits until `count` has reached `all`.
+fn until(count: impl Fn() -> Result<u64>, all: u64, what: &str) -> Result<()> {
+    let start = Instant::now();
+    loop {
+        let passed = count()?;
+        if passed >= all {
+            return Ok(());
+        }
+        fit!(
+            start.elapsed() < PATIENCE,
+            "the router forwarded {passed} of {all} {what} that make its connections"
+        );
+        sleep(Duration::from_millis(10));
+    }
+}
+
+/// Runs `nft` in a namespace.
+fn nft(netns: &Netns, arguments: &[&str], input: &str) -> Result<Output> {
+    let run = |mut nft: Command| -> io::Result<Output> {
+        let pipes = nft.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = pipes.stderr(Stdio::piped()).args(arguments).spawn()?;
+        // Dropped, so that it ends.
+        let written = child
+            .stdin
+            .take()
+            .map(|mut s| s.write_all(input.as_bytes()));
+        let output = child.wait_with_output()?;
+        // What does not read its input to the end says why.
+        if output.status.success() {
+            written.transpose()?;
+        }
+        Ok(output)
+    };
+    let output = match run(netns.command("nft")?) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            let why = "nft is missing (Debian's package nftables)";
+            return Err(Unfit(why.to_owned()).into());
+        }
+        output => output.context("running nft")?,
+    };
+    fit!(
+        output.status.success(),
+        "nft {} failed, does this kernel have nf_tables and connection tracking? {}",
+        arguments.join(" "),
+        String::from_utf8_lossy(&output.stderr).trim()
+    );
+    Ok(output)
+}

@@ -1,0 +1,495 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What a wire sends through the steered device, and what becomes of it.
+
+use std::ops::AddAssign;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use rxsteer::api::status::Queue;
+
+use crate::bench::experiment::fit;
+use crate::bench::setup::bed::Bed;
+use crate::bench::setup::mode::{Active, Mode, Way};
+use crate::bench::setup::watch::Seen;
+use crate::lab::frame::Frames;
+use crate::lab::jumper::Jumpers;
+use crate::lab::sink::Sink;
+use crate::lab::wire::{RingCounts, Wire, WireConfig};
+
+/// Flows to connected sockets: before Linux 6.13 the kernel finds one of many on a port
+/// only by looking at each.
+pub const NR_CONNECTED: u32 = 64;
+
+/// Of the accepted packets, those that may be missing in the account: what was under way when the
+/// counters were read.
+const UNACCOUNTED: f64 = 0.001;
+
+/// The last packets have gone through when none came for so long.
+const QUIET: Duration = Duration::from_millis(25);
+
+/// Before anything is counted, in all modes alike: flows find their CPUs, whatever adapts itself to
+/// the load does so (RFC 2544, 23).
+pub const SETTLING: Duration = Duration::from_millis(200);
+
+/// Of what generators send, what finds the ring full at least, or of what is accepted, what is delivered
+/// at most: else there was no flood.
+const REFUSED: f64 = 0.01;
+const DELIVERED: f64 = 0.99;
+
+/// How often it is looked how few packets are under way, and at what distance: no multiple of a
+/// wire's 500 us between bursts.
+const LOOKS: u32 = 16;
+const BETWEEN_LOOKS: Duration = Duration::from_micros(130);
+
+/// How long the last packets may take.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Where the packets should arrive.
+pub trait Receiver {
+    /// Packets that it got so far.
+    fn received(&self) -> u64;
+
+    /// Packets that reached it so far and that it had no room for.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    fn dropped(&self) -> Result<u64>;
+}
+
+impl Receiver for Sink {
+    fn received(&self) -> u64 {
+        self.received()
+    }
+
+    fn dropped(&self) -> Result<u64> {
+        self.dropped()
+    }
+}
+
+impl Receiver for Jumpers {
+    fn received(&self) -> u64 {
+        self.received().sum()
+    }
+
+    fn dropped(&self) -> Result<u64> {
+        Ok(self.report()?.dropped)
+    }
+}
+
+/// Packets of a wire up to a moment, or between two.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counts {
+    /// That the device took.
+    pub accepted: u64,
+    /// That found its ring full. Where the generator shares a CPU with the thread that empties the
+    /// ring, they tell of the generator, and were never offered.
+    pub refused: u64,
+    /// Of these, those that the receiver got.
+    pub delivered: u64,
+}
+
+impl Counts {
+    /// With those that were delivered before.
+    pub(in crate::bench) fn at(ring: RingCounts, delivered: u64) -> Self {
+        Self {
+            accepted: ring.accepted,
+            refused: ring.refused,
+            delivered,
+        }
+    }
+
+    /// When few are under way, of some moments: what is on its way then would be taken for
+    /// delivered in place of later ones that are lost. `look` reads `delivered` first.
+    ///
+    /// # Errors
+    /// Those of `look`.
+    pub(in crate::bench) fn when_few_are_under_way(
+        look: impl Fn() -> Result<Self>,
+    ) -> Result<Self> {
+        let mut best = look()?;
+        for _ in 1..LOOKS {
+            sleep(BETWEEN_LOOKS);
+            let now = look()?;
+            if now.under_way() <= best.under_way() {
+                best = now;
+            }
+        }
+        Ok(best)
+    }
+
+    /// Lost ones, too.
+    fn under_way(self) -> u64 {
+        self.accepted.saturating_sub(self.delivered)
+    }
+
+    /// Between then and now. What queues held then may come to more than was lost since: no more
+    /// are delivered than were accepted.
+    pub(in crate::bench) fn since(self, then: Self) -> Self {
+        let accepted = self.accepted - then.accepted;
+        Self {
+            accepted,
+            refused: self.refused - then.refused,
+            delivered: (self.delivered - then.delivered).min(accepted),
+        }
+    }
+}
+
+/// What became of the packets of one wire, or of several together.
+#[derive(Clone, Debug, Default)]
+pub struct Traffic {
+    /// All of them.
+    pub all: Counts,
+    /// Those that the receiver had no room for.
+    pub dropped: u64,
+    /// Without those of the first [`SETTLING`].
+    pub settled: Counts,
+    /// Of these, what was accepted and delivered while the wire sent: without what lay in a queue
+    /// when it stopped.
+    pub meanwhile: Counts,
+    /// How long that was, s.
+    pub seconds: f64,
+    /// The generators have CPUs of their own: what the device refuses was offered to it.
+    pub apart: bool,
+    /// CPU time of the thread that polls the queue, ns since all had settled, if there is one.
+    pub rx_cpu_ns: Option<u64>,
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.accepted += other.accepted;
+        self.refused += other.refused;
+        self.delivered += other.delivered;
+    }
+}
+
+impl AddAssign<&Self> for Traffic {
+    fn add_assign(&mut self, other: &Self) {
+        self.all += other.all;
+        self.dropped += other.dropped;
+        self.settled += other.settled;
+        self.meanwhile += other.meanwhile;
+        self.seconds += other.seconds;
+        self.apart = other.apart;
+        if let Some(ns) = other.rx_cpu_ns {
+            *self.rx_cpu_ns.get_or_insert(0) += ns;
+        }
+    }
+}
+
+/// A wire that sends, and who receives.
+pub(in crate::bench) struct Sending<'a> {
+    wire: Wire,
+    receiver: &'a dyn Receiver,
+    /// What the receiver had got and dropped.
+    before: (u64, u64),
+    apart: bool,
+}
+
+impl<'a> Sending<'a> {
+    /// Sends from now on, as fast as the generator can, or at `rate` frames per second.
+    pub(in crate::bench) fn start(
+        bed: &Bed,
+        receiver: &'a dyn Receiver,
+        frames: &Frames,
+        rate: Option<u64>,
+    ) -> Result<Self> {
+        // The scheduler may give a generator that shares the CPU a whole tick, at any priority,
+        // while the thread that empties the ring is runnable: at a rate, that would look like loss.
+        let apart = bed.masks().apart();
+        let config = WireConfig {
+            frames: frames.clone(),
+            count: None,
+            rate,
+            lossless: rate.is_some() && !apart,
+            window: None,
+        };
+        Ok(Self {
+            before: (receiver.received(), receiver.dropped()?),
+            wire: bed.send(&config)?,
+            receiver,
+            apart,
+        })
+    }
+
+    /// Packets so far. What has been delivered by then had been accepted before.
+    pub(in crate::bench) fn look(&self) -> Result<Counts> {
+        let delivered = self.receiver.received() - self.before.0;
+        Ok(Counts::at(self.wire.counts()?, delivered))
+    }
+
+    /// CPU time of the host that went to the generator, ns.
+    pub(in crate::bench) fn generator_ns(&self) -> Result<u64> {
+        match self.apart {
+            true => Ok(0),
+            false => self.wire.cpu_ns(),
+        }
+    }
+
+    /// Stops, and waits until all has come or is lost: what became of all packets.
+    pub(in crate::bench) fn end(self) -> Result<Traffic> {
+        let sent = self.wire.stop()?;
+        drain(self.receiver)?;
+        Ok(Traffic {
+            all: Counts {
+                accepted: sent.sent - sent.lost,
+                refused: sent.lost,
+                delivered: self.receiver.received() - self.before.0,
+            },
+            dropped: self.receiver.dropped()? - self.before.1,
+            apart: self.apart,
+            ..Default::default()
+        })
+    }
+}
+
+impl Traffic {
+    /// Sends as fast as the generator can, or at `rate` frames per second, for [`SETTLING`] and
+    /// `seconds` without a pause, and waits until all of it has come or is lost.
+    ///
+    /// # Errors
+    /// When something of the lab failed; [`Unfit`](crate::bench::experiment::Unfit) when the generator did not run.
+    pub fn send(
+        bed: &Bed,
+        receiver: &dyn Receiver,
+        frames: &Frames,
+        rate: Option<u64>,
+        seconds: f64,
+    ) -> Result<Self> {
+        let rx_cpu_ns = || bed.nic.as_ref().map(|nic| nic.cpu_ns(0)).transpose();
+        let sending = Sending::start(bed, receiver, frames, rate)?;
+        sleep(SETTLING);
+        let cpu_before = rx_cpu_ns()?;
+        let then = Counts::when_few_are_under_way(|| sending.look())?;
+        let start = Instant::now();
+        sleep(Duration::from_secs_f64(seconds));
+        let meanwhile = sending.look()?.since(then);
+        let seconds = start.elapsed().as_secs_f64();
+        let sent = sending.end()?;
+        let cpu_after = rx_cpu_ns()?;
+        fit!(
+            meanwhile.accepted > 0,
+            "the device accepted nothing: the generator did not run"
+        );
+        Ok(Self {
+            settled: sent.all.since(then),
+            meanwhile,
+            seconds,
+            rx_cpu_ns: cpu_after
+                .zip(cpu_before)
+                .map(|(after, before)| after - before),
+            ..sent
+        })
+    }
+
+    /// Packets that the device took, per second.
+    pub fn accepted_pps(&self) -> f64 {
+        self.meanwhile.accepted as f64 / self.seconds
+    }
+
+    /// Packets that were offered to the device, per second.
+    pub fn offered_pps(&self) -> f64 {
+        self.offered(self.meanwhile) as f64 / self.seconds
+    }
+
+    fn offered(&self, counts: Counts) -> u64 {
+        match self.apart {
+            true => counts.accepted + counts.refused,
+            false => counts.accepted,
+        }
+    }
+
+    /// Whether the device, or what is behind it, had more to do than it could. Not known where the
+    /// generator shares a CPU with it.
+    ///
+    /// # Errors
+    /// [`Unfit`](crate::bench::experiment::Unfit) when it had not: the figures would be those of the generators.
+    pub fn exceeds_the_host(&self) -> Result<()> {
+        let Counts {
+            accepted,
+            refused,
+            delivered,
+        } = self.meanwhile;
+        let few = (refused as f64) < REFUSED * (accepted + refused) as f64;
+        fit!(
+            !(self.apart && few && delivered as f64 >= DELIVERED * accepted as f64),
+            "the generators were the limit: of {:.0} packets/s nearly all were delivered",
+            self.offered_pps()
+        );
+        Ok(())
+    }
+
+    /// Packets that the receiver got meanwhile, per second.
+    pub fn delivered_pps(&self) -> f64 {
+        self.meanwhile.delivered as f64 / self.seconds
+    }
+
+    /// Of the packets that were offered to the device since all had settled, the share that did not
+    /// arrive, then or later.
+    pub fn loss(&self) -> f64 {
+        1.0 - self.settled.delivered as f64 / self.offered(self.settled) as f64
+    }
+}
+
+/// Waits until nothing more comes.
+pub(in crate::bench) fn drain(receiver: &dyn Receiver) -> Result<()> {
+    let start = Instant::now();
+    let mut last = None;
+    while start.elapsed() < PATIENCE {
+        let now = Some((receiver.received(), receiver.dropped()?));
+        if now == last {
+            break;
+        }
+        last = now;
+        sleep(QUIET);
+    }
+    Ok(())
+}
+
+/// Whether the way was in effect, and all packets are accounted for: those of `traffic`, all that
+/// came since the way was switched on.
+///
+/// # Errors
+/// [`Unfit`](crate::bench::experiment::Unfit), with the reason.
+pub fn check(
+    bed: &Bed,
+    active: &Active<'_>,
+    way: Way,
+    traffic: &Traffic,
+    seen: &Seen,
+) -> Result<()> {
+    bed.verify(active, way, seen, NR_CONNECTED)?;
+    let astray = seen.processed_by_generators;
+    fit!(
+        astray as f64 <= UNACCOUNTED * traffic.all.accepted as f64,
+        "{astray} packets were processed on the generators' CPUs"
+    );
+    let status = active.status()?;
+    let queue = status.as_ref().map(|s| &s.devices[0].queues[0]);
+    let dropped = seen.softnet.values().map(|s| s.dropped).sum();
+    account(way.mode, traffic, dropped, queue)
+}
+
+/// Whether all packets are accounted for. `dropped`: at the kernel's backlogs.
+fn account(mode: Mode, traffic: &Traffic, dropped: u64, queue: Option<&Queue>) -> Result<()> {
+    let all = traffic.all;
+    let arrived = all.delivered + traffic.dropped;
+    let expected = match (mode, queue) {
+        (_, Some(queue)) => {
+            fit!(
+                queue.received == all.accepted,
+                "rxsteer received {} of {} frames",
+                queue.received,
+                all.accepted
+            );
+            queue.inline + queue.sums.delivered
+        }
+        // Its full rings are counted nowhere.
+        (Mode::Cpumap, _) => return Ok(()),
+        _ => all.accepted.saturating_sub(dropped),
+    };
+    let missing = arrived.abs_diff(expected) as f64 / all.accepted as f64;
+    fit!(
+        missing < UNACCOUNTED,
+        "packets are unaccounted for: {expected} should have come to the receiver, and {arrived} did"
+    );
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::experiment::Unfit;
+    use rxsteer::api::status::Terms;
+
+    fn traffic(accepted: u64, delivered: u64, dropped: u64) -> Traffic {
+        Traffic {
+            all: Counts {
+                accepted,
+                delivered,
+                ..Default::default()
+            },
+            dropped,
+            ..Default::default()
+        }
+    }
+
+    fn refused(result: Result<()>) -> bool {
+        result.is_err_and(|error| error.is::<Unfit>())
+    }
+
+    #[test]
+    fn what_was_under_way_hides_no_loss() {
+        let counts = |accepted, delivered| Counts {
+            accepted,
+            delivered,
+            ..Default::default()
+        };
+        // 30 were lost before; after that 10 of 1000, and at times 60 are under way.
+        let moments = [(500, 410), (600, 570), (700, 610)].map(|(a, d)| counts(a, d));
+        let looks = std::cell::Cell::new(0);
+        let then = Counts::when_few_are_under_way(|| {
+            let moment = moments[looks.replace(looks.get() + 1).min(2)];
+            Ok(moment)
+        });
+        let found = counts(1_600, 1_560).since(then.unwrap());
+        assert_eq!((found.accepted, found.delivered), (1_000, 990));
+        // The control: had the first moment been taken, there would have been no loss.
+        let found = counts(1_600, 1_560).since(moments[0]);
+        assert_eq!((found.accepted, found.delivered), (1_100, 1_100));
+    }
+
+    #[test]
+    fn a_flood_that_the_host_carries_is_the_generators() {
+        let exceeds = |apart, accepted, refused, delivered| {
+            let meanwhile = Counts {
+                accepted,
+                refused,
+                delivered,
+            };
+            let traffic = Traffic {
+                meanwhile,
+                settled: meanwhile,
+                seconds: 1.0,
+                apart,
+                ..Default::default()
+            };
+            (traffic.exceeds_the_host(), traffic.loss())
+        };
+        let (result, loss) = exceeds(true, 10_000, 50, 9_950);
+        assert!(refused(result) && (loss - 100.0 / 10_050.0).abs() < 1e-9);
+        // Either the ring or what is behind it was full; or the generator shares its CPU.
+        exceeds(true, 10_000, 200, 10_000).0.unwrap();
+        exceeds(true, 10_000, 0, 9_800).0.unwrap();
+        let (result, loss) = exceeds(false, 10_000, 50, 10_000);
+        result.unwrap();
+        assert_eq!(loss, 0.0);
+    }
+
+    #[test]
+    fn packets_that_nobody_has_counted_are_refused() {
+        let account = |traffic, dropped| account(Mode::KernelRps, &traffic, dropped, None);
+        account(traffic(10_000, 7_000, 1_000), 2_000).unwrap();
+        account(traffic(10_000, 6_995, 1_000), 2_000).unwrap();
+        assert!(refused(account(traffic(10_000, 6_900, 1_000), 2_000)));
+        // Nor may more arrive than came.
+        assert!(refused(account(traffic(10_000, 7_100, 1_000), 2_000)));
+    }
+
+    #[test]
+    fn rxsteer_answers_for_every_frame() {
+        let queue = Queue {
+            received: 10_000,
+            inline: 3_000,
+            sums: Terms {
+                delivered: 5_000,
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        let account = |traffic| account(Mode::Rxsteer, &traffic, 0, Some(&queue));
+        account(traffic(10_000, 7_000, 1_000)).unwrap();
+        assert!(refused(account(traffic(10_000, 7_000, 0))));
+        assert!(refused(account(traffic(10_001, 7_000, 1_000))));
+    }
+}

@@ -1,0 +1,573 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * flow.h: from the bytes of a packet to its flow key (flow_key.h).
+ *
+ * Plain C without helpers, maps or a clock (types.h). Followed are Ethernet,
+ * VLAN tags, PPPoE, MPLS, IPv4, IPv6 and, when asked for, tunnels; each up to
+ * a limit below.
+ *
+ * Two roads lead to a key. flow_plain() knows only the packets that hosts receive
+ * by the million, TCP or UDP over IP over Ethernet, and these in VXLAN; whatever is
+ * not exactly that is for flow_follow(), which gives every answer by itself,
+ * and the same for those.
+ *
+ * The verifier shapes two things: every header is found again from the packet's
+ * start by an offset of bounded range, since states that differ only in such an
+ * offset are merged; and flow_follow() is one function with everything in line,
+ * since before 6.8 the verifier loses its thread in a structure on another frame.
+ */
+#pragma once
+
+#include <stddef.h>
+
+#include <linux/if_ether.h>
+#include <linux/in.h>
+#include <linux/ip.h>
+#include <linux/ipv6.h>
+#include <linux/tcp.h>
+#include <linux/udp.h>
+
+#include "flow_headers.h"
+#include "flow_key.h"
+#include "types.h"
+
+/* Limits: a packet with more has no flow, or in a tunnel the flow outside it. */
+#define FLOW_VLANS	     3
+#define FLOW_LABELS	     8 /* MPLS */
+#define FLOW_EXTENSIONS	     8 /* IPv6, a fragment header included */
+#define FLOW_GTPU_EXTENSIONS 4
+#define FLOW_TUNNELS	     2	    /* one inside the other; a third's flow is its own outer one */
+#define FLOW_REACH	     0x1fff /* bytes; no header is looked for beyond */
+
+/* ---- the general parser ------------------------------------------------- */
+
+/* Where the parser is. off never exceeds end. */
+struct flow_cursor {
+	const void *data;
+	const void *data_end; /* of the linear part */
+	__u64 off;
+	__u64 end; /* of the packet, as the innermost length field has it */
+};
+
+/* What will be the key, as long as nothing further inside takes its place. */
+struct flow_found {
+	__u64 network; /* offset of the IP header */
+	__u16 type;    /* ETH_P_IP or ETH_P_IPV6 */
+	__u8 proto;
+	__u8 fragment;
+	__u8 has_ports;
+	__be32 id; /* ports or SPI or 0 */
+};
+
+/*
+ * The next size bytes, or NULL where the packet has fewer.
+ *
+ * The new offset is taken as the difference of two pointers, of which the verifier
+ * knows nothing: so the offsets before a header have one range, and all the ways that
+ * lead to it are one state; without that a million instructions are not enough. The
+ * barriers keep the compiler from computing pointer and offset out of each other.
+ */
+static __always_inline const void *flow_take(struct flow_cursor *c, __u64 size)
+{
+	const char *header;
+
+	if (c->off > FLOW_REACH || c->off + size > c->end)
+		return NULL;
+	header = (const char *)c->data + c->off;
+	asm("" : "+r"(header));
+	if (header + size > (const char *)c->data_end)
+		return NULL;
+	c->off = header + size - (const char *)c->data;
+	asm("" : "+r"(c->off));
+	return header;
+}
+
+static __always_inline enum flow_result flow_skip(struct flow_cursor *c, __u64 size)
+{
+	if (size > c->end - c->off)
+		return FLOW_TRUNCATED;
+	c->off += size;
+	return FLOW_KEYED;
+}
+
+/* A length field says that the packet ends size bytes after start: no later than thought before. */
+static __always_inline enum flow_result flow_narrow(struct flow_cursor *c, __u64 start, __u64 size)
+{
+	if (start + size < c->off || start + size > c->end)
+		return FLOW_TRUNCATED;
+	c->end = start + size;
+	return FLOW_KEYED;
+}
+
+/* IP or not, where no header says it: after MPLS and GTP-U. */
+static __always_inline enum flow_result flow_nibble(struct flow_cursor *c, __u16 *type)
+{
+	const __u8 *first = flow_take(c, sizeof(*first));
+
+	if (!first)
+		return FLOW_TRUNCATED;
+	c->off -= sizeof(*first);
+	switch (*first >> 4) {
+	case 4:
+		*type = ETH_P_IP;
+		return FLOW_KEYED;
+	case 6:
+		*type = ETH_P_IPV6;
+		return FLOW_KEYED;
+	}
+	return FLOW_UNKNOWN;
+}
+
+static __always_inline enum flow_result flow_mpls(struct flow_cursor *c, __u16 *type)
+{
+	for (int i = 0; i < FLOW_LABELS; i++) {
+		const __be32 *label = flow_take(c, sizeof(*label));
+
+		if (!label)
+			return FLOW_TRUNCATED;
+		if (*label & flow_swap32(0x100)) /* bottom of the stack */
+			return flow_nibble(c, type);
+	}
+	return FLOW_UNKNOWN;
+}
+
+static __always_inline enum flow_result flow_pppoe(struct flow_cursor *c, __u16 *type)
+{
+	const struct flow_pppoe *pppoe = flow_take(c, sizeof(*pppoe));
+
+	if (!pppoe)
+		return FLOW_TRUNCATED;
+	if (pppoe->version_type != 0x11 || pppoe->code)
+		return FLOW_UNKNOWN;
+	switch (flow_swap16(pppoe->protocol)) {
+	case 0x0021:
+		*type = ETH_P_IP;
+		break;
+	case 0x0057:
+		*type = ETH_P_IPV6;
+		break;
+	default:
+		return FLOW_UNKNOWN;
+	}
+	return flow_narrow(c, c->off - sizeof(pppoe->protocol), flow_swap16(pppoe->length));
+}
+
+static __always_inline int flow_is_vlan(__u16 type)
+{
+	return type == ETH_P_8021Q || type == ETH_P_8021AD || type == FLOW_ETH_P_QINQ2;
+}
+
+/* From a header of this type to the network header, whose type takes its place. */
+static __always_inline enum flow_result flow_link(struct flow_cursor *c, __u16 *type)
+{
+	if (*type == FLOW_ETH_P_TEB) {
+		const struct flow_ethernet *eth = flow_take(c, sizeof(*eth));
+
+		if (!eth)
+			return FLOW_TRUNCATED;
+		*type = flow_swap16(eth->type);
+	}
+	for (int i = 0; i < FLOW_VLANS && flow_is_vlan(*type); i++) {
+		const struct flow_vlan *vlan = flow_take(c, sizeof(*vlan));
+
+		if (!vlan)
+			return FLOW_TRUNCATED;
+		*type = flow_swap16(vlan->type);
+	}
+	switch (*type) {
+	case ETH_P_PPP_SES:
+		return flow_pppoe(c, type);
+	case ETH_P_MPLS_UC:
+	case ETH_P_MPLS_MC:
+		return flow_mpls(c, type);
+	}
+	return FLOW_KEYED;
+}
+
+static __always_inline enum flow_result flow_ipv4(struct flow_cursor *c, struct flow_found *found)
+{
+	const struct iphdr *ip = flow_take(c, sizeof(*ip));
+	__u32 options;
+
+	if (!ip || ip->version != 4 || ip->ihl < 5)
+		return FLOW_TRUNCATED;
+	options = ip->ihl * 4 - sizeof(*ip);
+	if (flow_narrow(c, found->network, flow_swap16(ip->tot_len)) || flow_skip(c, options))
+		return FLOW_TRUNCATED;
+	found->proto = ip->protocol;
+	found->fragment = !!(ip->frag_off & flow_swap16(0x3fff)); /* offset, or more to come */
+	return FLOW_KEYED;
+}
+
+/* Of the usual form: next header, length in words of eight bytes without the first, content. */
+static __always_inline int flow_is_options(__u8 proto)
+{
+	switch (proto) {
+	case IPPROTO_HOPOPTS:
+	case IPPROTO_ROUTING:
+	case IPPROTO_DSTOPTS:
+	case IPPROTO_MH:
+	case 139: /* HIP */
+	case 140: /* shim6 */
+		return 1;
+	}
+	return 0;
+}
+
+static __always_inline enum flow_result flow_ipv6(struct flow_cursor *c, struct flow_found *found)
+{
+	const struct ipv6hdr *ip = flow_take(c, sizeof(*ip));
+
+	if (!ip || ip->version != 6 || flow_narrow(c, c->off, flow_swap16(ip->payload_len)))
+		return FLOW_TRUNCATED;
+	found->proto = ip->nexthdr;
+	found->fragment = 0; /* its protocol says it */
+
+	for (int i = 0; i < FLOW_EXTENSIONS; i++) {
+		if (flow_is_options(found->proto)) {
+			const struct ipv6_opt_hdr *options = flow_take(c, 8);
+
+			if (!options || flow_skip(c, 8 * options->hdrlen))
+				return FLOW_TRUNCATED;
+			found->proto = options->nexthdr;
+		} else if (found->proto == IPPROTO_FRAGMENT) {
+			const struct flow_ipv6_fragment *fragment = flow_take(c, sizeof(*fragment));
+
+			if (!fragment)
+				return FLOW_TRUNCATED;
+			if (fragment->offset & flow_swap16(0xfff9)) /* offset, or more to come */
+				return FLOW_KEYED;
+			found->proto = fragment->next; /* atomic: RFC 6946 */
+		} else {
+			return FLOW_KEYED;
+		}
+	}
+	return flow_is_options(found->proto) || found->proto == IPPROTO_FRAGMENT ? FLOW_UNKNOWN
+										 : FLOW_KEYED;
+}
+
+static __always_inline enum flow_result flow_network(struct flow_cursor *c,
+						     struct flow_found *found)
+{
+	found->network = c->off;
+	switch (found->type) {
+	case ETH_P_IP:
+		return flow_ipv4(c, found);
+	case ETH_P_IPV6:
+		return flow_ipv6(c, found);
+	}
+	return FLOW_UNKNOWN;
+}
+
+/* The least size of a header that begins with the ports, or 0. */
+static __always_inline __u32 flow_ports_header(__u8 proto)
+{
+	switch (proto) {
+	case IPPROTO_TCP:
+		return sizeof(struct tcphdr);
+	case IPPROTO_UDP:
+	case IPPROTO_UDPLITE:
+		return sizeof(struct udphdr);
+	case IPPROTO_SCTP:
+	case IPPROTO_DCCP:
+		return 12;
+	}
+	return 0;
+}
+
+/*
+ * AH ends the walk although what it authenticates can be read: like ESP it numbers
+ * the packets of one SPI, and its receiver drops what comes too far out of order.
+ */
+static __always_inline enum flow_result flow_transport(struct flow_cursor *c,
+						       struct flow_found *found)
+{
+	__u32 size = flow_ports_header(found->proto);
+	const __be32 *word;
+
+	found->id = 0;
+	found->has_ports = 0;
+	if (found->fragment || (!size && found->proto != IPPROTO_ESP && found->proto != IPPROTO_AH))
+		return FLOW_KEYED;
+	if (!(word = flow_take(c, 8)))
+		return FLOW_TRUNCATED;
+	if (size) {
+		found->id = word[0];
+		found->has_ports = 1;
+		return flow_skip(c, size - 8);
+	}
+	if (found->proto == IPPROTO_ESP) {
+		found->id = word[0];
+		return FLOW_KEYED;
+	}
+	found->id = word[1];
+	return flow_skip(c, 4); /* AH's sequence number */
+}
+
+static __always_inline enum flow_result flow_gre(struct flow_cursor *c, __u16 *type)
+{
+	const struct flow_gre *gre = flow_take(c, sizeof(*gre));
+	__u16 flags;
+
+	if (!gre)
+		return FLOW_TRUNCATED;
+	flags = flow_swap16(gre->flags);
+	if (flags & 0x4007) /* source routing of RFC 1701, or a version that is not 0 */
+		return FLOW_UNKNOWN;
+	*type = flow_swap16(gre->type);
+	/* a word for each of checksum, key and sequence number */
+	return flow_skip(c, 4 * (!!(flags & 0x8000) + !!(flags & 0x2000) + !!(flags & 0x1000)));
+}
+
+static __always_inline enum flow_result flow_vxlan(struct flow_cursor *c, __u16 *type)
+{
+	const struct flow_vxlan *vxlan = flow_take(c, sizeof(*vxlan));
+
+	if (!vxlan)
+		return FLOW_TRUNCATED;
+	if ((vxlan->flags & 0x0c) != 0x08) /* no VNI, or VXLAN-GPE: another protocol */
+		return FLOW_UNKNOWN;
+	*type = FLOW_ETH_P_TEB;
+	return FLOW_KEYED;
+}
+
+static __always_inline enum flow_result flow_geneve(struct flow_cursor *c, __u16 *type)
+{
+	const struct flow_geneve *geneve = flow_take(c, sizeof(*geneve));
+
+	if (!geneve)
+		return FLOW_TRUNCATED;
+	if (geneve->version_length >> 6 || geneve->flags & 0x80) /* control message */
+		return FLOW_UNKNOWN;
+	*type = flow_swap16(geneve->type);
+	return flow_skip(c, 4 * (geneve->version_length & 0x3f));
+}
+
+static __always_inline enum flow_result flow_gtpu(struct flow_cursor *c, __u16 *type)
+{
+	const struct flow_gtpu *gtpu = flow_take(c, sizeof(*gtpu));
+	const struct flow_gtpu_options *options;
+	__u8 next, flags;
+
+	if (!gtpu)
+		return FLOW_TRUNCATED;
+	flags = gtpu->flags;
+	if ((flags & 0xf0) != 0x30 || gtpu->message != 255) /* not version 1, GTP', signalling */
+		return FLOW_UNKNOWN;
+	if (flow_narrow(c, c->off, flow_swap16(gtpu->length)))
+		return FLOW_TRUNCATED;
+	if (!(flags & 0x07))
+		return flow_nibble(c, type);
+
+	if (!(options = flow_take(c, sizeof(*options))))
+		return FLOW_TRUNCATED;
+	next = flags & 0x04 ? options->next : 0;
+	for (int i = 0; i < FLOW_GTPU_EXTENSIONS && next; i++) {
+		/* its length in words, its content, and in its last byte the next one's type */
+		const __u8 *extension = flow_take(c, 4);
+
+		if (!extension || !*extension || flow_skip(c, 4 * (*extension - 1)))
+			return FLOW_TRUNCATED;
+		c->off -= 1;
+		if (!(extension = flow_take(c, 1)))
+			return FLOW_TRUNCATED;
+		next = *extension;
+	}
+	return next ? FLOW_UNKNOWN : flow_nibble(c, type);
+}
+
+/* From behind the headers of what was found to what it carries, whose type it leaves. */
+static __always_inline enum flow_result
+flow_tunnel(struct flow_cursor *c, const struct flow_found *found, __u32 tunnels, __u16 *type)
+{
+	if (found->fragment)
+		return FLOW_UNKNOWN;
+	if (tunnels & FLOW_TUNNEL_IPIP && found->proto == IPPROTO_IPIP) {
+		*type = ETH_P_IP;
+		return FLOW_KEYED;
+	}
+	if (tunnels & FLOW_TUNNEL_IPIP && found->proto == IPPROTO_IPV6) {
+		*type = ETH_P_IPV6;
+		return FLOW_KEYED;
+	}
+	if (tunnels & FLOW_TUNNEL_GRE && found->proto == IPPROTO_GRE)
+		return flow_gre(c, type);
+	if (found->proto != IPPROTO_UDP)
+		return FLOW_UNKNOWN;
+	switch (flow_swap32(found->id) & 0xffff) {
+	case 4789:
+	case 8472:
+		return tunnels & FLOW_TUNNEL_VXLAN ? flow_vxlan(c, type) : FLOW_UNKNOWN;
+	case 6081:
+		return tunnels & FLOW_TUNNEL_GENEVE ? flow_geneve(c, type) : FLOW_UNKNOWN;
+	case 2152:
+		return tunnels & FLOW_TUNNEL_GTPU ? flow_gtpu(c, type) : FLOW_UNKNOWN;
+	}
+	return FLOW_UNKNOWN;
+}
+
+static __always_inline enum flow_result
+flow_key_found(const struct flow_cursor *c, const struct flow_found *found, struct flow_key *key)
+{
+	struct flow_cursor at = {c->data, c->data_end, found->network, c->end};
+
+	if (found->type == ETH_P_IP) {
+		const struct iphdr *ip = flow_take(&at, sizeof(*ip));
+
+		if (!ip)
+			return FLOW_TRUNCATED;
+		flow_key_ports4(key, ip->saddr, found->id, found->proto);
+		if (!found->has_ports) {
+			key->daddr[2] = FLOW_V4_MAPPED;
+			key->daddr[3] = ip->daddr;
+		}
+	} else {
+		const struct ipv6hdr *ip = flow_take(&at, sizeof(*ip));
+
+		if (!ip)
+			return FLOW_TRUNCATED;
+		flow_key_ports(key, ip->saddr.in6_u.u6_addr32, found->id, found->proto);
+		if (!found->has_ports)
+			__builtin_memcpy(key->daddr, &ip->daddr, sizeof(key->daddr));
+	}
+	return FLOW_KEYED;
+}
+
+static __attribute__((noinline)) enum flow_result
+flow_follow(const void *data, const void *data_end, __u32 len, __u32 tunnels, struct flow_key *key)
+{
+	struct flow_cursor c = {data, data_end, 0, len};
+	struct flow_found inner, found = {};
+	__u16 type = FLOW_ETH_P_TEB;
+
+	for (int level = 0; level <= FLOW_TUNNELS; level++) {
+		enum flow_result result = flow_link(&c, &type);
+
+		inner.type = type;
+		if (result == FLOW_KEYED)
+			result = flow_network(&c, &inner);
+		if (result == FLOW_KEYED)
+			result = flow_transport(&c, &inner);
+		if (result == FLOW_UNKNOWN && level > 0)
+			break;
+		if (result != FLOW_KEYED)
+			return result;
+
+		found = inner;
+		if (level == FLOW_TUNNELS)
+			break;
+		result = flow_tunnel(&c, &found, tunnels, &type);
+		if (result == FLOW_UNKNOWN)
+			break;
+		if (result != FLOW_KEYED)
+			return result;
+	}
+	return flow_key_found(&c, &found, key);
+}
+
+/* ---- the short road ----------------------------------------------------- */
+
+/* A frame's IP payload: where it begins, with the ports, and its bytes by the IP header's word. */
+struct flow_payload {
+	const __be32 *ports;
+	__u32 size;
+};
+
+/* Goes by the port alone: whether it really is one shows in its header. */
+static __always_inline int flow_may_be_tunnel(const struct flow_key *key, __u32 tunnels)
+{
+	__u16 dest = flow_swap32(key->ports);
+
+	if (key->proto != IPPROTO_UDP)
+		return 0;
+	return (tunnels & FLOW_TUNNEL_VXLAN && (dest == 4789 || dest == 8472)) ||
+	       (tunnels & FLOW_TUNNEL_GENEVE && dest == 6081) ||
+	       (tunnels & FLOW_TUNNEL_GTPU && dest == 2152);
+}
+
+/* Of an IP packet that carries size bytes, nothing else is asked. */
+static __always_inline int flow_is_plain(__u8 proto, __u32 size)
+{
+	return (proto == IPPROTO_TCP && size >= sizeof(struct tcphdr)) ||
+	       (proto == IPPROTO_UDP && size >= sizeof(struct udphdr));
+}
+
+/*
+ * Whether the frame, room bytes that are all in the linear part, is TCP or UDP with
+ * nothing special about it; the key and the payload are written if it is. Lengths
+ * are compared as numbers: to the verifier of 6.1 a swapped word may be anything, and
+ * it adds no such word to a pointer.
+ */
+static __always_inline int flow_plain_frame(const void *frame, const void *data_end, __u64 room,
+					    struct flow_key *key, struct flow_payload *payload)
+{
+	const struct flow_ethernet *eth = frame;
+	const struct iphdr *v4 = (const void *)(eth + 1);
+	const struct ipv6hdr *v6 = (const void *)(eth + 1);
+	__u32 size;
+
+	payload->ports = (const void *)(v4 + 1);
+	if ((const void *)(payload->ports + 1) > data_end)
+		return 0;
+	if (eth->type == flow_swap16(ETH_P_IP)) {
+		size = flow_swap16(v4->tot_len);
+		payload->size = size - sizeof(*v4);
+		if (*(const __u8 *)v4 != 0x45 || v4->frag_off & flow_swap16(0x3fff) ||
+		    sizeof(*eth) + size > room || size < sizeof(*v4) ||
+		    !flow_is_plain(v4->protocol, payload->size))
+			return 0;
+		flow_key_ports4(key, v4->saddr, *payload->ports, v4->protocol);
+		return 1;
+	}
+	payload->ports = (const void *)(v6 + 1);
+	if (eth->type != flow_swap16(ETH_P_IPV6) || (const void *)(payload->ports + 1) > data_end)
+		return 0;
+	size = flow_swap16(v6->payload_len);
+	payload->size = size;
+	if (*(const __u8 *)v6 >> 4 != 6 || sizeof(*eth) + sizeof(*v6) + size > room ||
+	    !flow_is_plain(v6->nexthdr, size))
+		return 0;
+	flow_key_ports(key, v6->saddr.in6_u.u6_addr32, *payload->ports, v6->nexthdr);
+	return 1;
+}
+
+/*
+ * Whether the packet, all of it in its linear part, is plain TCP or UDP, or carries
+ * that in VXLAN; the key is written if it is. Asks for no length: that of a packet
+ * with fragments costs a call into the kernel, as long as all of this.
+ */
+static __always_inline int flow_plain(const void *data, const void *data_end, __u32 tunnels,
+				      struct flow_key *key)
+{
+	const struct flow_vxlan *vxlan;
+	struct flow_payload payload;
+	struct flow_key plain;
+	__u16 dest;
+
+	if (!flow_plain_frame(data, data_end, (const char *)data_end - (const char *)data, &plain,
+			      &payload))
+		return 0;
+	if (flow_may_be_tunnel(&plain, tunnels)) {
+		dest = flow_swap32(plain.ports);
+		vxlan = (const void *)((const struct udphdr *)payload.ports + 1);
+		if (!(tunnels & FLOW_TUNNEL_VXLAN) || (dest != 4789 && dest != 8472) ||
+		    payload.size < sizeof(struct udphdr) + sizeof(*vxlan) ||
+		    (const void *)(vxlan + 1) > data_end || (vxlan->flags & 0x0c) != 0x08)
+			return 0;
+		payload.size -= sizeof(struct udphdr) + sizeof(*vxlan);
+		if (!flow_plain_frame(vxlan + 1, data_end, payload.size, &plain, &payload) ||
+		    flow_may_be_tunnel(&plain, tunnels))
+			return 0;
+	}
+	*key = plain;
+	return 1;
+}
+
+/* Both roads, for who has the packet's length at hand. */
+static __always_inline enum flow_result flow_parse(const void *data, const void *data_end,
+						   __u32 len, __u32 tunnels, struct flow_key *key)
+{
+	if (flow_plain(data, data_end, tunnels, key))
+		return FLOW_KEYED;
+	return flow_follow(data, data_end, len, tunnels, key);
+}

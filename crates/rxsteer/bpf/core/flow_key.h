@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * flow_key.h: the key of a flow, and its hash, which is written down in docs/hash.md.
+ *
+ * Plain C without helpers, maps or a clock (types.h).
+ */
+#pragma once
+
+#include <linux/in.h>
+#include <linux/types.h>
+
+#include "types.h"
+
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define flow_swap16(x) __builtin_bswap16(x)
+#define flow_swap32(x) __builtin_bswap32(x)
+#else
+#define flow_swap16(x) (x)
+#define flow_swap32(x) (x)
+#endif
+
+/* ---- keys --------------------------------------------------------------- */
+
+#define FLOW_V4_MAPPED flow_swap32(0x0000ffff) /* third word of ::ffff:a.b.c.d */
+
+/* A word's two ports, as they lie in the packet. */
+static __always_inline __be32 flow_ports(__be16 source, __be16 dest)
+{
+	union {
+		__be16 half[2];
+		__be32 word;
+	} ports = {{source, dest}};
+
+	return ports.word;
+}
+
+/*
+ * The key of what comes from (saddr, source port) to a local port, whatever the
+ * local address: the parser's for packets, and the one for the socket they reach.
+ */
+static __always_inline void flow_key_ports(struct flow_key *key, const __be32 saddr[4],
+					   __be32 ports, __u32 proto)
+{
+	*key = (struct flow_key){
+		.saddr = {saddr[0], saddr[1], saddr[2], saddr[3]},
+		.ports = ports,
+		.proto = proto,
+	};
+}
+
+static __always_inline void flow_key_ports4(struct flow_key *key, __be32 saddr, __be32 ports,
+					    __u32 proto)
+{
+	*key = (struct flow_key){
+		.saddr = {0, 0, FLOW_V4_MAPPED, saddr},
+		.ports = ports,
+		.proto = proto,
+	};
+}
+
+/* ---- hash --------------------------------------------------------------- */
+
+/*
+ * Strongly universal multilinear hashing of 32-bit words (Lemire and Kaser,
+ * "Strongly universal string hashing is fast", 2014), then MurmurHash3's 32-bit
+ * finaliser: a bijection, so the bound stands, that spreads arithmetic sequences.
+ * The secret is volatile because it is the loader's, not the compiler's.
+ */
+static __always_inline __u32 flow_hash(const struct flow_key *key,
+				       const volatile struct flow_secret *secret)
+{
+	const __u32 *word = (const __u32 *)key;
+	__u64 sum = secret->addend;
+	__u32 hash;
+
+	for (__u32 i = 0; i < FLOW_KEY_WORDS; i++)
+		sum += secret->multiplier[i] * word[i];
+
+	hash = sum >> 32;
+	hash ^= hash >> 16;
+	hash *= 0x85ebca6b;
+	hash ^= hash >> 13;
+	hash *= 0xc2b2ae35;
+	hash ^= hash >> 16;
+	return hash;
+}

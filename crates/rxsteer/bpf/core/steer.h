@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * steer.h: from a flow's hash to the location where its packet is processed: where the flow
+ * wants to be, and whether it may go there (docs/order.md).
+ *
+ * Plain C without helpers, maps or a clock (types.h); asks through the functions of rx.h.
+ */
+#pragma once
+
+#include <stdbool.h>
+
+#include "backlog.h"
+#include "policy.h"
+#include "env.h"
+#include "tables.h"
+#include "types.h"
+
+/* ---- INLINE's own backlog ------------------------------------------------- */
+
+/*
+ * The poll in progress, by its number. While somebody waits to leave, a poll's first INLINE frame
+ * looks at GRO's lists: later in the poll they may hold what the poll itself received.
+ */
+static __always_inline __u64 rx_poll(struct rx *rx)
+{
+	struct rx_queue *q = rx->q;
+	__u64 poll;
+
+	if (rx->poll)
+		return rx->poll;
+	poll = rx_poll_stamp(rx);
+	if (q->poll != poll) {
+		q->poll = poll;
+		q->nr_polls++;
+		if (unlikely(q->leaving)) {
+			q->leaving = 0;
+			if (rx_gro_empty(rx))
+				q->polls_delivered = q->nr_polls - 1;
+		}
+	}
+	return rx->poll = q->nr_polls;
+}
+
+/*
+ * Whether everything up to this poll, inclusive, has been delivered: it has ended, and since then
+ * the NAPI's GRO lists have been seen empty, by their owner.
+ */
+static __always_inline bool inline_delivered(struct rx *rx, __u64 last_qtail)
+{
+	struct rx_queue *q = rx->q;
+	__u64 poll;
+
+	if (q->polls_delivered >= last_qtail)
+		return true;
+	poll = rx_poll(rx);
+	if (q->polls_delivered >= last_qtail)
+		return true;
+	if (last_qtail < poll && rx_gro_empty(rx)) {
+		q->polls_delivered = poll - 1;
+		return true;
+	}
+	q->leaving = 1;
+	return false;
+}
+
+/* ---- the rule of order ---------------------------------------------------- */
+
+/*
+ * An unset slot stands for whatever the queue passed up before the epoch, INLINE: a frame in the
+ * poll of the epoch's first one.
+ */
+static __always_inline __u64 rx_first_poll(struct rx *rx)
+{
+	struct rx_queue *q = rx->q;
+
+	if (unlikely(q->first_epoch != rx->epoch)) {
+		q->first_poll = rx_poll(rx);
+		q->first_epoch = rx->epoch;
+	}
+	return q->first_poll;
+}
+
+/*
+ * A flow changes location only when every earlier packet of it has been delivered to the stack.
+ * Staying is always safe.
+ */
+static __always_inline bool rx_delivered(struct rx *rx, __u16 location, __u64 last_qtail)
+{
+	struct backlog *b;
+
+	if (steer_unguarded())
+		return true;
+	if (location == RPS_INLINE)
+		return inline_delivered(rx, last_qtail);
+	b = rx_backlog(rx, location);
+	if (!b)
+		return false;
+	if (backlog_delivered(b, last_qtail))
+		return true;
+	b->leaving = rx_poll(rx);
+	return false;
+}
+
+/* ---- what becomes of a packet --------------------------------------------- */
+
+/* The slot is the flow's from now on, if it was another's; where the slot is does not change. */
+static __always_inline void rx_own(const struct rx *rx, struct rps_dev_flow *flow, bool set)
+{
+	if (likely(flow->hash == rx->hash && set))
+		return;
+	flow->hash = rx->hash;
+	flow->frames -= flow->nr_packets + flow->nr_dropped;
+	flow->nr_packets = flow->nr_dropped = flow->nr_moves = 0;
+	flow->asked = rx->q->load.turn - POLICY_LATELY - 1;
+	rx_flow_new(rx);
+}
+
+static __always_inline void rx_locate(const struct rx *rx, struct rps_dev_flow *flow,
+				      __u16 location, __u64 last_qtail)
+{
+	if (unlikely(flow->location != location && flow->epoch == rx->epoch)) {
+		rx->q->nr_moves++;
+		flow->nr_moves++;
+	}
+	flow->last_qtail = last_qtail;
+	flow->location = location;
+	flow->epoch = rx->epoch;
+	flow->shed = 0;
+	flow->nr_packets++;
+	flow->last_seen = rx_jiffies();
+}
+
+/* Whether a large flow's frame is dropped, since the polling CPU can't keep up: so many of them,
+ * one by one. */
+static __always_inline bool rx_policed(const struct rx *rx, const struct rps_dev_flow *flow)
+{
+	__u32 number = flow->nr_packets + flow->nr_dropped;
+
+	return (number * 0x9e3779b1u) >> 22 < rx->q->load.police &&
+	       flow_is_large(rx->q, flow, flow_limit_of());
+}
+
+static __always_inline enum rx_verdict rx_inline(struct rx *rx, struct rps_dev_flow *flow)
+{
+	if (unlikely(rx->q->load.police) && rx_policed(rx, flow)) {
+		rx->q->load.nr_limited++;
+		flow->nr_dropped++;
+		return RX_DROP;
+	}
+	rx->q->nr_inline++;
+	rx_locate(rx, flow, RPS_INLINE, rx_poll(rx));
+	return RX_PASS;
+}
+
+/* Whether a frame of the flow may enter. */
+static __always_inline enum backlog_room rx_room(const struct rx *rx,
+						 const struct rps_dev_flow *flow, struct backlog *b)
+{
+	enum backlog_room room = backlog_room(b, flow_limit_of());
+
+	if (room == BACKLOG_CROWDED && !flow_is_large(rx->q, flow, flow_limit_of()))
+		return BACKLOG_OPEN;
+	return room;
+}
+
+/* Whether the backlog takes a frame of the flow; counts it if not. */
+static __always_inline bool rx_admit(const struct rx *rx, struct rps_dev_flow *flow,
+				     struct backlog *b)
+{
+	switch (rx_room(rx, flow, b)) {
+	case BACKLOG_OPEN:
+		return true;
+	case BACKLOG_CROWDED:
+		b->nr_limited++;
+		break;
+	case BACKLOG_FULL:
+		b->nr_dropped++;
+		break;
+	}
+	flow->nr_dropped++;
+	return false;
+}
+
+/*
+ * Into the backlog for `cpu`. While it has none, INLINE: no entry is removed while flows are
+ * in it, so a flow without one is on its way here and may be anywhere.
+ */
+static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev_flow *flow,
+						   __u32 cpu)
+{
+	struct backlog *b = rx_backlog(rx, cpu);
+
+	if (!b)
+		return rx_inline(rx, flow);
+	if (!rx_admit(rx, flow, b))
+		return RX_DROP;
+	if (!rx_enqueue(rx, cpu))
+		return rx_inline(rx, flow);
+	/* Once a poll's first frame is in, the kthread has not taken all, asleep or not: a flow
+	 * that waits, and is not the first of its poll, would wait for ever. So the first one
+	 * looks. */
+	if (unlikely(b->leaving) && b->leaving != rx_poll(rx)) {
+		b->leaving = 0;
+		backlog_asleep(b);
+	}
+	b->tail++;
+	rx_locate(rx, flow, cpu, backlog_entered(b));
+	return RX_REDIRECTED;
+}
+
+/*
+ * Whether a frame whose flow has to wait at `location` is better dropped. A full backlog may stay
+ * full for as long as the overload lasts, and the flow with it: from the first frame that has no
+ * room, the flow's frames are dropped until those before have been delivered.
+ */
+static __always_inline bool rx_shed(const struct rx *rx, struct rps_dev_flow *flow, __u16 location,
+				    bool all)
+{
+	struct backlog *b = rx_backlog(rx, location);
+
+	if (!b || (!all && !flow->shed && rx_room(rx, flow, b) == BACKLOG_OPEN))
+		return false;
+	flow->shed = 1;
+	flow->nr_dropped++;
+	b->nr_shed++;
+	return true;
+}
+
+static __always_inline enum rx_verdict rx_steer(struct rx *rx, const struct rps_map *map,
+						struct rps_dev_flow *flow)
+{
+	bool set = likely(flow->epoch == rx->epoch);
+	__u16 location = set ? flow->location : RPS_INLINE;
+	struct rx_queue *q = rx->q;
+	bool new_turn, shed_all;
+	__u16 wanted;
+
+	rx_own(rx, flow, set);
+	/* While the polling CPU has room, nothing has to be asked. */
+	if ((q->policy & RX_ADAPT) && q->load.pressure == RX_RELAXED && set &&
+	    location == RPS_INLINE) {
+		flow->wanted = RPS_INLINE;
+		flow->reason = RX_ROOM;
+		return rx_inline(rx, flow);
+	}
+	new_turn = flow->turn != q->load.turn;
+	if (unlikely(new_turn))
+		flow_turn(&q->load, flow);
+	wanted = rx_base(rx, map);
+	shed_all = wanted == RPS_INLINE_SHED;
+	if (shed_all) {
+		wanted = RPS_INLINE;
+	} else if (q->policy & (RX_IDLE | RX_ADAPT)) {
+		if (unlikely(!set))
+			flow_begin(rx, flow, wanted);
+		wanted = rx_wanted(rx, flow, wanted, new_turn);
+	}
+	if (unlikely(location != wanted)) {
+		if (rx_delivered(rx, location, set ? flow->last_qtail : rx_first_poll(rx))) {
+			location = wanted;
+		} else {
+			q->nr_held++;
+			if (location != RPS_INLINE && rx_shed(rx, flow, location, shed_all))
+				return RX_DROP;
+		}
+	}
+	if (location == RPS_INLINE)
+		return rx_inline(rx, flow);
+	return rx_redirect(rx, flow, location);
+}

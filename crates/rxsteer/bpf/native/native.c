@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * native.c: the pure C of the data path, compiled for the host, so that the
+ * tests run what the kernel runs.
+ */
+#include "core/flow.h"
+#include "core/load.h"
+#include "native.h"
+#include "core/steer.h"
+
+/* ---- flow.h ------------------------------------------------------------- */
+
+enum flow_result native_flow_parse(const void *data, __u32 linear, __u32 len, __u32 tunnels,
+				   struct flow_key *key)
+{
+	return flow_parse(data, (const char *)data + linear, len, tunnels, key);
+}
+
+void native_flow_key_ports(struct flow_key *key, const __be32 saddr[4], __be16 source, __be16 dest,
+			   __u32 proto)
+{
+	flow_key_ports(key, saddr, flow_ports(source, dest), proto);
+}
+
+void native_flow_key_ports4(struct flow_key *key, __be32 saddr, __be16 source, __be16 dest,
+			    __u32 proto)
+{
+	flow_key_ports4(key, saddr, flow_ports(source, dest), proto);
+}
+
+__u32 native_flow_hash(const struct flow_key *key, const struct flow_secret *secret)
+{
+	return flow_hash(key, secret);
+}
+
+/* ---- what steer.h and backlog.h ask --------------------------------------- */
+
+/* Tests run in threads: each call has its own surroundings. */
+static _Thread_local struct rx_facts *facts;
+static _Thread_local struct backlog *backlogs;
+
+static bool steer_unguarded(void)
+{
+	return facts->unguarded;
+}
+
+static __u64 backlog_limit_of(void)
+{
+	return facts->limit;
+}
+
+static bool backlog_sleeping(const struct backlog *b, bool in_loop)
+{
+	(void)in_loop;
+	return facts->sleeping >> (b - backlogs) & 1;
+}
+
+static struct backlog *rx_backlog(const struct rx *rx, __u32 cpu)
+{
+	(void)rx;
+	return cpu < facts->nr_cpus ? &backlogs[cpu] : NULL;
+}
+
+static bool rx_enqueue(const struct rx *rx, __u32 cpu)
+{
+	(void)rx;
+	if (facts->entries >> cpu & 1)
+		return true;
+	backlogs[cpu].wanted = 1;
+	return false;
+}
+
+static __u64 rx_poll_stamp(const struct rx *rx)
+{
+	facts->poll_asked = 1;
+	return poll_stamp(rx->cpu, facts->nr_polls);
+}
+
+static bool rx_gro_empty(const struct rx *rx)
+{
+	(void)rx;
+	return facts->gro_empty;
+}
+
+static __u32 rx_sock_flow(const struct rx *rx)
+{
+	(void)rx;
+	return facts->sock_flow;
+}
+
+static __u32 rx_cpu_mask(void)
+{
+	return facts->cpu_mask;
+}
+
+static __u32 rx_jiffies(void)
+{
+	return facts->jiffies;
+}
+
+static void rx_flow_new(const struct rx *rx)
+{
+	(void)rx;
+	facts->nr_flows_new++;
+}
+
+static bool rx_consumer_waits(const struct rx *rx, __u32 cpu)
+{
+	(void)rx;
+	(void)cpu;
+	return facts->consumer_waits;
+}
+
+static __u32 rx_consumer_busy(const struct rx *rx)
+{
+	(void)rx;
+	return facts->consumer_busy;
+}
+
+static __u32 rx_consumer_waits_so_far(const struct rx *rx)
+{
+	(void)rx;
+	return facts->consumer_waits_so_far;
+}
+
+static __u32 flow_limit_of(void)
+{
+	return facts->flow_limit;
+}
+
+static const struct cpu *cpu_of(__u32 cpu)
+{
+	return cpu < facts->nr_cpus ? &facts->cpus[cpu] : NULL;
+}
+
+static bool cpu_is_idle(__u32 cpu)
+{
+	return facts->idle >> cpu & 1;
+}
+
+static __u32 cpu_busy(__u32 cpu)
+{
+	return facts->busy[cpu];
+}
+
+static __u32 cpu_demand(__u32 cpu, const struct backlog *b)
+{
+	(void)b;
+	return facts->demand[cpu];
+}
+
+/* ---- steer.h --------------------------------------------------------------- */
+
+enum rx_verdict native_rx_steer(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
+				const struct rps_map *map, struct rps_dev_flow *flow, __u32 hash,
+				__u32 cpu)
+{
+	struct rx rx = {.q = q, .hash = hash, .cpu = cpu, .epoch = q->epoch};
+
+	facts = f;
+	backlogs = b;
+	q->nr_received++;
+	return rx_steer(&rx, map, flow);
+}
+
+/* ---- load.h ----------------------------------------------------------------- */
+
+bool native_load_polled(struct rx_queue *q, __u64 start, __u64 now, __u32 over_idle,
+			__u32 exhausted, __u32 busy)
+{
+	return load_polled(q, start, now, over_idle, exhausted, busy);
+}
+
+void native_load_turn(struct rx_queue *q, __u64 now, __u32 tasks, __u32 irq)
+{
+	load_turn(q, now, tasks, irq);
+}
+
+/* ---- tables.h ----------------------------------------------------------- */
+
+__u16 native_rps_location_of(const struct rps_map *map, __u32 hash)
+{
+	return rps_location_of(map, hash);
+}
+
+__u32 native_flow_slot(__u32 queue, __u32 hash, __u32 shift)
+{
+	return flow_slot(queue, hash, shift);
+}
+
+__u32 native_sock_flow_entry(__u32 hash, __u16 location, __u32 cpu_mask)
+{
+	return sock_flow_entry(hash, location, cpu_mask);
+}
+
+__u16 native_sock_flow_location(__u32 entry, __u32 hash, __u32 cpu_mask)
+{
+	return sock_flow_location(entry, hash, cpu_mask);
+}
+
+__u64 native_poll_stamp(__u16 cpu, __u64 nr_polls)
+{
+	return poll_stamp(cpu, nr_polls);
+}
+
+/* ---- backlog.h ------------------------------------------------------------- */
+
+bool native_backlog_asleep(struct rx_facts *f, struct backlog *b, __u32 cpu)
+{
+	facts = f;
+	backlogs = b;
+	return backlog_asleep(&b[cpu]);
+}
+
+void native_backlog_take(struct backlog *b, __u32 n, __u32 gro_empty, __u64 jiffies)
+{
+	backlog_take(b, n, gro_empty, jiffies);
+}
+
+__u16 native_poll_stamp_cpu(__u64 stamp)
+{
+	return poll_stamp_cpu(stamp);
+}
