@@ -3,4 +3,5 @@
 
 pub mod gro;
 pub mod path;
+pub mod shape;
 pub mod thread;

@@ -5,7 +5,7 @@
 use std::collections::VecDeque;
 
 use super::gro::{Gro, Packet, Stack};
-use super::path::Kernel;
+use super::shape::Kernel;
 
 /// Frames that the thread takes at once (`CPUMAP_BATCH`).
 const BATCH: usize = 8;

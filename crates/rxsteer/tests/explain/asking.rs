@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Who asks, and what is asked about.
+
+use crate::common::threads::kthreads;
+use anyhow::Result;
+use nix::errno::Errno;
+use rxlab::bench::setup::mode::Active;
+use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::netns::Netns;
+use rxlab::testing::app::{App, soon};
+use rxlab::testing::bed::{Bed, POLLING_CPU, status, until};
+use rxsteer::api::client;
+use rxsteer::api::explain::{Explanation, Seen};
+use rxsteer::api::flows::{Flows, Location, Query};
+use rxsteer::cli::explain;
+use rxsteer::cli::explain::{Answer, Target};
+use rxsteer::daemon::options::Options;
+use rxsteer::datapath::flow::Flow;
+use rxsteer::datapath::policy::Policy;
+use std::collections::BTreeSet;
+use std::net::{SocketAddr, UdpSocket};
+use std::path::Path;
+use std::process::Output;
+
+pub const UDP: u8 = libc::IPPROTO_UDP as u8;
+
+/// Flows from a port of this process's own: applications are watched on the whole host, and the same
+/// names may be in use in another lab.
+pub fn own(flows: UdpFlows) -> UdpFlows {
+    UdpFlows {
+        sport: 1024 + (std::process::id() % 32768) as u16,
+        ..flows
+    }
+}
+
+/// The first of these flows.
+pub fn flow_of(flows: &UdpFlows) -> Flow {
+    Flow::of_socket(UDP, SocketAddr::new(flows.saddr, flows.sport), flows.dport)
+}
+
+/// Tables that are read in no time.
+pub fn options(bed: &Bed) -> Options {
+    Options {
+        policy: Policy::RFS,
+        rps_flow_cnt: 1 << 16,
+        ..bed.options(&[POLLING_CPU])
+    }
+}
+
+pub fn bind(netns: &Netns, flows: &UdpFlows, connect: bool) -> Result<UdpSocket> {
+    netns.run(|| {
+        let socket = UdpSocket::bind(SocketAddr::new(flows.daddr, flows.dport))?;
+        if connect {
+            socket.connect(SocketAddr::new(flows.saddr, flows.sport))?;
+        }
+        soon(socket)
+    })
+}
+
+/// An application that takes what comes, and doesn't ask from whom.
+pub fn app(netns: &Netns, socket: UdpSocket) -> Result<App> {
+    let mut buffer = [0; 2048];
+    App::start(netns, Box::new(move || socket.recv(&mut buffer)))
+}
+
+pub fn flows(netns: &Netns, limit: usize) -> Result<Flows> {
+    netns.run(|| {
+        client::flows(Query {
+            limit,
+            ..Query::default()
+        })
+    })
+}
+
+pub fn explain(netns: &Netns, target: &str) -> Result<Answer> {
+    let target: Target = target.parse().map_err(anyhow::Error::msg)?;
+    netns.run(|| explain::ask(target, 100))
+}
+
+/// The only flow that is explained, and the only queue where it was seen.
+pub fn one(answer: &Answer) -> Result<(&Explanation, &Seen)> {
+    let [explanation] = &answer.explanations.flows[..] else {
+        anyhow::bail!("not one flow: {answer:?}");
+    };
+    match &explanation.seen[..] {
+        [seen] => Ok((explanation, seen)),
+        _ => anyhow::bail!("not on one queue: {answer:?}"),
+    }
+}
+
+pub fn command(netns: &Netns, args: &[&str]) -> Result<Output> {
+    Ok(netns
+        .command(Path::new(env!("CARGO_BIN_EXE_rxsteer")))?
+        .args(args)
+        .output()?)
+}
+
+/// Ends with status 1, and one line that says `why`.
+pub fn refused(netns: &Netns, args: &[&str], why: &str) -> Result<()> {
+    let output = command(netns, args)?;
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{args:?}: {output:?}");
+    assert!(output.stdout.is_empty(), "{args:?}: {output:?}");
+    assert_eq!(stderr.lines().count(), 1, "{args:?}: {stderr}");
+    assert!(stderr.contains(why), "{args:?}: not {why:?} in {stderr}");
+    Ok(())
+}
+
+/// Sends until the flow is at this place, and wants to be there.
+pub fn settle_at(bed: &Bed, flows: &UdpFlows, place: Location) -> Result<Answer> {
+    let name = flow_of(flows).to_string();
+    until(&format!("the flow is at {place}"), || {
+        bed.send(Frames::Udp(flows.clone()), 20)?;
+        let answer = explain(&bed.link.dut.netns, &name)?;
+        let entry = &one(&answer)?.1.entry;
+        Ok((entry.location == place && entry.wanted == place).then_some(answer))
+    })
+}
+
+/// Gives the threads of cpumaps a scheduling policy.
+pub fn schedule(cpumaps: &BTreeSet<u32>, policy: i32) -> Result<()> {
+    for thread in kthreads(cpumaps)? {
+        let param = libc::sched_param { sched_priority: 0 };
+        // SAFETY: the callee reads the parameter.
+        let ret = unsafe { libc::sched_setscheduler(thread as i32, policy, &raw const param) };
+        Errno::result(ret)?;
+    }
+    Ok(())
+}
+
+/// Until no packet is on its way, and everything that was sent is in the tables.
+pub fn rest(active: &Active<'_>) -> Result<u64> {
+    until("all packets have been processed", || {
+        let queue = &status(active)?.devices[0].queues[0];
+        Ok((queue.sums.queued == 0).then_some(queue.received))
+    })
+}

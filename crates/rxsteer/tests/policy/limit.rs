@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Large flows are limited, and no others.
+
+use super::world::*;
+use crate::common::cases::config;
+use proptest::prelude::*;
+use rxsteer::datapath::rps_map::SLOTS;
+use rxsteer::rx::types::{rps_dev_flow, rx_verdict};
+
+/// Frames of a turn, the part of them that is one flow's, of 1024, and the turn's load, as for
+/// [`World::turn`].
+type Flood = (u32, u32, [u32; 2]);
+
+fn floods() -> impl Strategy<Value = Vec<Flood>> {
+    let load = prop_oneof![Just([0, 0]), Just([256, 700]), Just([WHOLE, WHOLE])];
+    let turns = (200u32..2000, 0..WHOLE, load)
+        .prop_flat_map(|turn| (1usize..12).prop_map(move |times| vec![turn; times]));
+    proptest::collection::vec(turns, 1..6).prop_map(|turns| turns.concat())
+}
+
+/// Frames that were dropped of those of 50 modest flows, with an even share each of what is left,
+/// and of the one that floods. Wherever they go it is crowded, but nowhere full.
+fn limited(policy: u16, waits: bool, floods: &[Flood]) -> (u32, u32) {
+    const MODEST: usize = 50;
+    let mut world = World::new(policy, MODEST + 1);
+    world.facts.flow_limit = FLOW_LIMIT;
+    world.facts.consumer_waits = waits.into();
+    world.crowded = !0;
+    world.map.location[..SLOTS / 2].fill(1);
+    world.serve();
+    let mut modest = (0..MODEST).cycle();
+    for &(frames, part, [polls, all]) in floods {
+        for i in 0..frames {
+            let is_flood = i * part / WHOLE != (i + 1) * part / WHOLE;
+            let flow = if is_flood {
+                MODEST
+            } else {
+                modest.next().unwrap()
+            };
+            world.frame(flow);
+        }
+        world.turn(polls, all);
+    }
+    let dropped = |flows: &[rps_dev_flow]| flows.iter().map(|flow| flow.nr_dropped).sum();
+    (
+        dropped(&world.flows[..MODEST]),
+        dropped(&world.flows[MODEST..]),
+    )
+}
+
+fn policies() -> impl Strategy<Value = u16> {
+    prop_oneof![Just(0), Just(FOLLOW), loaded()]
+}
+
+proptest! {
+    #![proptest_config(config(100))]
+
+    #[test]
+    fn a_modest_flow_is_never_limited(
+        policy in policies(),
+        waits in any::<bool>(),
+        floods in floods(),
+    ) {
+        prop_assert_eq!(limited(policy, waits, &floods).0, 0);
+    }
+}
+
+/// The control: a large one is, at a CPU and INLINE.
+#[test]
+fn a_large_flow_is_limited() {
+    for policy in [0, FOLLOW | ADAPT] {
+        let floods = [(2000, WHOLE / 2, [WHOLE, WHOLE]); 10];
+        assert!(limited(policy, false, &floods).1 > 0, "{policy}");
+    }
+}
+
+/// After a pause, a flow's frames in its last turns may be more than all of the queue's since.
+#[test]
+fn a_flow_that_comes_back_is_not_large_before_there_are_others() {
+    let mut world = World::new(0, 2);
+    world.facts.flow_limit = FLOW_LIMIT;
+    world.map.location.fill(1);
+    world.crowded = !0;
+    world.serve();
+    for frames in [[1000, 2000], [0, 1]] {
+        for (flow, frames) in frames.into_iter().enumerate() {
+            for _ in 0..frames {
+                world.frame(flow);
+            }
+        }
+        world.turn(0, 0);
+    }
+    assert_eq!(world.frame(0), rx_verdict::RX_REDIRECTED);
+    assert_eq!(world.flows[0].load, 500);
+}
+
+/// Frames for a CPU's backlog in each poll, and those that its thread takes meanwhile.
+#[derive(Clone, Copy, Debug)]
+struct Rates {
+    flood: u32,
+    modest: u32,
+    taken: u32,
+}
+
+/// More than is taken, by the one that floods.
+fn rates() -> impl Strategy<Value = Rates> {
+    (1u32..48, 1u32..16, 0u32..200).prop_map(|(taken, modest, flood)| Rates {
+        flood: taken + flood,
+        modest: modest.min(taken),
+        taken,
+    })
+}
+
+/// Frames that are lost of those of a thousand modest flows, and those of the one that floods that
+/// are not. It begins in the second turn, and is known to be large in the third, from which on they
+/// are counted; a turn is 50 polls.
+fn flooded(limit: u64, flow_limit: u32, rates: Rates) -> (u32, u32) {
+    const MODEST: usize = 1000;
+    let mut world = World::new(0, MODEST + 1);
+    (world.facts.limit, world.facts.flow_limit) = (limit, flow_limit);
+    world.map.location.fill(1);
+    let mut modest = (0..MODEST).cycle();
+    let mut queued = 0;
+    let mut early = (0, 0);
+    for turn in 1..=FLOOD_TURNS + 2 {
+        let flood = if turn == 1 { 0 } else { rates.flood };
+        let frames = flood + rates.modest;
+        for i in (0..50).flat_map(|_| 0..frames) {
+            let is_modest = i * rates.modest / frames != (i + 1) * rates.modest / frames;
+            let flow = if is_modest {
+                modest.next().unwrap()
+            } else {
+                MODEST
+            };
+            let tail = world.backlogs[1].tail;
+            world.frame(flow);
+            queued += world.backlogs[1].tail - tail;
+            if i + 1 == frames {
+                queued = queued.saturating_sub(rates.taken.into());
+            }
+            world.backlogs[1].taken = world.backlogs[1].tail - queued;
+        }
+        world.turn(WHOLE / 4, WHOLE / 4);
+        let lost = world.flows[..MODEST]
+            .iter()
+            .map(|flow| flow.nr_dropped)
+            .sum::<u32>();
+        let counts = (lost, world.flows[MODEST].nr_packets);
+        if turn == 2 {
+            early = counts;
+        } else if turn == FLOOD_TURNS + 2 {
+            return (counts.0 - early.0, counts.1 - early.1);
+        }
+    }
+    unreachable!("it returns in the last turn")
+}
+
+const FLOOD_TURNS: u32 = 40;
+
+proptest! {
+    #![proptest_config(config(20))]
+
+    #[test]
+    fn modest_flows_lose_nothing_to_a_flood(rates in rates(), limit in 200u64..2000) {
+        let (lost, flood) = flooded(limit, FLOW_LIMIT, rates);
+        prop_assert_eq!(lost, 0);
+        // And the flood has what they leave, but for half a backlog that was full.
+        let left = (rates.taken - rates.modest) * 50 * FLOOD_TURNS;
+        prop_assert!(u64::from(flood) + limit >= left.into());
+        // The control: without a limit they lose, once the backlog is full.
+        let excess = u64::from(rates.flood + rates.modest - rates.taken);
+        if excess * 1000 > limit {
+            prop_assert!(flooded(limit, 0, rates).0 > 0);
+        }
+    }
+}
+
+/// A flow that has to leave a backlog, but can't yet: its frames are shed where they would be dropped
+/// if it stayed, and else are not.
+#[test]
+fn who_waits_to_leave_is_shed_only_where_frames_are_dropped() {
+    for (crowded, part, verdict) in [
+        (LIMIT * 3 / 4, WHOLE / 50, rx_verdict::RX_REDIRECTED),
+        (LIMIT * 3 / 4, WHOLE / 4, rx_verdict::RX_DROP),
+        (LIMIT, WHOLE / 50, rx_verdict::RX_DROP),
+    ] {
+        let mut world = World::new(0, 2);
+        world.facts.flow_limit = FLOW_LIMIT;
+        world.map.location.fill(1);
+        for i in 0..1024 {
+            world.frame(usize::from(i * part / WHOLE == (i + 1) * part / WHOLE));
+        }
+        let b = &mut world.backlogs[1];
+        (b.head, b.taken, b.tail_limit) = (0, b.tail - crowded, 0);
+        world.map.location.fill(2);
+        assert_eq!(world.frame(0), verdict, "{crowded} {part}");
+        assert_eq!(world.flows[0].location, 1);
+    }
+}

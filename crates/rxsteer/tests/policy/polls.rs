@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Beside an application that polls for its own packets.
+
+use super::world::*;
+use crate::common::cases::config;
+use proptest::prelude::*;
+use rxsteer::datapath::native;
+use rxsteer::rx::types::{rx_queue, rx_reason};
+
+/// Flow 0's application polls and finds `busy_polls` of the polls' packets; flow 1's is on CPU 2.
+/// Where flow 1 is after some turns, with its reason.
+fn beside_who_polls(world: &mut World, busy_polls: u32) -> (u16, u8) {
+    world.busy_polls = busy_polls;
+    for _ in 0..50 {
+        world.turn(WHOLE / 16, WHOLE / 8);
+        for flow in 0..2 {
+            world.frame(flow);
+        }
+        assert_eq!(world.flows[0].location, INLINE);
+    }
+    (world.flows[1].location, world.flows[1].reason)
+}
+
+#[test]
+fn others_leave_the_polls_of_an_application() {
+    let (room, stay, consumer, no_gain, spread) = (
+        rx_reason::RX_ROOM.0 as u8,
+        rx_reason::RX_STAY.0 as u8,
+        rx_reason::RX_CONSUMER.0 as u8,
+        rx_reason::RX_NO_GAIN.0 as u8,
+        rx_reason::RX_SPREAD.0 as u8,
+    );
+    let world = |policy| {
+        let mut world = World::new(policy, 2);
+        world.facts.consumer_waits = 1;
+        world.map.location.fill(2);
+        world.application(0, INLINE.into());
+        world.application(1, 2);
+        world
+    };
+    for policy in [ADAPT | FOLLOW, ADAPT | FOLLOW | IDLE] {
+        let mut world = world(policy);
+        assert_eq!(beside_who_polls(&mut world, 0), (INLINE, room));
+        // Interrupts find most.
+        assert_eq!(beside_who_polls(&mut world, POLLS / 2 - 1), (INLINE, room));
+        assert_eq!(beside_who_polls(&mut world, POLLS), (2, consumer));
+        assert_eq!(world.q.load.pressure, POLLED);
+        // Once it is known that it polls, less will do.
+        assert_eq!(beside_who_polls(&mut world, POLLS / 2 - 1), (2, consumer));
+        assert_eq!(beside_who_polls(&mut world, 0), (INLINE, room));
+    }
+    // No application is known for flow 1: by its hash.
+    let mut spreads = world(ADAPT | FOLLOW);
+    spreads.applications[1] = 0;
+    assert_eq!(beside_who_polls(&mut spreads, POLLS), (2, spread));
+    // Somebody polls whose packets no table knows: they might have to leave as well.
+    let mut unknown = world(ADAPT | FOLLOW);
+    unknown.applications[0] = 0;
+    unknown.map.location.fill(INLINE);
+    assert_eq!(beside_who_polls(&mut unknown, POLLS), (INLINE, stay));
+    let mut nobody = world(ADAPT);
+    assert_eq!(beside_who_polls(&mut nobody, POLLS), (INLINE, room));
+    // Nowhere to go.
+    let mut crowded = world(ADAPT | FOLLOW);
+    crowded.crowded = 1 << 2;
+    crowded.serve();
+    assert_eq!(beside_who_polls(&mut crowded, POLLS), (INLINE, no_gain));
+}
+
+/// Polls of a turn, in ns, with what each received and sent elsewhere.
+#[derive(Clone, Debug)]
+struct Poll {
+    gap: u64,
+    length: u64,
+    received: u32,
+    elsewhere: u32,
+    over_idle: bool,
+    exhausted: bool,
+    busy: bool,
+}
+
+/// From nothing at all to what a machine that stood still makes of it.
+fn polls() -> impl Strategy<Value = Vec<Poll>> {
+    let time = || prop_oneof![Just(0), 0..2_000_000u64, Just(1 << 31), Just(1 << 50)];
+    let frames = prop_oneof![Just(0), 1..100u32, Just(u32::MAX)];
+    let poll = (time(), time(), frames, 0..=WHOLE, any::<[bool; 3]>()).prop_map(
+        |(gap, length, received, elsewhere, [over_idle, exhausted, busy])| Poll {
+            gap,
+            length,
+            received,
+            elsewhere: (u64::from(received) * u64::from(elsewhere) / u64::from(WHOLE)) as u32,
+            over_idle,
+            exhausted,
+            busy,
+        },
+    );
+    proptest::collection::vec(poll, 1..300)
+}
+
+proptest! {
+    #![proptest_config(config(1000))]
+
+    #[test]
+    fn a_turn_counts_what_was_in_it(
+        polls in polls(),
+        first in prop_oneof![Just(0), Just(u32::MAX)],
+        tasks in 0..=WHOLE,
+        irq in 0..=WHOLE,
+        known in any::<bool>(),
+        policy in loaded(),
+    ) {
+        let mut q = rx_queue {
+            policy,
+            ..Default::default()
+        };
+        q.load.turn = first;
+        q.polled_for = u32::from(known) * (first.wrapping_add(1).max(1));
+        let mut now = 1_000_000_000;
+        let (mut poll_ns, mut received, mut elsewhere) = (0u64, 0u64, 0u64);
+        let (mut nr_busy, mut nr_others) = (0, 0);
+        for poll in polls {
+            let start = now + poll.gap;
+            now = start + poll.length;
+            q.nr_received += u64::from(poll.received);
+            q.nr_inline += u64::from(poll.received - poll.elsewhere);
+            poll_ns += poll.length;
+            received += u64::from(poll.received);
+            elsewhere += u64::from(poll.elsewhere);
+            let busy = u32::from(poll.busy);
+            (nr_busy, nr_others) = (nr_busy + busy, nr_others + 1 - busy);
+            let over =
+                native::load_polled(&mut q, start, now, poll.over_idle, poll.exhausted, poll.busy);
+            prop_assert_eq!(over, now - q.load.turn_start >= TURN_NS);
+            if !over {
+                continue;
+            }
+            let (before, before_polled) = (q.load, q.busy_polled);
+            native::load_turn(&mut q, now, tasks, irq);
+            let l = &q.load;
+            prop_assert_eq!(l.turn, before.turn.wrapping_add(1));
+            prop_assert!(l.poll_share <= WHOLE as u16 && l.police <= WHOLE as u16);
+            let busy = (tasks + irq).min(WHOLE) as u16;
+            prop_assert!((busy..=WHOLE as u16).contains(&l.busy_share));
+            prop_assert!(l.police <= before.police || l.pressure == PRESSED);
+            prop_assert!([PRESSED, POLLED].contains(&l.pressure) || l.leaving == u32::MAX);
+            prop_assert!(l.pressure != POLLED || known && policy & FOLLOW != 0 && l.leaving == 0);
+            // The part goes a quarter of the way towards this turn's, but for what is rounded off.
+            let (was, now_polled) = (i64::from(before_polled), i64::from(q.busy_polled));
+            let part = i64::from(nr_busy * WHOLE / (nr_busy + nr_others));
+            prop_assert!((now_polled - (was * 3 + part) / 4).abs() <= 2);
+            prop_assert_eq!(q.nr_busy_polls, 0);
+            (nr_busy, nr_others) = (0, 0);
+            // 32 frames in 8.6 s: the machine stood still.
+            let still = poll_ns >= 1 << 33;
+            let short = now - before.turn_start < 100 * TURN_NS;
+            let known = received >= 32 && elsewhere <= received / 8;
+            let cost = match known && short {
+                true => (poll_ns * 16 / received) as u32,
+                false => before.inline_ns,
+            };
+            prop_assert!(still || l.inline_ns == cost);
+            (poll_ns, received, elsewhere) = (0, 0, 0);
+        }
+    }
+}

@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A host that is only imagined, and flows in it.
+
+use proptest::prelude::*;
+use proptest::sample::subsequence;
+use rxsteer::datapath::native;
+use rxsteer::datapath::rps_map::SLOTS;
+use rxsteer::datapath::tables::cpu_mask;
+use rxsteer::native_skel::types::rx_facts;
+use rxsteer::rx::types::{
+    backlog, rps_dev_flow, rps_location, rps_map, rx_policy, rx_pressure, rx_queue, rx_reason,
+    rx_verdict,
+};
+
+pub const INLINE: u16 = rps_location::RPS_INLINE.0 as u16;
+
+pub const FOLLOW: u16 = rx_policy::RX_FOLLOW.0 as u16;
+
+pub const IDLE: u16 = rx_policy::RX_IDLE.0 as u16;
+
+pub const ADAPT: u16 = rx_policy::RX_ADAPT.0 as u16;
+
+pub const RELAXED: u16 = rx_pressure::RX_RELAXED.0 as u16;
+
+pub const PRESSED: u16 = rx_pressure::RX_PRESSED.0 as u16;
+
+pub const POLLED: u16 = rx_pressure::RX_POLLED.0 as u16;
+
+pub const IDLE_CPU: u8 = rx_reason::RX_IDLE_CPU.0 as u8;
+
+/// Policies that look at the load.
+pub const LOADED: [u16; 5] = [
+    IDLE | FOLLOW,
+    ADAPT | FOLLOW,
+    ADAPT | IDLE | FOLLOW,
+    ADAPT,
+    ADAPT | IDLE,
+];
+
+pub const NR_CPUS: u32 = 8;
+
+/// Polls in a turn.
+pub const POLLS: u32 = 8;
+
+/// All of a CPU's time.
+pub const WHOLE: u32 = 1024;
+
+pub const TURN_NS: u64 = 10_000_000;
+
+/// Frames that a backlog may hold.
+pub const LIMIT: u64 = 400;
+
+/// An eighth of a queue's frames.
+pub const FLOW_LIMIT: u32 = 123;
+
+pub struct World {
+    pub facts: rx_facts,
+    pub q: rx_queue,
+    pub backlogs: Vec<backlog>,
+    pub map: Box<rps_map>,
+    pub flows: Vec<rps_dev_flow>,
+    /// entries of the sock_flow_table
+    pub applications: Vec<u32>,
+    /// CPUs to which frames come faster than they take them: three quarters of the limit wait
+    pub crowded: u64,
+    pub polling: u32,
+    /// of a turn's polls, those that an application does
+    pub busy_polls: u32,
+}
+
+impl World {
+    /// CPU 0 polls; all CPUs are busy, have room, and wait for a flow's first packet.
+    pub fn new(policy: u16, nr_flows: usize) -> Self {
+        let backlog = backlog {
+            head: u64::MAX,
+            ..Default::default()
+        };
+        let mut world = Self {
+            facts: rx_facts {
+                entries: u64::MAX,
+                limit: LIMIT,
+                nr_cpus: NR_CPUS,
+                cpu_mask: cpu_mask(NR_CPUS),
+                ..Default::default()
+            },
+            q: rx_queue {
+                epoch: 1,
+                policy,
+                polls_delivered: u64::MAX,
+                ..Default::default()
+            },
+            backlogs: vec![backlog; NR_CPUS as usize],
+            map: Box::new(rps_map {
+                location: [INLINE; SLOTS],
+            }),
+            flows: vec![rps_dev_flow::default(); nr_flows],
+            applications: vec![0; nr_flows],
+            crowded: 0,
+            polling: 0,
+            busy_polls: 0,
+        };
+        let everyone = Vec::from_iter(0..NR_CPUS as u16);
+        world.near(&vec![everyone; NR_CPUS as usize]);
+        world
+    }
+
+    /// Where an idle CPU is looked for, by CPU.
+    pub fn near(&mut self, near: &[Vec<u16>]) {
+        for (cpu, near) in self.facts.cpus.iter_mut().zip(near) {
+            cpu.near[..near.len()].copy_from_slice(near);
+            cpu.nr_near = near.len() as u32;
+        }
+    }
+
+    pub fn hash(flow: usize) -> u32 {
+        (flow as u32).wrapping_mul(0x9e37_79b1)
+    }
+
+    /// Its application is on a CPU, or polls.
+    pub fn application(&mut self, flow: usize, location: u32) {
+        self.applications[flow] =
+            native::sock_flow_entry(Self::hash(flow), location as u16, self.facts.cpu_mask);
+    }
+
+    pub fn frame(&mut self, flow: usize) -> rx_verdict {
+        let cpu = self.polling;
+        self.facts.sock_flow = self.applications[flow];
+        self.facts.nr_polls += 1;
+        let verdict = native::rx_steer(
+            &mut self.facts,
+            &mut self.q,
+            &mut self.backlogs,
+            &self.map,
+            &mut self.flows[flow],
+            Self::hash(flow),
+            cpu,
+        );
+        self.serve();
+        verdict
+    }
+
+    /// Each backlog is as full as it is meant to be.
+    pub fn serve(&mut self) {
+        for (cpu, b) in self.backlogs.iter_mut().enumerate() {
+            let waiting = LIMIT * 3 / 4 * (self.crowded >> cpu & 1);
+            b.tail = b.tail.max(waiting);
+            b.taken = b.tail - waiting;
+        }
+    }
+
+    /// A turn ends in which polls, and everything, took so much of the polling CPU's time.
+    pub fn turn(&mut self, polls: u32, all: u32) {
+        let now = self.q.load.turn_start + TURN_NS;
+        self.q.load.poll_ns = u64::from(polls) * TURN_NS / u64::from(WHOLE);
+        (self.q.load.nr_polls, self.q.nr_busy_polls) = (POLLS, self.busy_polls);
+        self.q.load.nr_exhausted = POLLS - self.busy_polls;
+        native::load_turn(&mut self.q, now, all, 0);
+    }
+
+    pub fn bit(bits: &mut u64, cpu: u32, set: bool) {
+        *bits = *bits & !(1 << cpu) | u64::from(set) << cpu;
+    }
+
+    pub fn is_idle(&self, cpu: u16) -> bool {
+        self.facts.idle >> cpu & 1 == 1
+    }
+
+    /// Where a packet may be processed that is not processed here.
+    pub fn is_elsewhere(&self, cpu: u16) -> bool {
+        u32::from(cpu) != self.polling && self.backlogs[usize::from(cpu)].closed == 0
+    }
+
+    /// A CPU as a location.
+    pub fn location(&self, cpu: u16) -> u16 {
+        match u32::from(cpu) == self.polling {
+            true => INLINE,
+            false => cpu,
+        }
+    }
+
+    /// A flow's part of a CPU's time.
+    pub fn share(&self, flow: &rps_dev_flow) -> u32 {
+        let inline_ns = match self.q.load.inline_ns {
+            0 => 2000 * 16,
+            known => known,
+        };
+        let ns = u64::from(flow.load) * u64::from(inline_ns) / 16;
+        (ns * u64::from(WHOLE) / TURN_NS).min(u64::from(WHOLE)) as u32
+    }
+
+    /// The nearest idle CPU on which the flow would find the time that it needs. The one that polls
+    /// counts as idle while it has room for all.
+    pub fn idle_near(&self, flow: &rps_dev_flow, cpu: u16) -> Option<u16> {
+        let center = &self.facts.cpus[usize::from(cpu)];
+        let mut near = center.near[..center.nr_near as usize].iter().copied();
+        let near = near.find(|&near| {
+            if u32::from(near) == self.polling {
+                return self.q.load.pressure == RELAXED;
+            }
+            let busy = self.facts.busy[usize::from(near)];
+            let crowded = self.backlogs[usize::from(near)].crowded as u32;
+            let now = self.crowded >> near & 1 > 0;
+            let rested = !now && (crowded == 0 || self.q.load.turn - crowded >= 100);
+            let fits = busy + self.share(flow) <= WHOLE;
+            self.is_elsewhere(near) && self.is_idle(near) && fits && rested
+        });
+        near.map(|near| self.location(near))
+    }
+
+    /// What a number makes of everything that is neither a flow's nor a table's.
+    pub fn load(&mut self, number: u32) {
+        let [a, b, c, d] = number.to_le_bytes().map(u32::from);
+        let cpu = a % NR_CPUS;
+        let share = b % 5 * 256;
+        match c % 9 {
+            0 | 1 => Self::bit(&mut self.facts.idle, cpu, b % 2 > 0),
+            2 => self.facts.busy[cpu as usize] = share,
+            3 => self.facts.demand[cpu as usize] = share,
+            4 => Self::bit(&mut self.crowded, cpu, b % 4 == 0),
+            5 => {
+                self.facts.consumer_waits = b % 2;
+                self.facts.consumer_busy = (b >> 1) * WHOLE / 127;
+            }
+            // Up to 2 ms a frame: few frames make a CPU busy here.
+            6 => self.q.load.inline_ns = b % 5 * 8_000_000,
+            7 => self.busy_polls = b % (POLLS + 1),
+            _ => self.turn(b % 3 * 512, d % 3 * 512),
+        }
+        self.serve();
+    }
+
+    /// What a number makes of where applications and CPUs are.
+    pub fn stir(&mut self, number: u32) {
+        let [a, b, c, _] = number.to_le_bytes().map(u32::from);
+        let cpu = a % NR_CPUS;
+        match c % 4 {
+            0 => {
+                let location = if a < 32 { INLINE.into() } else { cpu };
+                self.application(b as usize % self.flows.len(), location);
+            }
+            1 => {
+                let first = b as usize * SLOTS / 256;
+                let location = if a < 32 { INLINE } else { cpu as u16 };
+                self.map.location[first..].fill(location);
+            }
+            2 if cpu != self.polling => self.backlogs[cpu as usize].closed = u64::from(b % 2),
+            3 if b < 64 => {
+                self.polling = cpu;
+                self.backlogs[cpu as usize].closed = 0;
+            }
+            _ => {}
+        }
+    }
+
+    /// What is wrong with where a flow is now that was `before`.
+    pub fn mistake(&self, before: &rps_dev_flow, flow: &rps_dev_flow) -> Option<&'static str> {
+        let begins = before.epoch != self.q.epoch;
+        let wanted = self.location(before.wanted);
+        let stayed = begins || (before.location, wanted) == (INLINE, INLINE);
+        let leaves = stayed && flow.location != INLINE;
+        let chosen = flow.reason == IDLE_CPU
+            && (before.reason, wanted) != (IDLE_CPU, self.location(flow.wanted));
+        let adapts = self.q.policy & ADAPT != 0;
+        let pressure = self.q.load.pressure;
+        // For what is moving already.
+        let waits = self.q.load.moving_ns > TURN_NS / 64;
+        if flow.location != INLINE && !self.is_elsewhere(flow.location) {
+            Some("a CPU that is offline, or polls")
+        } else if chosen && self.idle_near(flow, flow.base) != Some(flow.wanted) {
+            Some("not the nearest idle CPU with room")
+        } else if adapts && pressure == RELAXED && flow.location != INLINE && !waits {
+            Some("elsewhere, although there is room")
+        } else if adapts && ![PRESSED, POLLED].contains(&pressure) && leaves {
+            Some("left INLINE without pressure")
+        } else if adapts && leaves && flow.load < self.q.load.leaving {
+            Some("left INLINE before larger flows")
+        } else if adapts && leaves && flow.base == INLINE {
+            Some("left its application's polls")
+        } else {
+            None
+        }
+    }
+}
+
+pub fn loaded() -> impl Strategy<Value = u16> {
+    proptest::sample::select(&LOADED)
+}
+
+/// For each CPU, some of the CPUs in some order.
+pub fn near() -> impl Strategy<Value = Vec<Vec<u16>>> {
+    let cpus = Vec::from_iter(0..NR_CPUS as u16);
+    let some = subsequence(cpus, 0..=NR_CPUS as usize).prop_shuffle();
+    proptest::collection::vec(some, NR_CPUS as usize)
+}
+
+/// Turns at random, each a number: proptest makes and shrinks numbers faster than anything else.
+pub fn numbers(max: usize) -> impl Strategy<Value = Vec<u32>> {
+    proptest::collection::vec(any::<u32>(), 0..max)
+}
+
+pub const NR_FLOWS: usize = 6;
+
+/// What a number of [`numbers`] does.
+pub enum Turn {
+    Frame(usize),
+    Load,
+    Stir,
+}
+
+pub fn turn(number: u32) -> Turn {
+    match number >> 24 {
+        0..160 => Turn::Frame(number as usize % NR_FLOWS),
+        160..232 => Turn::Load,
+        _ => Turn::Stir,
+    }
+}
+
+/// The first mistake on the way, if any.
+pub fn run(policy: u16, near: &[Vec<u16>], numbers: &[u32]) -> Result<(), String> {
+    let mut world = World::new(policy, NR_FLOWS);
+    world.near(near);
+    for (i, &number) in numbers.iter().enumerate() {
+        match turn(number) {
+            Turn::Load => world.load(number),
+            Turn::Stir => world.stir(number),
+            Turn::Frame(flow) => {
+                let before = world.flows[flow];
+                world.frame(flow);
+                if let Some(mistake) = world.mistake(&before, &world.flows[flow]) {
+                    let load = world.q.load;
+                    return Err(format!(
+                        "{mistake}, at {i}: {before:?}, {:?}, {load:?}",
+                        world.flows[flow]
+                    ));
+                }
+            }
+        }
+    }
+    Ok(())
+}
