@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Measuring on a device of the host, which is left as it was.
 
-use super::hosts::*;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::process::Stdio;
+use std::time::Duration;
+
 use anyhow::{Context, Result};
 use clap::ValueEnum;
 use rxlab::bench::experiment::{Effort, On, Only, Unfit};
@@ -15,11 +20,8 @@ use rxlab::lab::xdp::Xdp;
 use rxlab::testing::bed::{OTHER_CPU, lab, mask, until};
 use rxsteer::host::device::{Device, XdpMode};
 use rxsteer::host::setting::Setting;
-use std::fs;
-use std::io::{BufRead, BufReader, Read};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::process::Stdio;
-use std::time::Duration;
+
+use super::hosts::*;
 
 #[test]
 fn devices_that_can_not_be_used() -> Result<()> {

@@ -1,12 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Two hosts, one of which puts the load on the other.
 
-use anyhow::{Context, Result};
-use rxlab::bench::peer::load::{Kind, Load, SIZE_MAX, Transport};
-use rxlab::bench::peer::server::{Peer, Server};
-use rxlab::lab::link::{End, Link, LinkConfig};
-use rxlab::lab::netns::Netns;
-use rxlab::testing::bed::until;
 use std::io::{Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::OwnedFd;
@@ -14,6 +8,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use anyhow::{Context, Result};
+use rxlab::bench::peer::load::{Kind, Load, SIZE_MAX, Transport};
+use rxlab::bench::peer::server::{Peer, Server};
+use rxlab::lab::link::{End, Link, LinkConfig};
+use rxlab::lab::netns::Netns;
+use rxlab::testing::bed::until;
 
 pub const RXLAB: &str = env!("CARGO_BIN_EXE_rxlab");
 

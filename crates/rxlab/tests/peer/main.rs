@@ -4,6 +4,12 @@
 mod device;
 mod hosts;
 
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::Stdio;
+use std::sync::atomic::Ordering;
+
 use anyhow::{Context, Result};
 use hosts::*;
 use nix::sys::signal::{Signal, kill};
@@ -12,11 +18,6 @@ use rxlab::bench::peer::load::{CONNECTIONS_MAX, Kind, Load, SIZE_MAX, Transport}
 use rxlab::bench::peer::server::Peer;
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::testing::bed::{lab, until};
-use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::Stdio;
-use std::sync::atomic::Ordering;
 
 #[test]
 fn transactions() -> Result<()> {

@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Who asks, and what is asked about.
 
-use crate::common::threads::kthreads;
+use std::collections::BTreeSet;
+use std::net::{SocketAddr, UdpSocket};
+use std::path::Path;
+use std::process::Output;
+
 use anyhow::Result;
 use nix::errno::Errno;
 use rxlab::bench::setup::mode::Active;
@@ -17,10 +21,8 @@ use rxsteer::cli::explain::{Answer, Target};
 use rxsteer::daemon::options::Options;
 use rxsteer::datapath::flow::Flow;
 use rxsteer::datapath::policy::Policy;
-use std::collections::BTreeSet;
-use std::net::{SocketAddr, UdpSocket};
-use std::path::Path;
-use std::process::Output;
+
+use crate::common::threads::kthreads;
 
 pub const UDP: u8 = libc::IPPROTO_UDP as u8;
 

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What happens to flows: packets, and all that moves them.
 
+use proptest::prelude::*;
+use rxsteer::rx::types::{rps_location, rx_policy};
+
 use crate::sim::gro::Kind;
 use crate::sim::path::Path;
 use crate::sim::shape::{End, Event, Kernel, Shape};
-use proptest::prelude::*;
-use rxsteer::rx::types::{rps_location, rx_policy};
 
 pub const INLINE: u16 = rps_location::RPS_INLINE.0 as u16;
 

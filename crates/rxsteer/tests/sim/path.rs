@@ -4,14 +4,15 @@
 //!
 //! Sequentially consistent: what another order of memory accesses could do is not seen here.
 
-use super::gro::{Gro, Kind, Packet, Stack};
-use super::shape::*;
-use super::thread::{Thread, Traced};
 use rxsteer::datapath::native;
 use rxsteer::datapath::rps_map::SLOTS;
 use rxsteer::datapath::tables::cpu_mask;
 use rxsteer::native_skel::types::rx_facts;
 use rxsteer::rx::types::{backlog, rps_dev_flow, rps_map, rx_queue, rx_verdict};
+
+use super::gro::{Gro, Kind, Packet, Stack};
+use super::shape::*;
+use super::thread::{Thread, Traced};
 
 /// See the module's documentation.
 #[derive(Clone, Debug)]

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a path is like, and what happens on it.
 
+use rxsteer::rx::types::{rps_location, rx_policy};
+
 use super::gro::Kind;
 use super::thread::Thread;
-use rxsteer::rx::types::{rps_location, rx_policy};
 
 /// The queue's flows follow their applications.
 pub const FOLLOW: u16 = rx_policy::RX_FOLLOW.0 as u16;

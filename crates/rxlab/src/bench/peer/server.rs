@@ -17,7 +17,8 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use socket2::{Domain, Socket, Type};
 
-use crate::bench::peer::load::{Generator, Load, Loaded, readable};
+use crate::bench::peer::generator::{Generator, readable};
+use crate::bench::peer::load::{Load, Loaded};
 use crate::lab::link::End;
 
 /// Where the peer listens, unless told otherwise: TCP.

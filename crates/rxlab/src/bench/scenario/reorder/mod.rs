@@ -10,172 +10,51 @@
 //! Order is looked at twice: where the device hands its packets to the stack, which is what the rule
 //! of order is about, and where the application reads them.
 
-use std::fmt;
-use std::net::IpAddr;
-use std::os::fd::OwnedFd;
+mod bed;
+mod case;
+mod storm;
+
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
+use bed::{Bed, INTERRUPT_CPU};
 use indexmap::IndexMap;
-use rxsteer::api::client;
-use rxsteer::api::set::Change;
 use rxsteer::api::status::Queue;
 use rxsteer::cli::run::Tunnel;
 use rxsteer::daemon::options::{Mode, Options, RpsCpus};
 use rxsteer::datapath::backlogs::LIMIT_MAX;
 use rxsteer::datapath::policy::Policy;
-use rxsteer::host::cpumask::CpuMask;
-use rxsteer::host::setting::Setting;
-use rxsteer::host::topology::Topology;
+use storm::{Storm, queue};
+
+pub use case::Case;
 
 use crate::bench::experiment::{CasePlan, Effort, Experiment, Plan, Values, detail, fit, headline};
 use crate::bench::report::document::Better;
 use crate::bench::report::document::SUBJECT;
 use crate::bench::setup::mode::Active;
-use crate::lab::frame::{Frames, TcpFlows, UdpFlows, Vxlan};
-use crate::lab::hog::Hog;
+use crate::lab::frame::Frames;
 use crate::lab::jumper::{Jumpers, JumpersReport, Reads};
-use crate::lab::link::{Link, LinkConfig};
-use crate::lab::netns::Netns;
-use crate::lab::nic::Nic;
 use crate::lab::wire::{Window, Wire, WireConfig};
 use crate::lab::witness::Witness;
 use crate::lab::{sockets, softnet};
 
-/// The CPU that polls the queue, unless that is moved.
-const INTERRUPT_CPU: u32 = 0;
-
 /// From one change of the masks to the next.
 const STEP: Duration = Duration::from_millis(10);
 
-/// For how long a CPU does nothing else, before a change and after it.
-const HOG: Duration = Duration::from_millis(2);
-
-/// Steps between two restarts, or two changes of a CPU: both take longer than a step.
-const REST: u64 = 8;
-
 /// Frames under way at most: fewer than a backlog holds, so that none need be dropped.
 const WINDOW: u64 = 8192;
-
-/// Of UDP: few enough that a dozen packets of each are under way.
-const NR_FLOWS: u32 = 512;
 
 /// Packets that the application has not read, at most, where it polls: it has to find its socket
 /// empty now and then.
 const BUSY_POLL_WINDOW: u64 = 256;
 
-/// So few that of these, too, several are of one flow.
-const NR_BUSY_POLL_FLOWS: u32 = 32;
-
 /// How long it polls, at most.
 const BUSY_POLL_US: u32 = 500;
 
-/// Bytes of each socket's buffer; a frame takes some 5 kB of it.
-const RCVBUF: usize = 64 << 20;
-
-/// One after the other.
-const POLICIES: [Policy; 4] = [
-    Policy::ADAPTIVE,
-    Policy::RPS,
-    Policy {
-        idle: true,
-        ..Policy::RFS
-    },
-    Policy::RFS,
-];
-
 /// How long the last packets may take to arrive.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// What the traffic is, and what is done to it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Case {
-    /// A connected socket per flow.
-    Udp,
-    /// One unconnected socket for all flows, as DNS and QUIC servers have.
-    UdpServer,
-    /// TCP without PSH: GRO waits for more.
-    Tcp,
-    /// TCP with PSH at the end of each run, which ends GRO's waiting.
-    TcpPush,
-    /// UDP in a VXLAN tunnel, steered by the inner flow.
-    Vxlan,
-    /// Routed to another namespace, over a veth of one queue.
-    SecondVeth,
-    /// The application polls the queue itself, and then not, in turns.
-    BusyPoll,
-    /// The thread that polls the queue goes to another CPU at each step.
-    Irq,
-    /// The queue is polled in softirq, on another CPU at each step.
-    Softirq,
-    /// rxsteer is stopped and started again.
-    Restart,
-    /// A CPU goes offline and comes back.
-    Hotplug,
-    /// Another policy holds, those that look at the load included.
-    Policies,
-}
-
-impl Case {
-    /// All of them, in the order in which they are reported.
-    pub const ALL: [Self; 12] = [
-        Self::Udp,
-        Self::UdpServer,
-        Self::Tcp,
-        Self::TcpPush,
-        Self::Vxlan,
-        Self::SecondVeth,
-        Self::BusyPoll,
-        Self::Irq,
-        Self::Softirq,
-        Self::Restart,
-        Self::Hotplug,
-        Self::Policies,
-    ];
-
-    fn is_tcp(self) -> bool {
-        matches!(self, Self::Tcp | Self::TcpPush)
-    }
-
-    /// Something is done that can be counted.
-    fn is_eventful(self) -> bool {
-        matches!(
-            self,
-            Self::BusyPoll
-                | Self::Irq
-                | Self::Softirq
-                | Self::Restart
-                | Self::Hotplug
-                | Self::Policies
-        )
-    }
-
-    /// Other devices, with queues of their own, are between the steered one and the application.
-    fn has_devices_above(self) -> bool {
-        matches!(self, Self::Vxlan | Self::SecondVeth)
-    }
-}
-
-impl fmt::Display for Case {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            Self::Udp => "udp",
-            Self::UdpServer => "udp-server",
-            Self::Tcp => "tcp",
-            Self::TcpPush => "tcp-push",
-            Self::Vxlan => "vxlan",
-            Self::SecondVeth => "second-veth",
-            Self::BusyPoll => "busy-poll",
-            Self::Irq => "irq",
-            Self::Softirq => "softirq",
-            Self::Restart => "restart",
-            Self::Policies => "policies",
-            Self::Hotplug => "hotplug",
-        })
-    }
-}
 
 /// What one measurement, or several together, found.
 #[derive(Clone, Debug, Default)]
@@ -216,231 +95,6 @@ pub struct Progress {
     pub overtaken: u64,
     /// Whether the applications have moved, and what the case is about has happened.
     pub eventful: bool,
-}
-
-/// A link, its sockets, and what is sent to them.
-struct Bed {
-    link: Link,
-    _second: Option<Link>,
-    /// Without it, the queue is polled where the wire sends.
-    nic: Option<Nic>,
-    frames: Frames,
-    /// Where the application is, and what it reads, a list a thread.
-    application: Netns,
-    sockets: Vec<Vec<OwnedFd>>,
-    /// That polls, now and then: flows of one that does stay INLINE.
-    polling: Option<OwnedFd>,
-    online: CpuMask,
-}
-
-impl Bed {
-    fn new(case: Case) -> Result<Self> {
-        let online = Topology::host().online()?;
-        ensure!(online.len() > 1, "a flow can't move on one CPU");
-        let (tester, dut) = (Netns::new("tester")?, Netns::new("dut")?);
-        let link = Link::new(&tester, &dut, &LinkConfig::default())?;
-        let threaded = case != Case::Softirq;
-        let nic = threaded.then(|| Nic::new(&link.dut, &[INTERRUPT_CPU]));
-        let mut application = dut.clone();
-        let mut second = None;
-        let mut flows = UdpFlows {
-            run: 4,
-            ..UdpFlows::to(&link.dut, NR_FLOWS)
-        };
-        let frames = match case {
-            Case::Tcp | Case::TcpPush => {
-                flows = UdpFlows {
-                    nr_flows: 64,
-                    run: 16,
-                    payload_len: 500,
-                    ..flows
-                };
-                Frames::Tcp(TcpFlows {
-                    flows: flows.clone(),
-                    first_seq: 1,
-                    ack: 1,
-                    push: case == Case::TcpPush,
-                })
-            }
-            Case::Vxlan => {
-                let vni = 42;
-                let inner = link.dut.vxlan(1, vni)?;
-                flows = UdpFlows {
-                    run: flows.run,
-                    ..UdpFlows::to(&inner, flows.nr_flows)
-                };
-                Frames::Vxlan(Vxlan::to(&link.dut, vni), flows.clone())
-            }
-            Case::SecondVeth => {
-                application = Netns::new("application")?;
-                let config = LinkConfig {
-                    id: 1,
-                    ..Default::default()
-                };
-                let onward = Link::new(&dut, &application, &config)?;
-                dut.run(|| {
-                    std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")
-                        .context("a namespace that does not forward")
-                })?;
-                flows.daddr = IpAddr::V4(onward.dut.ipv4);
-                second = Some(onward);
-                Frames::Udp(flows.clone())
-            }
-            Case::BusyPoll => {
-                flows.nr_flows = NR_BUSY_POLL_FLOWS;
-                Frames::Udp(flows.clone())
-            }
-            _ => Frames::Udp(flows.clone()),
-        };
-        let mut polling = None;
-        let sockets = match &frames {
-            Frames::Tcp(tcp) => halves(sockets::established(&application, tcp, RCVBUF)?),
-            _ if case == Case::Udp => halves(sockets::connected(&application, &flows, RCVBUF)?),
-            _ => {
-                let server = sockets::server(&application, &flows, RCVBUF)?;
-                if case == Case::BusyPoll {
-                    polling = Some(server.try_clone()?);
-                }
-                vec![vec![server]]
-            }
-        };
-        Ok(Self {
-            link,
-            _second: second,
-            nic: nic.transpose()?,
-            frames,
-            application,
-            sockets,
-            polling,
-            online,
-        })
-    }
-}
-
-/// For two threads.
-fn halves(mut sockets: Vec<OwnedFd>) -> Vec<Vec<OwnedFd>> {
-    let second = sockets.split_off(sockets.len() / 2);
-    vec![sockets, second]
-}
-
-/// What keeps everything moving.
-struct Storm<'a> {
-    case: Case,
-    link: &'a Link,
-    nic: Option<Nic>,
-    online: &'a CpuMask,
-    options: &'a Options,
-    /// Whether the last CPU is online, if that is to change.
-    hotplug: Option<Setting>,
-    is_offline: bool,
-    step: u64,
-    events: u64,
-    /// Of those that were stopped before their end.
-    moves_before: u64,
-    held_before: u64,
-}
-
-impl<'a> Storm<'a> {
-    fn new(
-        case: Case,
-        link: &'a Link,
-        nic: Option<Nic>,
-        online: &'a CpuMask,
-        options: &'a Options,
-    ) -> Result<Self> {
-        let last = online.iter().last().context("no CPU is online")?;
-        let hotplug = (case == Case::Hotplug)
-            .then(|| Setting::keep(&format!("/sys/devices/system/cpu/cpu{last}/online")));
-        Ok(Self {
-            case,
-            link,
-            nic,
-            online,
-            options,
-            hotplug: hotplug.transpose()?,
-            is_offline: false,
-            step: 0,
-            events: 0,
-            moves_before: 0,
-            held_before: 0,
-        })
-    }
-
-    /// The next step; rxsteer may be another afterwards.
-    fn step(&mut self, mut active: Active<'a>, wire: &Wire) -> Result<Active<'a>> {
-        let dut = &self.link.dut;
-        let online = self.online_now();
-        let masks = masks(&online);
-        let mask = &masks[self.step as usize % masks.len()];
-        // Each CPU with each mask: what waits matters where it is left.
-        let hog = self.step as usize + self.step as usize / masks.len();
-        let hog = online.iter().nth(hog % online.len());
-        self.step += 1;
-        // The only CPU is everybody's.
-        let hog = hog.filter(|_| online.len() > 1).map(Hog::new).transpose()?;
-        sleep(HOG);
-        dut.netns
-            .run(|| client::set(Change::rps_cpus(&dut.name, None, &mask.to_mask_string())))?;
-        sleep(HOG);
-        drop(hog);
-        if matches!(self.case, Case::Irq | Case::Softirq) {
-            let next = self.step as usize % self.online.len();
-            let next = self.online.iter().nth(next).context("no CPU is online")?;
-            match &mut self.nic {
-                Some(nic) => nic.move_to(0, next)?,
-                None => wire.move_to(next)?,
-            }
-            self.events += 1;
-        }
-        if !self.step.is_multiple_of(REST) {
-            return Ok(active);
-        }
-        if self.case == Case::Policies {
-            let policy = POLICIES[self.events as usize % POLICIES.len()];
-            let change = Change {
-                policy: Some(policy),
-                ..Change::default()
-            };
-            dut.netns.run(|| client::set(change))?;
-            self.events += 1;
-        }
-        if let Some(hotplug) = &self.hotplug {
-            hotplug.set(if self.is_offline { "1" } else { "0" })?;
-            self.is_offline = !self.is_offline;
-            self.events += 1;
-        }
-        if self.case == Case::Restart {
-            let queue = queue(&active)?;
-            self.moves_before += queue.moves;
-            self.held_before += queue.held;
-            active.stop()?;
-            active = Active::steer(&self.link.dut, self.options.clone())?;
-            self.events += 1;
-        }
-        Ok(active)
-    }
-
-    fn online_now(&self) -> CpuMask {
-        let last = self.online.iter().last();
-        let offline = last.filter(|_| self.is_offline);
-        self.online.without(&CpuMask::from_iter(offline))
-    }
-}
-
-/// All CPUs, all but the interrupt's, and each alone.
-fn masks(online: &CpuMask) -> Vec<CpuMask> {
-    let others = online.without(&CpuMask::from_iter([INTERRUPT_CPU]));
-    let mut masks = vec![online.clone(), others];
-    masks.extend(online.iter().map(|cpu| CpuMask::from_iter([cpu])));
-    masks.retain(|mask| !mask.is_empty());
-    masks
-}
-
-/// rxsteer's account of the only queue.
-fn queue(active: &Active<'_>) -> Result<Queue> {
-    let mut status = active.status()?.context("rxsteer keeps account")?;
-    let queues = &mut status.devices[0].queues;
-    Ok(std::mem::take(&mut queues[0]))
 }
 
 /// Counters that a TCP run must leave alone.

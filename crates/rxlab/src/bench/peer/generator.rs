@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Connections, opened and put under load.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::sys::epoll::EpollFlags;
+use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::time::TimeSpec;
+use rxsteer::host::cpu_times::{CpuTimes, busy_shares, cpu_times};
+use socket2::{Domain, Protocol, Socket, Type};
+
+use super::load::{Kind, Load, Loaded, Transport};
+use super::rr::Rr;
+use super::tally::{COUNTED, OVER, Ready, Shared, Tally};
+use crate::bench::peer::latency::Latency;
+use crate::lab::sockets;
+
+/// How long all connections together may take.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// Written at once to a stream, bytes.
+const CHUNK: usize = 128 << 10;
+
+/// The connections of a load. They last as long as this, and end with a reset: ports are free at
+/// once for the next ones.
+pub struct Generator {
+    load: Load,
+    sockets: Vec<Socket>,
+}
+
+/// Not counted yet.
+const WARM_UP: u8 = 0;
+
+/// The counters at one moment.
+struct Moment {
+    at: Instant,
+    acknowledged: u64,
+    cpus: Vec<CpuTimes>,
+}
+
+nix::ioctl_read_bad!(
+    /// Bytes in a TCP socket's send queue that are not acknowledged (tcp(7), SIOCOUTQ).
+    outq,
+    libc::TIOCOUTQ,
+    libc::c_int
+);
+
+impl Generator {
+    /// Connects all sockets from one address to another, at the load's port.
+    ///
+    /// # Errors
+    /// When more is asked for than is allowed, or nobody listens.
+    pub fn connect(load: &Load, mut from: SocketAddr, mut to: SocketAddr) -> Result<Self> {
+        load.check()?;
+        from.set_port(0);
+        to.set_port(load.port);
+        let deadline = Instant::now() + CONNECT;
+        let open = || open(load.transport(), from, to, deadline);
+        let sockets = (0..load.connections)
+            .map(|n| open().with_context(|| format!("connection {n} to {to}")))
+            .collect::<Result<Vec<_>>>()?;
+        if let Kind::Stream { pace: Some(pace) } = load.kind {
+            sockets.iter().try_for_each(|s| sockets::pace(s, pace))?;
+        }
+        let load = load.clone();
+        Ok(Self { load, sockets })
+    }
+
+    /// The sockets' own ports.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn ports(&self) -> Result<Vec<u16>> {
+        let port = |socket: &Socket| {
+            let address = socket.local_addr()?.as_socket();
+            Ok(address.context("no address")?.port())
+        };
+        self.sockets.iter().map(port).collect()
+    }
+
+    /// Puts the load on; calls `started` when counting starts.
+    ///
+    /// # Errors
+    /// When a connection failed, `started` did, or one of `interrupts` can be read.
+    pub fn run(
+        &self,
+        interrupts: &[BorrowedFd],
+        started: impl FnOnce() -> Result<()>,
+    ) -> Result<Loaded> {
+        let shared = &Shared {
+            phase: AtomicU8::new(if self.load.warm_up > 0.0 {
+                WARM_UP
+            } else {
+                COUNTED
+            }),
+            written: AtomicU64::new(0),
+            failed: EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?,
+        };
+        // Without a warm-up, all is counted, and its time begins before the threads do.
+        let cold = self.now(shared)?;
+        let cpus = thread::available_parallelism()?.get();
+        let nr_threads = cpus.min(self.sockets.len());
+        thread::scope(|scope| {
+            let threads: Vec<_> = (0..nr_threads)
+                .map(|first| {
+                    scope.spawn(move || {
+                        let sockets = self.sockets.iter().skip(first).step_by(nr_threads);
+                        let tally = self.drive(sockets.collect(), shared);
+                        if tally.is_err() {
+                            let _ = shared.failed.write(1);
+                        }
+                        tally
+                    })
+                })
+                .collect();
+            let window = self.window(shared, cold, interrupts, started);
+            shared.phase.store(OVER, Ordering::Relaxed);
+            let mut sum = Tally::new()?;
+            for thread in threads {
+                match thread.join() {
+                    // Why it failed is what matters, rather than that it did.
+                    Ok(tally) => sum.add(&tally?)?,
+                    Err(panic) => std::panic::resume_unwind(panic),
+                }
+            }
+            let (before, after) = window?;
+            Ok(loaded(&before, &after, &sum))
+        })
+    }
+
+    /// Waits while the threads warm up, then while they count.
+    fn window(
+        &self,
+        shared: &Shared,
+        cold: Moment,
+        interrupts: &[BorrowedFd],
+        started: impl FnOnce() -> Result<()>,
+    ) -> Result<(Moment, Moment)> {
+        let fds = [&[shared.failed.as_fd()], interrupts].concat();
+        let before = match shared.is_counted() {
+            true => cold,
+            false => {
+                let warm = cold.at + Duration::from_secs_f64(self.load.warm_up);
+                wait(&fds, warm)?;
+                shared.phase.store(COUNTED, Ordering::Relaxed);
+                self.now(shared)?
+            }
+        };
+        started()?;
+        wait(&fds, before.at + Duration::from_secs_f64(self.load.seconds))?;
+        shared.phase.store(OVER, Ordering::Relaxed);
+        Ok((before, self.now(shared)?))
+    }
+
+    fn now(&self, shared: &Shared) -> Result<Moment> {
+        let at = Instant::now();
+        let mut queued = 0;
+        if matches!(self.load.kind, Kind::Stream { .. }) {
+            for socket in &self.sockets {
+                let mut bytes = 0;
+                // SAFETY: the kernel writes one int.
+                unsafe { outq(socket.as_raw_fd(), &raw mut bytes) }?;
+                queued += bytes as u64;
+            }
+        }
+        // Read after the queues: what was written meanwhile may be counted as acknowledged, at both
+        // moments alike.
+        let written = shared.written.load(Ordering::Relaxed);
+        Ok(Moment {
+            at,
+            acknowledged: written.saturating_sub(queued),
+            cpus: cpu_times()?,
+        })
+    }
+
+    /// A thread's work, until the load is over.
+    fn drive(&self, sockets: Vec<&Socket>, shared: &Shared) -> Result<Tally> {
+        match self.load.kind {
+            Kind::Stream { .. } => stream(&sockets, shared),
+            Kind::Rr {
+                transport,
+                request,
+                response,
+            } => {
+                let rr = Rr {
+                    shared,
+                    transport,
+                    request: vec![0; request],
+                    response: vec![0; response],
+                    tally: Tally::new()?,
+                };
+                rr.drive(&sockets)
+            }
+        }
+    }
+}
+
+fn open(
+    transport: Transport,
+    from: SocketAddr,
+    to: SocketAddr,
+    deadline: Instant,
+) -> Result<Socket> {
+    let (kind, protocol) = match transport {
+        Transport::Tcp => (Type::STREAM, Protocol::TCP),
+        Transport::Udp => (Type::DGRAM, Protocol::UDP),
+    };
+    let socket = Socket::new(Domain::for_address(to), kind, Some(protocol))?;
+    if transport == Transport::Tcp {
+        socket.set_tcp_nodelay(true)?;
+        socket.set_linger(Some(Duration::ZERO))?;
+    }
+    socket.bind(&from.into())?;
+    let left = deadline.saturating_duration_since(Instant::now());
+    ensure!(!left.is_zero(), "{} s have passed", CONNECT.as_secs());
+    socket
+        .connect_timeout(&to.into(), left)
+        .context("is the server there?")?;
+    socket.set_nonblocking(true)?;
+    Ok(socket)
+}
+
+fn loaded(before: &Moment, after: &Moment, tally: &Tally) -> Loaded {
+    let seconds = (after.at - before.at).as_secs_f64();
+    let busy = busy_shares(&before.cpus, &after.cpus, seconds);
+    Loaded {
+        seconds,
+        transactions: tally.latency.len(),
+        latency: Latency::of(&tally.latency, tally.out_of_range),
+        lost: tally.lost,
+        bytes: after.acknowledged.saturating_sub(before.acknowledged),
+        busy_share: busy.values().sum::<f64>() / busy.len() as f64,
+        busiest_share: busy.values().copied().fold(0.0, f64::max),
+    }
+}
+
+/// Waits for a time to pass.
+///
+/// # Errors
+/// When one of `interrupts` can be read before.
+fn wait(interrupts: &[BorrowedFd], until: Instant) -> Result<()> {
+    match readable(interrupts, Some(until))? {
+        None => Ok(()),
+        Some(_) => bail!("the load was interrupted"),
+    }
+}
+
+/// Which of some descriptors can be read, or has ended: the last one; none if it got too late.
+pub(in crate::bench) fn readable(
+    fds: &[BorrowedFd],
+    until: Option<Instant>,
+) -> Result<Option<usize>> {
+    let mut fds: Vec<PollFd> = fds
+        .iter()
+        .map(|fd| PollFd::new(*fd, PollFlags::POLLIN))
+        .collect();
+    loop {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        match ppoll(&mut fds, left.map(TimeSpec::from_duration), None) {
+            Err(Errno::EINTR) => {}
+            Err(error) => return Err(error.into()),
+            Ok(_) => return Ok(fds.iter().rposition(|fd| fd.any().unwrap_or(false))),
+        }
+    }
+}
+
+fn stream(sockets: &[&Socket], shared: &Shared) -> Result<Tally> {
+    let chunk = vec![0; CHUNK];
+    // Level-triggered, a chunk each: no stream keeps the others waiting.
+    let mut ready = Ready::new(sockets, EpollFlags::EPOLLOUT)?;
+    while !shared.is_over() {
+        for n in ready.wait()? {
+            match sockets[n].send(&chunk) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                bytes => {
+                    let bytes = bytes.context("the server has ended a stream")?;
+                    shared.written.fetch_add(bytes as u64, Ordering::Relaxed);
+                }
+            }
+        }
+    }
+    Tally::new()
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Requests and responses: one under way on each connection.
+
+use std::io::{ErrorKind, Read};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::epoll::EpollFlags;
+use socket2::Socket;
+
+use super::load::Transport;
+use super::tally::{LOOK, Ready, Shared, Tally};
+
+/// A datagram without an answer for so long is lost, and sent again.
+const LOST: Duration = Duration::from_secs(1);
+
+/// Of TCP.
+const ENDED: &str = "the server has ended a connection";
+
+/// A thread of closed loops.
+pub(super) struct Rr<'a> {
+    pub(super) shared: &'a Shared,
+    pub(super) transport: Transport,
+    pub(super) request: Vec<u8>,
+    pub(super) response: Vec<u8>,
+    pub(super) tally: Tally,
+}
+
+/// One of its connections.
+pub(super) struct Connection<'a> {
+    pub(super) socket: &'a Socket,
+    /// The request's name, in its first bytes.
+    pub(super) sequence: u64,
+    /// Since when the response is waited for.
+    pub(super) began: Instant,
+    /// When the request was sent last.
+    pub(super) sent: Instant,
+    /// Bytes of the request that the socket has not taken yet.
+    pub(super) unsent: usize,
+    /// Bytes of the response that have not come yet.
+    pub(super) missing: usize,
+}
+
+impl Rr<'_> {
+    pub(super) fn drive(mut self, sockets: &[&Socket]) -> Result<Tally> {
+        let mut flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
+        if self.transport == Transport::Tcp {
+            // Of UDP it would come with every datagram that has left.
+            flags |= EpollFlags::EPOLLOUT;
+        }
+        let mut ready = Ready::new(sockets, flags)?;
+        let mut now = Instant::now();
+        let mut connections: Vec<Connection> = sockets
+            .iter()
+            .map(|socket| Connection {
+                socket,
+                sequence: 0,
+                began: now,
+                sent: now,
+                unsent: 0,
+                missing: 0,
+            })
+            .collect();
+        for connection in &mut connections {
+            self.ask(connection, Instant::now())?;
+        }
+        while !self.shared.is_over() {
+            for n in ready.wait()? {
+                self.go_on(&mut connections[n])?;
+            }
+            if self.transport == Transport::Udp && now.elapsed() > LOOK {
+                now = Instant::now();
+                for connection in &mut connections {
+                    if now.saturating_duration_since(connection.sent) > LOST {
+                        self.tally.lost += u64::from(self.shared.is_counted());
+                        self.send_new(connection, now)?;
+                    }
+                }
+            }
+        }
+        Ok(self.tally)
+    }
+
+    pub(super) fn ask(&mut self, connection: &mut Connection, now: Instant) -> Result<()> {
+        connection.began = now;
+        self.send_new(connection, now)
+    }
+
+    /// Under a new name: an older one may still be answered.
+    pub(super) fn send_new(&mut self, connection: &mut Connection, now: Instant) -> Result<()> {
+        connection.sequence += 1;
+        connection.sent = now;
+        connection.unsent = self.request.len();
+        connection.missing = self.response.len();
+        self.send(connection)
+    }
+
+    /// What the socket does not take now, it takes when it is ready.
+    pub(super) fn send(&mut self, connection: &mut Connection) -> Result<()> {
+        let name = connection.sequence.to_le_bytes();
+        let len = name.len().min(self.request.len());
+        self.request[..len].copy_from_slice(&name[..len]);
+        while connection.unsent > 0 {
+            let rest = &self.request[self.request.len() - connection.unsent..];
+            match connection.socket.send(rest) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                bytes => connection.unsent -= bytes.context("a request could not be sent")?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Reads and sends what can be. Edge-triggered: a response that comes meanwhile is told anew.
+    pub(super) fn go_on(&mut self, connection: &mut Connection) -> Result<()> {
+        if connection.unsent > 0 {
+            return self.send(connection);
+        }
+        loop {
+            let mut socket = connection.socket;
+            match socket.read(&mut self.response[..connection.missing]) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                // In order, or with requests unread.
+                Ok(0) if self.transport == Transport::Tcp => bail!("{ENDED}"),
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => bail!("{ENDED}"),
+                bytes => {
+                    let bytes = bytes.context("no response: is the server there?")?;
+                    if self.is_complete(connection, bytes) {
+                        break;
+                    }
+                }
+            }
+        }
+        let now = Instant::now();
+        if self.shared.is_counted() {
+            self.tally.count(now - connection.began);
+        }
+        match self.shared.is_over() {
+            true => Ok(()),
+            false => self.ask(connection, now),
+        }
+    }
+
+    /// Whether the response has come, with `bytes` that were read now.
+    pub(super) fn is_complete(&self, connection: &mut Connection, bytes: usize) -> bool {
+        match self.transport {
+            Transport::Tcp => {
+                connection.missing -= bytes;
+                connection.missing == 0
+            }
+            Transport::Udp => {
+                let name = connection.sequence.to_le_bytes();
+                let len = name.len().min(self.request.len()).min(bytes);
+                bytes == self.response.len() && self.response[..len] == name[..len]
+            }
+        }
+    }
+}

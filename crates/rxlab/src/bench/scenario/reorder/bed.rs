@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The lab of a case.
+
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+
+use anyhow::{Context, Result, ensure};
+use rxsteer::host::cpumask::CpuMask;
+use rxsteer::host::topology::Topology;
+
+use super::case::Case;
+use crate::lab::frame::{Frames, TcpFlows, UdpFlows, Vxlan};
+use crate::lab::link::{Link, LinkConfig};
+use crate::lab::netns::Netns;
+use crate::lab::nic::Nic;
+use crate::lab::sockets;
+
+/// The CPU that polls the queue, unless that is moved.
+pub(super) const INTERRUPT_CPU: u32 = 0;
+
+/// Of UDP: few enough that a dozen packets of each are under way.
+pub(super) const NR_FLOWS: u32 = 512;
+
+/// So few that of these, too, several are of one flow.
+pub(super) const NR_BUSY_POLL_FLOWS: u32 = 32;
+
+/// Bytes of each socket's buffer; a frame takes some 5 kB of it.
+pub(super) const RCVBUF: usize = 64 << 20;
+
+/// A link, its sockets, and what is sent to them.
+pub(super) struct Bed {
+    pub(super) link: Link,
+    pub(super) _second: Option<Link>,
+    /// Without it, the queue is polled where the wire sends.
+    pub(super) nic: Option<Nic>,
+    pub(super) frames: Frames,
+    /// Where the application is, and what it reads, a list a thread.
+    pub(super) application: Netns,
+    pub(super) sockets: Vec<Vec<OwnedFd>>,
+    /// That polls, now and then: flows of one that does stay INLINE.
+    pub(super) polling: Option<OwnedFd>,
+    pub(super) online: CpuMask,
+}
+
+impl Bed {
+    pub(super) fn new(case: Case) -> Result<Self> {
+        let online = Topology::host().online()?;
+        ensure!(online.len() > 1, "a flow can't move on one CPU");
+        let (tester, dut) = (Netns::new("tester")?, Netns::new("dut")?);
+        let link = Link::new(&tester, &dut, &LinkConfig::default())?;
+        let threaded = case != Case::Softirq;
+        let nic = threaded.then(|| Nic::new(&link.dut, &[INTERRUPT_CPU]));
+        let mut application = dut.clone();
+        let mut second = None;
+        let mut flows = UdpFlows {
+            run: 4,
+            ..UdpFlows::to(&link.dut, NR_FLOWS)
+        };
+        let frames = match case {
+            Case::Tcp | Case::TcpPush => {
+                flows = UdpFlows {
+                    nr_flows: 64,
+                    run: 16,
+                    payload_len: 500,
+                    ..flows
+                };
+                Frames::Tcp(TcpFlows {
+                    flows: flows.clone(),
+                    first_seq: 1,
+                    ack: 1,
+                    push: case == Case::TcpPush,
+                })
+            }
+            Case::Vxlan => {
+                let vni = 42;
+                let inner = link.dut.vxlan(1, vni)?;
+                flows = UdpFlows {
+                    run: flows.run,
+                    ..UdpFlows::to(&inner, flows.nr_flows)
+                };
+                Frames::Vxlan(Vxlan::to(&link.dut, vni), flows.clone())
+            }
+            Case::SecondVeth => {
+                application = Netns::new("application")?;
+                let config = LinkConfig {
+                    id: 1,
+                    ..Default::default()
+                };
+                let onward = Link::new(&dut, &application, &config)?;
+                dut.run(|| {
+                    std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")
+                        .context("a namespace that does not forward")
+                })?;
+                flows.daddr = IpAddr::V4(onward.dut.ipv4);
+                second = Some(onward);
+                Frames::Udp(flows.clone())
+            }
+            Case::BusyPoll => {
+                flows.nr_flows = NR_BUSY_POLL_FLOWS;
+                Frames::Udp(flows.clone())
+            }
+            _ => Frames::Udp(flows.clone()),
+        };
+        let mut polling = None;
+        let sockets = match &frames {
+            Frames::Tcp(tcp) => halves(sockets::established(&application, tcp, RCVBUF)?),
+            _ if case == Case::Udp => halves(sockets::connected(&application, &flows, RCVBUF)?),
+            _ => {
+                let server = sockets::server(&application, &flows, RCVBUF)?;
+                if case == Case::BusyPoll {
+                    polling = Some(server.try_clone()?);
+                }
+                vec![vec![server]]
+            }
+        };
+        Ok(Self {
+            link,
+            _second: second,
+            nic: nic.transpose()?,
+            frames,
+            application,
+            sockets,
+            polling,
+            online,
+        })
+    }
+}
+
+/// For two threads.
+pub(super) fn halves(mut sockets: Vec<OwnedFd>) -> Vec<Vec<OwnedFd>> {
+    let second = sockets.split_off(sockets.len() / 2);
+    vec![sockets, second]
+}
