@@ -21,7 +21,7 @@ pub mod poll_skel {
     include!(concat!(env!("OUT_DIR"), "/poll.skel.rs"));
 }
 
-/// The types of what `native.c` asks, generated from `bpf/native.bpf.c`.
+/// The types of what `native/native.c` asks, generated from `bpf/native/native.bpf.c`.
 #[allow(clippy::all, clippy::pedantic, missing_docs)]
 pub mod native_skel {
     include!(concat!(env!("OUT_DIR"), "/native.skel.rs"));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * rx.h: a packet to be steered, and what steer.h and policy.h have to ask about its surroundings.
+ * env.h: a packet to be steered, and what steer.h and policy.h have to ask about its surroundings.
  * Whoever includes them defines the functions: rx.bpf.c by asking the kernel, native.c by asking a
  * test.
  *

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * native.h: what steer.h and backlog.h ask their surroundings, as a host's program answers it.
- * User space gets the type from the lab's object (lab.bpf.c mentions it).
+ * User space gets the type from native.bpf.c.
  */
 #pragma once
 

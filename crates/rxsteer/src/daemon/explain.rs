@@ -59,7 +59,7 @@ struct Standing {
     wanted_asked: bool,
 }
 
-/// What keeps a flow from going where it wants to be (`rx_steer()` in bpf/steer.h), as far as it can
+/// What keeps a flow from going where it wants to be (`rx_steer()` in bpf/core/steer.h), as far as it can
 /// be told between two packets.
 fn wait(at: Location, wanted: Location, s: Standing) -> Option<Wait> {
     if at == wanted {
@@ -278,7 +278,7 @@ impl Reader<'_> {
     }
 }
 
-/// Whether the flow is a tunnel's whose inner flows are not looked for: bpf/flow.h has the ports.
+/// Whether the flow is a tunnel's whose inner flows are not looked for: bpf/core/flow.h has the ports.
 fn is_tunnel(flow: &Flow, looked_into: u32) -> bool {
     const IPIP: [u8; 2] = [libc::IPPROTO_IPIP as u8, libc::IPPROTO_IPV6 as u8];
     const GRE: u8 = libc::IPPROTO_GRE as u8;

@@ -40,7 +40,7 @@ pub struct Hints {
 }
 
 impl Hints {
-    /// A CPU as a location, as `rx_usable()` in bpf/policy.h has it. The CPU that polls is never left
+    /// A CPU as a location, as `rx_usable()` in bpf/core/policy.h has it. The CPU that polls is never left
     /// for itself: a flow that wants it wants INLINE. Which CPU polls is known only from the last
     /// packet that was processed INLINE, so a flow that is at the CPU that it wants is said to want
     /// just that.
@@ -55,7 +55,7 @@ impl Hints {
     }
 
     /// Where the flow's next packet will want to be by the tables alone, as `rx_base()` in
-    /// bpf/policy.h has it, and why.
+    /// bpf/core/policy.h has it, and why.
     pub fn wanted(&self, now: Location) -> (Location, Reason) {
         if self.application_polls {
             return (Location::Inline, Reason::BusyPoll);

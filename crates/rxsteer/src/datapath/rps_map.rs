@@ -6,7 +6,7 @@ use crate::rx::types::{rps_location, rps_map};
 /// Slots in a map (`RPS_MAP_SLOTS`).
 pub const SLOTS: usize = size_of::<rps_map>() / size_of::<u16>();
 
-/// The slot that a hash falls into (`bpf/tables.h`, `rps_location_of`).
+/// The slot that a hash falls into (`bpf/core/tables.h`, `rps_location_of`).
 pub fn slot_of(hash: u32) -> usize {
     (hash >> (u32::BITS - SLOTS.ilog2())) as usize
 }

@@ -118,7 +118,7 @@ struct Host {
     capabilities: u64,
     release: String,
     lockdown: String,
-    /// PREEMPT_RT: there a poll can be preempted by another on its CPU (bpf/tables.h, poll_stamp).
+    /// PREEMPT_RT: there a poll can be preempted by another on its CPU (bpf/core/tables.h, poll_stamp).
     realtime: bool,
     /// Of [`TRACEPOINTS`]; `None` if the kernel shows no BTF.
     missing_tracepoints: Option<Vec<&'static str>>,
