@@ -334,7 +334,7 @@ fn by_configuration() -> Result<()> {
     let file = tempfile::NamedTempFile::new()?;
     let pid = std::process::id();
     let text = format!(
-        "devices = [{:?}]\npolicy = \"rfs\"\nrps-cpus = \"1-1\"\n[[busy_poll]]\npid = {pid}\nusecs = {}\n",
+        "devices = [{:?}]\npolicy = \"rfs\"\nrps-cpus = \"1\"\n[[busy_poll]]\npid = {pid}\nusecs = {}\n",
         dut.name, ON.usecs
     );
     std::fs::write(file.path(), text)?;

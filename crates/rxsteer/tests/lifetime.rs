@@ -209,7 +209,7 @@ fn a_stop_signal_brings_every_packet_home() -> Result<()> {
         let wire = Wire::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 50_000))?;
         let rxsteer = Rxsteer::steering(
             &dut.netns,
-            &roomy(&dut.name, &["--rps-cpus=1-1", "--policy=rps"]),
+            &roomy(&dut.name, &["--rps-cpus=1", "--policy=rps"]),
         )?;
         assert_eq!(attached(&bed)?.context("attached")?.name, "rxsteer");
         until("packets are redirected", || {
@@ -256,7 +256,7 @@ fn coming_and_going_a_hundred_times_loses_nothing() -> Result<()> {
     let wire = Wire::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 20_000))?;
     let (mut seen, mut redirected, mut dropped) = (0, 0, 0);
     for _ in 0..100 {
-        let rxsteer = Rxsteer::steering(&dut.netns, &roomy(&dut.name, &["--rps-cpus=1-1"]))?;
+        let rxsteer = Rxsteer::steering(&dut.netns, &roomy(&dut.name, &["--rps-cpus=1"]))?;
         until("packets are redirected", || {
             let queue = &rxsteer.status()?.devices[0].queues[0];
             Ok((queue.sums.redirected > 10).then_some(()))
@@ -291,7 +291,7 @@ fn a_kill_leaves_no_steering_and_loses_nothing() -> Result<()> {
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 500);
     let sink = bed.sink_in_order(&flows)?;
-    let rxsteer = Rxsteer::steering(&dut.netns, &roomy(&dut.name, &["--rps-cpus=1-1"]))?;
+    let rxsteer = Rxsteer::steering(&dut.netns, &roomy(&dut.name, &["--rps-cpus=1"]))?;
     let redirected =
         || Ok::<_, anyhow::Error>(rxsteer.status()?.devices[0].queues[0].sums.redirected);
     let mut before = 0;
@@ -339,7 +339,7 @@ fn status_and_set_reach_the_running_one() -> Result<()> {
     let bed = Bed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let name = dut.name.as_str();
-    let args = roomy(name, &["--rps-cpus=0-0", "--tunnels=all"]);
+    let args = roomy(name, &["--rps-cpus=0", "--tunnels=all"]);
     let steering = Rxsteer::steering(&dut.netns, &args)?;
     let count = 3_001;
     bed.send(Frames::Udp(UdpFlows::to(dut, 100)), count)?;
@@ -383,9 +383,8 @@ fn status_and_set_reach_the_running_one() -> Result<()> {
         assert_eq!(serde_json::from_str::<serde_json::Value>(&line)?, json);
     }
 
-    // In the notation of a mask: bit 1, that is CPU 1.
     let set = |args: &[&str]| rxsteer(&dut.netns, &[&["set"], args].concat());
-    let output = set(&[name, "--rps-cpus", "2"])?;
+    let output = set(&[name, "--rps-cpus", "0x2"])?;
     assert!(output.status.success(), "{output:?}");
     let rps_cpus =
         || Ok::<_, anyhow::Error>(steering.status()?.devices[0].queues[0].rps_cpus.clone());

@@ -271,14 +271,14 @@ fn a_mask_change_moves_the_flows_in_order() -> Result<()> {
     };
     only(true)?;
     for _ in 0..20 {
-        set("1-1")?;
+        set("1")?;
         only(false)?;
         set("0-0")?;
         only(true)?;
     }
     // And with no time to settle.
     for _ in 0..100 {
-        set("1-1")?;
+        set("1")?;
         set("0-1")?;
         set("0-0")?;
     }
@@ -453,7 +453,7 @@ fn two_devices_are_steered_by_one() -> Result<()> {
     assert_eq!(received(b, COUNT + 1)?, [COUNT + 1, 0]);
 
     // The second device's mask alone changes.
-    dut.run(|| client::set(Change::rps_cpus(name, Some(0), "1-1")))?;
+    dut.run(|| client::set(Change::rps_cpus(name, Some(0), "1")))?;
     let masks: Vec<_> = status(&active)?
         .devices
         .iter()

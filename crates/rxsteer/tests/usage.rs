@@ -25,13 +25,14 @@ fn commands() {
 }
 
 /// Wherever CPUs are written.
-const CPUS: [(&str, &str); 10] = [
-    ("", "no CPUs given; write a mask"),
-    (" ", "no CPUs given; write a mask"),
-    ("0", "no CPUs given; write a mask"),
-    ("0x0", "no CPUs given; write a mask"),
-    ("cpu0", "is not a hexadecimal mask; write groups"),
-    ("AUTO", "is not a hexadecimal mask; write groups"),
+const CPUS: [(&str, &str); 11] = [
+    ("", "no CPUs given; write a list"),
+    (" ", "no CPUs given; write a list"),
+    ("0x0", "no CPUs given; write a list"),
+    ("cpu0", "is not a CPU or a range of CPUs; write a list"),
+    ("AUTO", "is not a CPU or a range of CPUs; write a list"),
+    ("ff", "or a mask such as `0x10f`"),
+    ("0xcpu", "is not a mask; write `0x`"),
     ("0-", "is not a CPU or a range of CPUs; write a list"),
     ("3-1", "write the lower CPU first"),
     ("0-7:3/2", "USED <= GROUP"),
@@ -177,7 +178,7 @@ fn flows_and_explain() {
 /// The control: what is refused above is refused for what was said, not for all that is written.
 #[test]
 fn what_is_right_gets_further() {
-    for cpus in ["1", "0x3", "0-1", "0,1", "f,ffffffff", "0-7:1/2", "auto"] {
+    for cpus in ["1", "0x3", "0-1", "0,1", "0xf,ffffffff", "0-7:1/2", "auto"] {
         let option = format!("--rps-cpus={cpus}");
         let args = ["run", "no-such-device", "--backlog=16368", "--policy=off"];
         let output = RXSTEER.run(&[&args[..], &[&option, "--rps-flow-cnt=1"]].concat());

@@ -45,9 +45,8 @@ pub struct RunArgs {
     #[arg(long, value_name = "SLOTS", default_value_t = MOVES_PER_SECOND)]
     pub balance_moves: u32,
 
-    /// CPUs that may process packets: a mask as in rps_cpus (ff), a list (0-3,8), or auto: those
-    /// that share a last-level cache with the interrupt's CPU. A single number is a mask: 8 is CPU
-    /// 3, which as a list is 3-3
+    /// CPUs that may process packets: a list (3, 0-3,8), a mask (0xff), or auto: those that share a
+    /// last-level cache with the interrupt's CPU
     #[arg(long, value_name = "CPUS", default_value = "auto")]
     pub rps_cpus: RpsCpus,
 

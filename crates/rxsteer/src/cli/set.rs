@@ -19,7 +19,7 @@ pub struct SetArgs {
     /// The device whose CPUs are set; needed if several are steered
     pub device: Option<String>,
 
-    /// The CPUs from now on: mask, list or auto
+    /// The CPUs from now on: a list, a mask or auto
     #[arg(long, value_name = "CPUS", value_parser = rps_cpus,
           required_unless_present_any = ["policy", "rps_sock_flow_entries", "rps_flow_cnt"])]
     pub rps_cpus: Option<String>,

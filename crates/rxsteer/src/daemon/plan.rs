@@ -111,10 +111,7 @@ pub(super) fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<Cpu
     let online = topology.online()?;
     let usable = mask.intersect(&online);
     if usable.is_empty() {
-        bail!(
-            "none of the CPUs {mask} is online: choose from {online} (a single number is a mask: CPU 1 \
-             is 1-1)"
-        );
+        bail!("none of the CPUs {mask} is online: choose from {online}");
     }
     let offline = mask.without(&online);
     if !offline.is_empty() {

@@ -17,32 +17,27 @@ const GROUP_DIGITS: usize = 8;
 
 /// An ordered set of CPU numbers.
 ///
-/// `FromStr` takes what a person writes, and has to tell two notations apart:
+/// `FromStr` takes what a person writes: a list as `taskset -c` and `isolcpus=` take it (`3`, `0-3,8`,
+/// `0-31:2/4`), or with `0x` in front a mask as in `rps_cpus` (`0xff`, `0xf,ffffffff`). Files of the
+/// kernel, which put nothing in front, go through [`CpuMask::parse_list`] or [`CpuMask::parse_mask`].
 ///
-/// - `0x` in front: a mask.
-/// - a `-` anywhere: a list (`0-3,8`, `0-31:2/4`).
-/// - commas, and every group after the first has exactly 8 hex digits: a mask (`f,ffffffff`).
-/// - other commas: a list (`0,2,5`).
-/// - a single number: a mask, as in the kernel's `rps_cpus`: `1` is CPU 0, `8` is CPU 3.
-///
-/// Files with a known notation go through [`CpuMask::parse_list`] or [`CpuMask::parse_mask`].
-///
-/// `Display` writes the kernel's list form. Serde writes it too, but a lone CPU as `3-3`, so
-/// that reading it back by the rules above gives the same set.
+/// `Display` and serde write the list, which `FromStr` reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CpuMask(BTreeSet<u32>);
 
 /// Why a text is not a set of CPUs, and what to write instead.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum CpuMaskError {
-    #[error("no CPUs given; write a mask (`f`), a list (`0-3`) or `auto`")]
+    #[error("no CPUs given; write a list (`0-3,8`), a mask (`0xf`) or `auto`")]
     Empty,
     #[error(
-        "`{0}` is not a hexadecimal mask; write groups of at most 8 hex digits such as `ff` or \
-         `f,ffffffff`, or a list such as `0-3,8`"
+        "`{0}` is not a mask; write `0x` and hexadecimal digits, in groups of 8 where there are commas: \
+         `0xff`, `0xf,ffffffff`"
     )]
     NotMask(String),
-    #[error("`{0}` is not a CPU or a range of CPUs; write a list such as `0-3,8`, or a mask `10f`")]
+    #[error(
+        "`{0}` is not a CPU or a range of CPUs; write a list such as `0-3,8`, or a mask such as `0x10f`"
+    )]
     NotList(String),
     #[error("the range `{0}` runs backwards; write the lower CPU first")]
     Backwards(String),
@@ -213,15 +208,9 @@ impl FromStr for CpuMask {
         if text.is_empty() {
             return Err(CpuMaskError::Empty);
         }
-        let prefixed = strip_0x(text).len() != text.len();
-        let list = text.contains('-')
-            || text.split(',').skip(1).any(|group| {
-                group.len() != GROUP_DIGITS || !group.bytes().all(|b| b.is_ascii_hexdigit())
-            });
-        if list && !prefixed {
-            Self::parse_list(text)
-        } else {
-            Self::parse_mask(text)
+        match text.get(..2) {
+            Some("0x" | "0X") => Self::parse_mask(text),
+            _ => Self::parse_list(text),
         }
     }
 }
@@ -253,10 +242,7 @@ impl FromIterator<u32> for CpuMask {
 
 impl Serialize for CpuMask {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match (self.len(), self.first()) {
-            (1, Some(cpu)) => serializer.collect_str(&format_args!("{cpu}-{cpu}")),
-            _ => serializer.collect_str(self),
-        }
+        serializer.collect_str(self)
     }
 }
 
@@ -289,35 +275,32 @@ mod tests {
     }
 
     #[test]
-    fn a_single_number_is_a_mask() {
-        assert_eq!(cpus("1"), [0]);
-        assert_eq!(cpus("8"), [3]);
-        assert_eq!(cpus("10"), [4]);
-        assert_eq!(cpus("ff"), [0, 1, 2, 3, 4, 5, 6, 7]);
+    fn a_mask_begins_with_0x() {
+        assert_eq!(cpus("0x1"), [0]);
+        assert_eq!(cpus("0X8"), [3]);
         assert_eq!(cpus(" 0x3\n"), [0, 1]);
-        assert_eq!(cpus("0"), [0u32; 0]);
-        assert_eq!(cpus("100000000"), [32]);
+        assert_eq!(cpus("0xff"), [0, 1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(cpus("0x0"), [0u32; 0]);
+        assert_eq!(cpus("0x100000000"), [32]);
+        assert_eq!(cpus("0x1,00000001"), [0, 32]);
+        assert_eq!(cpus("0xf,ffffffff").len(), 36);
     }
 
     #[test]
-    fn groups_of_eight_digits_are_a_mask() {
-        assert_eq!(cpus("1,00000001"), [0, 32]);
-        assert_eq!(cpus("1,00000000,00000000"), [64]);
-        assert_eq!(cpus("f,ffffffff").len(), 36);
-        assert_eq!(cpus("0x1,00000000"), [32]);
-    }
-
-    #[test]
-    fn dashes_and_other_commas_are_a_list() {
-        assert_eq!(cpus("0-3,8"), [0, 1, 2, 3, 8]);
+    fn all_else_is_a_list() {
+        assert_eq!(cpus("3"), [3]);
+        assert_eq!(cpus("0"), [0]);
+        assert_eq!(cpus("10"), [10]);
         assert_eq!(cpus("3-3"), [3]);
+        assert_eq!(cpus("0-3,8"), [0, 1, 2, 3, 8]);
         assert_eq!(cpus("0,2,10"), [0, 2, 10]);
+        assert_eq!(cpus("1,00000001"), [1]);
         assert_eq!(cpus("8,0-1, 0"), [0, 1, 8]);
         assert_eq!(cpus("0-7:2/4"), [0, 1, 4, 5]);
     }
 
     #[test]
-    fn known_notations_are_not_guessed() {
+    fn files_of_the_kernel_have_nothing_in_front() {
         assert_eq!(CpuMask::parse_list("3\n").unwrap().first(), Some(3));
         assert!(CpuMask::parse_list("\n").unwrap().is_empty());
         assert_eq!(
@@ -335,20 +318,20 @@ mod tests {
         assert_eq!(error("1,,2"), CpuMaskError::NotList("".into()));
         assert_eq!(error("0,+1"), CpuMaskError::NotList("+1".into()));
         assert_eq!(error("-1"), CpuMaskError::NotList("-1".into()));
-        assert_eq!(error("all"), CpuMaskError::NotMask("all".into()));
+        assert_eq!(error("ff"), CpuMaskError::NotList("ff".into()));
         assert_eq!(error("0x"), CpuMaskError::NotMask("0x".into()));
         assert_eq!(
-            error("123456789,00000000"),
-            CpuMaskError::NotMask("123456789,00000000".into())
+            error("0x123456789,00000000"),
+            CpuMaskError::NotMask("0x123456789,00000000".into())
         );
         assert_eq!(error("0-7:0/4"), CpuMaskError::BadStride("0-7:0/4".into()));
         assert_eq!(error("0-7:5/4"), CpuMaskError::BadStride("0-7:5/4".into()));
         assert_eq!(error("0-7:2"), CpuMaskError::BadStride("0-7:2".into()));
         assert!(matches!(
-            error(&format!("1{}", "0".repeat(2048))),
+            error(&format!("0x1{}", "0".repeat(2048))),
             CpuMaskError::TooLarge(8192)
         ));
-        assert!(error("x").to_string().contains("0-3,8"));
+        assert!(error("ff").to_string().contains("0x10f"));
     }
 
     #[test]
@@ -360,7 +343,7 @@ mod tests {
         assert_eq!(mask("64").to_mask_string(), "1,00000000,00000000");
         assert_eq!(CpuMask::new().to_mask_string(), "0");
         assert_eq!(CpuMask::new().to_string(), "");
-        assert_eq!(serde_json::to_string(&mask("3")).unwrap(), "\"3-3\"");
+        assert_eq!(serde_json::to_string(&mask("3")).unwrap(), "\"3\"");
     }
 
     #[test]
@@ -379,7 +362,7 @@ mod tests {
             let mask = CpuMask(set);
             prop_assert_eq!(&CpuMask::parse_list(&mask.to_string()).unwrap(), &mask);
             prop_assert_eq!(&CpuMask::parse_mask(&mask.to_mask_string()).unwrap(), &mask);
-            prop_assert_eq!(&mask.to_mask_string().parse::<CpuMask>().unwrap(), &mask);
+            prop_assert_eq!(&format!("0x{}", mask.to_mask_string()).parse::<CpuMask>().unwrap(), &mask);
             let json = serde_json::to_string(&mask).unwrap();
             prop_assert_eq!(&serde_json::from_str::<CpuMask>(&json).unwrap(), &mask);
         }
@@ -388,7 +371,7 @@ mod tests {
         fn a_dense_set_reads_back(set in btree_set(0..72u32, 0..72)) {
             let mask = CpuMask(set);
             prop_assert_eq!(&CpuMask::parse_list(&mask.to_string()).unwrap(), &mask);
-            prop_assert_eq!(&mask.to_mask_string().parse::<CpuMask>().unwrap(), &mask);
+            prop_assert_eq!(&format!("0x{}", mask.to_mask_string()).parse::<CpuMask>().unwrap(), &mask);
         }
 
         /// What is accepted means the same after being printed; nothing panics.
@@ -396,6 +379,9 @@ mod tests {
         fn any_text(text in "[0-9a-fx,:/ -]{0,24}") {
             if let Ok(mask) = text.parse::<CpuMask>() {
                 prop_assert_eq!(&CpuMask::parse_list(&mask.to_string()).unwrap(), &mask);
+                if !mask.is_empty() {
+                    prop_assert_eq!(&mask.to_string().parse::<CpuMask>().unwrap(), &mask);
+                }
             }
         }
     }

@@ -95,7 +95,7 @@ impl<'a> Storm<'a> {
         let hog = hog.filter(|_| online.len() > 1).map(Hog::new).transpose()?;
         sleep(HOG);
         dut.netns
-            .run(|| client::set(Change::rps_cpus(&dut.name, None, &mask.to_mask_string())))?;
+            .run(|| client::set(Change::rps_cpus(&dut.name, None, &mask.to_string())))?;
         sleep(HOG);
         drop(hog);
         if matches!(self.case, Case::Irq | Case::Softirq) {
