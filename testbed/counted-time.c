@@ -35,6 +35,7 @@ typedef struct {
     uint32_t quantum;    /* that insns_left belongs to */
     uint32_t through;    /* the last quantum whose instructions are executed */
     int64_t end_ns;      /* of that quantum */
+    int64_t left_ns;     /* its time when it was halted last */
     uint32_t futex;      /* changes when a wait is to end */
     bool waiting;
 } CountedCPU;
@@ -210,11 +211,15 @@ void counted_time_kick(CPUState *cpu)
     }
 }
 
-/* Called with the lock held. "left": of the quantum's instructions; the rest is of the next. */
+/*
+ * Called with the lock held. "left": of the quantum's instructions; the rest is of the next. Never more than
+ * it had when it was halted: its clock does not go back, whoever wakes it.
+ */
 static void activate(CPUState *cpu, int64_t left)
 {
     CountedCPU *c = counted(cpu);
 
+    left = MIN(left, insns(quantum_end_ns - c->left_ns));
     c->active = true;
     nr_vcpus = MAX(nr_vcpus, cpu->cpu_index + 1);
     c->quantum = quantum;
@@ -263,7 +268,10 @@ void counted_time_join(CPUState *cpu)
     qemu_mutex_unlock(&counted_lock);
 }
 
-/* It is halted; with the BQL. */
+/*
+ * It is halted; with the BQL. Afterwards it may no longer be: the timers that run now can be its own, and an
+ * interrupt from its own thread wakes nobody.
+ */
 void counted_time_leave(CPUState *cpu)
 {
     CountedCPU *c = counted(cpu);
@@ -272,6 +280,7 @@ void counted_time_leave(CPUState *cpu)
         return;
     }
     qemu_mutex_lock(&counted_lock);
+    c->left_ns = cpu_now_ns(cpu);
     c->active = false;
     nr_active--;
     if (c->through != quantum) {
