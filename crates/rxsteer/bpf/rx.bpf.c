@@ -57,6 +57,8 @@ const enum rx_verdict rx_verdict_type = 0;
 const enum rx_policy rx_policy_type = 0;
 const enum rx_reason rx_reason_type = 0;
 const enum rx_pressure rx_pressure_type = 0;
+const enum load_unit load_unit_type = 0;
+const enum load_leaving load_leaving_type = 0;
 
 /* Indexed by queue. */
 struct {

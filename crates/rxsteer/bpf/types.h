@@ -43,13 +43,14 @@ enum flow_result {
 	NR_FLOW_RESULTS,
 };
 
-/* Tunnels whose inner flow is the key, when asked for (`--tunnels`). */
+/* Tunnels whose inner flow is the key, when asked for (`--tunnels`); flow_tunnel_of() has their
+ * ports. */
 enum flow_tunnel {
 	FLOW_TUNNEL_IPIP = 1 << 0, /* IPIP, 6in4, 4in6, ip6ip6 */
 	FLOW_TUNNEL_GRE = 1 << 1,
-	FLOW_TUNNEL_VXLAN = 1 << 2,  /* UDP 4789, and 8472 as Linux had it first */
-	FLOW_TUNNEL_GENEVE = 1 << 3, /* UDP 6081 */
-	FLOW_TUNNEL_GTPU = 1 << 4,   /* UDP 2152 */
+	FLOW_TUNNEL_VXLAN = 1 << 2,
+	FLOW_TUNNEL_GENEVE = 1 << 3,
+	FLOW_TUNNEL_GTPU = 1 << 4,
 };
 
 /*
@@ -229,6 +230,18 @@ struct rx_queue_setting {
 /* ---- receive queues ------------------------------------------------------ */
 
 /* Whether the CPU that polls a queue has room. */
+/* Shares of something, and the time in which load is counted (load.h). */
+enum load_unit {
+	LOAD_WHOLE = 1024, /* all of it */
+	LOAD_TURN_MS = 10, /* a turn: short beside what an application would notice, long enough to
+			      count in */
+};
+
+/* rx_load.leaving: nobody may leave. */
+enum load_leaving {
+	LOAD_NOBODY = 0xffffffff,
+};
+
 enum rx_pressure {
 	RX_RELAXED = 0, /* for all of the queue's flows */
 	RX_FULL,	/* not for more than it has */

@@ -395,12 +395,12 @@ flow_tunnel(struct flow_cursor *c, const struct flow_found *found, __u32 tunnels
 	if (found->proto != IPPROTO_UDP)
 		return FLOW_UNKNOWN;
 	switch (flow_swap32(found->id) & 0xffff) {
-	case 4789:
-	case 8472:
+	case FLOW_PORT_VXLAN:
+	case FLOW_PORT_VXLAN_LINUX:
 		return tunnels & FLOW_TUNNEL_VXLAN ? flow_vxlan(c, type) : FLOW_UNKNOWN;
-	case 6081:
+	case FLOW_PORT_GENEVE:
 		return tunnels & FLOW_TUNNEL_GENEVE ? flow_geneve(c, type) : FLOW_UNKNOWN;
-	case 2152:
+	case FLOW_PORT_GTPU:
 		return tunnels & FLOW_TUNNEL_GTPU ? flow_gtpu(c, type) : FLOW_UNKNOWN;
 	}
 	return FLOW_UNKNOWN;
@@ -480,9 +480,10 @@ static __always_inline int flow_may_be_tunnel(const struct flow_key *key, __u32 
 
 	if (key->proto != IPPROTO_UDP)
 		return 0;
-	return (tunnels & FLOW_TUNNEL_VXLAN && (dest == 4789 || dest == 8472)) ||
-	       (tunnels & FLOW_TUNNEL_GENEVE && dest == 6081) ||
-	       (tunnels & FLOW_TUNNEL_GTPU && dest == 2152);
+	return (tunnels & FLOW_TUNNEL_VXLAN &&
+		(dest == FLOW_PORT_VXLAN || dest == FLOW_PORT_VXLAN_LINUX)) ||
+	       (tunnels & FLOW_TUNNEL_GENEVE && dest == FLOW_PORT_GENEVE) ||
+	       (tunnels & FLOW_TUNNEL_GTPU && dest == FLOW_PORT_GTPU);
 }
 
 /* Of an IP packet that carries size bytes, nothing else is asked. */

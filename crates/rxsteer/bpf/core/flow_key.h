@@ -84,3 +84,34 @@ static __always_inline __u32 flow_hash(const struct flow_key *key,
 	hash ^= hash >> 16;
 	return hash;
 }
+
+/* ---- tunnels -------------------------------------------------------------- */
+
+enum flow_port {
+	FLOW_PORT_VXLAN = 4789,
+	FLOW_PORT_VXLAN_LINUX = 8472, /* as Linux had it first */
+	FLOW_PORT_GENEVE = 6081,
+	FLOW_PORT_GTPU = 2152,
+};
+
+/* The tunnel that packets of a protocol, and of UDP those to a port, are; or 0. Whether one really
+ * is shows in its header. */
+static __always_inline __u32 flow_tunnel_of(__u8 proto, __u16 dest)
+{
+	if (proto == IPPROTO_IPIP || proto == IPPROTO_IPV6)
+		return FLOW_TUNNEL_IPIP;
+	if (proto == IPPROTO_GRE)
+		return FLOW_TUNNEL_GRE;
+	if (proto != IPPROTO_UDP)
+		return 0;
+	switch (dest) {
+	case FLOW_PORT_VXLAN:
+	case FLOW_PORT_VXLAN_LINUX:
+		return FLOW_TUNNEL_VXLAN;
+	case FLOW_PORT_GENEVE:
+		return FLOW_TUNNEL_GENEVE;
+	case FLOW_PORT_GTPU:
+		return FLOW_TUNNEL_GTPU;
+	}
+	return 0;
+}

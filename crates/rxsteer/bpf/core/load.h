@@ -11,11 +11,7 @@
 
 #include "types.h"
 
-/* Length of a turn: short beside what an application would notice, long enough to count in. */
-#define LOAD_TURN_NS 10000000ULL
-
-/* All of something, where a share of it is asked for. */
-#define LOAD_WHOLE 1024
+#define LOAD_TURN_NS (LOAD_TURN_MS * 1000000ULL)
 
 /*
  * The polling CPU is pressed when it is idle for less than an eighth of the time, and polls are the
@@ -52,9 +48,6 @@
 
 /* A longer turn was none: nobody has counted in it. */
 #define LOAD_LONGEST_NS (100 * LOAD_TURN_NS)
-
-/* Nobody may leave. */
-#define LOAD_NOBODY (~0U)
 
 static __always_inline __u32 load_share(__u64 part, __u64 whole)
 {

@@ -33,6 +33,11 @@ __u32 native_flow_hash(const struct flow_key *key, const struct flow_secret *sec
 	return flow_hash(key, secret);
 }
 
+__u32 native_flow_tunnel_of(__u8 proto, __u16 dest)
+{
+	return flow_tunnel_of(proto, dest);
+}
+
 /* ---- what steer.h and backlog.h ask --------------------------------------- */
 
 /* Tests run in threads: each call has its own surroundings. */

@@ -15,7 +15,7 @@ use crate::datapath::load::{self, Load};
 use crate::datapath::native;
 use crate::datapath::policy::Base;
 use crate::datapath::rps_map;
-use crate::rx::types::{backlog, flow_tunnel, rps_dev_flow, rx_policy, rx_queue};
+use crate::rx::types::{backlog, rps_dev_flow, rx_policy, rx_queue};
 
 impl Decision {
     fn of(q: &rx_queue, flow: &rps_dev_flow) -> Option<Self> {
@@ -278,25 +278,16 @@ impl Reader<'_> {
     }
 }
 
-/// Whether the flow is a tunnel's whose inner flows are not looked for: bpf/core/flow.h has the ports.
+/// Whether the flow is a tunnel's whose inner flows are not looked for.
 fn is_tunnel(flow: &Flow, looked_into: u32) -> bool {
-    const IPIP: [u8; 2] = [libc::IPPROTO_IPIP as u8, libc::IPPROTO_IPV6 as u8];
-    const GRE: u8 = libc::IPPROTO_GRE as u8;
-    const UDP: u8 = libc::IPPROTO_UDP as u8;
-    let kind = match (flow.proto(), flow.local_port()) {
-        (proto, _) if IPIP.contains(&proto) => flow_tunnel::FLOW_TUNNEL_IPIP,
-        (GRE, _) => flow_tunnel::FLOW_TUNNEL_GRE,
-        (UDP, Some(4789 | 8472)) => flow_tunnel::FLOW_TUNNEL_VXLAN,
-        (UDP, Some(6081)) => flow_tunnel::FLOW_TUNNEL_GENEVE,
-        (UDP, Some(2152)) => flow_tunnel::FLOW_TUNNEL_GTPU,
-        _ => return false,
-    };
-    looked_into & kind.0 == 0
+    let kind = native::flow_tunnel_of(flow.proto(), flow.local_port().unwrap_or_default());
+    kind != 0 && looked_into & kind == 0
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rx::types::flow_tunnel;
 
     #[test]
     fn what_a_flow_waits_for() {

@@ -4,13 +4,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::native;
-use crate::rx::types::{rx_policy, rx_pressure, rx_queue};
+use crate::rx::types::{load_leaving, load_unit, rx_policy, rx_pressure, rx_queue};
 
-/// Shares in the data path are of this (load.h, `LOAD_WHOLE`).
-pub(crate) const WHOLE: u32 = 1024;
+/// Shares in the data path are of this.
+pub(crate) const WHOLE: u32 = load_unit::LOAD_WHOLE.0;
 
-/// A turn, in milliseconds (load.h, `LOAD_TURN_NS`); longer where polls are rare.
-pub const TURN_MS: u64 = 10;
+/// A turn, in milliseconds; longer where polls are rare.
+pub const TURN_MS: u64 = load_unit::LOAD_TURN_MS.0 as u64;
 
 /// Whether the CPU that polls a queue has room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,8 +59,7 @@ impl Load {
             pressure,
             busy_percent: percent(l.busy_share),
             polls_percent: percent(l.poll_share),
-            // LOAD_NOBODY is more than any flow has.
-            leaving: Some(l.leaving).filter(|leaving| *leaving != u32::MAX),
+            leaving: Some(l.leaving).filter(|leaving| *leaving != load_leaving::LOAD_NOBODY.0),
             limiting_percent: percent(l.police),
         })
     }
@@ -83,18 +82,6 @@ mod tests {
     use crate::rx::types::rx_load;
 
     #[test]
-    fn constants_are_those_of_the_header() {
-        let header = include_str!("../../bpf/core/load.h");
-        for define in [
-            format!("#define LOAD_WHOLE {WHOLE}\n"),
-            format!("#define LOAD_TURN_NS {}ULL\n", TURN_MS * 1_000_000),
-            "#define LOAD_NOBODY (~0U)\n".to_owned(),
-        ] {
-            assert!(header.contains(&define), "not {define:?}");
-        }
-    }
-
-    #[test]
     fn shares_are_percents() {
         let mut q = rx_queue {
             policy: Policy::ADAPTIVE.bits(),
@@ -104,7 +91,7 @@ mod tests {
                 busy_share: 1024,
                 poll_share: 512,
                 police: 10,
-                leaving: u32::MAX,
+                leaving: load_leaving::LOAD_NOBODY.0,
                 pressure: rx_pressure::RX_FULL.0 as u16,
                 ..rx_load::default()
             },

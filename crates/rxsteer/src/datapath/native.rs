@@ -24,6 +24,7 @@ unsafe extern "C" {
         proto: u32,
     );
     fn native_flow_key_ports4(key: *mut flow_key, saddr: u32, source: u16, dest: u16, proto: u32);
+    fn native_flow_tunnel_of(proto: u8, dest: u16) -> u32;
     fn native_flow_hash(key: *const flow_key, secret: *const flow_secret) -> u32;
     fn native_rx_steer(
         facts: *mut rx_facts,
@@ -88,6 +89,12 @@ pub fn flow_key_ports(peer: SocketAddr, local_port: u16, proto: u32) -> flow_key
         }
     }
     key
+}
+
+/// The tunnel, a `FLOW_TUNNEL_*`, that packets of a protocol are, and of UDP those to a port; or 0 (flow_key.h).
+pub fn flow_tunnel_of(proto: u8, dest: u16) -> u32 {
+    // SAFETY: takes numbers, returns one.
+    unsafe { native_flow_tunnel_of(proto, dest) }
 }
 
 /// The hash of a key under a secret: `docs/hash.md`.

@@ -14,6 +14,7 @@ use libbpf_rs::{MapHandle, MapType};
 use nix::errno::Errno;
 
 use super::config::{Config, RPS_FLOW_CNT};
+use super::native;
 use super::value::lookup;
 use crate::rx::OpenRxSkel;
 use crate::rx::types::{flow_key, rps_dev_flow, rps_sock_flow};
@@ -189,8 +190,8 @@ impl Tables {
         lookup(&self.flow_keys, slot)
     }
 
-    /// The number, over all queues, of the slot that a hash chooses (tables.h, `flow_slot()`).
+    /// The number, over all queues, of the slot that a hash chooses.
     pub fn slot(&self, queue: u32, hash: u32) -> u32 {
-        queue * self.flow_cnt + (u64::from(hash) >> self.flow_shift()) as u32
+        native::flow_slot(queue, hash, self.flow_shift())
     }
 }
