@@ -19,8 +19,8 @@ demo: ## before and after, on real packets, in under a minute (ARGS=--json)
 test: ## every test, native and end to end (ARGS=FILTER); the latter need root: sudo make test
 	@scripts/test.sh $(ARGS)
 
-guest: ## tests in virtual machines, on several kernels (TEST=rfs, ARGS=FILTER, KERNEL=6.12, CPUS=8)
-	@scripts/guest.sh $(KERNEL:%=--kernel %) $(CPUS:%=--cpus %) $(TEST) $(ARGS)
+guest: ## tests in virtual machines, on several kernels (TEST=rfs, ARGS=FILTER, KERNEL=6.12, CPUS=8, RESUME=1)
+	@scripts/guest.sh $(KERNEL:%=--kernel %) $(CPUS:%=--cpus %) $(RESUME:%=--resume) $(TEST) $(ARGS)
 
 lint: ## layout, warnings, licences
 	@scripts/lint.sh

@@ -12,6 +12,9 @@ tell() {
     printf '%s\t%s\t%s\t%s\t%s\n' "$@" >/dev/ttyS1
 }
 
+# What is done a hundred times elsewhere takes minutes here.
+export RXSTEER_TIMES=10
+
 run() {
     file=$1 binary=$2 test=$3
     : >"$RXSTEER_NOT_RUN"

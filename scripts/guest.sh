@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# guest.sh [--kernel SERIES[,SERIES...]] [--cpus N] [--timeout TIME] [TEST [FILTER...]]: runs tests in
+# guest.sh [--kernel SERIES[,SERIES...]] [--cpus N] [--timeout TIME] [--resume] [TEST [FILTER...]]: runs tests in
 # a virtual machine that has another kernel and more CPUs, half of them under each of two last-level
 # caches.
+#
+# --resume leaves out what an earlier run without TEST has done on the same kernels.
 #
 # TEST is a file of a crate's tests/ without its .rs, `lib` for rxsteer's unit tests, or the path of a test binary;
 # its exit status is this script's. Without TEST, all that touch the kernel run on every kernel, and a
@@ -22,8 +24,9 @@ test_limit=300
 kernels=
 cpus=
 limit=
+resume=false
 usage() {
-    echo "usage: guest.sh [--kernel SERIES] [--cpus N] [--timeout 10m] [TEST [FILTER...]]" >&2
+    echo "usage: guest.sh [--kernel SERIES] [--cpus N] [--timeout 10m] [--resume] [TEST [FILTER...]]" >&2
     exit 2
 }
 while [ $# -gt 0 ]; do
@@ -31,6 +34,11 @@ while [ $# -gt 0 ]; do
     --kernel) kernels=${2-} ;;
     --cpus) cpus=${2-} ;;
     --timeout) limit=${2-} ;;
+    --resume)
+        resume=true
+        shift
+        continue
+        ;;
     -*) usage ;;
     *) break ;;
     esac
@@ -61,7 +69,15 @@ cache=$target/guest
 builder mkdir -p "$cache/results"
 dir=$(builder mktemp -d "$cache/run.XXXXXX")
 vm=
-trap '[ -z "$vm" ] || kill "$vm"; wait; rm -rf "$dir"' EXIT
+results=
+# What the guest has told is kept for --resume.
+collect() {
+    [ -n "$results" ] || return 0
+    [ -e "$dir/status" ] || return 0
+    sed 's/\r//g' "$dir/status" | grep $'\t' >>"$results" || true
+    : >"$dir/status"
+}
+trap '[ -z "$vm" ] || kill "$vm"; wait; collect; rm -rf "$dir"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
@@ -135,19 +151,23 @@ died_with() {
 
 # Runs the tests on a kernel; what the guest tells goes to file $2. Its status is the tests'.
 run() {
-    local series=$1 results=$2 folder boots=0 status
+    local series=$1 folder boots=0 status told
+    results=$2
     folder=$(scripts/kernel.sh "$series")
-    : >"$results"
+    touch "$results"
+    # What had begun when the earlier run ended begins anew.
+    if $resume; then sed -i $'/\tstarted\t/d' "$results"; else : >"$results"; fi
     while :; do
         awk -F '\t' '$3 != "started" { print $1 " " $2 }' "$results" >"$dir/done"
         status=0
         boot "$folder" || status=$?
-        grep $'\t' "$dir/status" >>"$results" || true
+        told=$(tail -n 1 "$dir/status")
+        collect
         if [ "$status" = 124 ]; then
             echo "The guest did not finish in $limit." >&2
             return 124
         fi
-        status=$(tail -n 1 "$dir/status")
+        status=$told
         if [[ $status =~ ^[0-9]+$ ]]; then
             echo "Linux ${folder##*/linux-image-}, $cpus CPUs: exit status $status"
             return "$status"

@@ -245,8 +245,8 @@ fn a_stop_signal_brings_every_packet_home() -> Result<()> {
 }
 
 #[test]
-fn coming_and_going_a_hundred_times_loses_nothing() -> Result<()> {
-    let Some(_guard) = lab("coming_and_going_a_hundred_times_loses_nothing") else {
+fn coming_and_going_many_times_loses_nothing() -> Result<()> {
+    let Some(_guard) = lab("coming_and_going_many_times_loses_nothing") else {
         return Ok(());
     };
     let bed = Bed::new(&LinkConfig::default())?;
@@ -255,7 +255,9 @@ fn coming_and_going_a_hundred_times_loses_nothing() -> Result<()> {
     let sink = bed.sink_in_order(&flows)?;
     let wire = Wire::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 20_000))?;
     let (mut seen, mut redirected, mut dropped) = (0, 0, 0);
-    for _ in 0..100 {
+    // An emulated machine takes seconds for each.
+    let times = std::env::var("RXSTEER_TIMES").map_or(Ok(100), |times| times.parse())?;
+    for _ in 0..times {
         let rxsteer = Rxsteer::steering(&dut.netns, &roomy(&dut.name, &["--rps-cpus=1"]))?;
         until("packets are redirected", || {
             let queue = &rxsteer.status()?.devices[0].queues[0];
@@ -275,7 +277,7 @@ fn coming_and_going_a_hundred_times_loses_nothing() -> Result<()> {
     assert_eq!(sent.lost, 0);
     // It was there for some of the traffic, not for all of it.
     assert!(
-        redirected > 1_000 && seen < sent.sent,
+        redirected > 10 * times && seen < sent.sent,
         "{seen} {redirected}"
     );
     all_arrive_in_order(sink, sent.sent - dropped)
