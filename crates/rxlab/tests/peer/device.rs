@@ -189,7 +189,7 @@ fn settings_come_back_when_killed() -> Result<()> {
     let mut victim = end
         .netns
         .command(std::env::current_exe()?)?
-        .args(["--exact", test, "--nocapture"])
+        .args(["--exact", &format!("device::{test}"), "--nocapture"])
         .env(VICTIM, &end.name)
         .stdin(Stdio::null())
         .stdout(Stdio::null())
