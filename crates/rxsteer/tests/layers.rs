@@ -32,8 +32,8 @@ const RXLAB: &[(&str, &[&str])] = &[
     ("bench", &["lab", "lab_skel", "rxsteer"]),
     ("demo", &["bench", "rxsteer"]),
     ("testing", &["bench", "lab", "rxsteer"]),
-    ("cli", &["bench", "rxsteer::cli"]),
-    ("main", &["rxlab", "rxsteer"]),
+    ("cli", &["bench", "demo", "rxsteer"]),
+    ("main", &["rxlab", "rxsteer::cli"]),
 ];
 
 /// The code of a crate's files by module (`datapath::tables`), without comments.

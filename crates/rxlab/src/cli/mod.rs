@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The command line: a file for each subcommand, with its options and what it does.
+
+pub mod bench;
+pub mod demo;
+mod lab;
+pub mod reports;
+pub mod serve;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::{Parser, Subcommand};
+
+/// Traffic for rxsteer, in network namespaces of its own, and what it shows.
+#[derive(Debug, Parser)]
+#[command(version, propagate_version = true, max_term_width = 100)]
+pub struct Cli {
+    /// What to do
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// One per thing that rxlab does.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// See it: the same flood without steering, with kernel RPS and with rxsteer
+    Demo(demo::DemoArgs),
+    /// Measure, on this machine and in namespaces of its own
+    Bench(Box<bench::BenchArgs>),
+}
+
+impl Command {
+    /// Does it.
+    ///
+    /// # Errors
+    /// With the reason, and what to do about it.
+    pub fn run(self) -> Result<ExitCode> {
+        match self {
+            Self::Demo(args) => args.run(),
+            Self::Bench(args) => args.run(),
+        }
+    }
+}
