@@ -131,7 +131,6 @@ boot() {
     cp "$dir/done" "$dir/root/done"
     : >"$dir/status"
     vm_boot "$1" "$cpus" $((cpus % 2 ? 1 : 2)) "" -serial "file:$dir/status" || status=$?
-    sed -i 's/\r//g' "$dir/status"
     # The second port is for this alone: the kernel writes to the first what it likes.
     return $status
 }
@@ -161,7 +160,7 @@ run() {
         awk -F '\t' '$3 != "started" { print $1 " " $2 }' "$results" >"$dir/done"
         status=0
         boot "$folder" || status=$?
-        told=$(tail -n 1 "$dir/status")
+        told=$(tail -n 1 "$dir/status" | tr -d '\r')
         collect
         if [ "$status" = 124 ]; then
             echo "The guest did not finish in $limit." >&2

@@ -551,7 +551,8 @@ static __always_inline int flow_plain(const void *data, const void *data_end, __
 	if (flow_may_be_tunnel(&plain, tunnels)) {
 		dest = flow_swap32(plain.ports);
 		vxlan = (const void *)((const struct udphdr *)payload.ports + 1);
-		if (!(tunnels & FLOW_TUNNEL_VXLAN) || (dest != 4789 && dest != 8472) ||
+		if (!(tunnels & FLOW_TUNNEL_VXLAN) ||
+		    (dest != FLOW_PORT_VXLAN && dest != FLOW_PORT_VXLAN_LINUX) ||
 		    payload.size < sizeof(struct udphdr) + sizeof(*vxlan) ||
 		    (const void *)(vxlan + 1) > data_end || (vxlan->flags & 0x0c) != 0x08)
 			return 0;

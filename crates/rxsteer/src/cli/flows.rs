@@ -41,6 +41,7 @@ impl FlowsArgs {
         Ok(ExitCode::SUCCESS)
     }
 }
+
 /// Why a flow wants to be where it wants to be, in few words.
 fn why(entry: &Entry) -> String {
     // A flow wants INLINE because the CPU that it wants polls.

@@ -80,6 +80,7 @@ impl From<NapiSettings> for Settings {
         }
     }
 }
+
 /// The answer as text; ends with a newline.
 pub fn render(napis: &Napis) -> String {
     let mut out = String::new();

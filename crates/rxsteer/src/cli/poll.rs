@@ -39,6 +39,7 @@ impl PollArgs {
         Ok(ExitCode::SUCCESS)
     }
 }
+
 /// The text; ends with a newline.
 pub fn render(status: &Status) -> String {
     let mut out = String::new();

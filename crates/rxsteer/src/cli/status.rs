@@ -52,6 +52,7 @@ impl StatusArgs {
         }
     }
 }
+
 /// All that runs here, as text; ends with a newline.
 pub fn text(steering: Option<&Status>, polling: Option<&busy_poll::Status>) -> String {
     let parts = [steering.map(render), polling.map(poll::render)];
