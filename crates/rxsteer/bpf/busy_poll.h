@@ -10,19 +10,19 @@
 
 #include "kernel.h"
 
-/* The bit of napi_struct.state that says so; the enum has no name by which CO-RE could find it.
- * 0: the kernel has no busy polling. */
-const volatile __u64 napi_state_in_busy_poll = 0;
-
 /*
  * Whether the poll that has just ended was an application's: at the tracepoint napi_poll. The bit
  * is gone already in the last poll of a wait (busy_poll_stop()), which still has the application's
  * budget: 8 packets, or SO_BUSY_POLL_BUDGET, where others have the instance's weight. A kernel
  * thread may poll without a pause, too, with the same bit (6.19): for everybody.
+ *
+ * in_busy_poll is that bit of napi_struct.state, found by user space, since the enum has no name by
+ * which CO-RE could find it; 0 where the kernel has no busy polling.
  */
-static __always_inline bool napi_busy_polled(const struct napi_struct *napi, int budget)
+static __always_inline bool napi_busy_polled(const struct napi_struct *napi, int budget,
+					     __u64 in_busy_poll)
 {
-	if (!(napi->state & napi_state_in_busy_poll) && budget == napi->weight)
+	if (!(napi->state & in_busy_poll) && budget == napi->weight)
 		return false;
 	return !(bpf_get_current_task_btf()->flags & PF_KTHREAD);
 }

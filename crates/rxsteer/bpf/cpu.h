@@ -8,20 +8,11 @@
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
-#include <bpf/bpf_tracing.h>
 
 #include "kernel.h"
 #include "core/load.h"
+#include "maps.h"
 #include "types.h"
-
-/* Indexed by CPU. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct cpu);
-} cpus SEC(".maps");
 
 static __always_inline const struct cpu *cpu_of(__u32 cpu)
 {
@@ -85,30 +76,4 @@ static __always_inline __u32 cpu_demand(__u32 cpu, const struct backlog *b)
 	if (kthread)
 		own = BPF_CORE_READ(kthread, se.avg.runnable_avg);
 	return demand > own ? demand - own : 0;
-}
-
-/* A task begins or ceases to want a CPU: attached only until every CPU has been seen. */
-SEC("?tp_btf/sched_update_nr_running_tp")
-int BPF_PROG(on_nr_running, struct rq *rq)
-{
-	__u32 cpu = BPF_CORE_READ(rq, cpu);
-	struct cpu *c = bpf_map_lookup_elem(&cpus, &cpu);
-
-	if (c && !c->rq) {
-		c->idle = (__u64)BPF_CORE_READ(rq, idle);
-		c->rq = (__u64)rq;
-	}
-	return 0;
-}
-
-/* Kernels without that tracepoint, at a cost for each switch. */
-SEC("?tp_btf/sched_switch")
-int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
-{
-	__u32 cpu = bpf_get_smp_processor_id();
-	struct cpu *c = bpf_map_lookup_elem(&cpus, &cpu);
-
-	if (c)
-		c->running = BPF_CORE_READ(next, pid) != 0;
-	return 0;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * cpumap.h: the backlogs' maps, and the kernel's side of them: whose a kthread is, what it does,
- * what its GRO holds.
+ * cpumap.h: the kernel's side of a backlog: which kthread serves it, what the kthread does, what
+ * its GRO holds.
  */
 #pragma once
 
@@ -11,65 +11,19 @@
 
 #include "core/backlog.h"
 #include "kernel.h"
+#include "maps.h"
 #include "types.h"
 
-/* CPUs the kernel can ever have (/sys/devices/system/cpu/possible): the row length of `backlogs`.
- */
-const volatile __u32 nr_cpus = 1;
-
-/* Indexed by queue * nr_cpus + cpu; on cache lines of its own, as napi.h says. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct backlog);
-} backlogs SEC(".maps");
-
-/* Indexed by queue: the cpumap whose entries are the rings and kthreads. */
-struct cpumap {
-	__uint(type, BPF_MAP_TYPE_CPUMAP);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-};
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__array(values, struct cpumap);
-} cpumaps SEC(".maps");
-
-/* The queue of a cpumap, by map id: how the tracepoints find their way back. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u32);
-} cpumap_queues SEC(".maps");
-
-/* The backlog of a kthread, by task: filled at its first batch. */
-struct {
-	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, 1);
-	__type(key, __u64);
-	__type(value, struct backlog_id);
-} backlog_kthreads SEC(".maps");
-
-/* Backlogs that a flow wants and nobody has made yet: user space makes the cpumap entry. */
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 4096);
-} backlog_requests SEC(".maps");
-
-/* Only for the skeleton: the type of the ring buffer's records. */
-const struct backlog_request backlog_request_type = {};
+static __always_inline __u64 backlog_limit_of(void)
+{
+	return config.backlog_limit;
+}
 
 static __always_inline struct backlog *backlog_of(__u32 queue, __u32 cpu)
 {
-	__u32 index = queue * nr_cpus + cpu;
+	__u32 index = queue * config.nr_cpus + cpu;
 
-	return cpu < nr_cpus ? bpf_map_lookup_elem(&backlogs, &index) : NULL;
+	return cpu < config.nr_cpus ? bpf_map_lookup_elem(&backlogs, &index) : NULL;
 }
 
 /*
@@ -87,18 +41,6 @@ static __always_inline bool backlog_sleeping(const struct backlog *b, bool in_lo
 	if (BPF_CORE_READ(kthread, __state) != TASK_INTERRUPTIBLE)
 		return false;
 	return in_loop || !BPF_CORE_READ(kthread, on_rq);
-}
-
-/* Asks user space for the cpumap entry, once. */
-static __noinline int backlog_request(__u32 queue, __u32 cpu)
-{
-	struct backlog_request request = {.queue = queue, .cpu = cpu};
-	struct backlog *b = backlog_of(queue, cpu);
-
-	if (!b || b->wanted)
-		return 0;
-	b->wanted = !bpf_ringbuf_output(&backlog_requests, &request, sizeof(request), 0);
-	return 0;
 }
 
 static __always_inline bool backlog_gro_empty(struct bpf_cpu_map_entry *entry)
@@ -128,7 +70,7 @@ static __noinline int backlog_learn(__u32 map_id)
 	entry = BPF_CORE_READ(kthread, data);
 	if (BPF_CORE_READ(entry, map_id) != (int)map_id)
 		return 0;
-	id.index = *queue * nr_cpus + BPF_CORE_READ(entry, cpu);
+	id.index = *queue * config.nr_cpus + BPF_CORE_READ(entry, cpu);
 	b = bpf_map_lookup_elem(&backlogs, &id.index);
 	if (!b)
 		return 0;

@@ -14,28 +14,8 @@
 #include "cpu.h"
 #include "kernel.h"
 #include "core/load.h"
+#include "maps.h"
 #include "types.h"
-
-/*
- * Indexed by the queue's number over all devices. Nobody maps it: but the elements of an array that
- * could be mapped begin on a page, those of another anywhere in a cache line.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct rx_queue);
-} rx_queues SEC(".maps");
-
-/* Indexed by CPU; each entry is written on its own CPU only. */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(map_flags, BPF_F_MMAPABLE);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct poll_cpu);
-} poll_cpus SEC(".maps");
 
 /* A frame has come: from the first of a poll on, its time is the queue's. */
 static __always_inline void poll_begin(__u32 cpu, __u32 queue)
@@ -100,7 +80,8 @@ static __always_inline void napi_polled(struct napi_struct *napi, int work, int 
 	queue = poll->queue - 1;
 	q = bpf_map_lookup_elem(&rx_queues, &queue);
 	if (q && poll->start)
-		queue_polled(q, poll, cpu, work >= budget, napi_busy_polled(napi, budget));
+		queue_polled(q, poll, cpu, work >= budget,
+			     napi_busy_polled(napi, budget, config.napi_state_in_busy_poll));
 	if (q)
 		queue_polled_by(q, napi);
 	poll->start = 0;

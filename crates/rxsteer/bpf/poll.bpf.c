@@ -12,17 +12,10 @@
 
 #include "busy_poll.h"
 #include "kernel.h"
+#include "types.h"
 
-/* A process's polls, and the wake-ups of its threads that poll. */
-struct busy_poll {
-	__u64 nr_polls;
-	__u64 nr_found;	   /* of these, that found packets, of whomever */
-	__u64 nr_packets;  /* so many */
-	__u64 ns;	   /* from the end of a wait's first poll to that of its last */
-	__u64 nr_woken;	   /* threads that slept and were given a CPU again */
-	__u64 woken_ns;	   /* what that took since somebody woke them */
-	__u64 shortest_ns; /* of these; 0 none */
-};
+/* NAPI_STATE_IN_BUSY_POLL: busy_poll.h. */
+const volatile __u64 napi_state_in_busy_poll = 0;
 
 /* By process. */
 struct {
@@ -89,7 +82,7 @@ int BPF_PROG(on_napi_poll, struct napi_struct *napi, int work, int budget)
 	struct busy_poll *polls;
 
 	/* Without a budget it was netpoll. */
-	if (!budget || !napi_busy_polled(napi, budget))
+	if (!budget || !napi_busy_polled(napi, budget, napi_state_in_busy_poll))
 		return 0;
 	polls = bpf_map_lookup_elem(&busy_polls, &pid);
 	if (!polls)

@@ -1,57 +1,29 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * socket.h: the sock_flow_table, and who writes it: applications as they take and send data.
- *
- * Not seen: splice and zero-copy reads, accept (docs/rfs.md).
+ * socket.h: a flow's entries in the sock_flow_table and sock_flow_consumers, and what the thread
+ * that takes its data does.
  */
 #pragma once
 
 #include <linux/bpf.h>
-#include <linux/in.h>
+#include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
-#include <bpf/bpf_tracing.h>
 
-#include "core/flow_key.h"
 #include "kernel.h"
-#include "core/steer.h"
-#include "types.h"
-
-const volatile struct flow_secret flow_secret = {};
-
-/* rps_sock_flow_entries - 1, and the bits of an entry that hold a CPU (tables.h). */
-const volatile __u32 sock_flow_mask = 0;
-const volatile __u32 sock_flow_cpu_mask = 0;
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, struct rps_sock_flow);
-} sock_flow_table SEC(".maps");
+#include "maps.h"
 
 static __always_inline __u32 *sock_flow_entry_of(__u32 hash)
 {
-	__u32 index = hash & sock_flow_mask;
+	__u32 index = hash & config.sock_flow_mask;
 	__u32 line = index >> RPS_SOCK_FLOW_ORDER;
 	struct rps_sock_flow *flows = bpf_map_lookup_elem(&sock_flow_table, &line);
 
 	return flows ? &flows->ents[index & ((1 << RPS_SOCK_FLOW_ORDER) - 1)] : NULL;
 }
 
-/*
- * The threads that were last seen to take or send a flow's data, by the index of its entry in the
- * sock_flow_table: struct task_struct *, not held.
- */
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
-	__type(key, __u32);
-	__type(value, __u64);
-} sock_flow_consumers SEC(".maps");
-
 static __always_inline __u64 *sock_flow_consumer_of(__u32 hash)
 {
-	__u32 index = hash & sock_flow_mask;
+	__u32 index = hash & config.sock_flow_mask;
 
 	return bpf_map_lookup_elem(&sock_flow_consumers, &index);
 }
@@ -86,227 +58,4 @@ static __always_inline __u32 sock_consumer_busy(__u32 hash)
 	struct task_struct *consumer = sock_consumer(hash);
 
 	return consumer ? BPF_CORE_READ(consumer, se.avg.util_avg) : 0;
-}
-
-/* Whether a read that finds nothing polls the queue itself, for a while (SO_BUSY_POLL). */
-static __always_inline bool sock_polls(const struct sock *sk)
-{
-	return bpf_core_field_exists(sk->sk_ll_usec) && sk->sk_ll_usec;
-}
-
-/*
- * The flow with this key is processed by an application on this CPU, or one that polls for it,
- * wherever it is. Written only if it differs: the line is shared by all CPUs
- * (rps_record_sock_flow() in the kernel).
- */
-static __always_inline void sock_flow_record(const struct flow_key *key, bool polls)
-{
-	__u32 hash = flow_hash(key, &flow_secret);
-	__u16 location = polls ? RPS_INLINE : bpf_get_smp_processor_id();
-	__u32 value = sock_flow_entry(hash, location, sock_flow_cpu_mask);
-	__u32 *entry = sock_flow_entry_of(hash);
-	__u64 *consumer;
-
-	if (!entry || *(volatile __u32 *)entry == value)
-		return;
-	*(volatile __u32 *)entry = value;
-	consumer = sock_flow_consumer_of(hash);
-	if (consumer)
-		*(volatile __u64 *)consumer = bpf_get_current_task();
-}
-
-/* Its socket is closed: what is left in the table would send stragglers after it. */
-static __always_inline void sock_flow_reset(const struct flow_key *key)
-{
-	__u32 hash = flow_hash(key, &flow_secret);
-	__u32 *entry = sock_flow_entry_of(hash);
-
-	if (entry && sock_flow_location(*entry, hash, sock_flow_cpu_mask) != RPS_NO_CPU)
-		*(volatile __u32 *)entry = 0;
-}
-
-/* The key of the packets that a connected socket receives. False for others, and what is not IP. */
-static __always_inline bool sock_flow_key(const struct sock *sk, struct flow_key *key)
-{
-	const struct sock_common *common = &sk->__sk_common;
-	__be32 ports = flow_ports(common->skc_dport, flow_swap16(common->skc_num));
-
-	if (!common->skc_dport)
-		return false;
-	switch (common->skc_family) {
-	case AF_INET:
-		flow_key_ports4(key, common->skc_daddr, ports, sk->sk_protocol);
-		return true;
-	case AF_INET6:
-		flow_key_ports(key, common->skc_v6_daddr.in6_u.u6_addr32, ports, sk->sk_protocol);
-		return true;
-	}
-	return false;
-}
-
-static __always_inline void sock_used(const struct sock *sk)
-{
-	struct flow_key key;
-
-	if (sock_flow_key(sk, &key))
-		sock_flow_record(&key, sock_polls(sk));
-}
-
-static __always_inline void sock_closed(const struct sock *sk)
-{
-	struct flow_key key;
-
-	if (sock_flow_key(sk, &key))
-		sock_flow_reset(&key);
-}
-
-/* recvmsg and all that ends in it: read, recvmmsg, io_uring. After the call: it may have slept,
- * and woken up on another CPU. */
-SEC("tp_btf/sock_recv_length")
-int BPF_PROG(on_sock_recv, struct sock *sk, int ret, int flags)
-{
-	sock_used(sk);
-	return 0;
-}
-
-SEC("tp_btf/sock_send_length")
-int BPF_PROG(on_sock_send, struct sock *sk, int ret, int flags)
-{
-	sock_used(sk);
-	return 0;
-}
-
-/*
- * Kernels before 6.3 lack the two. There the calls of IP sockets are entered through a trampoline,
- * which not every host allows, and before they sleep.
- */
-SEC("?fentry/inet_recvmsg")
-int BPF_PROG(on_inet_recv, struct socket *sock)
-{
-	sock_used(sock->sk);
-	return 0;
-}
-
-SEC("?fentry/inet6_recvmsg")
-int BPF_PROG(on_inet6_recv, struct socket *sock)
-{
-	sock_used(sock->sk);
-	return 0;
-}
-
-SEC("?fentry/inet_sendmsg")
-int BPF_PROG(on_inet_send, struct socket *sock)
-{
-	sock_used(sock->sk);
-	return 0;
-}
-
-SEC("?fentry/inet6_sendmsg")
-int BPF_PROG(on_inet6_send, struct socket *sock)
-{
-	sock_used(sock->sk);
-	return 0;
-}
-
-SEC("?fentry/inet_release")
-int BPF_PROG(on_inet_release, struct socket *sock)
-{
-	if (sock->sk)
-		sock_closed(sock->sk);
-	return 0;
-}
-
-/* The last reference is gone, and the socket still knows its peer. */
-SEC("cgroup/sock_release")
-int on_sock_release(struct bpf_sock *ctx)
-{
-	/* The context itself hides the local port here. */
-	if (bpf_ksym_exists(bpf_cast_to_kern_ctx))
-		sock_closed(bpf_cast_to_kern_ctx(ctx));
-	return 1;
-}
-
-/* Of sockets whose peers are learnt; the kernel frees an element with its socket. */
-struct {
-	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
-	__uint(map_flags, BPF_F_NO_PREALLOC);
-	__type(key, int);
-	__type(value, struct rps_sock_takers);
-} sock_takers SEC(".maps");
-
-/*
- * Whether threads on several CPUs take turns at the socket. A flow that followed each of them would
- * move with almost every packet.
- */
-static __always_inline bool sock_is_shared(struct bpf_sock *sk)
-{
-	struct rps_sock_takers *takers =
-		bpf_sk_storage_get(&sock_takers, sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
-	const __u32 most = (RPS_SOCK_CHANGES + 1) * RPS_SOCK_SETTLES;
-	__u32 cpu = bpf_get_smp_processor_id();
-
-	if (!takers)
-		return false;
-	if (takers->cpu != cpu) {
-		takers->cpu = cpu;
-		if (takers->changes < most)
-			takers->changes += RPS_SOCK_SETTLES;
-	} else if (takers->changes) {
-		takers->changes--;
-	}
-	return takers->changes > RPS_SOCK_CHANGES * RPS_SOCK_SETTLES;
-}
-
-/*
- * A datagram on its way to an application that asks for its sender: the only place where the flow
- * of an unconnected socket has a name. Connected ones have been seen above.
- */
-static __always_inline bool peer_ports(struct bpf_sock_addr *ctx, __be32 *ports, bool *polls)
-{
-	struct bpf_sock *sk = ctx->sk;
-
-	if (!sk || sk->dst_port)
-		return false;
-	*polls = false;
-	if (bpf_ksym_exists(bpf_cast_to_kern_ctx)) {
-		struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
-
-		*polls = sock_polls(kern->sk);
-	}
-	/* Whoever of them polls finds what is INLINE. */
-	if (!*polls && sock_is_shared(sk))
-		return false;
-	*ports = flow_ports(ctx->user_port, flow_swap16(sk->src_port));
-	return true;
-}
-
-SEC("cgroup/recvmsg4")
-int on_udp4_recv(struct bpf_sock_addr *ctx)
-{
-	struct flow_key key;
-	__be32 ports;
-	bool polls;
-
-	if (peer_ports(ctx, &ports, &polls)) {
-		flow_key_ports4(&key, ctx->user_ip4, ports, ctx->protocol);
-		sock_flow_record(&key, polls);
-	}
-	return 1;
-}
-
-SEC("cgroup/recvmsg6")
-int on_udp6_recv(struct bpf_sock_addr *ctx)
-{
-	struct flow_key key;
-	__be32 saddr[4];
-	__be32 ports;
-	bool polls;
-
-	if (peer_ports(ctx, &ports, &polls)) {
-		for (int i = 0; i < 4; i++)
-			saddr[i] = ctx->user_ip6[i];
-		flow_key_ports(&key, saddr, ports, ctx->protocol);
-		sock_flow_record(&key, polls);
-	}
-	return 1;
 }

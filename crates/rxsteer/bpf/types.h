@@ -133,6 +133,13 @@ enum rx_reason {
 	NR_RX_REASONS,
 };
 
+/* What becomes of a packet. */
+enum rx_verdict {
+	RX_PASS,
+	RX_REDIRECTED,
+	RX_DROP,
+};
+
 /* A slot of a queue's dev_flow_table; written only by the queue's NAPI owner. */
 struct rps_dev_flow {
 	/* At a CPU: frames that had entered the backlog right after the flow's last one.
@@ -229,7 +236,6 @@ struct rx_queue_setting {
 
 /* ---- receive queues ------------------------------------------------------ */
 
-/* Whether the CPU that polls a queue has room. */
 /* Shares of something, and the time in which load is counted (load.h). */
 enum load_unit {
 	LOAD_WHOLE = 1024, /* all of it */
@@ -242,6 +248,7 @@ enum load_leaving {
 	LOAD_NOBODY = 0xffffffff,
 };
 
+/* Whether the CPU that polls a queue has room. */
 enum rx_pressure {
 	RX_RELAXED = 0, /* for all of the queue's flows */
 	RX_FULL,	/* not for more than it has */
@@ -343,3 +350,46 @@ struct cpu {
 	__u64 pad_line;
 };
 _Static_assert(sizeof(struct cpu) == 64, "a cache line");
+
+/* ---- constants (maps.h) --------------------------------------------------- */
+
+/* What a program is loaded with: known to the verifier and the JIT. */
+struct rx_config {
+	struct flow_secret flow_secret;
+	__u64 backlog_limit;	       /* frames a backlog may hold (docs/backlog.md) */
+	__u64 napi_state_in_busy_poll; /* the bit of napi_struct.state; 0 no busy polling */
+	__u32 nr_cpus;		  /* that the kernel can ever have: the row length of backlogs */
+	__u32 flow_limit;	  /* a flow with a larger part of its queue's frames, of 1024, is
+				     shed first; 0 none is */
+	__u32 flow_shift;	  /* 32 - log2(rps_flow_cnt) */
+	__u32 flow_tunnels;	  /* to look into: bits of enum flow_tunnel */
+	__u32 sock_flow_mask;	  /* rps_sock_flow_entries - 1 */
+	__u32 sock_flow_cpu_mask; /* the bits of an entry that hold a CPU (tables.h) */
+	__u8 dry_run;		  /* decide and count, process every packet as without rxsteer */
+	/* The rule of order switched off, everything else as it is: the control of every test that
+	 * counts overtaken packets. No command sets it for a device that is not the lab's. */
+	__u8 unguarded;
+
+	/* The device's, for the XDP program alone. */
+	/* It runs behind GRO, on what a poll has already taken out of it, and what it passes goes
+	 * up before the poll ends. */
+	__u8 generic;
+	__u8 pad;
+	__u32 ifindex;
+	__u32 queue_base; /* its queues are queue_base to queue_base + nr_rx_queues - 1 */
+	__u32 nr_rx_queues;
+	__u32 pad_end;
+};
+
+/* ---- busy polling (poll.bpf.c) -------------------------------------------- */
+
+/* A process's polls, and the wake-ups of its threads that poll. */
+struct busy_poll {
+	__u64 nr_polls;
+	__u64 nr_found;	   /* of these, that found packets, of whomever */
+	__u64 nr_packets;  /* so many */
+	__u64 ns;	   /* from the end of a wait's first poll to that of its last */
+	__u64 nr_woken;	   /* threads that slept and were given a CPU again */
+	__u64 woken_ns;	   /* what that took since somebody woke them */
+	__u64 shortest_ns; /* of these; 0 none */
+};

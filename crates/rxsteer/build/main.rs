@@ -6,8 +6,8 @@ mod skeleton;
 use anyhow::{Context, Result};
 
 fn main() -> Result<()> {
-    for object in ["bpf/rx.bpf.c", "bpf/poll.bpf.c", "bpf/native/native.bpf.c"] {
-        skeleton::skeleton(object, &["bpf"])?;
+    for object in ["rx", "trace", "socket", "poll", "types"] {
+        skeleton::skeleton(&format!("bpf/{object}.bpf.c"), &["bpf"])?;
     }
     cc::Build::new()
         .file("bpf/native/native.c")

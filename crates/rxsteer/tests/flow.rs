@@ -14,7 +14,7 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use rxlab::lab_skel::LabSkelBuilder;
 use rxlab::lab_skel::types::flow_probe;
 use rxsteer::datapath::native;
-use rxsteer::rx::types::{flow_key, flow_result, flow_secret};
+use rxsteer::types::{flow_key, flow_result, flow_secret};
 
 /// A result that can be compared and printed: the key's words, or the `FLOW_*`.
 type Outcome = Result<[u32; 10], u32>;

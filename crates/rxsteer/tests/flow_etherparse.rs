@@ -7,7 +7,7 @@ use common::fixture::{address, words};
 use etherparse::{Ipv6ExtensionSlice, NetSlice, SlicedPacket};
 use proptest::prelude::*;
 use rxsteer::datapath::native;
-use rxsteer::rx::types::{flow_key, flow_tunnel};
+use rxsteer::types::{flow_key, flow_tunnel};
 
 const IPIP: u8 = 4;
 const IPV6: u8 = 41;

@@ -4,7 +4,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use rxsteer::datapath::native;
-use rxsteer::rx::types::{flow_key, flow_secret};
+use rxsteer::types::{flow_key, flow_secret};
 
 const TCP: u32 = 6;
 const UDP: u32 = 17;

@@ -7,12 +7,13 @@ use std::path::{Path, PathBuf};
 
 /// Folders of `src/`, and what they may name besides themselves. `rxsteer` is all of that crate.
 const RXSTEER: &[(&str, &[&str])] = &[
+    ("bpf", &[]),
     ("host", &[]),
-    ("datapath", &["host", "rx", "native_skel"]),
-    ("api", &["datapath", "host", "rx"]),
-    ("busy_poll", &["api", "host", "poll_skel"]),
+    ("datapath", &["bpf", "host", "types"]),
+    ("api", &["datapath", "host", "types"]),
+    ("busy_poll", &["api", "bpf", "host", "types"]),
     ("napi", &["busy_poll", "host"]),
-    ("daemon", &["api", "busy_poll", "datapath", "host", "rx"]),
+    ("daemon", &["api", "busy_poll", "datapath", "host", "types"]),
     (
         "cli",
         &[
@@ -22,7 +23,7 @@ const RXSTEER: &[(&str, &[&str])] = &[
             "datapath",
             "host",
             "napi",
-            "rx",
+            "types",
         ],
     ),
     ("main", &["rxsteer::cli"]),

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use rxsteer::datapath::native;
 use rxsteer::datapath::rps_map::SLOTS;
 use rxsteer::datapath::tables::cpu_mask;
-use rxsteer::rx::types::{rps_location, rps_map};
+use rxsteer::types::{rps_location, rps_map};
 
 const NO_CPU: u16 = rps_location::RPS_NO_CPU.0 as u16;
 const INLINE: u16 = rps_location::RPS_INLINE.0 as u16;

@@ -24,12 +24,6 @@ struct rx {
 	bool followed;		    /* rx_base() is where the flow's application is */
 };
 
-enum rx_verdict {
-	RX_PASS,
-	RX_REDIRECTED,
-	RX_DROP,
-};
-
 /* Tests' control: the rule of order is off. */
 static bool steer_unguarded(void);
 /* The queue's backlog for a CPU, or NULL beyond nr_cpus. */

@@ -7,7 +7,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use crate::datapath::flow::{Flow, FlowHash};
-use crate::rx::types::{rps_location, rx_reason};
+use crate::types::{rps_location, rx_reason};
 
 /// How many flows can be asked for at once.
 pub const LIMIT_MAX: usize = 10_000;

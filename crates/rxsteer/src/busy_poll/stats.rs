@@ -11,9 +11,9 @@ use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{Link, MapCore, MapFlags, num_possible_cpus};
 
 use crate::api::busy_poll::Application;
+use crate::bpf::poll_skel::{PollSkel, PollSkelBuilder};
 use crate::host::caps;
-use crate::poll_skel::types::busy_poll;
-use crate::poll_skel::{PollSkel, PollSkelBuilder};
+use crate::types::busy_poll;
 
 /// The programs, attached; dropping it detaches them.
 pub struct Stats {

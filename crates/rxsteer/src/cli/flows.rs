@@ -138,7 +138,7 @@ fn table(flows: &[Entry]) -> Table {
 pub(crate) mod tests {
     use super::*;
     use crate::datapath::flow::FlowHash;
-    use crate::rx::types::rx_reason;
+    use crate::types::rx_reason;
 
     /// A flow that is at its application, on CPU 3; CPU 0 polls.
     pub(crate) fn entry() -> Entry {

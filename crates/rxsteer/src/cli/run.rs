@@ -11,7 +11,7 @@ use crate::daemon::options::{Hash, Mode, Options, QueueCpus, RpsCpus};
 use crate::datapath::backlogs::LIMIT_MAX;
 use crate::datapath::policy::Policy;
 use crate::datapath::{BACKLOG_NICE, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
-use crate::rx::types::flow_tunnel;
+use crate::types::flow_tunnel;
 
 /// Options of `rxsteer run`.
 #[derive(Debug, Args)]

@@ -6,7 +6,7 @@ use anyhow::Result;
 use crate::api::status::{Backlog, Queue, Terms};
 use crate::datapath::Datapath;
 use crate::datapath::load::Load;
-use crate::rx::types::{backlog, flow_result};
+use crate::types::{backlog, flow_result};
 
 impl From<&backlog> for Terms {
     fn from(b: &backlog) -> Self {

@@ -21,7 +21,7 @@ use crate::datapath::Datapath;
 use crate::datapath::load;
 use crate::datapath::rps_map::{RpsMap, SLOTS, slot_of};
 use crate::host::cpu_times::cpu_times;
-use crate::rx::types::{rps_dev_flow, rx_policy};
+use crate::types::{rps_dev_flow, rx_policy};
 
 /// From one tick to the next. /proc/stat tells time in steps of 10 ms.
 const TICK: Duration = Duration::from_millis(100);

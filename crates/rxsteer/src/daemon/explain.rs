@@ -15,7 +15,7 @@ use crate::datapath::load::{self, Load};
 use crate::datapath::native;
 use crate::datapath::policy::Base;
 use crate::datapath::rps_map;
-use crate::rx::types::{backlog, rps_dev_flow, rx_policy, rx_queue};
+use crate::types::{backlog, rps_dev_flow, rx_policy, rx_queue};
 
 impl Decision {
     fn of(q: &rx_queue, flow: &rps_dev_flow) -> Option<Self> {
@@ -287,7 +287,7 @@ fn is_tunnel(flow: &Flow, looked_into: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rx::types::flow_tunnel;
+    use crate::types::flow_tunnel;
 
     #[test]
     fn what_a_flow_waits_for() {

@@ -15,7 +15,7 @@ use crate::datapath::load;
 use crate::datapath::native;
 use crate::datapath::policy::Policy;
 use crate::datapath::rps_map::RpsMap;
-use crate::rx::types::{rps_dev_flow, rx_policy, rx_queue};
+use crate::types::{rps_dev_flow, rx_policy, rx_queue};
 
 /// How long the tables are read: who asks waits for 2 seconds, and backlogs may have to be made.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(1);
@@ -283,7 +283,7 @@ fn tick() -> Result<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rx::types::{rps_location, rx_reason};
+    use crate::types::{rps_location, rx_reason};
 
     #[test]
     fn a_flow_wants_its_application_then_rps_then_to_stay() {

@@ -4,7 +4,7 @@
 use anyhow::{Result, bail};
 
 use crate::host::device::XdpMode;
-use crate::rx::types::flow_secret;
+use crate::types::flow_secret;
 
 /// Nice value of the backlogs' threads unless configured. A thread that shares its CPU with the
 /// application must not take half of it for packets that the application then has no time to read

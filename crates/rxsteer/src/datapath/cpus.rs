@@ -10,28 +10,23 @@ use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
 use super::value::{bytes_of, lookup};
+use crate::bpf::trace_skel::{OpenTraceProgs, TraceSkel};
 use crate::host::caps;
 use crate::host::cpumask::CpuMask;
 use crate::host::topology::Topology;
-use crate::rx::types::cpu;
-use crate::rx::{OpenRxProgs, RxSkel};
+use crate::types::cpu;
 
-/// Hands out run queues; in kernels since 5.9 that have it for modules.
-const LEARN: &str = "on_nr_running";
-
-/// Stands in for it, at a cost for each switch of tasks.
-const WATCH: &str = "on_sched_switch";
-
-/// Whether a program of the object is one of these.
+/// Whether a program of `bpf/trace.bpf.c` is attached here, not with the others.
 pub(crate) fn owns(program: &str) -> bool {
-    [LEARN, WATCH].contains(&program)
+    ["on_nr_running", "on_sched_switch"].contains(&program)
 }
 
-/// Lets only those be loaded that the kernel has a tracepoint for.
+/// Lets only those be loaded that the kernel has a tracepoint for: the one that hands out run queues
+/// (5.9 and later), and the one that stands in for it at a cost for each switch of tasks.
 ///
 /// # Errors
 /// When the kernel's types can't be read.
-pub(crate) fn choose(progs: &mut OpenRxProgs<'_>) -> Result<()> {
+pub(crate) fn choose(progs: &mut OpenTraceProgs<'_>) -> Result<()> {
     let missing = caps::missing_tracepoints(&["sched_update_nr_running_tp"])?;
     progs.on_nr_running.set_autoload(missing.is_empty());
     progs.on_sched_switch.set_autoload(true);
@@ -49,11 +44,11 @@ impl Cpus {
     ///
     /// # Errors
     /// When the map can't be written, or the kernel refuses the programs.
-    pub(crate) fn learn(shared: &RxSkel<'_>) -> Result<Self> {
+    pub(crate) fn learn(trace: &TraceSkel<'_>) -> Result<Self> {
         let topology = Topology::host();
         let online = topology.online()?;
         let housekeeping = topology.housekeeping()?;
-        let map = &shared.maps.cpus;
+        let map = &trace.maps.cpus;
         for number in online.iter() {
             let mut value: cpu = lookup(map, number)?;
             let near = topology.nearest(number, &housekeeping, value.near.len());
@@ -63,8 +58,8 @@ impl Cpus {
             }
             map.update(&number.to_ne_bytes(), &bytes_of(&value), MapFlags::ANY)?;
         }
-        if shared.progs.on_nr_running.autoload() {
-            let _learning = shared.progs.on_nr_running.attach_trace()?;
+        if trace.progs.on_nr_running.autoload() {
+            let _learning = trace.progs.on_nr_running.attach_trace()?;
             visit(&online)?;
         }
         let mut known = true;
@@ -73,7 +68,7 @@ impl Cpus {
         }
         let watching = match known {
             true => None,
-            false => Some(shared.progs.on_sched_switch.attach_trace()?),
+            false => Some(trace.progs.on_sched_switch.attach_trace()?),
         };
         Ok(Self {
             _watching: watching,

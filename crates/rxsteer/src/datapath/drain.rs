@@ -10,7 +10,7 @@ use libbpf_rs::{MapCore, MapFlags};
 use super::loaded::Datapath;
 use super::policy::Policy;
 use super::rps_map::RpsMap;
-use crate::rx::types::backlog_closing;
+use crate::types::backlog_closing;
 
 /// Whether CPUs' backlogs have become empty: all that entered has been delivered, and nothing
 /// enters any more.
@@ -105,7 +105,7 @@ impl Datapath {
     /// When the kernel does not run the question.
     pub fn drained(&self, queue: u32, cpu: u32) -> Result<bool> {
         let index = queue * self.nr_cpus + cpu;
-        Ok(self.call(&self.shared.progs.backlog_drained, index)? == 1)
+        Ok(self.call(&self.trace.progs.backlog_drained, index)? == 1)
     }
 
     /// Takes the entries of a CPU's backlogs out of the cpumaps, for new ones to be made when they
@@ -116,10 +116,7 @@ impl Datapath {
     pub fn remove_cpu(&self, cpu: u32) -> Result<()> {
         for queue in 0..self.nr_queues() {
             self.backlogs.remove(queue, cpu)?;
-            self.call(
-                &self.shared.progs.backlog_forget,
-                queue * self.nr_cpus + cpu,
-            )?;
+            self.call(&self.trace.progs.backlog_forget, queue * self.nr_cpus + cpu)?;
         }
         Ok(())
     }
@@ -134,7 +131,7 @@ impl Datapath {
                 index: queue * self.nr_cpus + cpu,
                 closed: closed.into(),
             };
-            self.call(&self.shared.progs.backlog_close, closing)?;
+            self.call(&self.trace.progs.backlog_close, closing)?;
         }
         Ok(())
     }
@@ -147,7 +144,7 @@ impl Datapath {
         let queue = 0u32;
         let fd = self.backlogs.cpumap(queue).as_raw_fd().to_ne_bytes();
         Ok(self
-            .shared
+            .trace
             .maps
             .cpumaps
             .update(&queue.to_ne_bytes(), &fd, MapFlags::ANY)?)

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use super::native;
-use crate::rx::types::flow_key;
+use crate::types::flow_key;
 
 /// Protocols that have a name here: those of /etc/protocols, in lower case. Others are numbers.
 const PROTOCOLS: [(&str, u8); 14] = [

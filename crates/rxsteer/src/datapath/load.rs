@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::native;
-use crate::rx::types::{load_leaving, load_unit, rx_policy, rx_pressure, rx_queue};
+use crate::types::{load_leaving, load_unit, rx_policy, rx_pressure, rx_queue};
 
 /// Shares in the data path are of this.
 pub(crate) const WHOLE: u32 = load_unit::LOAD_WHOLE.0;
@@ -79,7 +79,7 @@ pub(crate) fn polling_cpu(q: &rx_queue) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::datapath::policy::Policy;
-    use crate::rx::types::rx_load;
+    use crate::types::rx_load;
 
     #[test]
     fn shares_are_percents() {

@@ -16,18 +16,19 @@ use super::backlogs::{self, Backlogs};
 use super::config::{Config, DeviceConfig};
 use super::cpus::{self, Cpus};
 use super::native;
+use super::objects::{Device, constants, lend_maps, load_device, open, set_constants};
 use super::policy::Policy;
-use super::program::{Device, load_device, open, set_constants};
 use super::requests::Requests;
 use super::rps_map::RpsMap;
 use super::sockets::Sockets;
 use super::tables::{self, Tables};
 use super::value::{bytes_of, lookup};
+use crate::bpf::socket_skel::SocketSkelBuilder;
+use crate::bpf::trace_skel::{TraceSkel, TraceSkelBuilder};
 use crate::host::caps;
 use crate::host::device::XdpMode;
 use crate::host::xdp;
-use crate::rx::RxSkel;
-use crate::rx::types::{self, backlog, rx_policy, rx_queue, rx_queue_setting};
+use crate::types::{self, backlog, rx_config, rx_policy, rx_queue, rx_queue_setting};
 
 /// The epoch of slots that have one; 0 is that of unset ones.
 pub(super) const FIRST_EPOCH: u16 = 1;
@@ -41,7 +42,7 @@ pub struct Datapath {
     scheduler: Option<Cpus>,
     _tracepoints: Vec<Link>,
     pub(super) backlogs: Arc<Backlogs>,
-    pub(super) shared: RxSkel<'static>,
+    pub(super) trace: TraceSkel<'static>,
     pub(super) tables: Tables,
     pub(super) config: Config,
     pub(super) epoch: u16,
@@ -58,9 +59,9 @@ impl Datapath {
         let nr_cpus = u32::try_from(libbpf_rs::num_possible_cpus()?)?;
         let tables = Tables::new(config, nr_queues)?;
 
-        let mut open_shared = open()?;
+        let mut open_trace = open(TraceSkelBuilder::default())?;
         {
-            let maps = &mut open_shared.maps;
+            let maps = &mut open_trace.maps;
             maps.rx_queues.set_max_entries(nr_queues)?;
             maps.rps_maps.set_max_entries(nr_queues)?;
             maps.backlogs.set_max_entries(nr_queues * nr_cpus)?;
@@ -70,20 +71,22 @@ impl Datapath {
             maps.poll_cpus.set_max_entries(nr_cpus)?;
             maps.cpus.set_max_entries(nr_cpus)?;
         }
-        set_constants(&mut open_shared, config, nr_cpus, &tables).napi_state_in_busy_poll =
-            caps::napi_state_in_busy_poll().unwrap_or(0);
-        for mut prog in open_shared.open_object_mut().progs_mut() {
-            if Sockets::owns(&prog.name().to_string_lossy()) {
-                prog.set_autoload(false);
-            }
+        let constants = rx_config {
+            napi_state_in_busy_poll: caps::napi_state_in_busy_poll().unwrap_or(0),
+            ..constants(config, nr_cpus, &tables)
+        };
+        set_constants(open_trace.open_object_mut(), &constants)?;
+        for mut map in open_trace.open_object_mut().maps_mut() {
+            let table = tables.named(&map.name().to_string_lossy()).is_some();
+            map.set_autocreate(!table)?;
         }
         let gone = caps::missing_tracepoints(&["xdp_redirect_map_err"])?;
-        open_shared
+        open_trace
             .progs
             .on_redirect_map_err
             .set_autoload(gone.is_empty());
-        cpus::choose(&mut open_shared.progs)?;
-        let shared = open_shared
+        cpus::choose(&mut open_trace.progs)?;
+        let trace = open_trace
             .load()
             .context("the kernel refused the tracepoint programs")?;
 
@@ -93,12 +96,12 @@ impl Datapath {
             let id = cpumap.info()?.info.id;
             let key = queue.to_ne_bytes();
             let fd = cpumap.as_fd().as_raw_fd().to_ne_bytes();
-            shared.maps.cpumaps.update(&key, &fd, MapFlags::ANY)?;
-            shared
+            trace.maps.cpumaps.update(&key, &fd, MapFlags::ANY)?;
+            trace
                 .maps
                 .cpumap_queues
                 .update(&id.to_ne_bytes(), &key, MapFlags::ANY)?;
-            shared
+            trace
                 .maps
                 .rps_maps
                 .update(&key, &bytes_of(RpsMap::inline().raw()), MapFlags::ANY)?;
@@ -115,7 +118,7 @@ impl Datapath {
                     epoch: FIRST_EPOCH,
                     ..Default::default()
                 };
-                shared.maps.rx_queues.update(
+                trace.maps.rx_queues.update(
                     &queue.to_ne_bytes(),
                     &bytes_of(&value),
                     MapFlags::ANY,
@@ -127,11 +130,11 @@ impl Datapath {
                 queue_base,
                 rx_hash: config.rx_hash,
                 link: None,
-                loaded: load_device(&shared, &tables, config, nr_cpus, queue_base, device)?,
+                loaded: load_device(&trace, &tables, config, nr_cpus, queue_base, device)?,
             });
         }
 
-        let tracepoints = shared
+        let tracepoints = trace
             .object()
             .progs_mut()
             .filter(|prog| prog.autoload() && prog.prog_type() == ProgramType::Tracing)
@@ -148,7 +151,7 @@ impl Datapath {
             scheduler: None,
             _tracepoints: tracepoints,
             backlogs: Arc::new(Backlogs::new(cpumaps, config)),
-            shared,
+            trace,
             tables,
             config: config.clone(),
             epoch: FIRST_EPOCH,
@@ -171,7 +174,7 @@ impl Datapath {
         }
         let looks = policy.idle || policy.adapt || self.config.flow_limit > 0;
         if looks && self.scheduler.is_none() {
-            self.scheduler = Some(Cpus::learn(&self.shared)?);
+            self.scheduler = Some(Cpus::learn(&self.trace)?);
         }
         for queue in 0..self.nr_queues() {
             self.set_queue(queue, policy)?;
@@ -192,7 +195,7 @@ impl Datapath {
     /// When the kernel refuses the programs that watch the scheduler.
     pub fn cpus_changed(&mut self) -> Result<()> {
         if self.scheduler.is_some() {
-            self.scheduler = Some(Cpus::learn(&self.shared)?);
+            self.scheduler = Some(Cpus::learn(&self.trace)?);
         }
         Ok(())
     }
@@ -204,9 +207,10 @@ impl Datapath {
                  rps_flow_cnt must not be 0"
             );
         }
-        let mut open = open()?;
-        set_constants(&mut open, &self.config, self.nr_cpus, &self.tables);
-        self.tables.lend_to(&mut open)?;
+        let constants = constants(&self.config, self.nr_cpus, &self.tables);
+        let mut open = open(SocketSkelBuilder::default())?;
+        set_constants(open.open_object_mut(), &constants)?;
+        lend_maps(open.open_object_mut(), self.trace.object(), &self.tables)?;
         Sockets::attach(open, self.config.unconnected)
     }
 
@@ -216,7 +220,7 @@ impl Datapath {
             policy: policy.bits(),
             epoch: self.epoch,
         };
-        self.call(&self.shared.progs.rx_queue_set, setting)?;
+        self.call(&self.trace.progs.rx_queue_set, setting)?;
         Ok(())
     }
 
@@ -254,7 +258,7 @@ impl Datapath {
     /// # Errors
     /// When the kernel does not run the question.
     pub fn jiffies(&self) -> Result<u32> {
-        self.call(&self.shared.progs.jiffies_now, 0u32)
+        self.call(&self.trace.progs.jiffies_now, 0u32)
     }
 
     /// Runs a program that user space may call; returns what it returned.
@@ -277,7 +281,7 @@ impl Datapath {
         if device.config.mode != mode {
             device.config.mode = mode;
             device.loaded = load_device(
-                &self.shared,
+                &self.trace,
                 &self.tables,
                 &self.config,
                 self.nr_cpus,
@@ -306,7 +310,7 @@ impl Datapath {
     /// # Errors
     /// When the map can't be written.
     pub fn set_rps_map(&self, queue: u32, map: &RpsMap) -> Result<()> {
-        Ok(self.shared.maps.rps_maps.update(
+        Ok(self.trace.maps.rps_maps.update(
             &queue.to_ne_bytes(),
             &bytes_of(map.raw()),
             MapFlags::ANY,
@@ -319,7 +323,7 @@ impl Datapath {
     /// When the map can't be read.
     pub fn rps_map(&self, queue: u32) -> Result<RpsMap> {
         Ok(RpsMap::from_raw(lookup::<types::rps_map>(
-            &self.shared.maps.rps_maps,
+            &self.trace.maps.rps_maps,
             queue,
         )?))
     }
@@ -329,7 +333,7 @@ impl Datapath {
     /// # Errors
     /// When the map can't be read.
     pub fn rx_queue(&self, queue: u32) -> Result<rx_queue> {
-        lookup(&self.shared.maps.rx_queues, queue)
+        lookup(&self.trace.maps.rx_queues, queue)
     }
 
     /// The counters of the queue's backlog for `cpu`. All zero if it does not exist.
@@ -337,7 +341,7 @@ impl Datapath {
     /// # Errors
     /// When the map can't be read.
     pub fn backlog(&self, queue: u32, cpu: u32) -> Result<backlog> {
-        lookup(&self.shared.maps.backlogs, queue * self.nr_cpus + cpu)
+        lookup(&self.trace.maps.backlogs, queue * self.nr_cpus + cpu)
     }
 
     /// Queues over all devices.
@@ -363,7 +367,7 @@ impl Datapath {
     pub fn settle(&self, queue: u32) -> Result<()> {
         let mut value = self.rx_queue(queue)?;
         value.first_epoch = self.epoch;
-        Ok(self.shared.maps.rx_queues.update(
+        Ok(self.trace.maps.rx_queues.update(
             &queue.to_ne_bytes(),
             &bytes_of(&value),
             MapFlags::ANY,
@@ -375,6 +379,6 @@ impl Datapath {
     /// # Errors
     /// When the ring buffer can't be mapped.
     pub fn requests(&self) -> Result<Requests> {
-        Requests::of(&self.shared.maps.backlog_requests)
+        Requests::of(&self.trace.maps.backlog_requests)
     }
 }

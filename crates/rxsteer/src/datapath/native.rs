@@ -3,8 +3,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use crate::native_skel::types::rx_facts;
-use crate::rx::types::{
+use crate::types::rx_facts;
+use crate::types::{
     backlog, flow_key, flow_result, flow_secret, rps_dev_flow, rps_map, rx_queue, rx_verdict,
 };
 

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::rx::types::rx_policy;
+use crate::types::rx_policy;
 
 /// What the tables say of a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

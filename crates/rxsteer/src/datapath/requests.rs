@@ -9,7 +9,7 @@ use anyhow::Result;
 use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
 
 use super::value::read;
-use crate::rx::types::backlog_request;
+use crate::types::backlog_request;
 
 /// A backlog that a flow wants and that does not exist yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@ use anyhow::{Result, bail};
 
 use super::config::Config;
 use super::loaded::{Datapath, FIRST_EPOCH};
+use super::objects::{Device, DeviceSkel, load_device};
 use super::policy::Policy;
-use super::program::{Device, DeviceSkel, load_device};
 use super::tables::Tables;
 
 impl Datapath {
@@ -35,7 +35,7 @@ impl Datapath {
         let tables = Tables::new(&config, self.nr_queues())?;
         let load = |d: &Device| {
             load_device(
-                &self.shared,
+                &self.trace,
                 &tables,
                 &config,
                 self.nr_cpus,

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rps_map`: a queue's indirection table from hash to location.
 
-use crate::rx::types::{rps_location, rps_map};
+use crate::types::{rps_location, rps_map};
 
 /// Slots in a map (`RPS_MAP_SLOTS`).
 pub const SLOTS: usize = size_of::<rps_map>() / size_of::<u16>();

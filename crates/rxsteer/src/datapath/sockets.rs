@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Watching applications take and send data: the programs of `bpf/socket.h`, which write the
-//! `sock_flow_table`.
+//! Watching applications take and send data: the programs of `bpf/socket.bpf.c`, which write
+//! the `sock_flow_table`.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
@@ -10,16 +10,13 @@ use libbpf_rs::skel::{OpenSkel, Skel};
 use libbpf_rs::{Link, ProgramType};
 use nix::errno::Errno;
 
+use crate::bpf::socket_skel::{OpenSocketSkel, SocketSkel};
 use crate::host::caps;
-use crate::rx::{OpenRxSkel, RxSkel};
 
-/// Programs on tracepoints, which came with Linux 6.3.
-const TRACEPOINTS: [(&str, &str); 2] = [
-    ("on_sock_recv", "sock_recv_length"),
-    ("on_sock_send", "sock_send_length"),
-];
+/// Linux 6.3 and later have them.
+const TRACEPOINTS: [&str; 2] = ["sock_recv_length", "sock_send_length"];
 
-/// Programs that stand in for them: at the entry of functions.
+/// Programs that stand in for those on the tracepoints: at the entry of functions.
 const ENTRIES: [&str; 5] = [
     "on_inet_recv",
     "on_inet6_recv",
@@ -37,27 +34,21 @@ const UNCONNECTED: [&str; 2] = ["on_udp4_recv", "on_udp6_recv"];
 /// The attached programs; dropping it detaches them.
 pub(crate) struct Sockets {
     _links: Vec<Link>,
-    _skel: RxSkel<'static>,
+    _skel: SocketSkel<'static>,
 }
 
 impl Sockets {
-    /// Whether a program of the object is one of these.
-    pub(crate) fn owns(program: &str) -> bool {
-        TRACEPOINTS.iter().any(|(own, _)| *own == program)
-            || ENTRIES.contains(&program)
-            || CGROUP.contains(&program)
-    }
-
-    /// Loads and attaches them, those for unconnected UDP sockets only if asked for. Returns what can't be followed on this host, in words, as well.
+    /// Loads and attaches them, those for unconnected UDP sockets only if asked for. Returns what
+    /// can't be followed on this host, in words, as well.
     ///
     /// # Errors
     /// When the kernel has no hook for connected sockets, or refuses a program.
     pub(crate) fn attach(
-        mut open: OpenRxSkel<'static>,
+        mut open: OpenSocketSkel<'static>,
         unconnected: bool,
     ) -> Result<(Self, Vec<String>)> {
         let mut unseen = Vec::new();
-        let missing = caps::missing_tracepoints(&TRACEPOINTS.map(|(_, tracepoint)| tracepoint))?;
+        let missing = caps::missing_tracepoints(&TRACEPOINTS)?;
         let cgroup = cgroup_root();
         if !unconnected {
             unseen
@@ -72,7 +63,7 @@ impl Sockets {
             } else if ENTRIES.contains(&&*name) {
                 !missing.is_empty()
             } else {
-                Self::owns(&name) && missing.is_empty()
+                missing.is_empty()
             });
         }
         let hint = || match missing.is_empty() {

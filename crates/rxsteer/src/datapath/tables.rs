@@ -6,18 +6,16 @@
 //! a slot of a `dev_flow_table` has 64, and its key 40 more.
 
 use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
 use anyhow::{Context, Result, anyhow};
-use libbpf_rs::skel::OpenSkel;
 use libbpf_rs::{MapHandle, MapType};
 use nix::errno::Errno;
 
 use super::config::{Config, RPS_FLOW_CNT};
 use super::native;
 use super::value::lookup;
-use crate::rx::OpenRxSkel;
-use crate::rx::types::{flow_key, rps_dev_flow, rps_sock_flow};
+use crate::types::{flow_key, rps_dev_flow, rps_sock_flow};
 
 /// Entries of the `sock_flow_table` in one element of its map.
 const SOCK_FLOWS: u32 = (size_of::<rps_sock_flow>() / size_of::<u32>()) as u32;
@@ -87,19 +85,16 @@ impl Tables {
         })
     }
 
-    /// Puts these tables in the place of an object's own.
-    pub(crate) fn lend_to(&self, open: &mut OpenRxSkel<'_>) -> Result<()> {
-        for mut map in open.open_object_mut().maps_mut() {
-            let table = match map.name().to_str() {
-                Some("sock_flow_table") => &self.sock_flow_table,
-                Some("sock_flow_consumers") => &self.sock_flow_consumers,
-                Some("dev_flow_tables") => &self.dev_flow_tables,
-                Some("flow_keys") => &self.flow_keys,
-                _ => continue,
-            };
-            map.reuse_fd(table.as_fd())?;
-        }
-        Ok(())
+    /// That of this name in `bpf/maps.h`.
+    pub(crate) fn named(&self, name: &str) -> Option<BorrowedFd<'_>> {
+        let table = match name {
+            "sock_flow_table" => &self.sock_flow_table,
+            "sock_flow_consumers" => &self.sock_flow_consumers,
+            "dev_flow_tables" => &self.dev_flow_tables,
+            "flow_keys" => &self.flow_keys,
+            _ => return None,
+        };
+        Some(table.as_fd())
     }
 
     /// `rps_sock_flow_entries` less one: the bits of a hash that choose an entry.

@@ -11,7 +11,7 @@ pub mod fixture {
     use std::net::IpAddr;
     use std::path::Path;
 
-    use rxsteer::rx::types::{flow_key, flow_result, flow_tunnel};
+    use rxsteer::types::{flow_key, flow_result, flow_tunnel};
     use serde::Deserialize;
 
     #[derive(Deserialize)]

@@ -13,7 +13,7 @@ mod sim;
 use common::cases::{config, fixed};
 use mix::*;
 use proptest::prelude::*;
-use rxsteer::rx::types::{rx_pressure, rx_reason};
+use rxsteer::types::{rx_pressure, rx_reason};
 use sim::shape::Lie;
 
 proptest! {

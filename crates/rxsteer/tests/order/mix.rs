@@ -2,7 +2,7 @@
 //! What happens to flows: packets, and all that moves them.
 
 use proptest::prelude::*;
-use rxsteer::rx::types::{rps_location, rx_policy};
+use rxsteer::types::{rps_location, rx_policy};
 
 use crate::sim::gro::Kind;
 use crate::sim::path::Path;

@@ -4,7 +4,7 @@
 use super::world::*;
 use crate::common::cases::config;
 use proptest::prelude::*;
-use rxsteer::rx::types::rps_dev_flow;
+use rxsteer::types::rps_dev_flow;
 
 /// A turn with a frame of flow 0, whose application takes it where it took the last one.
 fn idle_turn(world: &mut World, application: u32) -> u16 {

@@ -5,7 +5,7 @@ use super::world::*;
 use crate::common::cases::config;
 use proptest::prelude::*;
 use rxsteer::datapath::rps_map::SLOTS;
-use rxsteer::rx::types::{rps_dev_flow, rx_verdict};
+use rxsteer::types::{rps_dev_flow, rx_verdict};
 
 /// Frames of a turn, the part of them that is one flow's, of 1024, and the turn's load, as for
 /// [`World::turn`].

@@ -13,7 +13,7 @@ mod world;
 
 use common::cases::{config, fixed};
 use proptest::prelude::*;
-use rxsteer::rx::types::{rps_dev_flow, rx_queue};
+use rxsteer::types::{rps_dev_flow, rx_queue};
 use world::*;
 
 proptest! {

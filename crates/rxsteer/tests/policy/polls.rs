@@ -5,7 +5,7 @@ use super::world::*;
 use crate::common::cases::config;
 use proptest::prelude::*;
 use rxsteer::datapath::native;
-use rxsteer::rx::types::{rx_queue, rx_reason};
+use rxsteer::types::{rx_queue, rx_reason};
 
 /// Flow 0's application polls and finds `busy_polls` of the polls' packets; flow 1's is on CPU 2.
 /// Where flow 1 is after some turns, with its reason.

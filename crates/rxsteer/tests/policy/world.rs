@@ -6,8 +6,8 @@ use proptest::sample::subsequence;
 use rxsteer::datapath::native;
 use rxsteer::datapath::rps_map::SLOTS;
 use rxsteer::datapath::tables::cpu_mask;
-use rxsteer::native_skel::types::rx_facts;
-use rxsteer::rx::types::{
+use rxsteer::types::rx_facts;
+use rxsteer::types::{
     backlog, rps_dev_flow, rps_location, rps_map, rx_policy, rx_pressure, rx_queue, rx_reason,
     rx_verdict,
 };

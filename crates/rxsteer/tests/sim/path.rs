@@ -7,8 +7,8 @@
 use rxsteer::datapath::native;
 use rxsteer::datapath::rps_map::SLOTS;
 use rxsteer::datapath::tables::cpu_mask;
-use rxsteer::native_skel::types::rx_facts;
-use rxsteer::rx::types::{backlog, rps_dev_flow, rps_map, rx_queue, rx_verdict};
+use rxsteer::types::rx_facts;
+use rxsteer::types::{backlog, rps_dev_flow, rps_map, rx_queue, rx_verdict};
 
 use super::gro::{Gro, Kind, Packet, Stack};
 use super::shape::*;

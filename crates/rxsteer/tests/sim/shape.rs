@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What a path is like, and what happens on it.
 
-use rxsteer::rx::types::{rps_location, rx_policy};
+use rxsteer::types::{rps_location, rx_policy};
 
 use super::gro::Kind;
 use super::thread::Thread;

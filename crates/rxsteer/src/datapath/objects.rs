@@ -1,21 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The objects, and the XDP program of a device.
+//! The BPF objects: that of the tracepoints owns the maps, the others are given them
+//! (`bpf/maps.h`).
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use anyhow::{Context, Result, ensure};
-use libbpf_rs::MapCore;
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
+use libbpf_rs::{MapCore, Object, OpenObject};
 
 use super::config::{Config, DeviceConfig};
 use super::load;
 use super::tables::{self, Tables};
+use super::value::bytes_of;
+use crate::bpf::rx_skel::{RxSkel, RxSkelBuilder};
+use crate::bpf::trace_skel::TraceSkel;
 use crate::host::caps;
 use crate::host::device::XdpMode;
 use crate::host::xdp;
-use crate::rx::types::rodata;
-use crate::rx::{OpenRxSkel, RxSkel, RxSkelBuilder};
+use crate::types::rx_config;
 
 pub(super) struct Device {
     pub(super) config: DeviceConfig,
@@ -53,52 +56,70 @@ impl Device {
     }
 }
 
-pub(super) fn open() -> Result<OpenRxSkel<'static>> {
-    // The skeleton borrows the object's memory for as long as it lives; there is one per device
-    // and process, so it is given away rather than tied into a self-referential struct.
-    let object = Box::leak(Box::new(MaybeUninit::uninit()));
-    Ok(RxSkelBuilder::default().open(object)?)
+/// Opens an object, for good: a skeleton borrows the memory of its object's handle, a few bytes,
+/// which stays taken. There is an object for each device, each change of the tables' sizes, and each
+/// time that sockets begin to be watched.
+pub(super) fn open<B: SkelBuilder<'static>>(builder: B) -> Result<B::Output> {
+    Ok(builder.open(Box::leak(Box::new(MaybeUninit::uninit())))?)
 }
 
-/// Sets the constants that all devices share; returns them for the rest.
-pub(super) fn set_constants<'a>(
-    open: &'a mut OpenRxSkel<'_>,
-    config: &Config,
-    nr_cpus: u32,
-    tables: &Tables,
-) -> &'a mut rodata {
-    let rodata = open
-        .maps
-        .rodata_data
-        .as_deref_mut()
-        .expect("the object has constants");
-    rodata.nr_cpus = nr_cpus;
-    rodata.backlog_limit = config.backlog_limit.into();
-    rodata.flow_limit = config.flow_limit * load::WHOLE / 100;
-    rodata.flow_tunnels = config.tunnels;
-    rodata.flow_secret = config.secret;
-    rodata.flow_shift = tables.flow_shift();
-    rodata.sock_flow_mask = tables.sock_flow_mask();
-    rodata.sock_flow_cpu_mask = tables::cpu_mask(nr_cpus);
-    rodata.dry_run = config.dry_run;
-    rodata.unguarded = config.unguarded;
-    rodata
+/// The constants that all objects have in common.
+pub(super) fn constants(config: &Config, nr_cpus: u32, tables: &Tables) -> rx_config {
+    rx_config {
+        flow_secret: config.secret,
+        backlog_limit: config.backlog_limit.into(),
+        nr_cpus,
+        flow_limit: config.flow_limit * load::WHOLE / 100,
+        flow_shift: tables.flow_shift(),
+        flow_tunnels: config.tunnels,
+        sock_flow_mask: tables.sock_flow_mask(),
+        sock_flow_cpu_mask: tables::cpu_mask(nr_cpus),
+        dry_run: config.dry_run.into(),
+        unguarded: config.unguarded.into(),
+        ..Default::default()
+    }
+}
+
+/// Gives the constants to an object that is not loaded yet.
+pub(super) fn set_constants(open: &mut OpenObject, constants: &rx_config) -> Result<()> {
+    let mut rodata = open
+        .maps_mut()
+        .find(|map| map.name().to_string_lossy().ends_with(".rodata"))
+        .context("the object has no constants")?;
+    Ok(rodata.set_initial_value(&bytes_of(constants))?)
+}
+
+/// Gives `owner`'s maps and these tables to an object that is not loaded yet.
+pub(super) fn lend_maps(open: &mut OpenObject, owner: &Object, tables: &Tables) -> Result<()> {
+    for mut map in open.maps_mut() {
+        let name = map.name().to_string_lossy().into_owned();
+        if let Some(table) = tables.named(&name) {
+            map.reuse_fd(table)?;
+        } else if let Some(own) = owner.maps().find(|own| own.name() == &*name) {
+            map.reuse_fd(own.as_fd())?;
+        }
+    }
+    Ok(())
 }
 
 pub(super) fn load_device(
-    shared: &RxSkel<'_>,
+    trace: &TraceSkel<'_>,
     tables: &Tables,
     config: &Config,
     nr_cpus: u32,
     queue_base: u32,
     device: &DeviceConfig,
 ) -> Result<DeviceSkel> {
-    let mut open = open()?;
-    let rodata = set_constants(&mut open, config, nr_cpus, tables);
-    rodata.queue_base = queue_base;
-    rodata.nr_rx_queues = device.nr_rx_queues;
-    rodata.ifindex = device.ifindex;
-    rodata.generic = device.mode == XdpMode::Generic;
+    let constants = rx_config {
+        queue_base,
+        nr_rx_queues: device.nr_rx_queues,
+        ifindex: device.ifindex,
+        generic: (device.mode == XdpMode::Generic).into(),
+        ..constants(config, nr_cpus, tables)
+    };
+    let mut open = open(RxSkelBuilder::default())?;
+    set_constants(open.open_object_mut(), &constants)?;
+    lend_maps(open.open_object_mut(), trace.object(), tables)?;
     // Drivers refuse a jumbo MTU without frags. For generic mode the kernel, since 6.9, copies an
     // skb with too little headroom for XDP, and all skbs of several pieces, for programs that
     // declare them; the copy lacks its mac_len (skb_pp_cow_data() in net/core/skbuff.c), by which
@@ -127,15 +148,6 @@ pub(super) fn load_device(
             prog.set_ifindex(device.ifindex);
         }
     }
-    for mut map in open.open_object_mut().maps_mut() {
-        // Constants are the device's own, the tables their owner's; every other map is shared.
-        if let Some(same) = shared.object().maps().find(|m| m.name() == map.name())
-            && !map.name().to_string_lossy().contains(".rodata")
-        {
-            map.reuse_fd(same.as_fd())?;
-        }
-    }
-    tables.lend_to(&mut open)?;
     let skel = open.load().context("the kernel refused the XDP program")?;
     let bound = match config.rx_hash {
         true => Some(xdp::Bound::with(&skel.maps.rodata)?),

@@ -1,0 +1,147 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * maps.h: the data path's maps and constants. Each object has all of them: user space creates those
+ * of trace.bpf.c and gives them to the other objects (datapath/objects.rs).
+ *
+ * The elements of an array with BPF_F_MMAPABLE begin on a page, those of another array anywhere in
+ * a cache line.
+ */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "types.h"
+
+const volatile struct rx_config config = {};
+
+/* ---- receive queues, indexed by their number over all devices ------------- */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct rx_queue);
+} rx_queues SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct rps_map);
+} rps_maps SEC(".maps");
+
+/* The cpumap whose entries are the queue's rings and kthreads. */
+struct cpumap {
+	__uint(type, BPF_MAP_TYPE_CPUMAP);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+};
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY_OF_MAPS);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__array(values, struct cpumap);
+} cpumaps SEC(".maps");
+
+/* ---- flows ---------------------------------------------------------------- */
+
+/* The dev_flow_tables of all queues, one behind the other: flow_slot(). */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct rps_dev_flow);
+} dev_flow_tables SEC(".maps");
+
+/* The keys of the flows that used a dev_flow_table's slots last. Read by user space alone. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct flow_key);
+} flow_keys SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct rps_sock_flow);
+} sock_flow_table SEC(".maps");
+
+/*
+ * The threads that were last seen to take or send a flow's data, by the index of its entry in the
+ * sock_flow_table: struct task_struct *, not held.
+ */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} sock_flow_consumers SEC(".maps");
+
+/* Of sockets whose peers are learnt; the kernel frees an element with its socket. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct rps_sock_takers);
+} sock_takers SEC(".maps");
+
+/* ---- backlogs ------------------------------------------------------------- */
+
+/* Indexed by queue * nr_cpus + cpu. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct backlog);
+} backlogs SEC(".maps");
+
+/* The backlog of a kthread, by task: filled at its first batch. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, __u64);
+	__type(value, struct backlog_id);
+} backlog_kthreads SEC(".maps");
+
+/* The queue of a cpumap, by map id: the tracepoints know only the id. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} cpumap_queues SEC(".maps");
+
+/* Records of struct backlog_request. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4096);
+} backlog_requests SEC(".maps");
+
+/* ---- CPUs, indexed by their number ---------------------------------------- */
+
+/* Each entry is written on its own CPU only. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct poll_cpu);
+} poll_cpus SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct cpu);
+} cpus SEC(".maps");

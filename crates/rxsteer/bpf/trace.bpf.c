@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * trace.bpf.c: the tracepoints that count what backlogs and polls have delivered, those by which
+ * run queues are found, and the programs that user space calls.
+ */
+#include <linux/bpf.h>
+#include <linux/errno.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+#include "core/backlog.h"
+#include "cpumap.h"
+#include "kernel.h"
+#include "maps.h"
+#include "napi.h"
+
+SEC("tp_btf/xdp_cpumap_kthread")
+int BPF_PROG(on_cpumap_kthread, int map_id, unsigned int processed, unsigned int drops)
+{
+	struct task_struct *task = (void *)bpf_get_current_task();
+	struct backlog *b;
+
+	/* Nothing to count; and a thread that is told to end must not be learnt once more. */
+	if (!processed)
+		return 0;
+	b = backlog_current(map_id);
+	if (!b)
+		return 0;
+	b->nr_unbuilt += drops;
+	if (unlikely(!b->in_loop))
+		b->in_loop = BPF_CORE_READ(task, __state) == TASK_RUNNING;
+	backlog_take(b, processed, backlog_gro_empty((void *)b->entry), bpf_jiffies64());
+	return 0;
+}
+
+SEC("tp_btf/xdp_cpumap_enqueue")
+int BPF_PROG(on_cpumap_enqueue, int map_id, unsigned int processed, unsigned int drops, int to_cpu)
+{
+	if (unlikely(drops))
+		backlog_lose(map_id, to_cpu, drops);
+	return 0;
+}
+
+/* A full ring is on_cpumap_enqueue()'s: in generic mode the kernel reports it here too. */
+static __always_inline void redirect_failed(int err, __u32 map_id, __u32 index)
+{
+	if (err != -ENOSPC)
+		backlog_lose(map_id, index, 1);
+}
+
+SEC("tp_btf/xdp_redirect_err")
+int BPF_PROG(on_redirect_err, void *dev, void *prog, void *target, int err, int map_type,
+	     __u32 map_id, __u32 index)
+{
+	redirect_failed(err, map_id, index);
+	return 0;
+}
+
+/* Kernels that still have it report failed map redirects here. */
+SEC("?tp_btf/xdp_redirect_map_err")
+int BPF_PROG(on_redirect_map_err, void *dev, void *prog, void *target, int err, int map_type,
+	     __u32 map_id, __u32 index)
+{
+	redirect_failed(err, map_id, index);
+	return 0;
+}
+
+SEC("tp_btf/napi_poll")
+int BPF_PROG(on_napi_poll, struct napi_struct *napi, int work, int budget)
+{
+	/* Without a budget it was netpoll, perhaps in the middle of another poll on this CPU. */
+	if (budget)
+		napi_polled(napi, work, budget);
+	return 0;
+}
+
+/* A task begins or ceases to want a CPU: attached only until every CPU has been seen. */
+SEC("?tp_btf/sched_update_nr_running_tp")
+int BPF_PROG(on_nr_running, struct rq *rq)
+{
+	__u32 cpu = BPF_CORE_READ(rq, cpu);
+	struct cpu *c = bpf_map_lookup_elem(&cpus, &cpu);
+
+	if (c && !c->rq) {
+		c->idle = (__u64)BPF_CORE_READ(rq, idle);
+		c->rq = (__u64)rq;
+	}
+	return 0;
+}
+
+/* Kernels without that tracepoint, at a cost for each switch. */
+SEC("?tp_btf/sched_switch")
+int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
+{
+	__u32 cpu = bpf_get_smp_processor_id();
+	struct cpu *c = bpf_map_lookup_elem(&cpus, &cpu);
+
+	if (c)
+		c->running = BPF_CORE_READ(next, pid) != 0;
+	return 0;
+}
+
+/* ---- asked by user space ------------------------------------------------- */
+
+/* Whether all that entered the backlog with this index has been delivered. */
+SEC("syscall")
+int backlog_drained(__u32 *index)
+{
+	__u32 key = *index;
+	struct backlog *b = bpf_map_lookup_elem(&backlogs, &key);
+
+	return b && backlog_asleep(b);
+}
+
+/* Nobody may want to be in the backlog with this index any more, or everybody again. */
+SEC("syscall")
+int backlog_close(struct backlog_closing *closing)
+{
+	__u32 key = closing->index;
+	struct backlog *b = bpf_map_lookup_elem(&backlogs, &key);
+
+	if (!b)
+		return 0;
+	b->closed = closing->closed;
+	return 1;
+}
+
+/*
+ * The thread of the backlog with this index is going to end: another may take its place. Only for a
+ * closed and drained backlog: its counts go on.
+ */
+SEC("syscall")
+int backlog_forget(__u32 *index)
+{
+	__u32 key = *index;
+	struct backlog *b = bpf_map_lookup_elem(&backlogs, &key);
+	__u64 kthread;
+
+	if (!b)
+		return 0;
+	kthread = b->kthread;
+	bpf_map_delete_elem(&backlog_kthreads, &kthread);
+	b->kthread = b->in_loop = b->old_taken = b->wanted = 0;
+	return 1;
+}
+
+/* What a queue's flows follow, and what its slots mean, from now on. */
+SEC("syscall")
+int rx_queue_set(struct rx_queue_setting *setting)
+{
+	__u32 key = setting->queue;
+	struct rx_queue *q = bpf_map_lookup_elem(&rx_queues, &key);
+
+	if (!q)
+		return 0;
+	q->policy = setting->policy;
+	q->epoch = setting->epoch;
+	return 1;
+}
+
+/* The time of rps_dev_flow.last_seen. */
+SEC("syscall")
+int jiffies_now(__u32 *unused)
+{
+	return bpf_jiffies64();
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * types.bpf.c: never loaded. User space gets the types of types.h and native.h through its BTF, and
+ * no other object's.
+ */
+#include "native/native.h"
+#include "types.h"
+
+struct shared_types {
+	struct flow_key flow_key;
+	struct flow_secret flow_secret;
+	struct rps_map rps_map;
+	struct rps_sock_flow rps_sock_flow;
+	struct rps_dev_flow rps_dev_flow;
+	struct backlog backlog;
+	struct backlog_request backlog_request;
+	struct backlog_closing backlog_closing;
+	struct rx_queue rx_queue;
+	struct rx_queue_setting rx_queue_setting;
+	struct cpu cpu;
+	struct rx_config rx_config;
+	struct busy_poll busy_poll;
+	struct rx_facts rx_facts;
+	enum flow_result flow_result;
+	enum flow_tunnel flow_tunnel;
+	enum rps_location rps_location;
+	enum rx_policy rx_policy;
+	enum rx_reason rx_reason;
+	enum rx_verdict rx_verdict;
+	enum rx_pressure rx_pressure;
+	enum load_unit load_unit;
+	enum load_leaving load_leaving;
+};
+const struct shared_types shared_types = {};

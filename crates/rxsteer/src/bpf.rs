@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The BPF objects' skeletons, generated from `bpf/*.bpf.c`.
+
+macro_rules! skeleton {
+    ($name:ident, $file:literal, $doc:literal) => {
+        #[doc = $doc]
+        #[allow(clippy::all, clippy::pedantic, missing_docs)]
+        pub mod $name {
+            include!(concat!(env!("OUT_DIR"), "/", $file));
+        }
+    };
+}
+
+skeleton!(rx_skel, "rx.skel.rs", "The XDP program.");
+skeleton!(
+    trace_skel,
+    "trace.skel.rs",
+    "Tracepoints, and what user space calls."
+);
+skeleton!(
+    socket_skel,
+    "socket.skel.rs",
+    "Watches applications' sockets."
+);
+skeleton!(poll_skel, "poll.skel.rs", "Counts applications' polls.");
+skeleton!(
+    types_skel,
+    "types.skel.rs",
+    "Has the types alone; never loaded."
+);
