@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * maps.h: the data path's maps and constants. Each object has all of them: user space creates those
- * of trace.bpf.c and gives them to the other objects (datapath/objects.rs).
+ * of trace.bpf.c, and the tables of flows, and gives them to the other objects
+ * (datapath/objects.rs).
  *
- * The elements of an array with BPF_F_MMAPABLE begin on a page, those of another array anywhere in
+ * User space maps all arrays but sock_flow_consumers and poll_cpus into its memory. The
+ * elements of an array with BPF_F_MMAPABLE also begin on a page, those of another array anywhere in
  * a cache line.
  */
 #pragma once
@@ -27,6 +29,7 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
 	__type(value, struct rps_map);

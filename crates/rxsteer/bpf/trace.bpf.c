@@ -113,19 +113,6 @@ int backlog_drained(__u32 *index)
 	return b && backlog_asleep(b);
 }
 
-/* Nobody may want to be in the backlog with this index any more, or everybody again. */
-SEC("syscall")
-int backlog_close(struct backlog_closing *closing)
-{
-	__u32 key = closing->index;
-	struct backlog *b = bpf_map_lookup_elem(&backlogs, &key);
-
-	if (!b)
-		return 0;
-	b->closed = closing->closed;
-	return 1;
-}
-
 /*
  * The thread of the backlog with this index is going to end: another may take its place. Only for a
  * closed and drained backlog: its counts go on.
@@ -142,20 +129,6 @@ int backlog_forget(__u32 *index)
 	kthread = b->kthread;
 	bpf_map_delete_elem(&backlog_kthreads, &kthread);
 	b->kthread = b->in_loop = b->old_taken = b->wanted = 0;
-	return 1;
-}
-
-/* What a queue's flows follow, and what its slots mean, from now on. */
-SEC("syscall")
-int rx_queue_set(struct rx_queue_setting *setting)
-{
-	__u32 key = setting->queue;
-	struct rx_queue *q = bpf_map_lookup_elem(&rx_queues, &key);
-
-	if (!q)
-		return 0;
-	q->policy = setting->policy;
-	q->epoch = setting->epoch;
 	return 1;
 }
 

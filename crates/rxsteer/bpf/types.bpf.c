@@ -14,9 +14,7 @@ struct shared_types {
 	struct rps_dev_flow rps_dev_flow;
 	struct backlog backlog;
 	struct backlog_request backlog_request;
-	struct backlog_closing backlog_closing;
 	struct rx_queue rx_queue;
-	struct rx_queue_setting rx_queue_setting;
 	struct cpu cpu;
 	struct rx_config rx_config;
 	struct busy_poll busy_poll;

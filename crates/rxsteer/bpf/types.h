@@ -223,17 +223,6 @@ struct backlog_request {
 	__u32 cpu;
 };
 
-/* What user space asks of backlog_close() and rx_queue_set(). */
-struct backlog_closing {
-	__u32 index; /* in `backlogs` */
-	__u32 closed;
-};
-struct rx_queue_setting {
-	__u32 queue;
-	__u16 policy;
-	__u16 epoch;
-};
-
 /* ---- receive queues ------------------------------------------------------ */
 
 /* Shares of something, and the time in which load is counted (load.h). */

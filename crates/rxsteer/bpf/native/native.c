@@ -168,6 +168,40 @@ enum rx_verdict native_rx_steer(struct rx_facts *f, struct rx_queue *q, struct b
 	return rx_steer(&rx, map, flow);
 }
 
+/* ---- policy.h --------------------------------------------------------------- */
+
+__u16 native_rx_usable(struct rx_facts *f, struct backlog *b, __u16 location, __u32 cpu)
+{
+	struct rx rx = {.cpu = cpu};
+
+	facts = f;
+	backlogs = b;
+	return rx_usable(&rx, location);
+}
+
+__u16 native_rx_base(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
+		     const struct rps_map *map, __u32 hash, __u32 cpu, bool *followed)
+{
+	struct rx rx = {.q = q, .hash = hash, .cpu = cpu, .epoch = q->epoch};
+	__u16 base;
+
+	facts = f;
+	backlogs = b;
+	base = rx_base(&rx, map);
+	*followed = rx.followed;
+	return base;
+}
+
+__u16 native_rx_wanted(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
+		       const struct rps_map *map, struct rps_dev_flow *flow, __u32 cpu)
+{
+	struct rx rx = {.q = q, .hash = flow->hash, .cpu = cpu, .epoch = q->epoch};
+
+	facts = f;
+	backlogs = b;
+	return rx_wanted(&rx, flow, rx_base(&rx, map), false);
+}
+
 /* ---- load.h ----------------------------------------------------------------- */
 
 bool native_load_polled(struct rx_queue *q, __u64 start, __u64 now, __u32 over_idle,
@@ -215,6 +249,12 @@ bool native_backlog_asleep(struct rx_facts *f, struct backlog *b, __u32 cpu)
 	facts = f;
 	backlogs = b;
 	return backlog_asleep(&b[cpu]);
+}
+
+bool native_backlog_crowded(struct rx_facts *f, const struct backlog *b)
+{
+	facts = f;
+	return backlog_crowded(b);
 }
 
 void native_backlog_take(struct backlog *b, __u32 n, __u32 gro_empty, __u64 jiffies)

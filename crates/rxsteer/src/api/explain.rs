@@ -271,6 +271,4 @@ pub struct Explanations {
     pub device_hash: bool,
     /// What can't be followed on this host, in words.
     pub not_followed: Vec<String>,
-    /// Slots of the tables that could not be read in time: flows of a port may be missing.
-    pub slots_missed: u64,
 }

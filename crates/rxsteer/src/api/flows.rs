@@ -194,22 +194,8 @@ pub struct Flows {
     pub flows: Vec<Entry>,
     /// How many there are. Flows that share a slot of the table are one: the latest.
     pub total: usize,
-    /// Slots of all tables,
+    /// Slots of all tables.
     pub slots: u64,
-    /// and how many of them were read in time; the others' flows are missing.
-    pub slots_read: u64,
-}
-
-impl Flows {
-    /// That some may be missing, in words, if so.
-    pub(crate) fn missed(&self) -> Option<String> {
-        (self.slots_read < self.slots).then(|| {
-            format!(
-                "only {} of {} slots of the tables could be read in time",
-                self.slots_read, self.slots
-            )
-        })
-    }
 }
 
 #[cfg(test)]

@@ -114,14 +114,11 @@ pub fn render(status: &Status) -> String {
             }
         }
     }
-    if let Some(dropped) = &status.dropped_flows {
-        if !dropped.flows.is_empty() {
-            let flows = dropped_flows(&dropped.flows);
-            let _ = writeln!(out, "\n{}", flows.trim_fmt());
-        }
-        if let Some(missed) = dropped.missed() {
-            let _ = writeln!(out, "\nflows with dropped packets: {missed}");
-        }
+    if let Some(dropped) = &status.dropped_flows
+        && !dropped.flows.is_empty()
+    {
+        let flows = dropped_flows(&dropped.flows);
+        let _ = writeln!(out, "\n{}", flows.trim_fmt());
     }
     out
 }
@@ -316,7 +313,6 @@ mod tests {
             flows: vec![flow],
             total: 1,
             slots: 8192,
-            slots_read: 4096,
         };
         assert_eq!(
             render(&status(queue, Some(flows))),
@@ -334,8 +330,6 @@ eth0 (native XDP)
 
  dropped most          device  queue  dropped  packets  is at
  udp/192.0.2.1:1024/9  eth0        2        9       17  CPU 3
-
-flows with dropped packets: only 4096 of 8192 slots of the tables could be read in time
 "
         );
     }

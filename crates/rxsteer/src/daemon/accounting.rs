@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The counters of the data path as terms of the two sums (`api::status`).
 
-use anyhow::Result;
-
 use crate::api::status::{Backlog, Queue, Terms};
 use crate::datapath::Datapath;
 use crate::datapath::load::Load;
@@ -27,22 +25,19 @@ impl From<&backlog> for Terms {
 impl Queue {
     /// The terms of a queue of the data path: `index` counts over all devices, `queue` within one. What
     /// was balanced is not known there.
-    ///
-    /// # Errors
-    /// When the maps can't be read.
-    pub fn read(datapath: &Datapath, index: u32, queue: u32, rps_cpus: String) -> Result<Self> {
+    pub fn read(datapath: &Datapath, index: u32, queue: u32, rps_cpus: String) -> Self {
         let mut backlogs = Vec::new();
         let mut sums = Terms::default();
         for cpu in 0..datapath.nr_cpus() {
-            let terms = Terms::from(&datapath.backlog(index, cpu)?);
+            let terms = Terms::from(&datapath.backlog(index, cpu));
             if terms != Terms::default() {
                 sums += &terms;
                 backlogs.push(Backlog { cpu, terms });
             }
         }
-        let q = datapath.rx_queue(index)?;
+        let q = datapath.rx_queue(index);
         let no_flow = |why: flow_result| q.nr_no_flow[why.0 as usize];
-        Ok(Self {
+        Self {
             queue,
             rps_cpus,
             received: q.nr_received,
@@ -57,6 +52,6 @@ impl Queue {
             load: Load::of(&q),
             balanced: 0,
             backlogs,
-        })
+        }
     }
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Balances all queues while rxsteer runs: reads what [`Balance`] asks for, and writes the maps.
 //!
-//! A tick costs a system call per queue, half a microsecond each, while little is received; else
-//! /proc/stat once and, for each queue that receives, a system call per CPU of its mask. The queue's
-//! flow table is read only while a CPU is pressed and another could take something, and more rarely
-//! while it holds nothing that could move: so it is beside an application that polls.
+//! A tick costs a look at each queue's counters while little is received; else /proc/stat once, and
+//! for each queue that receives a look at the backlogs of its mask. The queue's flow table is read only
+//! while a CPU is pressed and another could take something, and more rarely while it holds nothing that
+//! could move: so it is beside an application that polls.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -13,12 +13,13 @@ use anyhow::Result;
 use nix::time::{ClockId, clock_gettime};
 use tracing::{debug, warn};
 
-use super::reader;
+use super::queue;
 use crate::api::flows::Location;
 use crate::api::status::Terms;
 use crate::daemon::balance::{Balance, CpuLoad};
 use crate::datapath::Datapath;
 use crate::datapath::load;
+use crate::datapath::native;
 use crate::datapath::rps_map::{RpsMap, SLOTS, slot_of};
 use crate::host::cpu_times::cpu_times;
 use crate::types::{rps_dev_flow, rx_policy};
@@ -213,14 +214,14 @@ impl Balancer {
         let mut idle = None;
         for (index, queue) in (0..).zip(&mut self.queues) {
             queue.pass(tick);
-            if queue.is_quiet(datapath, index)? {
+            if queue.is_quiet(datapath, index) {
                 continue;
             }
             let idle = match &mut idle {
                 Some(idle) => idle,
                 none => none.insert(IdleTimes::now()?),
             };
-            queue.balance(datapath, index, |cpu| idle.busy(self.idle.as_ref()?, cpu))?;
+            queue.balance(datapath, index, |cpu| idle.busy(self.idle.as_ref()?, cpu));
         }
         self.idle = idle;
         let cost = thread_time()?.saturating_sub(cost);
@@ -239,8 +240,8 @@ impl Queue {
 
     /// Whether too few frames came since the last tick, or have too few places to go, for anything to
     /// be gained.
-    fn is_quiet(&mut self, datapath: &Datapath, index: u32) -> Result<bool> {
-        let received = datapath.rx_queue(index)?.nr_received;
+    fn is_quiet(&mut self, datapath: &Datapath, index: u32) -> bool {
+        let received = datapath.rx_queue(index).nr_received;
         let before = std::mem::replace(&mut self.received, received);
         let quiet = received - before < QUIET || self.cpus.len() < 2;
         if quiet {
@@ -248,54 +249,45 @@ impl Queue {
             self.reading = None;
             self.pause = Pause::default();
         }
-        Ok(quiet)
+        quiet
     }
 
     /// `busy` is that of a CPU in the tick, if it is known.
-    fn balance(
-        &mut self,
-        datapath: &Datapath,
-        index: u32,
-        busy: impl Fn(u32) -> Option<f64>,
-    ) -> Result<()> {
-        let limit = u64::from(datapath.config().backlog_limit);
+    fn balance(&mut self, datapath: &Datapath, index: u32, busy: impl Fn(u32) -> Option<f64>) {
+        let limit = datapath.config().backlog_limit;
         let mut loads = Vec::new();
         for &cpu in &self.cpus {
-            let terms = Terms::from(&datapath.backlog(index, cpu)?);
+            let backlog = datapath.backlog(index, cpu);
+            let terms = Terms::from(&backlog);
             let refused = terms.dropped + terms.limited + terms.shed;
             let before = self.refused.insert(cpu, refused);
-            let filling = terms.queued > limit / 2 || before.is_some_and(|b| b < refused);
+            let crowded = native::backlog_crowded(&backlog, limit);
+            let filling = crowded || before.is_some_and(|b| b < refused);
             if let Some(busy) = busy(cpu) {
                 loads.push(CpuLoad { cpu, busy, filling });
             }
         }
         if !Balance::could_move(&loads) || self.pause.lasts() {
-            return Ok(());
+            return;
         }
-        let map = datapath.rps_map(index)?;
-        let Some(frames) = self.frames(datapath, index, &map)? else {
-            return Ok(());
+        let map = datapath.rps_map(index);
+        let Some(frames) = self.frames(datapath, index, &map) else {
+            return;
         };
         self.pause.begin(frames.iter().any(|frames| *frames > 0));
         let moves = self.balance.moves(&loads, &map, &frames);
         if let Some((_, cpu)) = moves.first() {
             let n = moves.len();
             debug!("{}: {n} slots move to CPU {cpu}; {loads:?}", self.name);
-            datapath.set_rps_map(index, &map.moved(&moves))?;
+            datapath.set_rps_map(index, &map.moved(&moves));
             self.balanced += n as u64;
         }
-        Ok(())
     }
 
     /// By slot of the map, the frames since the last reading of flows that are where the map says, and
     /// for no other reason. The first reading, or the first for long, says nothing.
-    fn frames(
-        &mut self,
-        datapath: &Datapath,
-        index: u32,
-        map: &RpsMap,
-    ) -> Result<Option<[u64; SLOTS]>> {
-        let counters = datapath.rx_queue(index)?;
+    fn frames(&mut self, datapath: &Datapath, index: u32, map: &RpsMap) -> Option<[u64; SLOTS]> {
+        let counters = datapath.rx_queue(index);
         let follow = u32::from(counters.policy) & rx_policy::RX_FOLLOW.0 != 0;
         let polling = load::polling_cpu(&counters);
         let slots = datapath.tables().flow_cnt();
@@ -306,35 +298,30 @@ impl Queue {
         });
         let mut frames = [0; SLOTS];
         let first = index * slots;
-        datapath
-            .tables()
-            .dev_flows(first..first + slots, |slot, flow| {
-                if !reader::in_use(&counters, flow) {
-                    return Ok(true);
-                }
-                let count = Count::of(flow);
-                let place = (slot - first) as usize;
-                now.flows[place] = count;
-                let new = match &before {
-                    Some(before) => {
-                        count.since(before.flows.get(place).copied().unwrap_or_default())
-                    }
-                    None => 0,
-                };
-                let rps_slot = slot_of(flow.hash);
-                let is_at = match Location::from_raw(flow.location) {
-                    Some(Location::Cpu(cpu)) => Some(cpu),
-                    _ => polling,
-                };
-                if new > 0
-                    && is_at == Some(map.raw().location[rps_slot].into())
-                    && !(follow && Location::from_raw(datapath.application(flow.hash)?.1).is_some())
-                {
-                    frames[rps_slot] += u64::from(new);
-                }
-                Ok(true)
-            })?;
-        Ok(before.map(|_| frames))
+        for (slot, flow) in datapath.tables().dev_flows().range(first..first + slots) {
+            if !queue::in_use(&counters, &flow) {
+                continue;
+            }
+            let count = Count::of(&flow);
+            let place = (slot - first) as usize;
+            now.flows[place] = count;
+            let new = match &before {
+                Some(before) => count.since(before.flows.get(place).copied().unwrap_or_default()),
+                None => 0,
+            };
+            let rps_slot = slot_of(flow.hash);
+            let is_at = match Location::from_raw(flow.location) {
+                Some(Location::Cpu(cpu)) => Some(cpu),
+                _ => polling,
+            };
+            if new > 0
+                && is_at == Some(map.raw().location[rps_slot].into())
+                && !(follow && Location::from_raw(datapath.application(flow.hash)).is_some())
+            {
+                frames[rps_slot] += u64::from(new);
+            }
+        }
+        before.map(|_| frames)
     }
 }
 

@@ -3,7 +3,8 @@
 
 use anyhow::Result;
 
-use super::reader::{self, Hints, Queue, Reader};
+use super::queue::{self, Hints, Queue};
+use super::reader::Reader;
 use crate::api::explain::{
     Application, Decision, Drops, Explanation, Explanations, Name, Other, Question, Seen, Unknown,
     Wait,
@@ -15,7 +16,7 @@ use crate::datapath::load::{self, Load};
 use crate::datapath::native;
 use crate::datapath::policy::Base;
 use crate::datapath::rps_map;
-use crate::types::{backlog, rps_dev_flow, rx_policy, rx_queue};
+use crate::types::{backlog, rps_dev_flow, rx_queue};
 
 impl Decision {
     fn of(q: &rx_queue, flow: &rps_dev_flow) -> Option<Self> {
@@ -101,16 +102,15 @@ impl Reader<'_> {
     /// When the maps can't be read.
     pub fn explain(&self, question: &Question) -> Result<Explanations> {
         let mut names = question.names.clone();
-        let (mut in_tables, mut slots_missed) = (0, 0);
+        let mut in_tables = 0;
         if !question.local_ports.is_empty() {
             let query = Query {
                 local_ports: question.local_ports.clone(),
                 limit: question.limit,
                 ..Query::default()
             };
-            let found = self.flows(&query, reader::PATIENCE)?;
+            let found = self.flows(&query)?;
             in_tables = found.total;
-            slots_missed = found.slots - found.slots_read;
             let name = |entry: Entry| entry.flow.map_or(Name::Hash(entry.hash), Name::Flow);
             names.extend(found.flows.into_iter().map(name));
         }
@@ -144,7 +144,6 @@ impl Reader<'_> {
             policy: self.policy,
             device_hash: self.datapath.config().rx_hash,
             not_followed: self.unseen.to_vec(),
-            slots_missed,
         })
     }
 
@@ -158,11 +157,11 @@ impl Reader<'_> {
         let (mut seen, mut others) = (Vec::new(), Vec::new());
         for queue in &self.queues {
             let slot = tables.slot(queue.index, hash);
-            let dev_flow = tables.dev_flow(slot)?;
-            if !reader::in_use(&queue.counters, &dev_flow) {
+            let dev_flow = tables.dev_flows().get(slot);
+            if !queue::in_use(&queue.counters, &dev_flow) {
                 continue;
             }
-            let name = self.name(slot, dev_flow.hash)?;
+            let name = self.name(slot, dev_flow.hash);
             if dev_flow.hash == hash {
                 flow = flow.or(name);
                 seen.push(self.seen(queue, slot, &dev_flow)?);
@@ -175,9 +174,9 @@ impl Reader<'_> {
                 });
             }
         }
-        let (value, _) = self.datapath.application(hash)?;
+        let value = tables.sock_flow(hash);
         let hints = match self.queues.first() {
-            Some(queue) => self.hints(queue, hash)?,
+            Some(queue) => queue.hints(hash, value),
             None => Hints::default(),
         };
         let unknown = match hints.application {
@@ -204,10 +203,7 @@ impl Reader<'_> {
 
     fn unknown(&self, flow: Option<&Flow>, value: u32, unconnected: &[u16]) -> Unknown {
         let config = self.datapath.config();
-        let follows = self
-            .queues
-            .first()
-            .is_some_and(|q| u32::from(q.counters.policy) & rx_policy::RX_FOLLOW.0 != 0);
+        let follows = self.queues.first().is_some_and(Queue::follows);
         let port = flow.and_then(Flow::local_port);
         match self.policy {
             policy if policy.base == Base::Off => Unknown::PolicyOff,
@@ -225,7 +221,8 @@ impl Reader<'_> {
 
     fn seen(&self, queue: &Queue, slot: u32, flow: &rps_dev_flow) -> Result<Seen> {
         let entry = self.entry(queue, slot, flow)?;
-        let hints = self.hints(queue, flow.hash)?;
+        let sock_flow = self.datapath.tables().sock_flow(flow.hash);
+        let hints = queue.hints(flow.hash, sock_flow);
         let slots = self.datapath.tables().flow_cnt();
         let standing = self.standing(queue, flow, &entry)?;
         Ok(Seen {
@@ -239,16 +236,16 @@ impl Reader<'_> {
             decision: Decision::of(&queue.counters, flow),
             queue_dropped: match entry.dropped {
                 0 => None,
-                _ => Some(self.drops(queue)?),
+                _ => Some(self.drops(queue)),
             },
             entry,
         })
     }
 
-    fn drops(&self, queue: &Queue) -> Result<Drops> {
+    fn drops(&self, queue: &Queue) -> Drops {
         let no_mask = String::new();
-        let q = status::Queue::read(self.datapath, queue.index, queue.number, no_mask)?;
-        Ok(Drops::from(&q))
+        let q = status::Queue::read(self.datapath, queue.index, queue.number, no_mask);
+        Drops::from(&q)
     }
 
     fn standing(&self, queue: &Queue, flow: &rps_dev_flow, entry: &Entry) -> Result<Standing> {
@@ -259,9 +256,9 @@ impl Reader<'_> {
         };
         let backlog = |location| match location {
             Location::Cpu(cpu) => self.datapath.backlog(queue.index, cpu),
-            Location::Inline => Ok(backlog::default()),
+            Location::Inline => backlog::default(),
         };
-        let (at, to) = (backlog(entry.location)?, backlog(entry.wanted)?);
+        let (at, to) = (backlog(entry.location), backlog(entry.wanted));
         Ok(Standing {
             last_qtail: flow.last_qtail,
             polls_delivered: queue.counters.polls_delivered,

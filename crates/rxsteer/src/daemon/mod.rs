@@ -8,6 +8,7 @@ mod explain;
 pub mod hotplug;
 pub mod options;
 mod plan;
+mod queue;
 mod reader;
 mod steering;
 

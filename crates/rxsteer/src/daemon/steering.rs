@@ -15,7 +15,7 @@ use super::balancer::Balancer;
 use super::hotplug::{Event, Hotplug};
 use super::options::{Hash, Mode, Options, RpsCpus};
 use super::plan::{Steered, backlog_limit, check, cpus_of, fall_back, find, plan};
-use super::reader::{self, Reader};
+use super::reader::Reader;
 use crate::api::control::{self, Reply, Request};
 use crate::api::flows::{Flows, Most, Query};
 use crate::api::set::Change;
@@ -34,9 +34,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Of how many flows `status` says how much they lost.
 const DROPPED_FLOWS: usize = 5;
-
-/// How long it looks for them: it is asked again and again, when the host has no time to spare.
-const DROPPED_FLOWS_PATIENCE: Duration = Duration::from_millis(100);
 
 /// A socket does not know what hash the device computes for its packets.
 const NO_DEVICE_HASH: &str = "flows can't follow applications by the device's hash, which sockets \
@@ -165,8 +162,8 @@ impl Steering {
                 };
                 let cpus: Vec<u32> = cpus.iter().collect();
                 let queue = steered.first_queue + queue;
-                let map = self.datapath.rps_map(queue)?.spread_over(&cpus);
-                self.datapath.set_rps_map(queue, &map)?;
+                let map = self.datapath.rps_map(queue).spread_over(&cpus);
+                self.datapath.set_rps_map(queue, &map);
                 self.balancer.spread_over(queue, cpus);
             }
         }
@@ -218,7 +215,7 @@ impl Steering {
                 false => "offline: its flows go elsewhere",
             };
             info!("CPU {cpu} is {state}");
-            self.datapath.close_cpu(cpu, true)?;
+            self.datapath.close_cpu(cpu, true);
             self.leaving.retain(|(leaving, _)| *leaving != cpu);
             self.leaving.push((cpu, Drain::of(cpu..cpu + 1)));
         }
@@ -239,7 +236,7 @@ impl Steering {
                 continue;
             }
             self.datapath.remove_cpu(cpu)?;
-            self.datapath.close_cpu(cpu, !self.online.contains(cpu))?;
+            self.datapath.close_cpu(cpu, !self.online.contains(cpu));
             self.leaving.remove(index);
         }
         Ok(())
@@ -281,7 +278,7 @@ impl Steering {
             warn!("some packets were still queued: what follows may overtake them");
         }
         self.datapath.detach();
-        for device in self.accounts()? {
+        for device in self.accounts() {
             for q in device.queues {
                 info!(
                     "{} queue {}: received {} = inline {} + redirected {} + dropped {} + shed {} + \
@@ -326,14 +323,20 @@ impl Steering {
             .devices
             .iter()
             .map(|d| (d.device.name.as_str(), d.device.rx_queues));
-        Reader::new(&self.datapath, devices, self.policy, &self.not_followed)
+        let not_followed = &self.not_followed;
+        Ok(Reader::new(
+            &self.datapath,
+            devices,
+            self.policy,
+            not_followed,
+        ))
     }
 
     fn flows(&mut self, query: &Query) -> Result<Flows> {
         if query.device.is_some() {
             find(&self.devices, query.device.as_deref())?;
         }
-        self.reader()?.flows(query, reader::PATIENCE)
+        self.reader()?.flows(query)
     }
 
     fn set(&mut self, change: &Change) -> Result<Vec<String>> {
@@ -423,7 +426,7 @@ impl Steering {
         Ok(())
     }
 
-    fn accounts(&self) -> Result<Vec<status::Device>> {
+    fn accounts(&self) -> Vec<status::Device> {
         let devices = self.devices.iter().map(|steered| {
             let queues = (0..steered.device.rx_queues)
                 .map(|queue| {
@@ -432,24 +435,24 @@ impl Steering {
                         .get(queue as usize)
                         .map_or(String::new(), |c| c.intersect(&self.online).to_string());
                     let index = steered.first_queue + queue;
-                    Ok(status::Queue {
+                    status::Queue {
                         balanced: self.balancer.balanced(index),
-                        ..status::Queue::read(&self.datapath, index, queue, cpus)?
-                    })
+                        ..status::Queue::read(&self.datapath, index, queue, cpus)
+                    }
                 })
-                .collect::<Result<_>>()?;
-            Ok(status::Device {
+                .collect();
+            status::Device {
                 device: steered.device.name.clone(),
                 ifindex: steered.device.ifindex,
                 mode: steered.mode.to_string(),
                 queues,
-            })
+            }
         });
         devices.collect()
     }
 
     fn status(&self) -> Result<status::Status> {
-        let devices = self.accounts()?;
+        let devices = self.accounts();
         let mut queues = devices.iter().flat_map(|device| &device.queues);
         // The tables are read only for a reason.
         let query = Query {
@@ -458,14 +461,14 @@ impl Steering {
             ..Query::default()
         };
         let dropped_flows = match queues.any(|queue| queue.dropped() > 0) {
-            true => Some(self.reader()?.flows(&query, DROPPED_FLOWS_PATIENCE)?),
+            true => Some(self.reader()?.flows(&query)?),
             false => None,
         };
         Ok(status::Status {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             policy: match self.policy {
-                policy if policy.follows() && !self.datapath.follows(0)? => {
+                policy if policy.follows() && !self.datapath.follows(0) => {
                     policy.without_following()
                 }
                 policy => policy,

@@ -2,14 +2,15 @@
 //! What the data path knows of the host's CPUs: where each one's run queue is, and where else to
 //! process what is for it (`bpf/cpu.h`).
 
+use std::mem::offset_of;
 use std::thread;
 
 use anyhow::{Context, Result, anyhow};
-use libbpf_rs::{Link, MapCore, MapFlags};
+use libbpf_rs::Link;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
-use super::value::{bytes_of, lookup};
+use super::mapped::Mapped;
 use crate::bpf::trace_skel::{OpenTraceProgs, TraceSkel};
 use crate::host::caps;
 use crate::host::cpumask::CpuMask;
@@ -48,25 +49,21 @@ impl Cpus {
         let topology = Topology::host();
         let online = topology.online()?;
         let housekeeping = topology.housekeeping()?;
-        let map = &trace.maps.cpus;
+        let cpus = Mapped::<cpu>::of(&trace.maps.cpus)?;
         for number in online.iter() {
-            let mut value: cpu = lookup(map, number)?;
-            let near = topology.nearest(number, &housekeeping, value.near.len());
-            value.nr_near = near.len() as u32;
-            for (slot, near) in value.near.iter_mut().zip(near) {
-                *slot = near as u16;
+            let mut near = cpu::default().near;
+            let nearest = topology.nearest(number, &housekeeping, near.len());
+            for (slot, near) in near.iter_mut().zip(&nearest) {
+                *slot = *near as u16;
             }
-            map.update(&number.to_ne_bytes(), &bytes_of(&value), MapFlags::ANY)?;
+            cpus.set_field(number, offset_of!(cpu, near), near);
+            cpus.set_field(number, offset_of!(cpu, nr_near), nearest.len() as u32);
         }
         if trace.progs.on_nr_running.autoload() {
             let _learning = trace.progs.on_nr_running.attach_trace()?;
             visit(&online)?;
         }
-        let mut known = true;
-        for number in online.iter() {
-            known &= lookup::<cpu>(map, number)?.rq != 0;
-        }
-        let watching = match known {
+        let watching = match online.iter().all(|number| cpus.get(number).rq != 0) {
             true => None,
             false => Some(trace.progs.on_sched_switch.attach_trace()?),
         };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Bringing flows home, and proving that backlogs are empty (docs/order.md).
 
+use std::mem::offset_of;
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
@@ -10,7 +11,7 @@ use libbpf_rs::{MapCore, MapFlags};
 use super::loaded::Datapath;
 use super::policy::Policy;
 use super::rps_map::RpsMap;
-use crate::types::backlog_closing;
+use crate::types::backlog;
 
 /// Whether CPUs' backlogs have become empty: all that entered has been delivered, and nothing
 /// enters any more.
@@ -48,7 +49,7 @@ impl Drain {
         let mut entered = 0;
         for queue in 0..datapath.nr_queues() {
             for cpu in self.cpus.clone() {
-                entered += datapath.backlog(queue, cpu)?.tail;
+                entered += datapath.backlog(queue, cpu).tail;
                 if !datapath.drained(queue, cpu)? {
                     return Ok(None);
                 }
@@ -69,14 +70,14 @@ impl Datapath {
     /// When a map can't be read or written.
     pub fn bring_home(&self, patience: Duration) -> Result<bool> {
         for queue in 0..self.nr_queues() {
-            self.set_queue(queue, Policy::OFF)?;
+            self.set_queue(queue, Policy::OFF);
         }
         for (map, wait) in [
             (RpsMap::inline(), patience / 2),
             (RpsMap::inline_shed(), patience / 2),
         ] {
             for queue in 0..self.nr_queues() {
-                self.set_rps_map(queue, &map)?;
+                self.set_rps_map(queue, &map);
             }
             if self.drain(wait)? {
                 return Ok(true);
@@ -121,19 +122,14 @@ impl Datapath {
         Ok(())
     }
 
-    /// Whether anybody may want to be in the backlogs for a CPU: not while it is offline.
-    ///
-    /// # Errors
-    /// When the map can't be written.
-    pub fn close_cpu(&self, cpu: u32, closed: bool) -> Result<()> {
+    /// Whether any flow may want to be in the backlogs for a CPU: not while it is offline.
+    pub fn close_cpu(&self, cpu: u32, closed: bool) {
         for queue in 0..self.nr_queues() {
-            let closing = backlog_closing {
-                index: queue * self.nr_cpus + cpu,
-                closed: closed.into(),
-            };
-            self.call(&self.trace.progs.backlog_close, closing)?;
+            let index = queue * self.nr_cpus + cpu;
+            let offset = offset_of!(backlog, closed);
+            self.backlog_counts
+                .set_field(index, offset, u64::from(closed));
         }
-        Ok(())
     }
 
     /// Returns when every program that was running has ended, and with it, since polls run with

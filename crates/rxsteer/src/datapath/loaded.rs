@@ -5,6 +5,7 @@
 //! XDP programs redirect), attach the XDP programs. Everything is held by file descriptors alone,
 //! so that the kernel takes it down with the process, however it ends.
 
+use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use libbpf_rs::{Link, MapCore, MapFlags, ProgramInput, ProgramMut, ProgramType};
 use super::backlogs::{self, Backlogs};
 use super::config::{Config, DeviceConfig};
 use super::cpus::{self, Cpus};
+use super::mapped::Mapped;
 use super::native;
 use super::objects::{Device, constants, lend_maps, load_device, open, set_constants};
 use super::policy::Policy;
@@ -22,13 +24,13 @@ use super::requests::Requests;
 use super::rps_map::RpsMap;
 use super::sockets::Sockets;
 use super::tables::{self, Tables};
-use super::value::{bytes_of, lookup};
+use super::value::bytes_of;
 use crate::bpf::socket_skel::SocketSkelBuilder;
 use crate::bpf::trace_skel::{TraceSkel, TraceSkelBuilder};
 use crate::host::caps;
 use crate::host::device::XdpMode;
 use crate::host::xdp;
-use crate::types::{self, backlog, rx_config, rx_policy, rx_queue, rx_queue_setting};
+use crate::types::{self, backlog, rx_config, rx_policy, rx_queue};
 
 /// The epoch of slots that have one; 0 is that of unset ones.
 pub(super) const FIRST_EPOCH: u16 = 1;
@@ -43,6 +45,9 @@ pub struct Datapath {
     _tracepoints: Vec<Link>,
     pub(super) backlogs: Arc<Backlogs>,
     pub(super) trace: TraceSkel<'static>,
+    rx_queues: Mapped<rx_queue>,
+    rps_maps: Mapped<types::rps_map>,
+    pub(super) backlog_counts: Mapped<backlog>,
     pub(super) tables: Tables,
     pub(super) config: Config,
     pub(super) epoch: u16,
@@ -90,6 +95,8 @@ impl Datapath {
             .load()
             .context("the kernel refused the tracepoint programs")?;
 
+        let rx_queues = Mapped::of(&trace.maps.rx_queues)?;
+        let rps_maps = Mapped::of(&trace.maps.rps_maps)?;
         let mut cpumaps = Vec::new();
         for queue in 0..nr_queues {
             let cpumap = backlogs::create_cpumap(nr_cpus)?;
@@ -101,10 +108,7 @@ impl Datapath {
                 .maps
                 .cpumap_queues
                 .update(&id.to_ne_bytes(), &key, MapFlags::ANY)?;
-            trace
-                .maps
-                .rps_maps
-                .update(&key, &bytes_of(RpsMap::inline().raw()), MapFlags::ANY)?;
+            rps_maps.set(queue, RpsMap::inline().raw());
             cpumaps.push(cpumap);
         }
 
@@ -118,11 +122,7 @@ impl Datapath {
                     epoch: FIRST_EPOCH,
                     ..Default::default()
                 };
-                trace.maps.rx_queues.update(
-                    &queue.to_ne_bytes(),
-                    &bytes_of(&value),
-                    MapFlags::ANY,
-                )?;
+                rx_queues.set(queue, &value);
                 queue += 1;
             }
             loaded.push(Device {
@@ -151,6 +151,9 @@ impl Datapath {
             scheduler: None,
             _tracepoints: tracepoints,
             backlogs: Arc::new(Backlogs::new(cpumaps, config)),
+            backlog_counts: Mapped::of(&trace.maps.backlogs)?,
+            rx_queues,
+            rps_maps,
             trace,
             tables,
             config: config.clone(),
@@ -177,7 +180,7 @@ impl Datapath {
             self.scheduler = Some(Cpus::learn(&self.trace)?);
         }
         for queue in 0..self.nr_queues() {
-            self.set_queue(queue, policy)?;
+            self.set_queue(queue, policy);
         }
         if !policy.follows() {
             self.sockets = None;
@@ -214,33 +217,23 @@ impl Datapath {
         Sockets::attach(open, self.config.unconnected)
     }
 
-    pub(super) fn set_queue(&self, queue: u32, policy: Policy) -> Result<()> {
-        let setting = rx_queue_setting {
-            queue,
-            policy: policy.bits(),
-            epoch: self.epoch,
-        };
-        self.call(&self.trace.progs.rx_queue_set, setting)?;
-        Ok(())
+    /// What a queue's flows follow from now on, and what its slots mean.
+    pub(super) fn set_queue(&self, queue: u32, policy: Policy) {
+        let queues = &self.rx_queues;
+        queues.set_field(queue, offset_of!(rx_queue, policy), policy.bits());
+        queues.set_field(queue, offset_of!(rx_queue, epoch), self.epoch);
     }
 
     /// Whether the queue's flows follow their applications.
-    ///
-    /// # Errors
-    /// When the map can't be read.
-    pub fn follows(&self, queue: u32) -> Result<bool> {
-        Ok(u32::from(self.rx_queue(queue)?.policy) & rx_policy::RX_FOLLOW.0 != 0)
+    pub fn follows(&self, queue: u32) -> bool {
+        u32::from(self.rx_queue(queue).policy) & rx_policy::RX_FOLLOW.0 != 0
     }
 
-    /// The `sock_flow_table`'s entry for a hash, and the location in it: a CPU, `RPS_INLINE` for an
-    /// application that polls, or `RPS_NO_CPU`.
-    ///
-    /// # Errors
-    /// When the map can't be read.
-    pub fn application(&self, hash: u32) -> Result<(u32, u16)> {
-        let entry = self.tables.sock_flow(hash)?;
+    /// Where the `sock_flow_table` has the application of the flow with this hash: a CPU,
+    /// `RPS_INLINE` if it polls, or `RPS_NO_CPU`.
+    pub fn application(&self, hash: u32) -> u16 {
         let mask = tables::cpu_mask(self.nr_cpus);
-        Ok((entry, native::sock_flow_location(entry, hash, mask)))
+        native::sock_flow_location(self.tables.sock_flow(hash), hash, mask)
     }
 
     /// The tables of flows, and their keys.
@@ -306,42 +299,23 @@ impl Datapath {
     }
 
     /// Changes where the queue's flows want to be. They move under the rule of order.
-    ///
-    /// # Errors
-    /// When the map can't be written.
-    pub fn set_rps_map(&self, queue: u32, map: &RpsMap) -> Result<()> {
-        Ok(self.trace.maps.rps_maps.update(
-            &queue.to_ne_bytes(),
-            &bytes_of(map.raw()),
-            MapFlags::ANY,
-        )?)
+    pub fn set_rps_map(&self, queue: u32, map: &RpsMap) {
+        self.rps_maps.set(queue, map.raw());
     }
 
     /// What the queue's map says now.
-    ///
-    /// # Errors
-    /// When the map can't be read.
-    pub fn rps_map(&self, queue: u32) -> Result<RpsMap> {
-        Ok(RpsMap::from_raw(lookup::<types::rps_map>(
-            &self.trace.maps.rps_maps,
-            queue,
-        )?))
+    pub fn rps_map(&self, queue: u32) -> RpsMap {
+        RpsMap::from_raw(self.rps_maps.get(queue))
     }
 
     /// The queue's counters, as they are at this moment.
-    ///
-    /// # Errors
-    /// When the map can't be read.
-    pub fn rx_queue(&self, queue: u32) -> Result<rx_queue> {
-        lookup(&self.trace.maps.rx_queues, queue)
+    pub fn rx_queue(&self, queue: u32) -> rx_queue {
+        self.rx_queues.get(queue)
     }
 
     /// The counters of the queue's backlog for `cpu`. All zero if it does not exist.
-    ///
-    /// # Errors
-    /// When the map can't be read.
-    pub fn backlog(&self, queue: u32, cpu: u32) -> Result<backlog> {
-        lookup(&self.trace.maps.backlogs, queue * self.nr_cpus + cpu)
+    pub fn backlog(&self, queue: u32, cpu: u32) -> backlog {
+        self.backlog_counts.get(queue * self.nr_cpus + cpu)
     }
 
     /// Queues over all devices.
@@ -361,17 +335,9 @@ impl Datapath {
 
     /// Declares that nothing from before is on its way: flows of this queue may go anywhere at
     /// once. Only true where no packet can have come, as for a program that is never attached.
-    ///
-    /// # Errors
-    /// When the map can't be written.
-    pub fn settle(&self, queue: u32) -> Result<()> {
-        let mut value = self.rx_queue(queue)?;
-        value.first_epoch = self.epoch;
-        Ok(self.trace.maps.rx_queues.update(
-            &queue.to_ne_bytes(),
-            &bytes_of(&value),
-            MapFlags::ANY,
-        )?)
+    pub fn settle(&self, queue: u32) {
+        let first_epoch = offset_of!(rx_queue, first_epoch);
+        self.rx_queues.set_field(queue, first_epoch, self.epoch);
     }
 
     /// The stream of requests for backlogs.

@@ -8,6 +8,7 @@ mod drain;
 pub mod flow;
 pub mod load;
 mod loaded;
+mod mapped;
 pub mod native;
 mod objects;
 pub mod policy;

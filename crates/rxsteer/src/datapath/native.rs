@@ -35,6 +35,25 @@ unsafe extern "C" {
         hash: u32,
         cpu: u32,
     ) -> rx_verdict;
+    fn native_rx_usable(facts: *mut rx_facts, b: *mut backlog, location: u16, cpu: u32) -> u16;
+    fn native_rx_base(
+        facts: *mut rx_facts,
+        q: *mut rx_queue,
+        backlogs: *mut backlog,
+        map: *const rps_map,
+        hash: u32,
+        cpu: u32,
+        followed: *mut bool,
+    ) -> u16;
+    fn native_rx_wanted(
+        facts: *mut rx_facts,
+        q: *mut rx_queue,
+        backlogs: *mut backlog,
+        map: *const rps_map,
+        flow: *mut rps_dev_flow,
+        cpu: u32,
+    ) -> u16;
+    fn native_backlog_crowded(facts: *mut rx_facts, b: *const backlog) -> bool;
     fn native_load_polled(
         q: *mut rx_queue,
         start: u64,
@@ -124,6 +143,67 @@ pub fn rx_steer(
 
 fn check(facts: &rx_facts, backlogs: &[backlog]) {
     assert!(facts.nr_cpus <= u64::BITS && facts.nr_cpus as usize <= backlogs.len());
+}
+
+/// A CPU as a location of flows that `cpu` polls (policy.h, `rx_usable`). Of the facts it needs
+/// `nr_cpus` alone.
+///
+/// # Panics
+/// When there are fewer `backlogs` than CPUs.
+pub fn rx_usable(facts: &mut rx_facts, backlogs: &[backlog], location: u16, cpu: u32) -> u16 {
+    assert!(facts.nr_cpus as usize <= backlogs.len());
+    // SAFETY: the callee only reads the backlogs, of CPUs below `nr_cpus`.
+    unsafe { native_rx_usable(facts, backlogs.as_ptr().cast_mut(), location, cpu) }
+}
+
+/// Where the tables have the flow with this hash, polled by `cpu`, and whether that is where its
+/// application is (policy.h, `rx_base`). Of the facts it needs `nr_cpus`, `cpu_mask` and `sock_flow`.
+///
+/// # Panics
+/// When there are fewer `backlogs` than CPUs.
+pub fn rx_base(
+    facts: &mut rx_facts,
+    q: &rx_queue,
+    backlogs: &[backlog],
+    map: &rps_map,
+    hash: u32,
+    cpu: u32,
+) -> (u16, bool) {
+    assert!(facts.nr_cpus as usize <= backlogs.len());
+    let (mut q, mut followed) = (*q, false);
+    let backlogs = backlogs.as_ptr().cast_mut();
+    // SAFETY: the callee only reads the backlogs, of CPUs below `nr_cpus`, and keeps nothing.
+    let base = unsafe { native_rx_base(facts, &mut q, backlogs, map, hash, cpu, &mut followed) };
+    (base, followed)
+}
+
+/// Where the flow wants to be at a packet that `cpu` polls, no new window having begun
+/// (policy.h, `rx_wanted`).
+///
+/// # Panics
+/// As [`rx_steer`].
+pub fn rx_wanted(
+    facts: &mut rx_facts,
+    q: &mut rx_queue,
+    backlogs: &mut [backlog],
+    map: &rps_map,
+    flow: &mut rps_dev_flow,
+    cpu: u32,
+) -> u16 {
+    check(facts, backlogs);
+    // SAFETY: the callee keeps none of these, and no index but CPUs below `nr_cpus`.
+    unsafe { native_rx_wanted(facts, q, backlogs.as_mut_ptr(), map, flow, cpu) }
+}
+
+/// Whether more than half of the frames that may wait in a backlog do; `limit` of them may
+/// (backlog.h).
+pub fn backlog_crowded(b: &backlog, limit: u32) -> bool {
+    let mut facts = rx_facts {
+        limit: limit.into(),
+        ..Default::default()
+    };
+    // SAFETY: the callee only reads the two.
+    unsafe { native_backlog_crowded(&mut facts, b) }
 }
 
 /// A poll of the queue has ended that lasted from `start` to `now`, in ns, an application's if `busy`;

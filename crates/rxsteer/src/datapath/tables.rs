@@ -5,23 +5,18 @@
 //! Memory: an entry of the `sock_flow_table` has 4 bytes as in the kernel, and 8 more for the thread;
 //! a slot of a `dev_flow_table` has 64, and its key 40 more.
 
-use std::ops::Range;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use anyhow::{Context, Result, anyhow};
 use libbpf_rs::{MapHandle, MapType};
-use nix::errno::Errno;
 
 use super::config::{Config, RPS_FLOW_CNT};
+use super::mapped::Mapped;
 use super::native;
-use super::value::lookup;
 use crate::types::{flow_key, rps_dev_flow, rps_sock_flow};
 
 /// Entries of the `sock_flow_table` in one element of its map.
 const SOCK_FLOWS: u32 = (size_of::<rps_sock_flow>() / size_of::<u32>()) as u32;
-
-/// Slots read in one system call.
-const BATCH: u32 = 4096;
 
 /// See the module's documentation.
 pub struct Tables {
@@ -29,6 +24,9 @@ pub struct Tables {
     sock_flow_consumers: MapHandle,
     dev_flow_tables: MapHandle,
     flow_keys: MapHandle,
+    sock_flows: Mapped<rps_sock_flow>,
+    dev_flows: Mapped<rps_dev_flow>,
+    keys: Mapped<flow_key>,
     sock_flow_entries: u32,
     flow_cnt: u32,
 }
@@ -64,22 +62,27 @@ impl Tables {
         let array = |name, size: usize, entries: u32| {
             let opts = libbpf_sys::bpf_map_create_opts {
                 sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
-                // Nobody maps them: but only then does the first element begin a cache line.
                 map_flags: libbpf_sys::BPF_F_MMAPABLE,
                 ..Default::default()
             };
             MapHandle::create(MapType::Array, Some(name), 4, size as u32, entries, &opts)
                 .with_context(|| format!("no memory for {entries} × {size} bytes of {name}"))
         };
+        let sock_flow_table = array(
+            "sock_flow_table",
+            size_of::<rps_sock_flow>(),
+            sock_flow_entries.div_ceil(SOCK_FLOWS),
+        )?;
+        let dev_flow_tables = array("dev_flow_tables", size_of::<rps_dev_flow>(), slots)?;
+        let flow_keys = array("flow_keys", size_of::<flow_key>(), slots)?;
         Ok(Self {
-            sock_flow_table: array(
-                "sock_flow_table",
-                size_of::<rps_sock_flow>(),
-                sock_flow_entries.div_ceil(SOCK_FLOWS),
-            )?,
+            sock_flows: Mapped::of(&sock_flow_table)?,
+            dev_flows: Mapped::of(&dev_flow_tables)?,
+            keys: Mapped::of(&flow_keys)?,
+            sock_flow_table,
             sock_flow_consumers: array("sock_flow_consumers", size_of::<u64>(), sock_flow_entries)?,
-            dev_flow_tables: array("dev_flow_tables", size_of::<rps_dev_flow>(), slots)?,
-            flow_keys: array("flow_keys", size_of::<flow_key>(), slots)?,
+            dev_flow_tables,
+            flow_keys,
             sock_flow_entries,
             flow_cnt,
         })
@@ -113,76 +116,21 @@ impl Tables {
     }
 
     /// The `sock_flow_table`'s entry for a hash (tables.h, `sock_flow_entry()`).
-    ///
-    /// # Errors
-    /// When the map can't be read.
-    pub fn sock_flow(&self, hash: u32) -> Result<u32> {
+    pub fn sock_flow(&self, hash: u32) -> u32 {
         let index = hash & self.sock_flow_mask();
-        let line = index / SOCK_FLOWS;
-        let flows: rps_sock_flow = lookup(&self.sock_flow_table, line)?;
-        Ok(flows.ents[(index % SOCK_FLOWS) as usize])
+        let flows = self.sock_flows.get(index / SOCK_FLOWS);
+        flows.ents[(index % SOCK_FLOWS) as usize]
     }
 
-    /// Shows `each` these slots of all queues' `dev_flow_table`s, which lie one behind the other, with
-    /// their numbers, until it says false.
-    ///
-    /// # Errors
-    /// When the map can't be read, or that of `each`.
-    pub fn dev_flows(
-        &self,
-        slots: Range<u32>,
-        mut each: impl FnMut(u32, &rps_dev_flow) -> Result<bool>,
-    ) -> Result<()> {
-        let map = self.dev_flow_tables.as_fd().as_raw_fd();
-        let mut keys = vec![0u32; BATCH as usize];
-        let mut flows = vec![rps_dev_flow::default(); BATCH as usize];
-        // The slot before the next one; before the first is any that the map does not have.
-        let mut last = slots.start.wrapping_sub(1);
-        let mut left = slots.len() as u32;
-        while left > 0 {
-            let mut count = left.min(BATCH);
-            // SAFETY: there is room for BATCH keys and values of the map's types, and for a key.
-            let ret = unsafe {
-                libbpf_sys::bpf_map_lookup_batch(
-                    map,
-                    (&raw mut last).cast(),
-                    (&raw mut last).cast(),
-                    keys.as_mut_ptr().cast(),
-                    flows.as_mut_ptr().cast(),
-                    &mut count,
-                    std::ptr::null(),
-                )
-            };
-            // libbpf returns the error number, negative; this one says that these are the last.
-            match Errno::from_raw(-ret) {
-                _ if ret == 0 => left -= count,
-                Errno::ENOENT => left = 0,
-                e => return Err(e).context("reading the flow tables"),
-            }
-            for (slot, flow) in keys.iter().zip(&flows).take(count as usize) {
-                if !each(*slot, flow)? {
-                    return Ok(());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// One of them.
-    ///
-    /// # Errors
-    /// When the map can't be read.
-    pub fn dev_flow(&self, slot: u32) -> Result<rps_dev_flow> {
-        lookup(&self.dev_flow_tables, slot)
+    /// The slots of all queues' `dev_flow_table`s, which lie one behind the other.
+    pub fn dev_flows(&self) -> &Mapped<rps_dev_flow> {
+        &self.dev_flows
     }
 
     /// The key of the flow that a slot of these was last set for. The slot may have another flow
     /// since it was read: see that the key has its hash.
-    ///
-    /// # Errors
-    /// When the map can't be read.
-    pub fn flow_key(&self, slot: u32) -> Result<flow_key> {
-        lookup(&self.flow_keys, slot)
+    pub fn flow_key(&self, slot: u32) -> flow_key {
+        self.keys.get(slot)
     }
 
     /// The number, over all queues, of the slot that a hash chooses.

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Values of maps as their types.
 
-use anyhow::{Result, anyhow};
-use libbpf_rs::{MapCore, MapFlags};
-
 /// The bytes of a value that has come from, or goes to, a map of that type.
 pub(crate) fn bytes_of<T: Copy>(value: &T) -> Vec<u8> {
     // SAFETY: `T` is one of the skeleton's plain C structs, whose padding is named in types.h.
@@ -15,12 +12,4 @@ pub(super) fn read<T: Copy>(bytes: &[u8]) -> Option<T> {
     (bytes.len() >= size_of::<T>())
         // SAFETY: long enough, and `T` is a plain C struct of integers.
         .then(|| unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
-}
-
-pub(crate) fn lookup<T: Copy>(map: &impl MapCore, index: u32) -> Result<T> {
-    let bytes = map.lookup(&index.to_ne_bytes(), MapFlags::ANY)?;
-    bytes
-        .as_deref()
-        .and_then(read)
-        .ok_or_else(|| anyhow!("no entry {index} in {}", map.name().display()))
 }

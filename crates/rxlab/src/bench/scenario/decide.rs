@@ -262,8 +262,8 @@ pub(super) fn subject(
     // Measured on CPU 0, so that CPU 1 is another; on a host with a single CPU
     // the kernel makes no backlog for it, and that is an error.
     datapath.backlogs().make(0, 1)?;
-    datapath.set_rps_map(0, &RpsMap::inline().spread_over(&[1]))?;
-    datapath.settle(0)?;
+    datapath.set_rps_map(0, &RpsMap::inline().spread_over(&[1]));
+    datapath.settle(0);
     datapath.steer_by(subject.policy())?;
     Ok(datapath)
 }

@@ -44,13 +44,6 @@ pub fn render(answer: &Answer) -> String {
             all.total
         );
     }
-    if all.slots_missed > 0 {
-        let _ = writeln!(
-            out,
-            "\n{} slots of the tables could not be read in time: there may be more flows",
-            all.slots_missed
-        );
-    }
     out
 }
 

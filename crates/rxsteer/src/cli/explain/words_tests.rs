@@ -69,7 +69,6 @@ fn text_under(policy: Policy, explanation: Explanation) -> String {
             policy,
             device_hash: false,
             not_followed: vec!["unconnected UDP sockets are not followed".to_owned()],
-            slots_missed: 0,
         },
     })
 }
