@@ -179,7 +179,7 @@ static __always_inline bool sock_is_shared(struct bpf_sock *sk)
 
 /*
  * A datagram on its way to an application that asks for its sender: the only place where the flow
- * of an unconnected socket has a name. Connected ones have been seen above.
+ * of an unconnected socket has a name. Connected sockets are seen by the programs above.
  */
 static __always_inline bool peer_ports(struct bpf_sock_addr *ctx, __be32 *ports, bool *polls)
 {

@@ -274,3 +274,44 @@ fn no_file_is_long() {
     assert!(nr_files > 150, "{nr_files} files found");
     assert!(long.is_empty(), "longer than {LONGEST} lines: {long:#?}");
 }
+
+/// Lines of C that stand where they may not: programs and maps in headers other than maps.h, helpers
+/// and kernel reads in core/.
+fn misplaced(path: &Path, text: &str) -> Vec<String> {
+    let header = path.extension().is_some_and(|extension| extension == "h");
+    let core = path.parent().is_some_and(|folder| folder.ends_with("core"));
+    let may_not = |line: &str| {
+        (header && !path.ends_with("maps.h") && line.contains("SEC("))
+            || (core && (line.contains("bpf_") || line.contains("BPF_")))
+    };
+    let lines = text.lines().filter(|line| may_not(line));
+    lines
+        .map(|line| format!("{}: {line}", path.display()))
+        .collect()
+}
+
+#[test]
+fn programs_and_maps_are_where_they_are_looked_for() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("bpf");
+    let mut nr_files = 0;
+    for folder in [root.clone(), root.join("core"), root.join("native")] {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_file() {
+                let text = fs::read_to_string(&path).unwrap();
+                assert_eq!(misplaced(&path, &text), [""; 0]);
+                nr_files += 1;
+            }
+        }
+    }
+    assert!(nr_files > 20, "{nr_files} files found");
+    // The control.
+    for (path, line) in [
+        ("bpf/cpu.h", "SEC(\"tp_btf/napi_poll\")"),
+        ("bpf/core/steer.h", "now = bpf_ktime_get_ns();"),
+        ("bpf/core/steer.h", "b = BPF_CORE_READ(task, pid);"),
+    ] {
+        assert_eq!(misplaced(Path::new(path), line).len(), 1, "{path}");
+    }
+    assert!(misplaced(Path::new("bpf/maps.h"), "} cpus SEC(\".maps\");").is_empty());
+}

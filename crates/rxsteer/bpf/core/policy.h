@@ -3,7 +3,7 @@
  * policy.h: where a flow wants to be: by the tables, and by what the CPUs are doing
  * (docs/policy.md). Whether it may go there is steer.h's.
  *
- * Plain C without helpers, maps or a clock (types.h); asks through the functions of rx.h.
+ * Plain C without helpers, maps or a clock (types.h); asks through the functions of env.h.
  */
 #pragma once
 

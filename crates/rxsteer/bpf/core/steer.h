@@ -3,7 +3,7 @@
  * steer.h: from a flow's hash to the location where its packet is processed: where the flow
  * wants to be, and whether it may go there (docs/order.md).
  *
- * Plain C without helpers, maps or a clock (types.h); asks through the functions of rx.h.
+ * Plain C without helpers, maps or a clock (types.h); asks through the functions of env.h.
  */
 #pragma once
 

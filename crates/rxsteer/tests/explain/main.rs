@@ -45,7 +45,7 @@ fn a_sockets_flow_is_found_by_all_its_names() -> Result<()> {
         let received = rest(&active)?;
 
         let list = flows(&dut.netns, 10)?;
-        assert_eq!((list.total, list.slots), (1, RPS_FLOW_CNT.into()));
+        assert_eq!((list.total, list.slots % u64::from(RPS_FLOW_CNT)), (1, 0));
         let [entry] = &list.flows[..] else {
             panic!("{list:?}");
         };

@@ -334,7 +334,7 @@ impl Path {
         }
     }
 
-    /// `on_cpumap_kthread()` in rx.bpf.c
+    /// `on_cpumap_kthread()` in trace.bpf.c
     fn thread_traced(&mut self, cpu: u32, entry: &mut Entry, traced: Traced) {
         let b = &mut self.backlogs[cpu as usize];
         if !std::mem::replace(&mut entry.learnt, true) {

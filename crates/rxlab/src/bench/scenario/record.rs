@@ -2,7 +2,7 @@
 //! `record`: what it costs an application that rxsteer notes where it runs.
 //!
 //! Calls that find nothing to read are the cheapest there are, and pass the same tracepoint: what
-//! they cost more with the programs of `bpf/socket.h` attached is the cost of these.
+//! they cost more with the programs of `bpf/socket.bpf.c` attached is the cost of these.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -27,7 +27,7 @@ const CALLS: u32 = 1000;
 /// Does one call.
 type Call = Box<dyn FnMut() -> std::io::Result<()> + Send>;
 
-/// Without the programs of `bpf/socket.h`, and with them.
+/// Without the programs of `bpf/socket.bpf.c`, and with them.
 const MODES: [&str; 2] = ["none", SUBJECT];
 
 /// The scenario.
