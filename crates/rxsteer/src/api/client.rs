@@ -31,8 +31,7 @@ pub fn status() -> Result<status::Status> {
     })
 }
 
-/// Changes a running rxsteer without reordering packets. Returns the resulting settings, one per
-/// line.
+/// Changes a running rxsteer without reordering packets. Returns the new settings, one per line.
 ///
 /// # Errors
 /// When none runs, or the change is not possible; nothing has changed then.
@@ -65,8 +64,7 @@ pub fn explain(question: Question) -> Result<Explanations> {
     })
 }
 
-/// Returns the busy-poll counters of this network namespace; `None` if no rxsteer lets sockets poll
-/// there.
+/// Returns the busy-poll counters; `None` if no rxsteer lets sockets poll in this namespace.
 ///
 /// # Errors
 /// When it does not answer.

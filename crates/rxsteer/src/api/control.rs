@@ -169,8 +169,7 @@ pub fn ask_if_there(request: &Request) -> Result<Option<Reply>> {
     )?))
 }
 
-/// Answers one waiting client, if any. Requests are read only from root and from the user of this
-/// process.
+/// Answers one waiting client, if any. Only root and the user of this process are served.
 pub fn serve(listener: &UnixListener, answer: impl FnOnce(Request) -> Reply) {
     if let Ok((stream, _)) = listener.accept()
         && let Err(e) = serve_one(&stream, answer)

@@ -195,8 +195,7 @@ pub struct Seen {
     pub waits: Option<Wait>,
     /// The load's part in the decision; null if the tables alone decide.
     pub decision: Option<Decision>,
-    /// Drops of the queue by cause, since they are not counted per flow; null if the flow lost
-    /// nothing.
+    /// The queue's drops by cause, not counted per flow; null if the flow lost nothing.
     pub queue_dropped: Option<Drops>,
 }
 
@@ -269,8 +268,7 @@ pub struct Explanations {
     pub devices: Vec<String>,
     /// The policy in effect.
     pub policy: Policy,
-    /// Flows are hashed by the device: a flow named by its addresses is found only if its packets
-    /// had no such hash.
+    /// Flows are hashed by the device; those with such a hash are not found by their addresses.
     pub device_hash: bool,
     /// Messages about flows that can't follow their applications on this host.
     pub not_followed: Vec<String>,

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Questions and answers of `flows`: the flows of a running rxsteer, with present and wanted
-//! location.
+//! Questions and answers of `flows`: the flows of a running rxsteer, with their locations.
 
 use std::fmt;
 use std::str::FromStr;
@@ -91,8 +90,7 @@ pub enum Reason {
     PolicyOff,
     /// All candidate CPUs are offline: the flow stays where it is received.
     Offline,
-    /// The location at its last packet: the load was not consulted for it, or the tables have
-    /// changed since.
+    /// As at its last packet: the load was not consulted, or the tables have changed since.
     Undecided,
     /// INLINE: the polling CPU has room.
     Room,
@@ -157,8 +155,7 @@ pub struct Entry {
     pub dropped: u32,
     /// Changes of location since then.
     pub moves: u32,
-    /// Time since its last packet, in steps of the kernel's tick and modulo 2³² ticks (49 days at
-    /// 1000 Hz).
+    /// Time since its last packet, in kernel ticks and modulo 2³² ticks (49 days at 1000 Hz), s.
     pub idle_seconds: f64,
     /// Its packets are dropped until it can leave a full backlog.
     pub shed: bool,

@@ -2,7 +2,7 @@
 //! Busy polling for unmodified applications: a call that waits for a packet first polls the
 //! device's receive queue for a bounded time. The kernel does this for sockets with SO_BUSY_POLL,
 //! and for epoll instances with busy-poll parameters (Linux 6.9). This module sets both in other
-//! processes, temporarily.
+//! processes.
 
 mod poller;
 pub(crate) mod process;
@@ -49,8 +49,7 @@ impl Service {
     /// by rules have ended. Then restores everything.
     ///
     /// # Errors
-    /// When a process named by a rule may not be traced, or the kernel has no busy polling.
-    /// Everything is restored then.
+    /// When a rule's process may not be traced, or the kernel has no busy polling; restores then.
     pub fn serve(self, stop: BorrowedFd<'_>) -> Result<()> {
         let Self {
             listener,
@@ -91,8 +90,7 @@ impl Service {
     }
 }
 
-/// Lets poll(), select() and epoll instances of the whole host poll, for the longest time of a
-/// rule.
+/// Lets poll(), select() and epoll of the whole host poll, for the longest time of a rule.
 fn poll_host_wide(rules: &[Rule]) -> Result<Setting> {
     let usecs = rules.iter().map(|rule| rule.usecs).max().unwrap_or(0);
     let setting = Setting::keep("/proc/sys/net/core/busy_poll")?;

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Finds the sockets that rules select, enables polling, and pauses it for processes that find too
-//! little.
+//! Finds the sockets that rules select, and enables or pauses polling.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -25,8 +24,7 @@ const TICK: Duration = Duration::from_millis(100);
 const TICKS_MAX: Duration = Duration::from_secs(2);
 const REST: u32 = 20;
 
-/// Sockets to remember that no process with a rule has open any more; another process may have
-/// them.
+/// Limit of remembered sockets that no process with a rule has open; another process may.
 const GONE_MAX: usize = 1024;
 
 /// An adaptive rule judges a process at least this long, and after at least this number of waits.
@@ -358,8 +356,7 @@ impl Poller {
         self.guardian.end()
     }
 
-    /// Handles an error from a process: ignores it if the process has ended, logs it once, or
-    /// fails.
+    /// Handles an error: ignored if the process has ended, logged once, or returned.
     fn give_up(&mut self, chosen: &Chosen, error: anyhow::Error) -> Result<()> {
         let Target { pid, comm, .. } = &chosen.target;
         if let Ok(stats) = &self.stats {
@@ -391,8 +388,7 @@ impl Poller {
         }
     }
 
-    /// Sets the new sockets and epoll instances of a process; adds the inodes of its sockets to
-    /// `inodes`.
+    /// Sets a process's new sockets and epoll instances; adds its sockets to `inodes`.
     fn look_at(&mut self, chosen: &mut Chosen, inodes: &mut HashSet<u64>) -> Result<()> {
         let opened = chosen.target.opened()?;
         // Listeners are set last: connections found now were accepted before.
@@ -458,8 +454,7 @@ impl Poller {
         if polls {
             let now = chosen.set;
             let found = Polling::of_socket(&socket)?;
-            // A socket that has the settings already: accepted on a listener that was set here, or
-            // set by its application.
+            // Already as wanted: accepted on a listener that was set here, or set otherwise.
             let before = match port.flatten().and_then(|port| self.listeners.get(&port)) {
                 Some(before) if found == now => *before,
                 _ => found,
@@ -523,8 +518,7 @@ impl Poller {
         Ok(())
     }
 
-    /// Forgets closed sockets. `inodes` are those of all processes with a rule; other processes may
-    /// have received some.
+    /// Forgets closed sockets: those neither in `inodes` nor open in a process without a rule.
     fn forget(&mut self, inodes: &HashSet<u64>) -> Result<()> {
         for (inode, socket) in &mut self.sockets {
             socket.gone = !inodes.contains(inode);

@@ -190,8 +190,7 @@ fn shares_netns(link: &Path) -> bool {
     own.is_ok_and(|own| inode(link).is_ok_and(|theirs| theirs == own))
 }
 
-/// Whether /proc/PID/cgroup names cgroup `wanted` (v2) or one below it. `wanted` may start with the
-/// mount point.
+/// Whether /proc/PID/cgroup names `wanted` (v2, with or without mount point) or one below it.
 fn is_in(cgroups: &str, wanted: &Path) -> bool {
     let mounts = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
     let below = mounts

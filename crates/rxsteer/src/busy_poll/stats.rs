@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_counts_of_a_thread() {
+    fn voluntary_switches_are_read() {
         let status = "Name:\tsleep\nvoluntary_ctxt_switches:\t17\nnonvoluntary_ctxt_switches:\t4\n";
         assert_eq!(voluntary_switches(status), 17);
         assert_eq!(voluntary_switches(""), 0);

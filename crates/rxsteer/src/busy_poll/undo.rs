@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_as_it_was_made_goes_back_to_what_it_was_first() {
+    fn unchanged_sockets_get_their_first_settings_back() {
         let less = Polling { usecs: 20, ..ON };
         let mut changes = Changes::default();
         changes.add(socket(1, None, OFF, less));

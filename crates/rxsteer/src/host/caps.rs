@@ -43,9 +43,8 @@ impl fmt::Display for Missing {
 /// The oldest kernel that the data path was read against and tested on.
 const OLDEST_KERNEL: (u32, u32) = (6, 1);
 
-/// Capabilities by their number in linux/capability.h. They allow, in order, to attach XDP, to load
-/// tracing programs, to create maps and programs, and to open a running rxsteer's maps by id
-/// (bpf_get_fd_by_id).
+/// Capabilities by their number in linux/capability.h. For: attaching XDP; tracing programs; maps
+/// and programs; opening a running rxsteer's maps by id (bpf_get_fd_by_id).
 const CAPABILITIES: [(u32, &str); 4] = [
     (12, "CAP_NET_ADMIN"),
     (38, "CAP_PERFMON"),
@@ -53,9 +52,8 @@ const CAPABILITIES: [(u32, &str); 4] = [
     (21, "CAP_SYS_ADMIN"),
 ];
 
-/// Tracepoints that the data path requires. The first three account for frames that a backlog took,
-/// that its ring refused, and that never reached a backlog. A flow can leave INLINE only after
-/// napi_poll has reported the end of a poll.
+/// Required tracepoints. The first three count frames that a backlog took, that its ring refused,
+/// and that never reached one. No flow leaves INLINE before napi_poll reports the end of a poll.
 const TRACEPOINTS: [&str; 4] = [
     "xdp_cpumap_kthread",
     "xdp_cpumap_enqueue",
@@ -368,7 +366,7 @@ mod tests {
 
     /// include/linux/netdevice.h since 5.11.
     #[test]
-    fn the_kernel_names_the_bit() {
+    fn btf_has_the_busy_poll_bit() {
         if Path::new(VMLINUX_BTF).exists() {
             assert_eq!(napi_state_in_busy_poll().unwrap(), 1 << 6);
         }

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! CPU times from /proc/stat. The procfs crate doesn't tell which CPU a line belongs to when a CPU
-//! is offline.
+//! CPU times from /proc/stat. The procfs crate loses CPU numbers when a CPU is offline.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -42,8 +41,7 @@ pub fn busy_shares(before: &[CpuTimes], after: &[CpuTimes], seconds: f64) -> BTr
     after.iter().map(share).collect()
 }
 
-/// Columns: user nice system idle iowait irq softirq steal (proc(5)). User time includes guest
-/// time.
+/// Columns: user (includes guest) nice system idle iowait irq softirq steal (proc(5)).
 fn parse_cpu_times(text: &str, tick_ns: u64) -> Result<Vec<CpuTimes>> {
     let mut times = Vec::new();
     for line in text.lines() {

@@ -65,8 +65,7 @@ impl CpuMask {
         Ok(Self(cpus))
     }
 
-    /// Reads the kernel's bitmap form (`ff`, `f,ffffffff`), as in `rps_cpus`; a leading `0x` is
-    /// accepted.
+    /// Reads the kernel's bitmap form (`ff`, `f,ffffffff`), as in `rps_cpus`; accepts `0x`.
     pub fn parse_mask(text: &str) -> Result<Self, CpuMaskError> {
         let digits = strip_0x(text.trim());
         let not_mask = || CpuMaskError::NotMask(text.trim().to_string());

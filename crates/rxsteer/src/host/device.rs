@@ -92,8 +92,7 @@ impl Device {
     /// Reads the facts about device `name`.
     ///
     /// # Errors
-    /// When there is no such device (the message lists those that exist), or a query of the kernel
-    /// fails.
+    /// When no such device exists (the message lists the others), or a query fails.
     pub fn open(name: &str) -> Result<Self> {
         let Ok(ifindex) = if_nametoindex(name) else {
             bail!(
@@ -111,8 +110,7 @@ impl Device {
         }
         let (xdp, features) = query_xdp(ifindex)
             .with_context(|| format!("cannot ask the kernel for the XDP program on {name}"))?;
-        // libbpf reports no features both for a driver without them and for a kernel that is too
-        // old.
+        // libbpf reports no features also on kernels before 6.3.
         let native_xdp = netdev::is_known()?.then_some(
             features & (NETDEV_XDP_ACT_BASIC | NETDEV_XDP_ACT_REDIRECT)
                 == NETDEV_XDP_ACT_BASIC | NETDEV_XDP_ACT_REDIRECT,

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A child process that restores what this process has changed, also after a crash or SIGKILL. The
-//! parent writes each change as a line to the child's standard input; end of file starts the
-//! restore.
+//! A child process that restores what this process has changed, also after SIGKILL. It reads the
+//! changes line by line from its standard input; end of file starts the restore.
 
 use std::fs::File;
 use std::io::{self, BufRead, Write};
@@ -17,8 +16,7 @@ use serde::de::DeserializeOwned;
 pub struct Guardian(Child);
 
 impl Guardian {
-    /// Starts this program with the hidden `command`. The child holds `lock`, if given, until
-    /// everything is restored.
+    /// Starts this program with the hidden `command`. It holds `lock` until all is restored.
     ///
     /// # Errors
     /// When the process can't be started.
@@ -69,8 +67,7 @@ impl Drop for Guardian {
     }
 }
 
-/// Runs in the child: passes each change to `keep`, and returns at end of file. SIGINT, SIGTERM and
-/// SIGHUP are blocked.
+/// Runs in the child, with signals blocked: passes each change to `keep` until end of file.
 ///
 /// # Errors
 /// When standard input can't be read.

@@ -9,8 +9,7 @@ use super::netdev::Napi;
 use super::topology::Topology;
 
 impl Topology {
-    /// The CPU that receives packets of queue `queue` of `device`; `None` if unknown or not a
-    /// single CPU.
+    /// The CPU that receives packets of a device's queue; `None` unless exactly one is known.
     ///
     /// For threaded NAPI it is the thread's affinity, otherwise the interrupt's effective affinity.
     /// `napis` are the device's instances ([`crate::host::netdev::napis`]). They are used only if
@@ -50,8 +49,7 @@ impl Topology {
         CpuMask::parse_list(&list).ok()?.first()
     }
 
-    /// The interrupt of a receive queue, found by the names that drivers use; `None` unless exactly
-    /// one matches.
+    /// The interrupt of a receive queue, by drivers' names; `None` unless exactly one matches.
     pub(crate) fn named_interrupt(&self, device: &str, queue: u32) -> Option<u32> {
         let own = self.device_interrupts(device);
         let parent = fs::canonicalize(self.path(&format!("sys/class/net/{device}/device")))
@@ -87,8 +85,7 @@ impl Topology {
     }
 
     /// The thread `napi/DEVICE-ID` of a queue. NAPI ids ascend with a device's queues. `None`
-    /// unless there is one thread per queue: a device in another network namespace may have the
-    /// same name.
+    /// unless there is one thread per queue: names repeat in other network namespaces.
     pub(crate) fn napi_thread(&self, device: &str, queue: u32, nr_queues: u32) -> Option<u32> {
         let threads = kthread::numbered(&self.path("proc"), &format!("napi/{device}-"));
         (threads.len() == nr_queues as usize).then(|| threads.get(queue as usize).map(|t| t.1))?

@@ -5,8 +5,7 @@ use std::fs;
 use std::path::Path;
 
 /// The threads named `prefix` followed by a number, as pairs of that number and the process id,
-/// ordered by number. Empty if `proc` can't be read. Before 5.17 the kernel cuts a thread's name at
-/// 15 bytes.
+/// ordered by number. Empty if `proc` can't be read. Before 5.17 names are cut at 15 bytes.
 pub fn numbered(proc: &Path, prefix: &str) -> Vec<(u32, u32)> {
     let Ok(entries) = fs::read_dir(proc) else {
         return Vec::new();

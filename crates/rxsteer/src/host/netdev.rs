@@ -26,16 +26,14 @@ pub struct Napi {
     pub settings: Settings,
 }
 
-/// How a NAPI instance is scheduled (Documentation/networking/napi.rst). `None`: unknown, or to be
-/// left unchanged.
+/// How a NAPI instance is scheduled (Documentation/networking/napi.rst). `None`: unknown or kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
     /// The interrupt is unmasked after this number of consecutive polls without packets.
     pub defer_hard_irqs: Option<u32>,
     /// While the interrupt is masked, the delay from one poll to the next, ns.
     pub gro_flush_timeout: Option<u64>,
-    /// The longest time for which epoll busy polling that finds packets keeps the interrupt masked,
-    /// ns.
+    /// The longest time for which successful epoll polling keeps the interrupt masked, ns.
     pub irq_suspend_timeout: Option<u64>,
     /// Linux 6.17 and later.
     pub threaded: Option<Threaded>,
@@ -52,8 +50,7 @@ impl Settings {
         }
     }
 
-    /// The settings of `self` that still have in `now` the value of `set`, that is, which no other
-    /// process has changed.
+    /// The settings that in `now` still have the value of `set`: no other process changed them.
     pub fn unless_changed(&self, set: &Self, now: &Self) -> Self {
         let same = Self {
             defer_hard_irqs: now
@@ -137,9 +134,8 @@ const NETDEV_A_QUEUE_TYPE: u16 = 3;
 const NETDEV_A_QUEUE_NAPI_ID: u16 = 4;
 const NETDEV_QUEUE_TYPE_RX: u64 = 0;
 
-/// The NAPI instances of device `ifindex`, ordered by id. Drivers create them in this order, so ids
-/// ascend with receive queues. Instances that only clean transmit queues have no id and are left
-/// out.
+/// The NAPI instances of device `ifindex`, ordered by id. Ids ascend with receive queues. Instances
+/// that only clean transmit queues have no id and are left out.
 ///
 /// `None` before 6.8.
 ///
@@ -193,8 +189,7 @@ pub fn rx_queues(ifindex: u32) -> Result<Vec<(u32, u32)>> {
     Ok(queues)
 }
 
-/// Changes a NAPI instance (6.13 and later; `threaded` 6.17). Settings that are `None` stay as they
-/// are.
+/// Changes a NAPI instance (6.13; `threaded` 6.17), except settings that are `None`.
 ///
 /// # Errors
 /// ENOENT without such an instance, EPERM without CAP_NET_ADMIN, and EOPNOTSUPP, EINVAL or ERANGE
@@ -280,8 +275,7 @@ fn dump(family: u16, command: u8, request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     exchange(family, command, libc::NLM_F_DUMP as u16, request)
 }
 
-/// Sends one request and returns the attributes of each reply, up to the acknowledgement or the end
-/// of the dump.
+/// Sends one request; returns the attributes of each reply up to the acknowledgement or dump's end.
 fn exchange(family: u16, command: u8, flags: u16, request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     let socket = socket(
         AddressFamily::Netlink,

@@ -179,9 +179,8 @@ impl Device {
         })
     }
 
-    /// A redirect in native mode loses what the device stores beside the frame, such as a VLAN tag:
-    /// the frame would arrive on the untagged interface. Generic mode queues skbs and loses
-    /// nothing.
+    /// A redirect in native mode loses VLAN tags stored beside the frame, which would arrive on the
+    /// untagged interface. Generic mode queues skbs and loses nothing.
     fn tags_lost(&self) -> Option<Objection> {
         let name = &self.name;
         let remedy = match self.rx_vlan_offload {
@@ -220,8 +219,7 @@ impl Device {
         })
     }
 
-    /// tun runs native XDP in the writer's context without NAPI, so that one queue is processed on
-    /// several CPUs at once.
+    /// tun runs native XDP in the writer's context without NAPI: one queue on several CPUs at once.
     fn tun(&self) -> Option<Objection> {
         (self.driver == "tun").then(|| Objection {
             fatal: true,
@@ -234,8 +232,7 @@ impl Device {
         })
     }
 
-    /// Without NAPI several CPUs run generic XDP for one queue at once: order is lost before the
-    /// program sees a packet.
+    /// Without NAPI several CPUs run generic XDP for one queue at once, out of order.
     fn no_napi(&self) -> Option<Objection> {
         let polled = match &self.napis {
             Some(napis) => !napis.is_empty(),

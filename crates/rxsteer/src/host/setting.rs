@@ -7,8 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 
-/// Files in /proc/sys or /sys. A child process writes back their previous contents when this is
-/// dropped or this process ends.
+/// Files in /proc/sys or /sys. On drop or the end of this process a child restores their contents.
 pub struct Setting {
     paths: Vec<String>,
     guardian: Child,

@@ -121,8 +121,7 @@ impl Topology {
     /// CPUs that share its last-level cache come first, then those of its NUMA node, then those of
     /// its package, then the rest. A level that the kernel doesn't report is skipped. Within a
     /// level the order starts after `cpu` and wraps, so that neighbouring CPUs don't all try the
-    /// same CPU first; hyperthreads of its core come last, since they compete with the busy
-    /// consumer.
+    /// same CPU first; hyperthreads of its core, which the consumer slows, come last.
     pub fn nearest(&self, cpu: u32, among: &CpuMask, most: usize) -> Vec<u32> {
         let near = [
             self.cache_siblings(cpu),
@@ -145,8 +144,7 @@ impl Topology {
     }
 
     /// The mask selected by `auto`: housekeeping CPUs that share a last-level cache with
-    /// `interrupt_cpu` or, if that is `None`, with the lowest housekeeping CPU. Empty if that cache
-    /// has no housekeeping CPU.
+    /// `interrupt_cpu` or, without it, with the lowest housekeeping CPU. May be empty.
     ///
     /// # Errors
     /// When `/sys` can't be read.
@@ -180,8 +178,7 @@ impl Topology {
         self.sharing(cpu, "core").unwrap_or_else(alone)
     }
 
-    /// Online CPUs that share the `core` or `package` of `cpu`, itself included; `None` if `cpu` is
-    /// offline.
+    /// Online CPUs in the `core` or `package` of `cpu`; `None` if `cpu` is offline.
     pub(super) fn sharing(&self, cpu: u32, what: &str) -> Option<CpuMask> {
         let list = self.read(&format!(
             "sys/devices/system/cpu/cpu{cpu}/topology/{what}_cpus_list"
@@ -404,8 +401,7 @@ pub(super) mod tests {
         let fixture = Fixture::two_caches("0-7");
         assert_eq!(nearest(&fixture, 2), [3, 0, 1, 4, 5, 6, 7]);
         assert_eq!(nearest(&fixture, 5), [6, 7, 4, 0, 1, 2, 3]);
-        // Only CPUs of the set, whether or not it contains the consumer's, and at most the given
-        // number.
+        // Only CPUs of the set, with or without the consumer's, and at most that many.
         let among = CpuMask::parse_list("0-1,4,6-7").unwrap();
         let topology = fixture.topology();
         assert_eq!(topology.nearest(5, &among, 9), [6, 7, 4, 0, 1]);

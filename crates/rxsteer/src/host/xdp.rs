@@ -8,11 +8,10 @@ use libbpf_rs::{MapCore, MapHandle, MapInfo};
 
 use crate::host::device::XdpMode;
 
-/// Waits on drop until the kernel has freed a program that is bound to a device. Drop it after the
-/// last reference to the program.
+/// Waits on drop until the kernel has freed a device-bound program. Drop this last.
 ///
 /// The kernel frees such a program asynchronously (bpf_prog_free_deferred()). If the device is
-/// removed before, Linux 6.18 writes to freed memory (__bpf_prog_offload_destroy() in
+/// removed before, Linux 6.18 writes through a stale pointer (__bpf_prog_offload_destroy() in
 /// kernel/bpf/offload.c), and crashes with the RTNL held. A killed process can't wait.
 pub struct Bound {
     /// The id of a map that only this program uses.
@@ -51,8 +50,7 @@ impl Drop for Bound {
 /// with its last file descriptor, also after a crash, and lets no other program replace it before.
 ///
 /// # Errors
-/// `EBUSY` when a program is attached already, `EOPNOTSUPP` when the driver has no native XDP, and
-/// others from the kernel.
+/// The kernel's: `EBUSY` when a program is attached already, `EOPNOTSUPP` without native XDP.
 pub fn attach(program: BorrowedFd<'_>, ifindex: u32, mode: XdpMode) -> std::io::Result<OwnedFd> {
     let opts = libbpf_sys::bpf_link_create_opts {
         sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
@@ -77,8 +75,7 @@ pub fn attach(program: BorrowedFd<'_>, ifindex: u32, mode: XdpMode) -> std::io::
 /// Atomically replaces the program of the link with `program`.
 ///
 /// # Errors
-/// `EINVAL` when the programs differ in flags that the driver depends on, and others from the
-/// kernel.
+/// The kernel's: `EINVAL` when the programs differ in flags that the driver depends on.
 pub fn update(link: &OwnedFd, program: BorrowedFd<'_>) -> std::io::Result<()> {
     // SAFETY: the call takes two descriptors and no options.
     let ret = unsafe {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! NAPI instances of devices: their queues, interrupts, threads and settings, and the applications
-//! with sockets on them.
+//! NAPI instances of devices: queues, interrupts, threads, settings, applications with sockets.
 
 pub mod settings;
 
@@ -24,8 +23,7 @@ use crate::host::topology::Topology;
 pub struct Napis {
     /// The devices that were named, or all devices with instances.
     pub devices: Vec<DeviceNapis>,
-    /// Before 6.8, NAPI ids that sockets have, since the kernel doesn't tell which device's
-    /// instances they are.
+    /// Before 6.8, the NAPI ids of sockets: the kernel doesn't tell the device of an id.
     pub unknown: Vec<Unknown>,
     /// Number of processes that could not be inspected.
     pub not_looked_at: usize,
@@ -98,8 +96,7 @@ pub struct Unknown {
 /// The instances of the named devices or, without names, of all devices that have some.
 ///
 /// # Errors
-/// When there is no such device (the message lists those that exist), or a query of the kernel
-/// fails.
+/// When no such device exists (the message lists the others), or a query fails.
 pub fn napis(names: &[String]) -> Result<Napis> {
     let mut devices = Vec::new();
     for (device, instances) in with_instances(names)? {
@@ -258,8 +255,7 @@ fn instance(
     }
 }
 
-/// The settings for all instances of a device in /sys/class/net/DEVICE; `threaded` exists since
-/// 5.12.
+/// The settings for all instances of a device, in sysfs; `threaded` exists since 5.12.
 fn device_wide(device: &str) -> Settings {
     let read = |file| -> Option<u64> {
         let text = fs::read_to_string(format!("/sys/class/net/{device}/{file}")).ok()?;
@@ -273,9 +269,8 @@ fn device_wide(device: &str) -> Settings {
     }
 }
 
-/// The applications with TCP and UDP sockets by NAPI id, those with the most sockets first, and the
-/// number of processes that could not be inspected. Sockets opened or closed meanwhile may be
-/// missed.
+/// The applications with TCP and UDP sockets by NAPI id, most sockets first, and the number of
+/// processes that could not be inspected. May miss sockets opened or closed meanwhile.
 fn sockets() -> Result<(BTreeMap<u32, Vec<Application>>, usize)> {
     let mut by_id: BTreeMap<u32, Vec<Application>> = BTreeMap::new();
     let mut not_looked_at = 0;

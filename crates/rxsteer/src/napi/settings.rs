@@ -34,15 +34,13 @@ struct Found {
     set: Settings,
 }
 
-/// The settings made on a device's instances. They are restored when this is dropped or the process
-/// ends.
+/// The settings made on a device's instances; restored on drop or when the process ends.
 pub struct Changed {
     /// Restores settings per instance (6.13, `threaded` 6.17), if any were made.
     instances: Option<Guardian>,
     /// Files of the whole device, for settings that the kernel doesn't have per instance.
     files: Vec<Setting>,
-    /// Held until everything is restored, so that no other rxsteer records these settings as the
-    /// previous ones.
+    /// Held until all is restored: no other rxsteer may take these settings for the previous ones.
     _lock: File,
 }
 
@@ -75,8 +73,7 @@ pub fn run(devices: &[String], wanted: &Settings, stop: BorrowedFd<'_>) -> Resul
 }
 
 impl Changed {
-    /// Makes the settings `wanted` and logs the previous ones. The instances are those of
-    /// `device.napis`.
+    /// Makes the settings `wanted` on `device.napis`, and logs the previous ones.
     ///
     /// # Errors
     /// As [`run`]'s.
@@ -191,8 +188,7 @@ fn set_each(device: &Device, napis: &[Napi], wanted: &Settings, lock: File) -> R
     Ok(guardian)
 }
 
-/// Runs in the child: waits until the parent ends, then restores all settings that no other process
-/// has changed since.
+/// Runs in the child: once the parent ends, restores settings not changed by others since.
 ///
 /// # Errors
 /// When something can't be restored.
@@ -255,7 +251,7 @@ mod tests {
     use crate::host::netdev::Threaded;
 
     #[test]
-    fn what_is_changed_is_said_with_its_unit() {
+    fn changes_are_printed_with_units() {
         let found = Settings {
             defer_hard_irqs: Some(0),
             gro_flush_timeout: Some(0),
