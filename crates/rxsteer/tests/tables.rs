@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Lookup in the tables of steer.h by hash.
+//! Lookup by hash in the tables of core/tables.h.
 
 use proptest::prelude::*;
 use rxsteer::datapath::native;
