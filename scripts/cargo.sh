@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # shellcheck shell=bash
 #
-# Sourced: finds cargo, and defines `builder`, which runs a command as the user who owns the build.
+# Sourced: finds cargo, and defines `builder`, which runs a command as the owner of the build.
 #
-# Under sudo, cargo is the invoking user's: root's PATH does not have it, and what root built or
-# downloaded there the user could not touch again.
+# Under sudo, cargo is that of the invoking user: root's PATH lacks it, and the user could not
+# change files that root has built or downloaded.
 
 as_builder=()
 if [ "$(id -u)" = 0 ] && [ -n "${SUDO_USER:-}" ] && [ "$SUDO_USER" != root ]; then
@@ -12,7 +12,7 @@ if [ "$(id -u)" = 0 ] && [ -n "${SUDO_USER:-}" ] && [ "$SUDO_USER" != root ]; th
     if [ -x "$user_home/.cargo/bin/cargo" ]; then
         export CARGO_HOME=$user_home/.cargo RUSTUP_HOME=$user_home/.rustup
         export PATH=$CARGO_HOME/bin:$PATH
-        # sudo replaces PATH whatever it is asked to keep.
+        # sudo replaces PATH even with -E.
         as_builder=(sudo -E -H -u "$SUDO_USER" env "PATH=$PATH")
     fi
 elif ! command -v cargo >/dev/null && [ -x "$HOME/.cargo/bin/cargo" ]; then

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # shellcheck shell=bash
 #
-# Sourced, after cargo.sh: defines `debian_apt SUITE... -- COMMAND...`, which runs apt-get, apt-cache
-# or the like on suites of Debian that need not be this machine's.
+# Sourced, after cargo.sh: defines `debian_apt SUITE... -- COMMAND...`, which runs apt-get,
+# apt-cache and the like on Debian suites other than this machine's.
 #
-# The sources are the machine's own with other suites. Package lists and cache are below
-# target/debian/, so that the machine's apt stays as it is.
+# The sources are the machine's with other suites. Package lists and cache are below target/debian/;
+# the machine's apt stays unchanged.
 
 debian_state=$(realpath -m "${CARGO_TARGET_DIR:-target}")/debian
 
-# Prints the machine's entry for its own Debian release, deb822 or one line, with the suites $1.
+# Prints the machine's source entry for its own Debian release (deb822 or one line) with suites $1.
 debian_sources() {
     local suites=$1 release file
     # shellcheck source=/dev/null
@@ -24,7 +24,7 @@ debian_sources() {
             }
             { paragraph = "\n" $0 "\n" }
             wanted() {
-                # Targets: nothing else that the machine keeps of an archive, such as icons.
+                # Targets: no other index files of the archive, such as icons.
                 print "Types: deb deb-src\nSuites: " suites \
                     "\nComponents: main\nTargets: Packages Sources"
                 nr = split($0, lines, "\n")
@@ -72,9 +72,9 @@ debian_apt() {
         echo "The lists of apt's sources here have no Debian release to take ${suites[*]} from." >&2
         return 1
     }
-    # apt knows the format by the name's ending.
+    # apt tells the format by the file name's suffix.
     builder tee "$dir/debian.sources" <<<"$sources" >/dev/null
-    # Read after the machine's settings (proxies, say), which might undo ours and clean up its cache.
+    # Read after the machine's settings (e.g. proxies), which could undo these or clean the cache.
     builder tee "$dir/main.conf" >/dev/null <<-EOF
 	#clear APT::Update::Pre-Invoke;
 	#clear APT::Update::Post-Invoke;
@@ -89,7 +89,7 @@ debian_apt() {
 	APT::Sandbox::User "root";
 	EOF
     builder tee "$dir/apt.conf" <<<"Dir::Etc::main \"$dir/main.conf\";" >/dev/null
-    # Package lists of a day ago may name files that are gone.
+    # Lists older than a day may name files that were removed.
     if [ -z "$(find "$dir/updated" -mmin -1440 2>/dev/null)" ]; then
         echo "Getting the package lists of Debian's ${suites[*]}." >&2
         builder env APT_CONFIG="$dir/apt.conf" apt-get -q update --error-on=any >"$dir/update.log" 2>&1 || {

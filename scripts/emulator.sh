@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# emulator.sh: prints the path of the emulator with counted time (testbed/), built first where it is
-# not there or its sources have changed: QEMU from Debian's source package, with testbed/qemu.patch.
-# It stays below target/testbed/.
+# emulator.sh: prints the path of the emulator with counted time (testbed/). Builds it first if it
+# is missing or its sources have changed: QEMU from Debian's source package with testbed/qemu.patch,
+# below target/testbed/.
 set -euo pipefail
 shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
@@ -32,7 +32,7 @@ trap 'rm -rf "$dir"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# step WORDS COMMAND...: says what is going on; the end of what the command printed, if it fails.
+# step WORDS COMMAND...: prints WORDS; prints the end of the command's output if it fails.
 step() {
     echo "Emulator: $1." >&2
     shift
@@ -54,7 +54,7 @@ source_package() {
     builder dpkg-source -x "$dir"/qemu_*.dsc "$dir/source"
 }
 
-# The firmware comes from Debian's packages.
+# Without firmware, which comes from Debian's packages.
 patch_source() {
     builder cp testbed/counted-time.c "$dir/source/accel/tcg/"
     builder cp testbed/counted-time.h "$dir/source/include/system/"

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # shellcheck shell=dash
 #
-# guest-init.sh: process 1 of guest.sh's virtual machine. Runs /run-this, writes its exit status to the
-# second serial port, and switches off.
+# guest-init.sh: process 1 of guest.sh's virtual machine. Runs /run-this, writes its exit status to
+# the second serial port, and powers off.
 
 export PATH=/bin:/sbin:/usr/sbin
 busybox mount -t proc proc /proc

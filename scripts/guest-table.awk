@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# What guest-tests.sh told of each kernel (a file with the name of its series), as a table of test
-# files (-v files=, by spaces) and kernels, and by name what failed or did not run. Fails if a test
-# failed or a file was not reached.
+# Makes a table from the results of guest-tests.sh, one file per kernel with the name of its series:
+# test files (-v files=, separated by spaces) by kernels, and the names of tests that failed or did
+# not run. Fails if a test failed or a file was not reached.
 BEGIN {
     FS = "\t"
     for (k = 1; k < ARGC; k++) kernels[k] = ARGV[k]
     nr_kernels = ARGC - 1
     nr_files = split(files, file, " ")
 }
-# A test that was started and of which nothing else was told.
+# A test that was started, without a result so far.
 $3 == "started" { open[FILENAME, $1, $2] = 1; next }
 {
     delete open[FILENAME, $1, $2]

@@ -2,17 +2,17 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # shellcheck shell=dash
 #
-# guest-tests.sh LIMIT: in guest.sh's virtual machine, runs each test of the files named in /tests
-# ("FILE BINARY" a line) as a process of its own, for LIMIT seconds at most, but those in /done
-# ("FILE TEST" a line). Tells the second serial port what it starts and what came of it:
-# FILE, TEST, passed|failed|not run, seconds, reason; by tabs.
+# guest-tests.sh LIMIT: runs each test of the files in /tests (lines "FILE BINARY") in guest.sh's
+# virtual machine, as a separate process for LIMIT seconds at most, except those in /done (lines
+# "FILE TEST"). Writes each start and result to the second serial port, separated by tabs: FILE,
+# TEST, started|passed|failed|not run, seconds, reason.
 
 limit=$1
 tell() {
     printf '%s\t%s\t%s\t%s\t%s\n' "$@" >/dev/ttyS1
 }
 
-# What is done a hundred times elsewhere takes minutes here.
+# Repetitions are slow here; the default is 100.
 export RXSTEER_TIMES=10
 
 run() {

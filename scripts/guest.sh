@@ -1,24 +1,24 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# guest.sh [--kernel SERIES[,SERIES...]] [--cpus N] [--timeout TIME] [--resume] [TEST [FILTER...]]: runs tests in
-# a virtual machine that has another kernel and more CPUs, half of them under each of two last-level
-# caches.
+# guest.sh [--kernel SERIES[,SERIES...]] [--cpus N] [--timeout TIME] [--resume] [TEST [FILTER...]]:
+# runs tests in a virtual machine with another kernel and more CPUs, half of them below each of two
+# last-level caches.
 #
-# --resume leaves out what an earlier run without TEST has done on the same kernels.
+# --resume skips the results of an earlier run without TEST on the same kernels.
 #
-# TEST is a file of a crate's tests/ without its .rs, `lib` for rxsteer's unit tests, or the path of a test binary;
-# its exit status is this script's. Without TEST, all that touch the kernel run on every kernel, and a
-# table says what came of them. The emulator is emulator.sh's.
+# TEST is a file of a crate's tests/ without .rs, `lib` for rxsteer's unit tests, or the path of a
+# test binary; its exit status is that of this script. Without TEST, all tests that use the kernel
+# run on every kernel, and a table shows the results. The emulator is that of emulator.sh.
 set -euo pipefail
 shopt -s inherit_errexit
 
 # The test files that load BPF programs or make network namespaces.
 end_to_end=(verifier flow steer rfs explain busy_poll poll napi doctor lifetime hotplug idle rx_hash
     balance client lab peer reorder overload bench)
-# How often a guest is booted again that died.
+# Attempts to boot again after the guest has died.
 boots_again=3
-# For one test of a table, in seconds. Some wait 90 s for a condition, more than once.
+# Seconds for one test of a table. Some tests wait 90 s for a condition, more than once.
 test_limit=300
 
 kernels=
@@ -70,7 +70,7 @@ builder mkdir -p "$cache/results"
 dir=$(builder mktemp -d "$cache/run.XXXXXX")
 vm=
 results=
-# What the guest has told is kept for --resume.
+# The guest's results are kept for --resume.
 collect() {
     [ -n "$results" ] || return 0
     [ -e "$dir/status" ] || return 0
@@ -87,7 +87,7 @@ binaries() {
     for file in "$@"; do
         if [ "$file" = lib ]; then targets+=(--package rxsteer --lib); else targets+=(--test "$file"); fi
     done
-    # Of what is built for them, only the tests themselves have the profile of a test.
+    # In cargo's output only test binaries have the profile of a test.
     builder cargo test --no-run "${targets[@]}" --message-format=json-render-diagnostics | sed -n \
         -e 's/"kind":\["lib"\],\(.*\)"name":"[^"]*","src_path"/\1"name":"lib","src_path"/' \
         -e 's/.*"name":"\([^"]*\)","src_path".*"test":true},"features".*"executable":"\([^"]*\)".*/\1 \2/p' |
@@ -108,7 +108,7 @@ while read -r _ binary; do
     last=$binary
 done <"$dir/root/tests"
 cp scripts/guest-tests.sh "$dir/root/guest-tests"
-# Cargo has them beside the folder of the test binaries, and tests run them.
+# Tests run these programs, which cargo places beside the folder of test binaries.
 for program in rxsteer rxlab; do
     program=$(realpath -m "${last%/*}/../$program")
     [ ! -x "$program" ] || vm_add "$program"
@@ -124,19 +124,19 @@ cp -r --parents "$PWD/crates/rxsteer/tests/fixtures" "$dir/root"
     fi
 } >"$dir/root/run-this"
 
-# Boots the kernel in folder $1 once. The guest's exit status, if it came so far, is the last line of
-# $dir/status; other lines are what it told before. Returns 124 when it did not end in time.
+# Boots the kernel in folder $1 once. The last line of $dir/status is the guest's exit status, if it
+# finished; other lines are its results. Returns 124 on time-out.
 boot() {
     local status=0
     cp "$dir/done" "$dir/root/done"
     : >"$dir/status"
     vm_boot "$1" "$cpus" $((cpus % 2 ? 1 : 2)) "" -serial "file:$dir/status" || status=$?
-    # The second port is for this alone: the kernel writes to the first what it likes.
+    # The second port has only results: the kernel also writes to the first.
     return $status
 }
 
-# What the guest has told so far stands in file $1. Says with which test it died; the second time,
-# that test has failed.
+# Reports the test during which the guest died, from its results in file $1; the second time, the
+# test counts as failed.
 died_with() {
     local results=$1 last
     last=$(awk -F '\t' '{ state = $3; test = $1 "\t" $2 } END { if (state == "started") print test }' \
@@ -148,13 +148,13 @@ died_with() {
     fi
 }
 
-# Runs the tests on a kernel; what the guest tells goes to file $2. Its status is the tests'.
+# Runs the tests on a kernel; writes results to file $2, and returns their status.
 run() {
     local series=$1 folder boots=0 status told
     results=$2
     folder=$(scripts/kernel.sh "$series")
     touch "$results"
-    # What had begun when the earlier run ended begins anew.
+    # Tests that were running when the earlier run ended start again.
     if $resume; then sed -i $'/\tstarted\t/d' "$results"; else : >"$results"; fi
     while :; do
         awk -F '\t' '$3 != "started" { print $1 " " $2 }' "$results" >"$dir/done"

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# kernel.sh SERIES: prints the folder with Debian's kernel for clouds of a series (6.1, 7.3): the
-# image (vmlinuz) and the modules (lib/modules/), unpacked below target/guest/.
+# kernel.sh SERIES: prints the folder with Debian's cloud kernel of a series (6.1, 7.3): the image
+# (vmlinuz) and the modules (lib/modules/), unpacked below target/guest/.
 #
-# The kernel that is there is kept, even if Debian has a newer one by now. The machine's own suites
-# come first, which have the security updates of their series; then later ones.
+# An existing kernel is kept even if Debian has a newer one. The machine's own suites come first,
+# since they have the security updates of their series; then later ones.
 set -euo pipefail
 shopt -s inherit_errexit
 
@@ -30,16 +30,16 @@ fi
 dir=$(builder mktemp -d "$cache/kernel.XXXXXX")
 trap 'rm -rf "$dir"' EXIT
 
-# The packages of the newest kernel of the series in these suites, the image's first. Prints none if
-# there is none; an old one's modules may be gone while its image is still there.
+# Prints the packages of the newest kernel of the series in these suites, the image's first; none if
+# a package is missing: modules of an old kernel may be removed before its image.
 #
-# Until 6.18 the image's package has the modules, too; since 6.19 it depends on one for the kernel
-# and one for the modules.
+# Until 6.18 the image's package contains the modules; since 6.19 it depends on one package for the
+# kernel and one for the modules.
 packages() {
     local apt=("$@") image parts
     for image in $("${apt[@]}" apt-cache search --names-only \
         "^linux-image-${series//./\\.}\.[^ ]*-cloud-amd64$" | cut -d' ' -f1 | sort -rV); do
-        # In angle brackets is what does not exist.
+        # Packages in angle brackets don't exist.
         parts=$("${apt[@]}" apt-cache depends "$image" |
             sed -n -E 's/^ *Depends: (<?linux-(binary|modules)-.*)/\1/p')
         if [[ $parts = *\<* ]]; then
@@ -51,7 +51,7 @@ packages() {
     done
 }
 
-# Downloads the packages by the apt given, if it has any.
+# Downloads the packages by the given apt, if it has any.
 download() {
     local apt=("$@") found
     found=$(packages "${apt[@]}")
@@ -66,7 +66,7 @@ as_root() {
 }
 
 own() {
-    # A fresh machine has no package lists, an old one stale ones.
+    # A fresh machine has no package lists, an old one outdated ones.
     download builder || {
         [ -z "$(packages builder)" ] && [ -n "$(apt-cache search --names-only '^linux-image-')" ] &&
             return 1
@@ -85,7 +85,7 @@ for package in "$dir"/*.deb; do
     builder dpkg-deb -x "$package" "$dir/kernel"
 done
 shopt -s nullglob
-# Where a suite's packages put them differs.
+# The location of modules differs by suite.
 tree=$(echo "$dir"/kernel/{,usr/}lib/modules/*/kernel)
 image=$(find "$dir/kernel" -name 'vmlinuz*')
 version=$(basename "$(dirname "$tree")")
@@ -93,10 +93,10 @@ builder mkdir -p "$dir/folder/lib/modules"
 builder mv "$image" "$dir/folder/vmlinuz"
 builder mv "${tree%/kernel}" "$dir/folder/lib/modules/"
 tree=$dir/folder/lib/modules/$version/kernel
-# All modules stand in the guest's memory: not those of disks and of what the guest does not have.
+# All modules are in the guest's memory: keep only drivers of devices that the guest has.
 builder find "$tree/drivers" -mindepth 1 -maxdepth 1 ! -name net ! -name virtio -exec rm -r {} +
 builder rm -rf "$tree"/{fs,sound}
-# Busybox would hand the kernel a compressed module before it unpacks it, and that complains.
+# Busybox would pass a compressed module to the kernel first, which logs an error.
 builder find "$tree" -name '*.ko.xz' -exec busybox unxz {} +
 builder find "$tree" -name '*.ko.zst' -exec zstd -q -d --rm {} +
 builder busybox depmod -b "$dir/folder" "$version"

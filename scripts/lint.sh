@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# lint.sh: layout, warnings and licences. Changes nothing.
+# lint.sh: checks layout, warnings and licences; changes nothing.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,7 +16,7 @@ shopt -s nullglob
 clang-format --dry-run -Werror crates/*/bpf/*.[ch] crates/*/bpf/*/*.[ch] crates/*/fuzz/*.c
 shellcheck scripts/*.sh .ci/run
 
-# Every file says its licence. Those that can't hold a comment, and the licences, are left out.
+# Every file names its licence, except those that can't hold a comment, and the licences.
 files=$(builder git ls-files --cached --others --exclude-standard)
 unlicensed=0
 while IFS= read -r file; do

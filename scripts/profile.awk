@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# What `perf report -t TAB --sort cpu,comm,symbol -F sample,cpu,comm,symbol` found, as a list for each
-# CPU: the functions that take most of the time in which it was not idle, in per cent of that. The
-# bench's own first thread, which switches the modes on, is left out: it is no part of what is measured.
+# Makes a list for each CPU from `perf report -t TAB --sort cpu,comm,symbol -F
+# sample,cpu,comm,symbol`: the functions that take most of its busy time, in per cent of that. The
+# bench's first thread, which switches the modes, is not measured and left out.
 BEGIN { FS = " *\t"; most = 14 }
 $3 ~ /^rxlab$/ || NF < 4 { next }
 {

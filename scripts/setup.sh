@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# setup.sh JOB...: sees to it that this machine has what the jobs need (build, test, guest, emulator,
-# lint, bench, profile).
+# setup.sh JOB...: installs the packages that the jobs need (build, test, guest, emulator, lint,
+# bench, profile).
 #
-# Silent when nothing is missing. On Debian and Ubuntu what is missing is named, with the reason,
-# and installed; elsewhere it is named, and the build stops only if it can't do without.
+# Silent if none is missing. On Debian and Ubuntu missing packages are listed, with the reason, and
+# installed; elsewhere they are listed, and the build stops if it needs them.
 set -euo pipefail
 
 clang=${CLANG:-clang}
@@ -15,7 +15,7 @@ fatal=false # something the job can't do without is among them
 have() { command -v "$1" >/dev/null 2>&1; }
 have_header() { echo "#include <$1>" | cc -E - >/dev/null 2>&1; }
 
-# Debian has the sanitizers' and fuzzers' runtime in a package for each version of clang.
+# Debian has the runtime of sanitizers and fuzzers in a package for each version of clang.
 have_fuzzer() {
     local out status=0
     out=$(mktemp)
@@ -44,7 +44,7 @@ need() {
         fatal=true
     fi
 }
-# want: likewise, for what the job can do without.
+# want: as need, for packages that the job can do without.
 want() {
     local before=$fatal
     need "$@"
@@ -55,7 +55,7 @@ have_library() { pkg-config --exists "$1" 2>/dev/null; }
 have_venv() { python3 -c 'import venv, ensurepip' 2>/dev/null; }
 have_build_tools() { have cc && have make; }
 
-# Only root's PATH is sure to have it, and only root runs it.
+# Only root runs it, and only root's PATH is sure to include its folder.
 have_nft() { PATH=$PATH:/usr/sbin:/sbin have nft; }
 want_nft() { want nftables "makes the firewall of the benchmark's router" have_nft; }
 
@@ -96,7 +96,7 @@ probe() {
         ;;
     lint)
         need clang-format "checks the layout of the C files" have clang-format
-        need git "lists the files whose licence is checked" have git
+        need git "lists the files for the check of licences" have git
         need shellcheck "checks the scripts" have shellcheck
         ;;
     bench)
@@ -133,7 +133,7 @@ install_missing() {
         return 1
     fi
     echo "Installing them with: ${as_root[*]:+${as_root[*]} }apt-get install ${packages[*]}" >&2
-    # A fresh machine has no package lists, an old one stale ones.
+    # A fresh machine has no package lists, an old one outdated ones.
     "${install[@]}" </dev/null >&2 || {
         "${as_root[@]}" apt-get update </dev/null >&2
         "${install[@]}" </dev/null >&2

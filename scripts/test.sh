@@ -4,7 +4,7 @@
 # test.sh [FILTER...]: runs every test and counts what ran.
 #
 # A test that can't run here appends `NOT RUN: <test>: <reason>` to the file $RXSTEER_NOT_RUN and
-# returns. To cargo it has passed; here it has not.
+# returns. cargo counts it as passed; this script does not.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -16,20 +16,20 @@ dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 export RXSTEER_NOT_RUN=$dir/not-run
 touch "$RXSTEER_NOT_RUN" "$dir/log"
-# Whoever the tests run as has to be able to write it.
+# Tests may run as another user, and must be able to write it.
 chmod 755 "$dir"
 chmod 666 "$RXSTEER_NOT_RUN"
 
 status=0
 builder cargo test --no-run || status=$?
 if [ $status = 0 ]; then
-    # One at a time: end-to-end tests share the host's CPUs, and measure them.
+    # One at a time: end-to-end tests use and measure the host's CPUs.
     cargo test --no-fail-fast -- --test-threads=1 "$@" | tee "$dir/log" || status=$?
 fi
 
 awk -v status=$status '
     FILENAME ~ /not-run$/ {
-        # Reported twice, for two reasons, is still one test.
+        # A test that is reported for two reasons counts once.
         split($0, part, ": ")
         if (!seen[$0]++) lines[++nr_lines] = $0
         if (!tests[part[2]]++) nr_not_run++

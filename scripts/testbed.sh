@@ -1,20 +1,21 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# testbed.sh [--kernel SERIES] [--cpus N] [--sockets N] [--report FILE.html] [--profile] [ARGUMENT...]:
-# runs `rxlab bench ARGUMENT...`, or what $usual has, in a virtual machine of many CPUs, whose time is
-# counted in instructions, and writes the report here. docs/testbed.md says what its figures mean.
+# testbed.sh [--kernel SERIES] [--cpus N] [--sockets N] [--report FILE.html] [--profile]
+# [ARGUMENT...]: runs `rxlab bench ARGUMENT...` (default: $usual) in a virtual machine with many
+# CPUs and time counted in instructions, and writes the report here. docs/testbed.md explains its
+# figures.
 #
-# --profile also samples what each CPU executes, from start to end, and prints the functions that take
-# most of each: choose one case and one mode, and seconds that outweigh the start.
+# --profile also samples each CPU from start to end, and prints the functions that take most of its
+# time: choose one case and one mode, and enough seconds to outweigh the start.
 #
-# The environment's COUNTED_TIME has the machine's speed and costs (testbed/counted-time.c), PREEMPT
-# what its kernel is given as preempt=.
+# Environment: COUNTED_TIME is the machine's speed and costs (testbed/counted-time.c), PREEMPT its
+# kernel's preempt=.
 set -euo pipefail
 shopt -s inherit_errexit
 
-# What is measured unless something else is asked for, some 40 minutes for 8 CPUs on two: the scenarios
-# that many CPUs are about, a case or two of each.
+# Default arguments, some 40 minutes for 8 CPUs on two: scenarios for many CPUs, with a case or two
+# of each.
 usual=(flood ramp firewall rr rpc crr wakeup --rounds 3 --seconds 0.05
     --case "64 connected" --case router --case "TCP_RR, 200" --case "TCP_RR, 500"
     --case "100 flows" --case clients --case packets/s
@@ -27,7 +28,7 @@ sockets=1
 report=many.html
 profile=false
 limit=6h
-# A boot that dies says nothing about the bench.
+# A boot that dies says nothing about the bench: try again.
 boots=3
 : "${PREEMPT:=none}"
 
@@ -97,22 +98,21 @@ vm_add "$cache/release/rxlab" /bin/rxlab
 emulated="$("$qemu" --version | sed -n 's/.*version \([0-9.]*\).*/QEMU \1/p'), counted time: $COUNTED_TIME"
 {
     printf 'export RXSTEER_EMULATED=%q\n' "$emulated"
-    # Where a line can't be drawn again, a progress bar shows nothing.
+    # On a terminal without cursor control the progress bar prints nothing.
     echo "stty -F /dev/console cols 100"
-    # By a timer: nothing is counted in hardware there.
+    # By a timer, since the emulated CPU has no hardware counters.
     ! $profile || printf 'perf record -q -a -e cpu-clock -F 2000 -o /tmp/perf.data '
     printf 'rxlab bench --report /tmp/report.html'
     [ $# = 0 ] || printf ' %q' "$@"
     printf ' </dev/null\nstatus=$?\n'
-    # Base64, so that a byte of the kernel's does not spoil all.
+    # Base64, since the serial port's terminal alters bytes.
     echo '[ ! -s /tmp/report.json ] || tar -C /tmp -cz report.html report.json | base64 >/dev/ttyS2'
     ! $profile || echo "perf report -q -i /tmp/perf.data --stdio -t '	' --sort cpu,comm,symbol -F sample,cpu,comm,symbol >/dev/ttyS3"
     # shellcheck disable=SC2016 # the guest's
     echo 'exit $status'
 } >"$dir/root/run-this"
 
-# Pages are not zeroed when they are taken, as on most hosts that are made for speed; wake-ups are
-# counted.
+# Like most performance-tuned hosts, don't zero allocated pages; count wake-ups.
 options="preempt=$PREEMPT init_on_alloc=0 schedstats=enable"
 start=$SECONDS
 for ((boot = 1; boot <= boots; boot++)); do

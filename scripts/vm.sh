@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 # shellcheck shell=bash disable=SC2154
 #
-# Sourced, after cargo.sh: makes the files of a virtual machine below $dir/root, and boots it by the
-# emulator $qemu; both are set by whoever sources this.
+# Sourced, after cargo.sh: makes the files of a virtual machine below $dir/root, and boots it in the
+# emulator $qemu. The sourcing script sets both.
 #
-# Its time is counted in instructions ($COUNTED_TIME, testbed/counted-time.c): a CPU is some third as
-# fast as one of a server, whatever this machine does meanwhile.
+# Time is counted in instructions ($COUNTED_TIME, testbed/counted-time.c): a CPU has about a third
+# of the speed of a server's, whatever the load of this machine.
 #
-# The machine has busybox, what was added, and guest-init.sh as its first process, which runs /run-this.
+# The machine has busybox, added files, and guest-init.sh as its first process, which runs
+# /run-this.
 
 : "${COUNTED_TIME:=mips=2000,quantum=8000}"
 export COUNTED_TIME
 
-# Fills $dir/root with what every machine has.
+# Fills $dir/root with the files of every machine.
 vm_root() {
     mkdir "$dir/root"
     mkdir "$dir/root"/{bin,sbin,dev,proc,run,sys,tmp}
@@ -25,13 +26,13 @@ vm_root() {
     fi
 }
 
-# Puts a program and its libraries where they are here, without what only a debugger reads; as $2, if
-# that is given.
+# Copies program $1 and its libraries to the same path, or the program to $2, without debug
+# information.
 vm_add() {
     local to=${2:-$1}
     mkdir -p "$dir/root/${to%/*}"
     strip --strip-debug -o "$dir/root/$to" "$1"
-    # A static one has none, and ldd fails.
+    # ldd fails on a static program, which has no libraries.
     { ldd "$1" || true; } 2>/dev/null | sed -n 's/[^/]*\(\/[^ ]*\).*/\1/p' |
         xargs -r cp --dereference --parents --target-directory "$dir/root"
 }
@@ -40,22 +41,22 @@ vm_pack() {
     find "$@" | cpio --create --format newc --owner 0:0 --quiet
 }
 
-# vm_boot KERNEL CPUS SOCKETS COMMAND-LINE ARGUMENT...: boots the kernel in a folder, with the CPUs
-# under so many last-level caches, and waits for its end, $limit at most (status 124). ARGUMENT...: of
-# the emulator $qemu. $vm is its process, which a trap ends.
+# vm_boot KERNEL CPUS SOCKETS COMMAND-LINE ARGUMENT...: boots the kernel in folder KERNEL, with CPUs
+# below SOCKETS last-level caches, and waits for its end, at most $limit (status 124). ARGUMENT...
+# are those of the emulator $qemu. $vm is its process, for a trap to end.
 vm_boot() {
     local folder=$1 cpus=$2 sockets=$3 options=$4 status=0 size
-    # The counted clock needs nobody to watch it.
+    # The counted clock needs no watchdog.
     local clock="tsc=reliable clocksource=tsc no_timer_check nowatchdog rcupdate.rcu_cpu_stall_suppress=1"
     shift 4
     {
         (cd "$folder" && vm_pack lib)
         (cd "$dir/root" && vm_pack .)
     } >"$dir/initramfs"
-    # Packed and unpacked it stands in the memory at the same time.
+    # During unpacking the archive and its files are both in memory.
     size=$((2048 + $(stat -c %s "$dir/initramfs") * 3 / 2**20))
-    # In the background, since a trap waits for what is in the foreground. After SIGKILL there is no
-    # trap.
+    # In the background, since a trap waits for a foreground process. setpriv
+    # handles SIGKILL, which runs no trap.
     setpriv --pdeathsig TERM timeout --kill-after=5 "$limit" "$qemu" \
         -L /usr/share/qemu -L /usr/share/seabios \
         -accel "tcg,thread=multi" -cpu "max,l3-cache=on" -m "$size" \

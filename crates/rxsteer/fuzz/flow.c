@@ -2,9 +2,9 @@
 /*
  * fuzz/flow.c: libFuzzer target of the packet parser (bpf/core/flow.h).
  *
- * An input is four bytes that choose how the packet is given, then the packet:
- * the tunnels asked for, how much is cut, how much of the rest is linear, and
- * whether it grows to a jumbo frame. tests/fuzz.rs builds and runs it.
+ * An input has four bytes of parameters, then the packet. The parameters are
+ * the tunnels to parse, the length after truncation, the linear length (both in
+ * 256ths), and whether to pad to a jumbo frame. tests/fuzz.rs builds and runs it.
  */
 #include <stdint.h>
 #include <stdio.h>
@@ -28,11 +28,11 @@ struct run {
 	struct flow_key key;
 };
 
-/* Parses a copy that ends where its linear part does, so that a byte read beyond is caught. */
+/* Parses a copy that ends with the linear part, so that ASan detects reads beyond it. */
 static struct run parse(const uint8_t *packet, uint32_t linear, uint32_t len, uint32_t tunnels)
 {
 	uint8_t *copy = malloc(linear ? linear : 1);
-	struct run short_road, run;
+	struct run fast, run;
 
 	CHECK(copy);
 	memcpy(copy, packet, linear);
@@ -41,15 +41,15 @@ static struct run parse(const uint8_t *packet, uint32_t linear, uint32_t len, ui
 	run.result = flow_parse(copy, copy + linear, len, tunnels, &run.key);
 	CHECK(run.result < NR_FLOW_RESULTS);
 
-	/* The short road answers as the general one does. */
-	memset(&short_road, 0xa5, sizeof(short_road));
-	short_road.result = flow_follow(copy, copy + linear, len, tunnels, &short_road.key);
-	CHECK(short_road.result == run.result);
+	/* The fast path has the same result as the general one. */
+	memset(&fast, 0xa5, sizeof(fast));
+	fast.result = flow_follow(copy, copy + linear, len, tunnels, &fast.key);
+	CHECK(fast.result == run.result);
 	if (run.result == FLOW_KEYED) {
 		/* every byte of the key is written */
-		CHECK(!memcmp(&short_road.key, &run.key, sizeof(run.key)));
+		CHECK(!memcmp(&fast.key, &run.key, sizeof(run.key)));
 	} else {
-		/* none is */
+		/* no byte is written */
 		for (size_t i = 0; i < sizeof(run.key); i++)
 			CHECK(((uint8_t *)&run.key)[i] == 0x5a);
 	}
@@ -64,7 +64,7 @@ static int has_ports(uint32_t proto)
 	       proto == IPPROTO_SCTP || proto == IPPROTO_DCCP;
 }
 
-/* What is true of every key, whatever the packet. */
+/* Invariants of a key for any packet. */
 static void check_key(const struct flow_key *key)
 {
 	static const uint8_t none[sizeof(key->daddr)];
@@ -77,7 +77,7 @@ static void check_key(const struct flow_key *key)
 		CHECK(!key->ports); /* a fragment */
 }
 
-/* Of what the parser says of a packet, less of the packet may only leave the same or nothing. */
+/* A truncated packet has the same result, or FLOW_TRUNCATED. */
 static void check_less(const struct run *whole, const struct run *less)
 {
 	if (less->result == FLOW_TRUNCATED)
@@ -110,10 +110,10 @@ int LLVMFuzzerTestOneInput(const uint8_t *input, size_t size)
 
 	less = parse(packet, cut, cut, tunnels); /* the frame ends early */
 	check_less(&whole, &less);
-	less = parse(packet, linear, len, tunnels); /* only its linear part does */
+	less = parse(packet, linear, len, tunnels); /* only its linear part ends early */
 	check_less(&whole, &less);
 
-	/* Nothing but what is inside a tunnel depends on the tunnels asked for. */
+	/* Tunnels affect only packets that have a key without them. */
 	plain = parse(packet, len, len, 0);
 	if (plain.result != FLOW_KEYED)
 		CHECK(whole.result == plain.result);

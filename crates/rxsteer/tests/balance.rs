@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Slots of the `rps_map` leave a CPU that can't keep up, in order and not too many at a time.
+//! Slots of the `rps_map` leave a CPU that can't keep up: in order, and only a few at a time.
 
 use std::sync::Arc;
 use std::thread::sleep;
@@ -22,19 +22,19 @@ use rxsteer::datapath::RPS_FLOW_CNT;
 use rxsteer::datapath::backlogs::LIMIT_MAX;
 use rxsteer::datapath::policy::Policy;
 
-/// Few enough that a packet of each soon follows the one before.
+/// Few enough that each flow sends its next packet soon.
 const NR_FLOWS: u32 = 400;
 
 /// Frames per second: a fraction of what a CPU takes.
 const RATE: f64 = 5_000.0;
 
-/// Nothing happens for so long where nothing is to happen.
+/// Time for which the tests watch that nothing changes.
 const WHILE: Duration = Duration::from_secs(1);
 
-/// Between two questions: it must not be them that keep the polling CPU busy.
+/// Pause between two status requests, so that they don't keep the polling CPU busy.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Slots per second: it takes seconds to move those that the flows have.
+/// Slots per second. The flows' slots take seconds to move.
 const MOVES: u32 = 12;
 
 const RPS_BALANCE: Policy = Policy {
@@ -42,7 +42,7 @@ const RPS_BALANCE: Policy = Policy {
     ..Policy::RPS
 };
 
-/// Somebody else's work takes the other CPU, and flows come for it and for the one that polls.
+/// A hog takes the time of the other CPU; flows are steered to it and to the polling CPU.
 struct Scene<'a> {
     active: Active<'a>,
     bed: &'a Bed,
@@ -55,7 +55,7 @@ struct Scene<'a> {
 fn options(bed: &Bed, policy: Policy) -> Options {
     Options {
         policy,
-        // A full one drains soon, although the hog leaves little time to do so.
+        // A short backlog drains soon, although the hog leaves little time.
         backlog: Some(64),
         balance_moves: MOVES,
         rps_flow_cnt: RPS_FLOW_CNT,
@@ -63,7 +63,7 @@ fn options(bed: &Bed, policy: Policy) -> Options {
     }
 }
 
-/// In bursts, with sleep in between: a wire's own pace would keep a slow CPU busy.
+/// Sends in bursts with sleep in between: the generator's own pacing would keep a slow CPU busy.
 fn slowly(frames: Frames, rate: f64) -> WireConfig {
     let start = Instant::now();
     let due = move || {
@@ -114,7 +114,7 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// All flows, by hash; and where each wants to be.
+    /// All flows, as pairs of hash and wanted location.
     fn wants(&self) -> Result<Vec<(u32, Location)>> {
         sleep(PAUSE);
         let query = Query {
@@ -127,14 +127,14 @@ impl<'a> Scene<'a> {
         Ok(wants)
     }
 
-    /// How many flows want to be at the other CPU.
+    /// Number of flows that want to be on the other CPU.
     fn at_other(&self) -> Result<usize> {
         let wants = self.wants()?;
         let other = wants.iter().filter(|w| w.1 == Location::Cpu(OTHER_CPU));
         Ok(other.count())
     }
 
-    /// Ends it; what the queue counted, and how many packets overtook another.
+    /// Stops everything; returns the queue's counters and the number of reordered packets.
     fn end(self) -> Result<(Queue, u64)> {
         drop(self.hog);
         let sent = self.wire.stop()?;
@@ -170,7 +170,7 @@ fn slots_leave_a_cpu_that_is_kept_from_its_work() -> Result<()> {
     Ok(())
 }
 
-/// The control of what is said of order above.
+/// Control of the order check above.
 #[test]
 fn without_the_rule_of_order_packets_overtake() -> Result<()> {
     let Some(_guard) = lab("without_the_rule_of_order_packets_overtake") else {
@@ -179,8 +179,8 @@ fn without_the_rule_of_order_packets_overtake() -> Result<()> {
     let bed = Bed::new(&LinkConfig::default())?;
     let options = Options {
         unguarded: true,
-        // Nor may they be dropped first; and they are to wait for long: of 40,000 in a second the CPU
-        // takes a part in the sixty-sixth of its time that a thread of nice 19 gets beside the hog.
+        // Packets must not be dropped before, and must wait long: of 40,000 packets a second the
+        // CPU processes the share of a thread of nice 19 beside the hog, 1/66 of its time.
         backlog: Some(LIMIT_MAX),
         backlog_nice: 19,
         ..options(&bed, RPS_BALANCE)
@@ -195,7 +195,7 @@ fn without_the_rule_of_order_packets_overtake() -> Result<()> {
     Ok(())
 }
 
-/// The control of all this: the same under a policy without; and switched on and off.
+/// Control: without balance in the policy no slot moves, also after a change at run time.
 #[test]
 fn slots_move_only_while_the_policy_says_so() -> Result<()> {
     let Some(_guard) = lab("slots_move_only_while_the_policy_says_so") else {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Applications that poll the device's queue, with steering: their packets are found by their polls,
-//! and others' go where they belong.
+//! Steering with applications that poll the device's queue: polls find their packets, and packets
+//! of other applications go where they belong.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -40,25 +40,25 @@ const OFF: Polling = Polling {
     prefer: false,
 };
 
-/// As long as an application waits for its next packet in these tests.
+/// Longer than an application waits for a packet in these tests.
 const ON: Polling = Polling {
     usecs: 5000,
     prefer: false,
 };
 
-/// By which a program learns whether an unconnected socket polls.
+/// The function with which a program reads an unconnected socket's polling.
 const CAST: &str = "bpf_cast_to_kern_ctx";
 
 /// How an application waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wait {
-    /// In the read itself.
+    /// In the read call.
     Read,
     /// In epoll_wait().
     Epoll,
 }
 
-/// What waits, and can be told to poll.
+/// A waiting application with its polling switches.
 struct Waiting {
     take: Take,
     socket: OwnedFd,
@@ -93,7 +93,7 @@ impl Waiting {
     }
 }
 
-/// Who polls, to be told not to.
+/// The socket and epoll instance of a waiting application, to switch polling.
 struct Poller(OwnedFd, Option<Epoll>);
 
 impl Poller {
@@ -106,7 +106,7 @@ impl Poller {
     }
 }
 
-/// Packets that polls of applications have found.
+/// Packets that applications found by polling.
 fn found(bed: &Bed) -> Result<u64> {
     let counters = softnet::tcp(&bed.link.dut.netns)?;
     counters
@@ -115,12 +115,12 @@ fn found(bed: &Bed) -> Result<u64> {
         .context("no BusyPollRxPackets")
 }
 
-/// The flow is INLINE for as long as its application polls, and elsewhere before and after.
+/// The flow is INLINE while its application polls, and on the application's CPU before and after.
 fn polls(bed: &Bed, waiting: Waiting, mut send: impl FnMut() -> Result<()>) -> Result<()> {
     let poller = Poller(waiting.socket, waiting.epoll);
     let app = App::start(&bed.link.dut.netns, waiting.take)?;
     app.move_to(OTHER_CPU)?;
-    // By RPS alone, too, all of it would be processed on the application's CPU.
+    // RPS alone also selects the application's CPU.
     let options = Options {
         policy: Policy::RFS,
         ..bed.options(&[OTHER_CPU])
@@ -137,7 +137,7 @@ fn polls(bed: &Bed, waiting: Waiting, mut send: impl FnMut() -> Result<()>) -> R
         })?;
         let before = found(bed)?;
         ensure!(all_at(&active, OTHER_CPU, &mut send)?);
-        ensure!(found(bed)? == before, "nobody polls");
+        ensure!(found(bed)? == before, "polls without being enabled");
 
         poller.set(ON)?;
         until("its application's polls find it", || {
@@ -145,7 +145,7 @@ fn polls(bed: &Bed, waiting: Waiting, mut send: impl FnMut() -> Result<()>) -> R
             let inline = all_at(&active, POLLING_CPU, &mut send)?;
             Ok((inline && found(bed)? > before).then_some(()))
         })?;
-        // A slow machine does not read all slots at once.
+        // On a slow machine one query may not read all slots.
         until("the reason is shown", || {
             let flows = bed.link.dut.netns.run(|| client::flows(query.clone()))?;
             let polls = |flow: &Entry| flow.reason == Reason::BusyPoll;
@@ -208,7 +208,7 @@ fn udp() -> Result<()> {
                 );
                 continue;
             };
-            // An epoll instance polls once packets have begun to come, and stops when one stays away.
+            // An epoll instance starts polling with the first packets, and stops when one is late.
             let paced = lossless(Frames::Udp(flows.clone()), Some(100), 10_000);
             polls(&bed, waiting, || {
                 let sent = Wire::start(&bed.link, 0, &paced)?.wait()?;
@@ -259,7 +259,7 @@ fn tcp() -> Result<()> {
     Ok(())
 }
 
-/// poll() polls queues where the host lets it, and the socket.
+/// poll() polls the queue only if both the host's setting and the socket's allow it.
 #[test]
 fn poll_asks_the_whole_host() -> Result<()> {
     let Some(_guard) = lab("poll_asks_the_whole_host") else {
@@ -305,7 +305,7 @@ fn poll_asks_the_whole_host() -> Result<()> {
     active.stop()
 }
 
-/// `rxsteer run`; killed when dropped.
+/// `rxsteer run`, killed on drop.
 struct Run(Child);
 
 impl Drop for Run {
@@ -315,8 +315,8 @@ impl Drop for Run {
     }
 }
 
-/// By the configuration of `run`: this process's sockets poll while it runs, `status` says what comes
-/// of it, and then they are as they were.
+/// Rules in the configuration of `run` let this process's sockets poll; `status` shows the
+/// counters, and the sockets are restored at the end.
 #[test]
 fn by_configuration() -> Result<()> {
     let Some(_guard) = lab("by_configuration") else {
@@ -373,7 +373,7 @@ fn by_configuration() -> Result<()> {
     Ok(())
 }
 
-/// One at a time has the queue; whoever has it finds the other's packets, too.
+/// Only one application polls the queue at a time, and finds the packets of both.
 #[test]
 fn two_applications_poll_one_queue() -> Result<()> {
     let Some(_guard) = lab("two_applications_poll_one_queue") else {
@@ -412,14 +412,14 @@ fn two_applications_poll_one_queue() -> Result<()> {
         let all = taken.iter().all(|n| n.load(Ordering::Relaxed) == COUNT);
         Ok(all.then_some(()))
     })?;
-    ensure!(found(&bed)? > before, "nobody's polls found anything");
+    ensure!(found(&bed)? > before, "no poll found anything");
     drop(apps);
     let queue = &status(&active)?.devices[0].queues[0];
     ensure!(queue.imbalance().is_none(), "{queue:?}");
     active.stop()
 }
 
-/// Also under a policy that leaves flows INLINE while there is room.
+/// Holds also under a policy that leaves flows INLINE while there is room.
 #[test]
 fn others_leave_the_polls_of_an_application() -> Result<()> {
     let Some(_guard) = lab("others_leave_the_polls_of_an_application") else {
@@ -449,16 +449,16 @@ fn others_leave_the_polls_of_an_application() -> Result<()> {
     let active = Active::steer(dut, options)?;
     let paced = lossless(Frames::Udp(flows), Some(2 * COUNT), 10_000);
     let mut sent = 0;
-    // How many were processed INLINE, and how many in the other CPU's backlog.
+    // Frames processed INLINE, and frames in the other CPU's backlog.
     let mut send = || {
         let before = places(&at_rest(&active, 0, sent)?);
-        // Whoever polls is left alone on its CPU.
+        // The generator runs on the other CPU, so that the polling application keeps its own.
         Wire::start(&bed.link, OTHER_CPU, &paced)?.wait()?;
         sent += 2 * COUNT;
         let after = places(&at_rest(&active, 0, sent)?);
         Ok::<_, anyhow::Error>([0, 1].map(|i| after[i] - before[i]))
     };
-    // The control: nobody polls, and there is room.
+    // Control: without polling both flows stay, since there is room.
     for _ in 0..10 {
         ensure!(send()? == [2 * COUNT, 0]);
     }

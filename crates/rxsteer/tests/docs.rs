@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The README fits on a screen or two, and what the documents link to is there.
+//! The README is short, and the links in the documents have targets.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -32,7 +32,7 @@ fn prose(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The names by which GitHub links to headings.
+/// GitHub's anchors of the headings.
 fn anchors(text: &str) -> BTreeSet<String> {
     let headings = prose(text).filter_map(|line| line.strip_prefix('#'));
     let anchor = |heading: &str| {
@@ -45,7 +45,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
     headings.map(anchor).collect()
 }
 
-/// What `[…](…)` leads to.
+/// Targets of `[…](…)`.
 fn links(text: &str) -> Vec<String> {
     let text = prose(text).collect::<Vec<_>>().join("\n");
     let mut found = Vec::new();
@@ -56,7 +56,7 @@ fn links(text: &str) -> Vec<String> {
     found
 }
 
-/// Links that lead nowhere, in words.
+/// Broken links, in words.
 fn broken(document: &Path, text: &str) -> Vec<String> {
     let own = links(text).into_iter().filter(|link| !link.contains("://"));
     let broken = own.filter(|link| {

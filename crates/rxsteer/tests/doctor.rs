@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rxsteer doctor`: what stands in the way is said, and the exit status tells.
+//! `rxsteer doctor`: obstacles are printed, and the exit status tells of them.
 
 use std::fs;
 
@@ -21,7 +21,7 @@ fn link(gro: bool) -> Result<Link> {
     Link::new(&Netns::new("tester")?, &Netns::new("dut")?, &config)
 }
 
-/// All that it prints, and its status.
+/// Its output and exit status.
 fn doctor(end: &End, args: &[&str]) -> Result<(String, Option<i32>)> {
     let mut command = end.netns.command(RXSTEER)?;
     let output = command.arg("doctor").args(args).output()?;
@@ -30,8 +30,8 @@ fn doctor(end: &End, args: &[&str]) -> Result<(String, Option<i32>)> {
 }
 
 #[test]
-fn what_stands_in_the_way_is_said() -> Result<()> {
-    let Some(_alone) = lab("what_stands_in_the_way_is_said") else {
+fn obstacles_are_reported() -> Result<()> {
+    let Some(_alone) = lab("obstacles_are_reported") else {
         return Ok(());
     };
     let link = link(true)?;
@@ -48,7 +48,7 @@ fn what_stands_in_the_way_is_said() -> Result<()> {
             ensure!(text.contains(part), "not {part:?}: {text}");
         }
     }
-    // Its own program is in nobody's way.
+    // Its own program is no obstacle.
     let active = Active::steer(dut, Options::new([name]))?;
     let (text, code) = doctor(dut, &[name])?;
     ensure!(
@@ -64,7 +64,7 @@ fn what_stands_in_the_way_is_said() -> Result<()> {
     for part in ["can't be steered as it is", "  kernel RPS is on"] {
         ensure!(text.contains(part), "not {part:?}: {text}");
     }
-    // Nobody asked for this one.
+    // Without device names, obstacles don't change the exit status.
     let (json, code) = doctor(dut, &["--json"])?;
     ensure!(code == Some(0), "{json}");
     let answer: Value = serde_json::from_str(&json)?;

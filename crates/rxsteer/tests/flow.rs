@@ -16,7 +16,7 @@ use rxlab::lab_skel::types::flow_probe;
 use rxsteer::datapath::native;
 use rxsteer::types::{flow_key, flow_result, flow_secret};
 
-/// A result that can be compared and printed: the key's words, or the `FLOW_*`.
+/// A comparable result: the key's words, or the `FLOW_*`.
 type Outcome = Result<[u32; 10], u32>;
 
 fn outcome(result: &Result<flow_key, flow_result>) -> Outcome {
@@ -57,8 +57,8 @@ fn every_fixture_gets_its_key() {
     }
 }
 
-/// A cut never makes another flow of a packet, and never one of a packet that has none: whether
-/// the frame ends there, or only its linear part.
+/// A truncated packet never gets another flow, and a packet without a flow never gets one, whether
+/// the frame ends there or only its linear part.
 #[test]
 fn a_cut_packet_keeps_its_key_or_loses_it() {
     for fixture in fixture::all() {
@@ -93,8 +93,8 @@ fn the_kernel_agrees_on_every_fixture_cut_anywhere() {
     }
 }
 
-/// Runs `flow_probe` over the fixtures' packets, from the 14 bytes that the kernel asks for up to
-/// the whole, and compares key, hash and result with the native run.
+/// Runs `flow_probe` over the fixtures' packets, truncated to each length from 14 bytes (the
+/// kernel's minimum) on, and compares key, hash and result with the native run.
 fn in_the_kernel(tunnels: u32, fixtures: &[Fixture]) {
     let mut object = MaybeUninit::uninit();
     let mut open = LabSkelBuilder::default().open(&mut object).unwrap();
@@ -126,7 +126,7 @@ fn in_the_kernel(tunnels: u32, fixtures: &[Fixture]) {
                 ports: probed.key.ports,
                 proto: probed.key.proto,
             };
-            // The lab's skeleton has a type of its own.
+            // The lab's skeleton has its own type.
             let result = match flow_result(probed.result.0) {
                 flow_result::FLOW_KEYED => Ok(key),
                 other => Err(other),
@@ -144,8 +144,8 @@ fn in_the_kernel(tunnels: u32, fixtures: &[Fixture]) {
     }
 }
 
-/// What arrives at a socket and what the socket knows of its peer make one key, hence one hash:
-/// the v4-mapped address of a dual-stack socket included.
+/// A packet and the socket that receives it have the same key, hence the same hash, also for
+/// v4-mapped addresses of a dual-stack socket.
 #[test]
 fn a_socket_has_the_key_of_its_packets() {
     let v4: Ipv4Addr = "192.0.2.1".parse().unwrap();
@@ -183,7 +183,7 @@ fn a_socket_has_the_key_of_its_packets() {
             );
         }
     }
-    // what must not be one flow
+    // pairs that must be different flows
     let key = |peer: &str, port, proto| {
         words(&native::flow_key_ports(peer.parse().unwrap(), port, proto))
     };
@@ -199,7 +199,7 @@ fn a_socket_has_the_key_of_its_packets() {
     }
 }
 
-/// The table in `docs/hash.md`, computed apart from it, is what the data path computes.
+/// The data path computes the vectors in `docs/hash.md`, which come from another implementation.
 #[test]
 fn the_documented_vectors_hold() {
     let doc = include_str!("../../../docs/hash.md");
@@ -227,7 +227,7 @@ fn the_documented_vectors_hold() {
     }
 }
 
-/// The formula of `docs/hash.md` once more, over keys with every word in use.
+/// The formula of `docs/hash.md` in Rust, over keys with every word in use.
 #[test]
 fn the_hash_is_the_documented_formula() {
     let documented = |words: [u32; 10]| {

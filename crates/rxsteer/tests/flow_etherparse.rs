@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The parser against etherparse, which knows nothing of it, on packets made at random.
+//! The parser against etherparse, an independent implementation, on random packets.
 
 mod common;
 
@@ -13,7 +13,7 @@ const IPIP: u8 = 4;
 const IPV6: u8 = 41;
 const VXLAN_PORT: u16 = 4789;
 
-/// What an IP header carries.
+/// The payload of an IP header.
 #[derive(Clone, Debug)]
 enum Body {
     Tcp(u16, u16),
@@ -189,7 +189,7 @@ fn version() -> impl Strategy<Value = Version> {
         4 => (prop::sample::select(vec![43u8, 60]), 0..5u8),
         1 => Just((44u8, 0u8)),
     ];
-    // hop-by-hop options come first or not at all; with a fragment header that is eight, the limit
+    // hop-by-hop options must be first; with a fragment header these are eight, the limit
     let v6 =
         (any::<bool>(), prop::collection::vec(extension, 0..=6)).prop_map(|(hop, mut more)| {
             if hop {
@@ -235,7 +235,7 @@ fn ip() -> impl Strategy<Value = Ip> {
     })
 }
 
-/// What the key has to be, as etherparse sees the packet; None where it does not parse.
+/// The expected key according to etherparse; None if it can't parse the packet.
 fn reference(packet: &SlicedPacket, tunnels: u32, depth: usize) -> Option<flow_key> {
     let mut key = flow_key::default();
     let (source, dest, payload, mut fragmented, mut proto);
@@ -332,7 +332,7 @@ proptest! {
         prop_assert_eq!(got.map(|key| words(&key)).map_err(|why| why.0), Ok(words(&expected)));
     }
 
-    /// With bytes spoiled, the two need not agree on what is a packet, but on what packet it is.
+    /// With spoiled bytes one parser may reject a packet; if neither does, the keys agree.
     #[test]
     fn keys_of_spoiled_packets_agree(
         tags in tags(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The hash spreads flows evenly over CPUs, whatever the flows have in common.
+//! The hash spreads flows evenly over CPUs, whatever their keys have in common.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -12,7 +12,7 @@ const UDP: u32 = 17;
 const SLOTS: usize = 1024;
 const FLOWS: u32 = 30_000;
 
-/// splitmix64: numbers that look random and are the same in every run.
+/// splitmix64: pseudo-random numbers, the same in every run.
 struct Random(u64);
 
 impl Random {
@@ -44,7 +44,7 @@ fn v6(address: u128, port: u32, local_port: u32, proto: u32) -> flow_key {
     native::flow_key_ports(peer, local_port as u16, proto)
 }
 
-/// Sets of distinct flows as hosts see them, each `FLOWS` long.
+/// Sets of distinct flows as hosts see them, each of length `FLOWS`.
 fn sets() -> Vec<(&'static str, Vec<flow_key>)> {
     let client = 0x0a00_0001;
     let net = 0x2001_0db8_u128 << 96;
@@ -89,7 +89,7 @@ fn sets() -> Vec<(&'static str, Vec<flow_key>)> {
         ),
         (
             "clients of a web server",
-            // 600 networks behind address translation, 50 ephemeral ports each
+            // 600 networks behind address translation, with 50 ephemeral ports each
             flows(&mut |i| {
                 let host = 0x5000_0000 + (i / 50).wrapping_mul(0x0003_0d41);
                 v4(
@@ -123,8 +123,7 @@ fn chi_square(slots: &[u32; SLOTS], cpus: usize) -> f64 {
     (0..cpus).map(per_cpu).sum()
 }
 
-/// The value that chi-square exceeds once in ten million times when every flow falls at random
-/// (Wilson and Hilferty's approximation).
+/// The value that chi-square exceeds with probability 1e-7 if random (Wilson-Hilferty).
 fn bound(cpus: usize) -> f64 {
     const Z: f64 = 5.2;
     let freedom = (cpus - 1) as f64;
@@ -132,7 +131,7 @@ fn bound(cpus: usize) -> f64 {
     freedom * (1.0 - spread + Z * spread.sqrt()).powi(3)
 }
 
-/// The numbers of CPUs over which these hashes are spread worse than chance would have it.
+/// The numbers of CPUs over which these hashes spread worse than random ones.
 fn uneven(hashes: &[u32]) -> Vec<usize> {
     let mut slots = [0; SLOTS];
     for hash in hashes {
@@ -163,7 +162,7 @@ fn flows_spread_evenly_over_2_to_64_cpus() {
     }
 }
 
-/// The same check must see what is wrong with hashes that are known to be poor.
+/// Control: the check rejects hashes that are known to be poor.
 #[test]
 fn the_check_sees_poor_hashes() {
     let sets = sets();
@@ -176,7 +175,7 @@ fn the_check_sees_poor_hashes() {
     };
     assert!(!uneven(&identity(|key| key.ports, ports)).is_empty());
     assert!(uneven(&identity(|key| key.saddr[3], addresses)).len() > 60);
-    // blind to one bit: every CPU but each second one
+    // one bit is constant: only every second CPU is used
     let mut random = Random(1);
     let half: Vec<u32> = (0..FLOWS)
         .map(|_| random.next() as u32 & !(1 << 22))
@@ -184,7 +183,7 @@ fn the_check_sees_poor_hashes() {
     assert!(uneven(&half).contains(&2));
 }
 
-/// With a new secret a flow goes elsewhere: two secrets agree on one CPU of 64 as chance has it.
+/// The secret decides: with two secrets, a flow's CPUs agree in one of 64 cases, as if random.
 #[test]
 fn the_secret_decides_where_a_flow_goes() {
     let mut random = Random(3);

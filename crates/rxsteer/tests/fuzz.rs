@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A short run of `fuzz/flow.c`, the same every time, seeded from the fixtures.
+//! A short run of `fuzz/flow.c` with a fixed seed, and the fixtures as corpus.
 
 mod common;
 
@@ -9,7 +9,7 @@ use std::process::Command;
 
 use common::fixture;
 
-/// About ten seconds.
+/// Takes about ten seconds.
 const RUNS: u32 = 200_000;
 
 #[test]
@@ -17,7 +17,7 @@ fn the_parser_survives_a_short_fuzz() {
     let clang = std::env::var_os("CLANG").unwrap_or_else(|| "clang".into());
     let folder = tempfile::tempdir().unwrap();
     let (target, corpus) = (folder.path().join("flow"), folder.path().join("corpus"));
-    // alignment: the data path loads words from any address, as its machines allow
+    // alignment is not checked: the data path loads words from any address
     let flags = [
         "-g",
         "-O1",
@@ -67,7 +67,7 @@ fn the_parser_survives_a_short_fuzz() {
 
     fs::create_dir(&corpus).unwrap();
     for (number, fixture) in fixture::all().iter().enumerate() {
-        // the four bytes ahead: tunnels; cut in the middle; linear up to three quarters; no jumbo
+        // the leading four bytes: tunnels; cut at half; linear up to three quarters; no jumbo
         let mut seed = vec![fixture.tunnels as u8, 0x80, 0xc0, 0];
         seed.extend(&fixture.packet);
         fs::write(corpus.join(format!("{number:03}")), seed).unwrap();

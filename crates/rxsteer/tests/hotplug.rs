@@ -21,7 +21,7 @@ fn threads() -> Vec<u32> {
     threads.into_iter().map(|(_, pid)| pid).collect()
 }
 
-/// Takes CPU 1 offline and back, where that can be done.
+/// Access to the online state of CPU 1; `None` where it can't be changed.
 fn switch(test: &str) -> Option<Setting> {
     let path = format!("/sys/devices/system/cpu/cpu{OTHER_CPU}/online");
     let online = Setting::keep(&path).ok();
@@ -59,7 +59,7 @@ fn a_cpu_that_goes_is_left_and_found_again() -> Result<()> {
         &rxlab::testing::bed::lossless(Frames::Udp(flows), None, 20_000),
     )?;
     let queue = || Ok::<Queue, anyhow::Error>(status(&active)?.devices[0].queues[0].clone());
-    // All that is received from now on goes one way.
+    // All packets received from now on have the same location.
     let only = |what: &str, of: fn(&Queue) -> u64| {
         until(what, || {
             let before = queue()?;
@@ -67,7 +67,7 @@ fn a_cpu_that_goes_is_left_and_found_again() -> Result<()> {
                 let now = queue()?;
                 Ok((now.received > before.received + 1000).then_some(now))
             })?;
-            // The counters are read while they move: two packets may be counted in one only.
+            // Counters are read while they change: two packets may be in one of them only.
             let others = (after.received - before.received).abs_diff(of(&after) - of(&before));
             Ok((others < 3).then_some(()))
         })
@@ -105,7 +105,7 @@ fn a_cpu_that_goes_is_left_and_found_again() -> Result<()> {
     Ok(())
 }
 
-/// A CPU that is offline when rxsteer starts is used once it is there.
+/// A CPU that was offline at the start is used once it is online.
 #[test]
 fn a_cpu_that_comes_later_is_used() -> Result<()> {
     let test = "a_cpu_that_comes_later_is_used";

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Policies that look at what CPUs are doing, on real packets: an idle CPU near a busy application,
-//! and no hop while the polling CPU has room.
+//! Policies that depend on the load of CPUs, on real packets: an idle CPU near a busy application
+//! is used, and packets stay INLINE while the polling CPU has room.
 //!
-//! An idle CPU besides the one that polls and the application's takes three CPUs: where there are
-//! fewer, `make guest TEST=idle` has them.
+//! Some tests need an idle CPU besides the polling CPU and the application's, that is, three CPUs:
+//! `make guest TEST=idle` provides them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -35,7 +35,7 @@ const RFS_ADAPT: Policy = Policy {
     ..Policy::RFS
 };
 
-/// A lab on a machine with so many CPUs.
+/// A lab on a machine with at least `cpus` CPUs.
 fn lab_of(test: &str, cpus: usize) -> Option<impl Sized> {
     let online = Topology::host().online().map_or(0, |cpus| cpus.len());
     if online < cpus {
@@ -45,7 +45,7 @@ fn lab_of(test: &str, cpus: usize) -> Option<impl Sized> {
     lab(test)
 }
 
-/// One flow to an application on CPU 1, which either polls its socket or sleeps.
+/// One flow to an application on CPU 1 that either polls its socket or sleeps.
 struct Scene {
     bed: Bed,
     flows: UdpFlows,
@@ -85,7 +85,7 @@ impl Scene {
         self.polls.store(polls, Ordering::Relaxed);
     }
 
-    /// RPS alone would have all flows INLINE.
+    /// RPS alone keeps all flows INLINE.
     fn options(&self, policy: Policy) -> Options {
         Options {
             policy,
@@ -97,7 +97,7 @@ impl Scene {
         Active::steer(&self.bed.link.dut, self.options(policy))
     }
 
-    /// Sends some packets; returns the CPUs that processed them.
+    /// Sends 20 packets; returns the CPUs that processed them.
     fn processed_by(&self, active: &Active<'_>) -> Result<Vec<u32>> {
         let before = places(&queue(active)?);
         self.bed.send(Frames::Udp(self.flows.clone()), 20)?;
@@ -111,7 +111,7 @@ impl Scene {
         Ok(after.into_iter().filter_map(more).collect())
     }
 
-    /// Sends until rxsteer has seen that the polling CPU is busy.
+    /// Sends until rxsteer reports that the polling CPU is busy.
     fn until_busy(&self, active: &Active<'_>) -> Result<()> {
         until("the polling CPU is busy", || {
             self.processed_by(active)?;
@@ -120,7 +120,7 @@ impl Scene {
         })
     }
 
-    /// Sends until all packets of a batch are processed by one CPU that is right.
+    /// Sends until one CPU that is `right` processes all packets of a batch.
     fn comes_to(
         &self,
         active: &Active<'_>,
@@ -143,7 +143,7 @@ fn queue(active: &Active<'_>) -> Result<Queue> {
     Ok(status(active)?.devices[0].queues[0].clone())
 }
 
-/// Frames by the CPU that processed them; INLINE is the polling CPU's.
+/// Frames by the CPU that processed them; INLINE frames count for the polling CPU.
 fn places(q: &Queue) -> BTreeMap<u32, u64> {
     let backlogs = q.backlogs.iter().map(|b| (b.cpu, b.terms.redirected));
     [(POLLING_CPU, q.inline)]
@@ -152,8 +152,8 @@ fn places(q: &Queue) -> BTreeMap<u32, u64> {
         .collect()
 }
 
-/// Whether the CPU that polls is the application's nearest neighbour: packets of a busy application then stay
-/// where they are received, as long as that CPU has room.
+/// Whether the polling CPU is the only one that shares a cache with the application's: packets of a
+/// busy application then stay INLINE as long as that CPU has room.
 fn only_the_polling_cpu_is_near(test: &str) -> bool {
     let near = Topology::host().cache_siblings(OTHER_CPU);
     let only = near.is_some_and(|near| {
@@ -198,7 +198,7 @@ fn a_busy_consumers_packets_go_to_an_idle_cpu_near_it() -> Result<()> {
             "CPU {chosen} shares no cache: {near}"
         );
     }
-    // The application writes the table again with each call.
+    // Each call of the application updates the table.
     let moves = queue(&active)?.moves;
     for _ in 0..30 {
         assert_eq!(scene.processed_by(&active)?, [chosen]);
@@ -209,7 +209,7 @@ fn a_busy_consumers_packets_go_to_an_idle_cpu_near_it() -> Result<()> {
     scene.comes_to(&active, "they come back when it sleeps", |c| c == OTHER_CPU)?;
     active.stop()?;
 
-    // Without the addition they stay.
+    // Without +idle the packets stay.
     scene.polls(true);
     let active = scene.steer(Policy::RFS)?;
     scene.comes_to(&active, "plain RFS", |c| c == OTHER_CPU)?;
@@ -231,7 +231,7 @@ fn with_all_cpus_busy_the_flow_stays_with_its_application() -> Result<()> {
         .iter()
         .filter(|&cpu| cpu != OTHER_CPU)
         .map(|cpu| match cpu {
-            // The wire sends there.
+            // The generator runs on that CPU.
             POLLING_CPU => Hog::partly(cpu),
             _ => Hog::new(cpu),
         })
@@ -247,7 +247,7 @@ fn with_all_cpus_busy_the_flow_stays_with_its_application() -> Result<()> {
     active.stop()
 }
 
-/// Where the CPU that polls is the only one that idles, its flow stays there, and costs no hop.
+/// If the polling CPU is the only idle one, the flow stays there and costs no redirect.
 #[test]
 fn a_busy_consumers_packets_stay_where_they_are_received() -> Result<()> {
     let test = "a_busy_consumers_packets_stay_where_they_are_received";
@@ -271,7 +271,7 @@ fn a_busy_consumers_packets_stay_where_they_are_received() -> Result<()> {
     }
     assert_eq!(queue(&active)?.moves, moves);
 
-    // It is no longer idle.
+    // The polling CPU becomes busy.
     let _hog = Hog::partly(POLLING_CPU)?;
     scene.until_busy(&active)?;
     scene.polls(false);
@@ -351,16 +351,16 @@ fn while_the_polling_cpu_has_room_nothing_leaves_it() -> Result<()> {
     active.stop()
 }
 
-/// Many flows leave under a flood; when it is over, all come home.
+/// Many flows leave under a flood, and all return to INLINE after it.
 #[test]
-fn pressed_it_lets_flows_go_and_takes_them_back() -> Result<()> {
-    let Some(_guard) = lab("pressed_it_lets_flows_go_and_takes_them_back") else {
+fn flows_leave_a_saturated_cpu_and_return() -> Result<()> {
+    let Some(_guard) = lab("flows_leave_a_saturated_cpu_and_return") else {
         return Ok(());
     };
     let bed = Bed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 256);
-    // Nobody reads: CPU 1 has nothing else to do.
+    // No application receives: CPU 1 has nothing else to do.
     let options = Options {
         policy: Policy {
             adapt: true,

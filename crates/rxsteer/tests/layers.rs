@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which folder may use which (docs/architecture.md), and that no files use each other in a circle.
+//! Limits on dependencies of folders (docs/architecture.md), cycles of files, and lines per file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Folders of `src/`, and what they may name besides themselves. `rxsteer` is all of that crate.
+/// Folders of `src/` and the folders that each may use. `rxsteer` stands for that crate.
 const RXSTEER: &[(&str, &[&str])] = &[
     ("bpf", &[]),
     ("host", &[]),
@@ -37,7 +37,7 @@ const RXLAB: &[(&str, &[&str])] = &[
     ("main", &["rxlab", "rxsteer::cli"]),
 ];
 
-/// The code of a crate's files by module (`datapath::tables`), without comments.
+/// Source code of a crate by module (`datapath::tables`), without comments.
 type Files = BTreeMap<String, String>;
 
 fn source(krate: &str) -> Files {
@@ -78,7 +78,7 @@ fn code(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// The paths in a file that begin with `root`, its parts after that; of a group in braces each one.
+/// The paths in a file below `root`, split into parts; a group in braces gives several.
 fn paths(code: &str, root: &str) -> BTreeSet<Vec<String>> {
     let mut found = BTreeSet::new();
     let start = format!("{root}::");
@@ -91,7 +91,7 @@ fn paths(code: &str, root: &str) -> BTreeSet<Vec<String>> {
     found
 }
 
-/// Reads a path, or a group of them, at the start of a text; returns what follows.
+/// Parses a path or a group of paths at the start of a text; returns the rest.
 fn expand<'a>(mut text: &'a str, prefix: &[String], found: &mut BTreeSet<Vec<String>>) -> &'a str {
     let mut path = prefix.to_vec();
     loop {
@@ -110,7 +110,7 @@ fn expand<'a>(mut text: &'a str, prefix: &[String], found: &mut BTreeSet<Vec<Str
             .find(|c: char| !c.is_alphanumeric() && c != '_')
             .unwrap_or(text.len());
         if end == 0 {
-            // A glob, or no path at all: past it, so that there is an end.
+            // A glob or no path: skip one character, so that the loop ends.
             found.insert(path);
             return text.get(1..).unwrap_or_default();
         }
@@ -128,7 +128,7 @@ fn expand<'a>(mut text: &'a str, prefix: &[String], found: &mut BTreeSet<Vec<Str
     }
 }
 
-/// What files name that their folders may not, in words.
+/// Uses that the rules don't allow, in words.
 fn violations(krate: &str, rules: &[(&str, &[&str])], files: &Files) -> Vec<String> {
     let mut found = Vec::new();
     for (module, code) in files.iter().filter(|(module, _)| *module != "lib") {
@@ -154,7 +154,7 @@ fn violations(krate: &str, rules: &[(&str, &[&str])], files: &Files) -> Vec<Stri
     found
 }
 
-/// The files that can be reached from themselves.
+/// Files that depend on themselves through others.
 fn circles(files: &Files) -> Vec<String> {
     let modules: BTreeSet<&str> = files.keys().map(String::as_str).collect();
     let resolve = |path: &[String]| {
@@ -164,7 +164,7 @@ fn circles(files: &Files) -> Vec<String> {
     };
     let uses = |module: &str, code: &str| {
         let own: Vec<String> = module.split("::").map(str::to_owned).collect();
-        // A unit test may use what its file may not.
+        // Unit tests may use more than their file.
         let code = code.split("#[cfg(test)]").next().unwrap();
         let mut paths = paths(code, "crate");
         let parent = &own[..own.len() - 1];
@@ -173,7 +173,7 @@ fn circles(files: &Files) -> Vec<String> {
                 paths.insert([base, &path[..]].concat());
             }
         }
-        // A folder's own file names those in it as they are.
+        // A folder's mod.rs names its submodules without a prefix.
         let inside = modules.iter().filter_map(|other| {
             let name = other.strip_prefix(module)?.strip_prefix("::")?;
             (!name.contains("::")).then_some(name)
@@ -210,7 +210,7 @@ fn each_folder_uses_what_it_may() {
         let files = source(krate);
         assert!(files.len() > 30, "{} files of {krate} found", files.len());
         assert_eq!(violations(krate, rules, &files), [""; 0]);
-        // The control: one line too many, wherever it stands.
+        // Control: one forbidden line, in any position.
         for line in [
             "use crate::daemon::options::Options;",
             "use crate::{\n    cpumask,\n    daemon::{options, steering},\n};",
@@ -232,7 +232,7 @@ fn no_files_use_each_other_in_a_circle() {
     for krate in ["rxsteer", "rxlab"] {
         assert_eq!(circles(&source(krate)), [""; 0], "{krate}");
     }
-    // The control.
+    // Control: one line closes a cycle.
     let mut files = source("rxsteer");
     let tables = files.get_mut("datapath::tables").unwrap();
     tables.insert_str(0, "use super::loaded::Datapath;\n");
@@ -242,7 +242,7 @@ fn no_files_use_each_other_in_a_circle() {
     }
 }
 
-/// No file of code is longer than this, in lines.
+/// Limit of lines per source file.
 const LONGEST: usize = 600;
 
 #[test]
@@ -258,7 +258,7 @@ fn no_file_is_long() {
         for entry in fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();
             if path.is_dir() {
-                // Packets, of which there are as many as there are.
+                // Fixtures grow with the number of packets.
                 if !path.ends_with("fixtures") {
                     folders.push(path);
                 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! From attach to the end, however it comes: the program as its users run it, under traffic.
+//! Start, end and crash of the program under traffic.
 
 mod common;
 
@@ -27,22 +27,21 @@ use rxsteer::host::device::{AttachedXdp, Device, XdpMode};
 
 const RXSTEER: &str = env!("CARGO_BIN_EXE_rxsteer");
 
-/// `rxsteer run` as a process in a namespace; killed when dropped.
+/// `rxsteer run` as a process in a namespace, killed on drop.
 struct Rxsteer {
     netns: Netns,
     child: Child,
     log: Option<JoinHandle<String>>,
 }
 
-/// How it ended.
+/// Exit status and log.
 #[derive(Debug)]
 struct Ended {
     code: Option<i32>,
     log: String,
 }
 
-/// Packets go where the tables say, however little the CPUs have to do: by RFS, unless `args` have
-/// another policy.
+/// Arguments that make the tables alone decide: policy rfs, unless `args` have another one.
 fn plain(args: &[&str]) -> Vec<&'static str> {
     let other = args.iter().any(|arg| arg.starts_with("--policy="));
     let policy = (!other).then_some("--policy=rfs");
@@ -50,7 +49,7 @@ fn plain(args: &[&str]) -> Vec<&'static str> {
 }
 
 impl Rxsteer {
-    /// Returns when it steers, or how it ended instead.
+    /// Returns once it steers, or with its exit status and log if it ended.
     fn start(netns: &Netns, args: &[&str]) -> Result<std::result::Result<Self, Ended>> {
         let mut child = netns
             .command(RXSTEER)?
@@ -81,7 +80,7 @@ impl Rxsteer {
         Ok(if steers { Ok(this) } else { Err(this.ended()?) })
     }
 
-    /// The same for those that must steer.
+    /// As [`Self::start`]; it must steer.
     fn steering(netns: &Netns, args: &[&str]) -> Result<Self> {
         Self::start(netns, args)?.map_err(|ended| anyhow::anyhow!("{ended:?}"))
     }
@@ -94,7 +93,7 @@ impl Rxsteer {
         Ok(kill(Pid::from_raw(self.child.id() as i32), signal)?)
     }
 
-    /// Waits for its end.
+    /// Waits until it has ended.
     fn ended(mut self) -> Result<Ended> {
         until("rxsteer ends", || Ok(self.child.try_wait()?))?;
         let code = self.child.wait()?.code();
@@ -116,12 +115,12 @@ impl Drop for Rxsteer {
     }
 }
 
-/// Another command, to its end.
+/// Runs another command to its end.
 fn rxsteer(netns: &Netns, args: &[&str]) -> Result<Output> {
     Ok(netns.command(RXSTEER)?.args(args).output()?)
 }
 
-/// The account of a queue in the last words of a run; both of its sums close.
+/// The counters of a queue in the final log lines; checks that both sums close.
 #[derive(Debug)]
 struct Account {
     received: u64,
@@ -177,7 +176,7 @@ fn attached(bed: &Bed) -> Result<Option<AttachedXdp>> {
     dut.netns.run(|| Ok(Device::open(&dut.name)?.xdp))
 }
 
-/// Every datagram that was sent and not counted as dropped, in order.
+/// All datagrams sent and not counted as dropped arrive in order.
 fn all_arrive_in_order(sink: Sink, count: u64) -> Result<()> {
     until("all datagrams received", || {
         Ok((sink.received() + sink.dropped()? >= count).then_some(()))
@@ -189,7 +188,7 @@ fn all_arrive_in_order(sink: Sink, count: u64) -> Result<()> {
     Ok(())
 }
 
-/// Options under which nothing is dropped for want of room.
+/// Options under which backlogs never overflow.
 fn roomy<'a>(device: &'a str, rest: &[&'a str]) -> Vec<&'a str> {
     let mut args = vec![device, "--mode=native", "--backlog=16368"];
     args.extend(rest);
@@ -216,7 +215,7 @@ fn a_stop_signal_brings_every_packet_home() -> Result<()> {
             let queue = &rxsteer.status()?.devices[0].queues[0];
             Ok((queue.sums.redirected > 0).then_some(()))
         })?;
-        // A queue that would be overtaken if the program were detached at once.
+        // A queue of packets that would be overtaken if the program were detached at once.
         let kthreads = kthreads(&cpumaps(rxsteer.child.id())?)?;
         let hog = Hog::new(OTHER_CPU)?;
         renice(&kthreads, 19)?;
@@ -255,7 +254,7 @@ fn coming_and_going_many_times_loses_nothing() -> Result<()> {
     let sink = bed.sink_in_order(&flows)?;
     let wire = Wire::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 20_000))?;
     let (mut seen, mut redirected, mut dropped) = (0, 0, 0);
-    // An emulated machine takes seconds for each.
+    // An emulated machine takes seconds for each iteration.
     let times = std::env::var("RXSTEER_TIMES").map_or(Ok(100), |times| times.parse())?;
     for _ in 0..times {
         let rxsteer = Rxsteer::steering(&dut.netns, &roomy(&dut.name, &["--rps-cpus=1"]))?;
@@ -275,7 +274,7 @@ fn coming_and_going_many_times_loses_nothing() -> Result<()> {
     assert_eq!(attached(&bed)?, None);
     let sent = wire.stop()?;
     assert_eq!(sent.lost, 0);
-    // It was there for some of the traffic, not for all of it.
+    // It steered some of the traffic, but not all.
     assert!(
         redirected > 10 * times && seen < sent.sent,
         "{seen} {redirected}"
@@ -283,7 +282,7 @@ fn coming_and_going_many_times_loses_nothing() -> Result<()> {
     all_arrive_in_order(sink, sent.sent - dropped)
 }
 
-/// More frames than are ever sent in this test fit into the backlog: none is dropped for room.
+/// The backlog holds more frames than this test sends: no frame is dropped by a full backlog.
 #[test]
 fn a_kill_leaves_no_steering_and_loses_nothing() -> Result<()> {
     let Some(_guard) = lab("a_kill_leaves_no_steering_and_loses_nothing") else {
@@ -327,7 +326,7 @@ fn a_kill_leaves_no_steering_and_loses_nothing() -> Result<()> {
     let report = wire.stop()?;
     assert_eq!(report.lost, 0);
     let sent = before + report.sent;
-    // Order is what a kill can't keep.
+    // Order can't be kept across a kill.
     until("all datagrams received", || {
         Ok((sink.received() + sink.dropped()? >= sent).then_some(()))
     })
@@ -373,7 +372,7 @@ fn status_and_set_reach_the_running_one() -> Result<()> {
     let text = String::from_utf8(output.stdout)?;
     assert!(text.contains(name) && text.contains("3001"), "{text}");
 
-    // Again and again, until interrupted: a line each.
+    // A line per interval, until interrupted.
     let mut again = dut
         .netns
         .command(RXSTEER)?
@@ -396,7 +395,7 @@ fn status_and_set_reach_the_running_one() -> Result<()> {
         || Ok::<_, anyhow::Error>(steering.status()?.devices[0].queues[0].rps_cpus.clone());
     assert_eq!(rps_cpus()?, "1");
 
-    // What can't be set changes nothing, and says why.
+    // Invalid changes fail with a message and change nothing.
     for (args, why) in [
         (&["eth99", "--rps-cpus", "1"][..], "eth99 is not steered"),
         (
@@ -422,7 +421,7 @@ fn status_and_set_reach_the_running_one() -> Result<()> {
     Ok(())
 }
 
-/// Refused with status 1, for these reasons, and nothing new attached.
+/// Exits with status 1 for these reasons, and attaches nothing.
 fn refused(bed: &Bed, args: &[&str], why: &[&str]) -> Result<()> {
     let before = attached(bed)?.map(|xdp| xdp.id);
     let Err(ended) = Rxsteer::start(&bed.link.dut.netns, args)? else {
@@ -449,7 +448,7 @@ fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
     let name = dut.name.as_str();
     let me = format!("pid {}", std::process::id());
 
-    // Another one of the same namespace.
+    // Another rxsteer in the same namespace.
     let first = Rxsteer::steering(&dut.netns, &[name])?;
     let pid = format!("(process {})", first.child.id());
     refused(
@@ -481,7 +480,7 @@ fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
         write("0")?;
     }
 
-    // Tags beside the frame: native mode would lose them, generic mode does not.
+    // VLAN tags outside of the frame: native mode would lose them, generic mode does not.
     let tags = ["rx-vlan-hw-parse"];
     dut.ethtool.set_features(&tags, true)?;
     refused(&bed, &[name, "--mode=native"], &["VLAN tags", "rxvlan off"])?;
@@ -491,7 +490,7 @@ fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
     }
     dut.ethtool.set_features(&tags, false)?;
 
-    // Devices and queues that are not there, or twice.
+    // Devices and queues that don't exist or occur twice.
     refused(&bed, &["eth99"], &["no network device `eth99`", name])?;
     refused(&bed, &[name, name], &["is named twice"])?;
     refused(&bed, &[name, "--queue=1=1"], &["has no receive queue 1"])?;
@@ -505,17 +504,17 @@ fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
         &[name, "--rps-cpus=8000-8001"],
         &["is online: choose from"],
     )?;
-    // lo has no native XDP and no NAPI: auto falls back, and then refuses.
+    // lo has neither native XDP nor NAPI: auto falls back to generic mode, which is refused.
     refused(&bed, &["lo", "--mode=native"], &["use `--mode generic`"])?;
     refused(
         &bed,
         &["lo"],
         &["falling back to generic", "not polled by NAPI"],
     )?;
-    // The first of two devices must not stay attached when the second is refused.
+    // The first device must not stay attached when the second is refused.
     refused(&bed, &[name, "lo"], &["not polled by NAPI"])?;
 
-    // The control: nothing of all that is left, so that it steers.
+    // Control: no obstacle is left, and it steers.
     let last = Rxsteer::steering(&dut.netns, &[name, "--queue=0=0-1"])?;
     assert_eq!(last.stop(Signal::SIGTERM)?.code, Some(0));
     assert_eq!(attached(&bed)?, None);
@@ -549,7 +548,7 @@ fn a_missing_capability_is_named() -> Result<()> {
     let bed = Bed::new(&LinkConfig::default())?;
     let mut command = bed.link.dut.netns.command(RXSTEER)?;
     command.arg("run").args(plain(&[])).arg(&bed.link.dut.name);
-    // SAFETY: one system call. Root gets back at exec what is in its bounding set, and no more.
+    // SAFETY: one system call. At exec root gets the capabilities of its bounding set only.
     unsafe {
         command.pre_exec(
             || match libc::prctl(libc::PR_CAPBSET_DROP, CAP_BPF, 0, 0, 0) {

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The memory order behind the proofs of delivery, which the models in `model/` take for granted:
-//! all executions that the memory model of C11 allows, by loom.
+//! The memory order on which the proofs of delivery depend, and which the models in `model/`
+//! assume: loom checks all executions that the memory model of C11 allows.
 //!
-//! A value-returning atomic of BPF is a full barrier on both sides. arm64's JIT emits `ldaddal`,
-//! or `ldxr`/`stlxr` with `dmb ish` behind (arch/arm64/net/bpf_jit_comp.c), x86's a `lock xadd`.
-//! Here it is less, which is enough: an acquire and release operation between two such fences. One that returns nothing
-//! (`stadd`, or `ldxr`/`stxr`) orders nothing, and neither do plain reads and writes.
+//! A value-returning atomic of BPF is a full barrier on both sides. arm64's JIT emits `ldaddal`, or
+//! `ldxr`/`stlxr` followed by `dmb ish` (arch/arm64/net/bpf_jit_comp.c), x86's a `lock xadd`. The
+//! model uses less, which suffices: an acquire and release operation between two such fences. An
+//! atomic without a result (`stadd`, or `ldxr`/`stxr`) orders nothing, nor does a plain access.
 //!
-//! Delivery is an atomic exchange at the place where frames meet, as taking the socket's lock is:
-//! who comes second sees all that the first did. What a receiver reads without any lock is the
-//! `unlocked` word.
+//! Delivery is an atomic exchange at the place where frames meet, like taking a socket's lock: the
+//! second one sees everything that the first one wrote. The `unlocked` word stands for data that a
+//! receiver reads without a lock.
 
 use loom::sync::Arc;
 use loom::sync::atomic::Ordering::{AcqRel, Relaxed};
@@ -19,7 +19,7 @@ use loom::thread;
 const RUNNING: usize = 0;
 const INTERRUPTIBLE: usize = 1;
 
-/// The frame that the thread delivers, and the later one that XDP delivers INLINE.
+/// The frame that the thread delivers, and the later frame that XDP delivers INLINE.
 const FIRST: usize = 1;
 const SECOND: usize = 2;
 
@@ -31,12 +31,12 @@ struct World {
     unlocked: AtomicUsize,
 }
 
-/// What an atomic is compiled to.
+/// Compilation of an atomic.
 #[derive(Clone, Copy)]
 enum Rmw {
-    /// Its value is used: fully ordered.
+    /// The value is used: fully ordered.
     Fetch,
-    /// It is not.
+    /// The value is not used: not ordered.
     Plain,
 }
 
@@ -62,7 +62,7 @@ impl Rmw {
 }
 
 impl World {
-    /// Asleep, with a frame in its ring, and woken.
+    /// The thread was asleep, has a frame in its ring, and was woken.
     fn new() -> Arc<Self> {
         Arc::new(Self {
             state: AtomicUsize::new(INTERRUPTIBLE),
@@ -73,14 +73,13 @@ impl World {
         })
     }
 
-    /// Overtaken: the later frame was here before.
+    /// Fails if a later frame was delivered before.
     fn deliver(&self, frame: usize) {
         let before = self.socket.swap(frame, AcqRel);
         assert!(before < frame, "{before} before {frame}");
     }
 
-    /// `cpu_map_kthread_run()` and its tracepoint: a batch of one, another that is empty of ours,
-    /// and asleep.
+    /// `cpu_map_kthread_run()` and its tracepoint: a batch with one frame, an empty one, and sleep.
     fn kthread(&self, add: Rmw, head_first: bool) {
         self.state.store(RUNNING, Relaxed);
         add.add(&self.taken, 1);
@@ -116,8 +115,7 @@ fn asleep(add: Rmw, read: Rmw) {
     });
 }
 
-/// `backlog_take()`'s head, read by XDP: whether what was delivered is seen by those who look
-/// without a lock.
+/// XDP reads the head of `backlog_take()`: whether readers without a lock see what was delivered.
 fn head(add: Rmw, head_first: bool, fenced: bool) {
     loom::model(move || {
         let world = World::new();
@@ -137,7 +135,7 @@ fn head(add: Rmw, head_first: bool, fenced: bool) {
 }
 
 #[test]
-fn who_sees_the_batch_taken_sees_the_thread_running() {
+fn reading_taken_implies_a_running_thread() {
     asleep(Rmw::Fetch, Rmw::Fetch);
 }
 
@@ -154,7 +152,7 @@ fn control_taken_read_without_order() {
 }
 
 #[test]
-fn who_sees_head_sees_what_was_delivered() {
+fn reading_head_implies_delivery() {
     head(Rmw::Fetch, false, true);
 }
 
@@ -176,7 +174,7 @@ fn control_head_written_after_a_plain_add() {
     head(Rmw::Plain, false, true);
 }
 
-/// Order alone, without a look at what is not locked, needs neither: the lock is enough.
+/// Order alone, without unlocked data, needs no barriers: the lock suffices.
 #[test]
 fn head_orders_delivery_without_barriers() {
     loom::model(|| {

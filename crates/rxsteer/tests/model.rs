@@ -1,18 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The models of the rule of order (`model/`), checked exhaustively; and each of them without one
-//! of its guards, where an overtaken packet, or a flow that never moves, must be found.
+//! Checks the models of the rule of order (`model/`) exhaustively, and each model without one of
+//! its guards: an overtaken packet, or a flow that never moves, must be found then.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// A `.pml` file and what is to be said of it. Flags are the preprocessor's, without `-D`.
+/// A `.pml` file and its expected results. Flags are preprocessor macros, without `-D`.
 struct Model {
     file: &'static str,
-    /// Ways in which the kernel or the load may be: no error in any of them.
+    /// Variants of kernel or load without errors.
     right: &'static [&'static [&'static str]],
-    /// What switches a guard off, or asks whether a state is reached, and the way in which that
-    /// shows.
+    /// Flags that disable a guard or ask for a state, with the variants in which that shows.
     wrong: &'static [(&'static str, &'static [&'static str])],
 }
 
@@ -130,8 +129,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../model")
 }
 
-/// The names that a model's `#ifdef`s and `#ifndef`s ask for, and that take a guard away or ask
-/// whether something is reached.
+/// The macros of a model's `#ifdef`s and `#ifndef`s that disable a guard or ask for a state.
 fn switches(file: &str) -> BTreeSet<String> {
     let text = std::fs::read_to_string(folder().join(file)).unwrap();
     text.lines()
@@ -146,7 +144,7 @@ fn has(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok()
 }
 
-/// Whether spin and a C compiler are here; else says what did not run.
+/// Whether spin and a C compiler are installed; reports the test as not run otherwise.
 fn can_run(test: &str) -> bool {
     for program in ["spin", "cc"] {
         if !has(program) {
@@ -157,7 +155,7 @@ fn can_run(test: &str) -> bool {
     true
 }
 
-/// Searches all states. Returns the first error found, if any.
+/// Searches all states; returns the first error, if any.
 fn check(file: &str, flags: &[&str]) -> Option<String> {
     let folder = folder();
     let scratch = tempfile::tempdir().unwrap();
@@ -188,7 +186,7 @@ fn check(file: &str, flags: &[&str]) -> Option<String> {
     let pan = scratch.path().join("pan").display().to_string();
     let report = run(&pan, &["-m100000".to_owned(), "-w22".to_owned()]);
     if report.contains("errors: 0") {
-        // A search that was cut off would prove nothing.
+        // A truncated search proves nothing.
         for cut in ["max search depth too small", "Search not completed"] {
             assert!(!report.contains(cut), "{file} {flags:?}: {report}");
         }
@@ -215,7 +213,7 @@ fn mutants_die(model: &Model) {
         let flags = [&[*switch], *flags].concat();
         let error = check(model.file, &flags)
             .unwrap_or_else(|| panic!("{} {flags:?}: no error", model.file));
-        // What was found is the rule broken, not the model stuck.
+        // The error is a violation of the rule, not a deadlock of the model.
         assert!(error.contains("assertion violated"), "{flags:?}: {error}");
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rxsteer napi`: the instances of a veth with their queues and threads, whose sockets are on them,
-//! and that settings are as before when it has ended, however it did.
+//! `rxsteer napi`: the instances of a veth with queues, threads and sockets, and the restore of
+//! settings when it ends or is killed.
 
 use std::fs;
 use std::io::Read;
@@ -34,12 +34,12 @@ fn link(queues: u32, gro: bool) -> Result<Link> {
     Link::new(&Netns::new("tester")?, &Netns::new("dut")?, &config)
 }
 
-/// [`lab`], where the kernel tells the instances of a veth.
+/// A [`lab`] if the kernel reports the instances of a veth.
 fn instances(test: &str) -> Option<MutexGuard<'static, ()>> {
     lab(test).filter(|_| instances_are_told(test))
 }
 
-/// What it prints beside the end, and its status.
+/// Its output, errors and exit status, run at this end.
 fn rxsteer(end: &End, args: &[&str]) -> Result<(String, String, Option<i32>)> {
     let output = end
         .netns
@@ -55,7 +55,7 @@ fn rxsteer(end: &End, args: &[&str]) -> Result<(String, String, Option<i32>)> {
     ))
 }
 
-/// The devices that it shows.
+/// The devices that it prints.
 fn shown(end: &End, args: &[&str]) -> Result<Vec<Value>> {
     let (out, err, code) = rxsteer(end, &[&["--json"], args].concat())?;
     ensure!(code == Some(0), "{err}");
@@ -71,7 +71,7 @@ fn instances_of(end: &End, device: &Device) -> Result<Vec<Instance>> {
     end.netns.run(|| napi::instances(device, &Topology::host()))
 }
 
-/// How each of an end's instances is set now.
+/// The present settings of an end's instances.
 fn settings(end: &End) -> Result<Vec<Settings>> {
     let instances = instances_of(end, &device(end)?)?;
     Ok(instances.iter().map(|instance| instance.settings).collect())
@@ -89,7 +89,7 @@ fn instances_have_queues_and_threads() -> Result<()> {
     let link = link(2, true)?;
     let _nic = Nic::new(&link.dut, &[1, 0])?;
     let devices = shown(&link.dut, &[])?;
-    // The loopback device has none.
+    // The loopback device has no instances.
     ensure!(devices.len() == 1, "{devices:?}");
     ensure!(devices[0]["device"] == link.dut.name, "{devices:?}");
     ensure!(devices == shown(&link.dut, &[&link.dut.name])?);
@@ -101,7 +101,7 @@ fn instances_have_queues_and_threads() -> Result<()> {
         ensure!(instance["threaded"] == "on", "{instance}");
         ensure!(instance["irq"].is_null(), "{instance}");
         let comm = fs::read_to_string(format!("/proc/{}/comm", instance["thread"]["pid"]))?;
-        // A name of at most 15 characters: TASK_COMM_LEN.
+        // The name has at most 15 characters (TASK_COMM_LEN).
         let name = format!("napi/{}-{}", link.dut.name, instance["id"]);
         ensure!(
             name.starts_with(comm.trim()) || comm.trim() == name,
@@ -116,8 +116,8 @@ fn instances_have_queues_and_threads() -> Result<()> {
 }
 
 #[test]
-fn what_has_none_is_said() -> Result<()> {
-    let Some(_alone) = instances("what_has_none_is_said") else {
+fn a_device_without_instances_is_reported() -> Result<()> {
+    let Some(_alone) = instances("a_device_without_instances_is_reported") else {
         return Ok(());
     };
     let link = link(1, false)?;
@@ -151,7 +151,7 @@ fn sockets_are_on_the_instance_of_their_packets() -> Result<()> {
         anyhow::Ok(socket)
     };
     let (one, two, sender) = (bind(&link.dut)?, bind(&link.dut)?, bind(&link.tester)?);
-    // Another number of the same socket is none more.
+    // A duplicate descriptor is not another socket.
     let _same = one.try_clone()?;
     let own = std::process::id();
     let sockets = || {
@@ -177,7 +177,7 @@ fn sockets_are_on_the_instance_of_their_packets() -> Result<()> {
     Ok(())
 }
 
-/// `rxsteer napi` while it sets, killed when dropped.
+/// `rxsteer napi` with settings, killed on drop.
 struct Setter(Child);
 
 impl Setter {
@@ -187,7 +187,7 @@ impl Setter {
         Ok(Self(command.stderr(Stdio::piped()).spawn()?))
     }
 
-    /// Returns when the instances are set; fails with its log if it ends before.
+    /// Waits until the instances are set; fails with the log if it ends before.
     fn until(&mut self, set: impl Fn() -> Result<bool>) -> Result<()> {
         until("all instances are set", || {
             if self.0.try_wait()?.is_some() {
@@ -197,7 +197,7 @@ impl Setter {
         })
     }
 
-    /// Returns when it has ended, and whoever puts back: the last who has its log.
+    /// The whole log: its last writer is the child that restores the settings.
     fn log(&mut self) -> Result<String> {
         let mut log = String::new();
         let mut stderr = self.0.stderr.take().context("it is read once")?;
@@ -227,7 +227,7 @@ fn all_is_put_back(signal: Signal) -> Result<()> {
     dut.netns.run(|| {
         fs::write(sysfs(dut, "napi_defer_hard_irqs"), "3")?;
         if let Some(first) = told {
-            // Each has its own.
+            // Different settings on each instance.
             let other = Settings {
                 defer_hard_irqs: Some(5),
                 irq_suspend_timeout: Some(1 << 40),
@@ -257,13 +257,13 @@ fn all_is_put_back(signal: Signal) -> Result<()> {
     };
     let mut setter = Setter::start(dut, &args)?;
     setter.until(|| Ok(settings(dut)? == [wanted; 2]))?;
-    // A second one would take for found what this one has set.
+    // A second one would record the settings of the first as the previous ones.
     let (_, err, code) = rxsteer(dut, &[&dut.name, "--defer-hard-irqs", "1"])?;
     ensure!(code == Some(1) && err.contains("stop it first"), "{err}");
     ensure!(settings(dut)? == [wanted; 2]);
     let mut before = before;
     if told.is_some() {
-        // What somebody else sets meanwhile stays.
+        // Settings that another process makes meanwhile stay.
         let other = Settings {
             gro_flush_timeout: Some(30_000),
             ..Settings::default()
@@ -308,7 +308,7 @@ fn ticks(pid: u32) -> Result<u64> {
     Ok(sum?)
 }
 
-/// Once a packet has woken it, a thread that busy-polls goes on without packets; another does not.
+/// Once woken by a packet, a busy-polling thread keeps running; another one sleeps.
 #[test]
 fn threads_busy_poll() -> Result<()> {
     const TEST: &str = "threads_busy_poll";
@@ -376,7 +376,7 @@ fn a_device_may_go_meanwhile() -> Result<()> {
     Ok(())
 }
 
-/// As on kernels that tell less: what they don't is taken out of what this one has told.
+/// Older kernels report less: the fields that they lack are removed from this kernel's answer.
 #[test]
 fn older_kernels_have_settings_of_devices() -> Result<()> {
     let Some(_alone) = lab("older_kernels_have_settings_of_devices") else {
@@ -386,7 +386,7 @@ fn older_kernels_have_settings_of_devices() -> Result<()> {
     let _nic = Nic::new(&link.dut, &[0, 1])?;
     let dut = &link.dut;
     let device = device(dut)?;
-    // Before 6.8 there are no instances, before 6.13 no settings of theirs.
+    // Before 6.8 there are no instances, before 6.13 no settings per instance.
     let without_instances = Device {
         napis: None,
         ..device.clone()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! More than a CPU can use: who floods a queue does not take the others' place.
+//! Under overload, one flow that floods a queue does not displace the other flows.
 
 use std::net::SocketAddr;
 
@@ -15,21 +15,22 @@ use rxsteer::daemon::options::Options;
 use rxsteer::datapath::FLOW_LIMIT;
 use rxsteer::datapath::backlogs::LIMIT_MAX;
 
-/// Flows with little to say, and frames of one that floods for each of theirs. Not many: a flow is
-/// large only while 32 frames of others come within two turns, 20 ms, also from a slow generator.
 const NR_MODEST: u32 = 1_000;
+
+/// Frames of the flooding flow for each one of a modest flow. A flow counts as large only if 32
+/// frames of other flows arrive within two windows (20 ms), also from a slow generator.
 const FLOOD: u32 = 4;
 
-/// Frames of the modest flows in a round. A backlog that the flood has half filled has room for all of
-/// them, and for what the flood sends, after each of ten pauses, until the others are seen again.
+/// Frames of the modest flows in a round. A backlog half filled by the flood has room for all of
+/// them, and for the flood's frames after each of ten pauses until other flows are counted again.
 const MODEST: u64 = 6_000;
 const _: () = assert!(MODEST + 10 * 32 * (FLOOD as u64) < LIMIT_MAX as u64 / 2);
 
-/// Frames per second of all flows: more than a thread takes off that hardly runs.
+/// Frames per second of all flows: more than a thread with little CPU time dequeues.
 const RATE: u64 = 1_000_000;
 
-/// Sends into one backlog whose thread hardly runs, round after round, until frames are dropped
-/// since the flow limit says so, if there is one, or until modest flows lose some.
+/// Sends rounds of frames into one backlog with a thread that gets little CPU time, until the flow
+/// limit drops frames or, if it is 0, until modest flows lose some.
 fn overload(flow_limit: u32) -> Result<()> {
     let bed = Bed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
@@ -40,7 +41,7 @@ fn overload(flow_limit: u32) -> Result<()> {
     };
     let options = Options {
         flow_limit,
-        // Whatever group of threads the hog is in, it comes first.
+        // The lowest priority: the hog comes first in whatever group of threads it is.
         backlog_nice: 19,
         ..bed.options(&[OTHER_CPU])
     };

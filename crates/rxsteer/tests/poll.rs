@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rxsteer poll`: which sockets of which processes poll, for how long, and that they are as before
-//! when it has ended, however it did. The application is this process, or a `sleep` that was given a
-//! socket.
+//! `rxsteer poll`: which sockets of which processes poll, for how long, and the restore when it
+//! ends or is killed. The application is this process, or a `sleep` that inherited a socket.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -36,7 +35,7 @@ const ON: Polling = Polling {
     prefer: false,
 };
 
-/// Busy polling needs CAP_NET_ADMIN, and a kernel that has it. One test at a time: all are one process.
+/// Needs CAP_NET_ADMIN and a kernel with busy polling. All tests share one process: one at a time.
 fn can_run(test: &str) -> Option<MutexGuard<'static, ()>> {
     static SERIAL: Mutex<()> = Mutex::new(());
     let guard = SERIAL.lock().unwrap_or_else(|poison| poison.into_inner());
@@ -50,7 +49,7 @@ fn can_run(test: &str) -> Option<MutexGuard<'static, ()>> {
     }
 }
 
-/// `rxsteer poll`, killed when dropped.
+/// `rxsteer poll`, killed on drop.
 struct Poll(Child);
 
 impl Poll {
@@ -65,22 +64,22 @@ impl Poll {
         command
     }
 
-    /// By a root that may not trace a process that has more capabilities.
+    /// Started without the right to trace a process with more capabilities.
     fn confined(args: &[&str]) -> Result<Self> {
         let mut command = Self::command(args);
         let drop_capability = || {
-            // SAFETY: takes numbers.
+            // SAFETY: the call takes numbers only.
             let done = unsafe { libc::prctl(libc::PR_CAPBSET_DROP, CAP_SYS_PTRACE, 0, 0, 0) };
             nix::errno::Errno::result(done)
                 .map(drop)
                 .map_err(Into::into)
         };
-        // SAFETY: a system call and nothing else.
+        // SAFETY: the closure makes one system call.
         unsafe { command.pre_exec(drop_capability) };
         Ok(Self(command.spawn()?))
     }
 
-    /// Of this process's sockets.
+    /// For this process's sockets.
     fn own(args: &[&str]) -> Result<Self> {
         let pid = std::process::id().to_string();
         Self::start(&[&["--pid", &pid], args].concat())
@@ -90,7 +89,7 @@ impl Poll {
         Ok(kill(Pid::from_raw(self.0.id() as i32), signal)?)
     }
 
-    /// Waits for its end, and for that of whoever puts sockets back: the last who has its log.
+    /// Waits for its end and for that of the child that restores sockets: both write to the log.
     fn ended(mut self) -> Result<(Option<i32>, String)> {
         let mut log = String::new();
         let mut stderr = self.0.stderr.take().context("it is read once")?;
@@ -116,7 +115,7 @@ fn becomes(socket: &impl AsFd, polling: Polling) -> Result<()> {
     })
 }
 
-/// A process that does nothing with the socket that it was given.
+/// A process that inherited a socket and does nothing with it.
 struct Sleeper(Child);
 
 impl Sleeper {
@@ -138,18 +137,18 @@ impl Drop for Sleeper {
     }
 }
 
-/// Every kind of socket and epoll instance of an application.
+/// Sockets and epoll instances of an application, of every kind.
 struct Sockets {
     udp: UdpSocket,
     udp6: UdpSocket,
     listener: TcpListener,
     before: (TcpStream, TcpStream),
-    /// Not asked for anything.
+    /// Not selected by rules.
     _unix: UnixDatagram,
     epoll: Epoll,
-    /// Waits for nothing.
+    /// Watches no socket.
     other_epoll: Epoll,
-    /// Polls as it is wanted already.
+    /// Has the wanted settings from the start.
     so: UdpSocket,
 }
 
@@ -177,7 +176,7 @@ impl Sockets {
         Ok(this)
     }
 
-    /// How those poll that a rule means, its own polling apart.
+    /// Settings of the sockets that a rule selects, without `so`.
     fn polling(&self) -> Result<Vec<Polling>> {
         Ok(vec![
             of(&self.udp)?,
@@ -195,7 +194,7 @@ impl Sockets {
     }
 }
 
-/// How an epoll instance polls; `None` before Linux 6.9.
+/// Settings of an epoll instance; `None` before Linux 6.9.
 fn of_epoll(epoll: &Epoll) -> Option<Polling> {
     Polling::of_epoll(&epoll.0).ok()
 }
@@ -208,7 +207,7 @@ fn all_is_put_back(signal: Signal) -> Result<()> {
     becomes(&later, ON)?;
     let own = UdpSocket::bind("127.0.0.1:0")?;
     becomes(&own, ON)?;
-    // Accepted connections begin as their listener is; that they were seen needs not be waited for.
+    // An accepted connection inherits the settings of its listener, before it is found.
     let accepted = connected(&sockets.listener)?;
     ensure!(of(&accepted.1)? == ON);
     let epolls = [of_epoll(&sockets.epoll), of_epoll(&sockets.other_epoll)];
@@ -218,7 +217,7 @@ fn all_is_put_back(signal: Signal) -> Result<()> {
         })?;
         ensure!(of_epoll(&sockets.other_epoll) == Some(OFF));
     }
-    // What the application sets itself is its own.
+    // Settings that the application makes itself stay.
     let other = Polling { usecs: 7, ..OFF };
     other.set_socket(&own)?;
 
@@ -251,7 +250,7 @@ fn sockets_are_put_back_when_it_is_killed() {
     }
 }
 
-/// The socket lives on in a process that nobody asked for.
+/// The socket is still open in a process without a rule.
 #[test]
 fn a_socket_that_was_passed_on_is_put_back() -> Result<()> {
     let Some(_alone) = can_run("a_socket_that_was_passed_on_is_put_back") else {
@@ -312,10 +311,10 @@ fn others_are_left_alone() -> Result<()> {
     Ok(())
 }
 
-/// Nobody sends: the application only ever sleeps.
+/// No packet arrives: all waits end with sleep.
 #[test]
-fn who_finds_nothing_pauses_and_tries_again() -> Result<()> {
-    let Some(_alone) = can_run("who_finds_nothing_pauses_and_tries_again") else {
+fn polling_pauses_without_packets() -> Result<()> {
+    let Some(_alone) = can_run("polling_pauses_without_packets") else {
         return Ok(());
     };
     let socket = UdpSocket::bind("127.0.0.1:0")?;
@@ -345,8 +344,8 @@ fn who_finds_nothing_pauses_and_tries_again() -> Result<()> {
 }
 
 #[test]
-fn what_can_not_be_done_is_said() -> Result<()> {
-    let Some(_alone) = can_run("what_can_not_be_done_is_said") else {
+fn errors_are_reported() -> Result<()> {
+    let Some(_alone) = can_run("errors_are_reported") else {
         return Ok(());
     };
     let mut child = Command::new("true").spawn()?;
@@ -367,10 +366,10 @@ fn what_can_not_be_done_is_said() -> Result<()> {
     Ok(())
 }
 
-/// By lo, which has no NAPI instances.
+/// Packets come by lo, which has no NAPI instances.
 #[test]
-fn polls_in_vain_are_said() -> Result<()> {
-    let Some(_alone) = can_run("polls_in_vain_are_said") else {
+fn polls_in_vain_are_reported() -> Result<()> {
+    let Some(_alone) = can_run("polls_in_vain_are_reported") else {
         return Ok(());
     };
     let socket = UdpSocket::bind("127.0.0.1:0")?;
@@ -393,11 +392,11 @@ fn polls_in_vain_are_said() -> Result<()> {
     Ok(())
 }
 
-/// A cgroup (v2) of its own, removed when dropped: it must be empty then.
+/// A cgroup (v2), removed on drop; it must be empty then.
 struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// `None` where no hierarchy is mounted.
+    /// `None` if cgroup v2 is not mounted.
     fn new() -> Result<Option<Self>> {
         let mounts = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"].map(Path::new);
         let Some(mount) = mounts
@@ -432,7 +431,7 @@ fn a_cgroup_has_its_processes() -> Result<()> {
     let inside = Sleeper::with(one.try_clone()?.into())?;
     let _outside = Sleeper::with(two.try_clone()?.into())?;
     let poll = Poll::start(&["--cgroup", &cgroup.0.to_string_lossy()])?;
-    // One that comes later is found as well.
+    // A process that joins later is found as well.
     std::fs::write(cgroup.0.join("cgroup.procs"), inside.pid())?;
     becomes(&one, ON)?;
     ensure!(of(&two)? == OFF);
@@ -444,8 +443,8 @@ fn a_cgroup_has_its_processes() -> Result<()> {
 }
 
 #[test]
-fn a_process_that_may_not_be_touched_is_said() -> Result<()> {
-    let test = "a_process_that_may_not_be_touched_is_said";
+fn a_process_that_may_not_be_touched_is_reported() -> Result<()> {
+    let test = "a_process_that_may_not_be_touched_is_reported";
     let Some(_alone) = can_run(test) else {
         return Ok(());
     };
@@ -453,7 +452,10 @@ fn a_process_that_may_not_be_touched_is_said() -> Result<()> {
     let capabilities = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
     let capabilities = u64::from_str_radix(capabilities.context("CapEff")?.trim(), 16)?;
     if capabilities >> CAP_SYS_PTRACE & 1 == 0 {
-        rxlab::testing::not_run(test, "without CAP_SYS_PTRACE nobody has more capabilities");
+        rxlab::testing::not_run(
+            test,
+            "without CAP_SYS_PTRACE no process has more capabilities",
+        );
         return Ok(());
     }
     let socket = UdpSocket::bind("127.0.0.1:0")?;
@@ -465,7 +467,7 @@ fn a_process_that_may_not_be_touched_is_said() -> Result<()> {
     );
     ensure!(of(&socket)? == OFF);
 
-    // Of many, the others are not given up for it.
+    // A rule for several processes continues with the others.
     let port = socket.local_addr()?.port().to_string();
     let mut poll = Poll::confined(&["--comm", "sleep", "--port", &port])?;
     let mut stderr = BufReader::new(poll.0.stderr.as_mut().context("it is piped")?);
@@ -489,7 +491,7 @@ fn the_host_is_put_back() -> Result<()> {
     const FILE: &str = "/proc/sys/net/core/busy_poll";
     let host = || Ok::<_, std::io::Error>(std::fs::read_to_string(FILE)?.trim().to_owned());
     let before = host()?;
-    ensure!(before != "50", "somebody else lets the host poll");
+    ensure!(before != "50", "another process lets the host poll");
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         let poll = Poll::own(&["--host-wide"])?;
         until("the host polls", || Ok((host()? == "50").then_some(())))?;

@@ -21,7 +21,7 @@ use rxsteer::api::set::Change;
 use rxsteer::daemon::options::Options;
 use rxsteer::datapath::policy::Policy;
 
-/// The flow goes after its application, wherever that goes.
+/// The flow follows its application to each CPU.
 fn follows(active: &Active<'_>, app: &App, mut send: impl FnMut() -> Result<()>) -> Result<()> {
     for cpu in [OTHER_CPU, POLLING_CPU, OTHER_CPU] {
         app.move_to(cpu)?;
@@ -32,7 +32,7 @@ fn follows(active: &Active<'_>, app: &App, mut send: impl FnMut() -> Result<()>)
     Ok(())
 }
 
-/// RPS alone would have all flows INLINE.
+/// RPS alone keeps all flows INLINE.
 fn rfs(bed: &Bed) -> Options {
     Options {
         policy: Policy::RFS,
@@ -40,7 +40,7 @@ fn rfs(bed: &Bed) -> Options {
     }
 }
 
-/// Follows with policy rfs, and doesn't with rps: RPS alone has all flows INLINE here.
+/// The flow follows with policy rfs and not with rps, which keeps it INLINE.
 fn only_by_rfs(bed: &Bed, app: &App, mut send: impl FnMut() -> Result<()>) -> Result<()> {
     let dut = &bed.link.dut;
     let options = rfs(bed);
@@ -103,8 +103,8 @@ fn connected_udp() -> Result<()> {
 }
 
 #[test]
-fn unconnected_udp_that_asks_who_sent() -> Result<()> {
-    let Some(_guard) = lab("unconnected_udp_that_asks_who_sent") else {
+fn unconnected_udp_with_sender_address() -> Result<()> {
+    let Some(_guard) = lab("unconnected_udp_with_sender_address") else {
         return Ok(());
     };
     let bed = Bed::new(&LinkConfig {
@@ -156,7 +156,7 @@ fn tcp() -> Result<()> {
     Ok(())
 }
 
-/// Or not, if told so.
+/// Unconnected sockets can be excluded by option.
 #[test]
 fn unconnected_udp_can_be_ignored() -> Result<()> {
     let Some(_guard) = lab("unconnected_udp_can_be_ignored") else {
@@ -192,7 +192,7 @@ fn unconnected_udp_can_be_ignored() -> Result<()> {
     Ok(())
 }
 
-/// Threads on two CPUs take turns at one socket: to follow them would move flows with every packet.
+/// Threads on two CPUs receive alternately from one socket; flows must not move with each packet.
 #[test]
 fn a_socket_that_threads_share_is_not_followed_to_and_fro() -> Result<()> {
     let Some(_guard) = lab("a_socket_that_threads_share_is_not_followed_to_and_fro") else {
@@ -204,7 +204,7 @@ fn a_socket_that_threads_share_is_not_followed_to_and_fro() -> Result<()> {
     let local = SocketAddr::new(flows.daddr, flows.dport);
     let socket = Arc::new(dut.netns.run(|| soon(UdpSocket::bind(local)?))?);
     let taken = Arc::new([AtomicU64::new(0), AtomicU64::new(0)]);
-    // Each takes one datagram, when it is its turn.
+    // Each thread receives one datagram, then lets the other one.
     let turn = Arc::new(AtomicU64::new(0));
     let mut apps = Vec::new();
     for cpu in [POLLING_CPU, OTHER_CPU] {
@@ -237,7 +237,7 @@ fn a_socket_that_threads_share_is_not_followed_to_and_fro() -> Result<()> {
     active.stop()
 }
 
-/// A socket per thread in one SO_REUSEPORT group, each thread on its CPU.
+/// One SO_REUSEPORT group with a socket and a CPU per thread.
 #[test]
 fn a_reuseport_group_has_its_flows_where_its_threads_are() -> Result<()> {
     let Some(_guard) = lab("a_reuseport_group_has_its_flows_where_its_threads_are") else {
@@ -263,7 +263,7 @@ fn a_reuseport_group_has_its_flows_where_its_threads_are() -> Result<()> {
         apps.push(app);
     }
     let active = Active::steer(dut, rfs(&bed))?;
-    // Which flows belong to whom is the kernel's choice; then each is processed there.
+    // The kernel distributes flows over the sockets; each flow is processed on its socket's CPU.
     let send = || bed.send(Frames::Udp(flows.clone()), 64);
     send()?;
     let mut at = [0u64; 2];
@@ -292,7 +292,7 @@ fn rounded(size: u32) -> u32 {
         .unwrap_or(0)
 }
 
-/// Zero in either table is off, as in the kernel; and what is set while it runs holds.
+/// Size 0 of either table disables RFS, as in the kernel; changes at run time apply.
 #[test]
 fn tables_of_no_size_are_off_and_can_be_changed_under_way() -> Result<()> {
     let Some(_guard) = lab("tables_of_no_size_are_off_and_can_be_changed_under_way") else {
@@ -357,8 +357,8 @@ fn tables_of_no_size_are_off_and_can_be_changed_under_way() -> Result<()> {
 }
 
 #[test]
-fn a_closed_sockets_flow_follows_nobody() -> Result<()> {
-    let Some(_guard) = lab("a_closed_sockets_flow_follows_nobody") else {
+fn a_closed_sockets_flow_is_not_followed() -> Result<()> {
+    let Some(_guard) = lab("a_closed_sockets_flow_is_not_followed") else {
         return Ok(());
     };
     let bed = Bed::new(&LinkConfig::default())?;
@@ -368,7 +368,8 @@ fn a_closed_sockets_flow_follows_nobody() -> Result<()> {
     let peer = SocketAddr::new(flows.saddr, flows.sport);
     let send = || bed.send(Frames::Udp(flows.clone()), 20);
     let active = Active::steer(dut, rfs(&bed))?;
-    // Whoever comes after it is not followed: it never asks who sent.
+    // The other socket of the group gets the packets afterwards; it is not followed, since its
+    // application doesn't read the sender's address.
     let heir = dut.netns.run(|| soon(reuseport(local)?))?;
     let mut buffer = [0; 2048];
     let heir = App::start(&dut.netns, Box::new(move || heir.recv(&mut buffer)))?;
@@ -392,8 +393,8 @@ fn a_closed_sockets_flow_follows_nobody() -> Result<()> {
     active.stop()
 }
 
-/// One socket, flows that arrive in two queues, and a polling CPU that changes: everything is
-/// processed where the application is, INLINE or not, and in order.
+/// One socket, flows from two queues, and a changing polling CPU: all packets are processed in
+/// order where the application is, INLINE or not.
 #[test]
 fn queues_and_polling_cpus_change_nothing() -> Result<()> {
     let Some(_guard) = lab("queues_and_polling_cpus_change_nothing") else {
@@ -412,7 +413,7 @@ fn queues_and_polling_cpus_change_nothing() -> Result<()> {
     let seen = reordered.clone();
     let mut next = std::collections::HashMap::new();
     let mut buffer = [0; 2048];
-    // A wire's frames carry its sequence number; a wire is a queue.
+    // Frames of a generator have its sequence number, and each generator has its queue.
     let take = move || {
         let (len, peer) = socket.recv_from(&mut buffer)?;
         let stamp = |at: usize, n: usize| buffer[at..at + n].to_vec();
@@ -428,7 +429,7 @@ fn queues_and_polling_cpus_change_nothing() -> Result<()> {
     let options = rfs(&bed);
     let Bed { link, nic } = &mut bed;
     let active = Active::steer(&link.dut, options)?;
-    // The wire on CPU 1 sends into queue 1.
+    // The generator on CPU 1 sends into queue 1.
     let wires = [0, 1].map(|cpu| {
         let config = rxlab::testing::bed::lossless(Frames::Udp(flows.clone()), None, 10_000);
         Wire::start(link, cpu, &config)

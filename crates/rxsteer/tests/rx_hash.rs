@@ -17,8 +17,7 @@ use rxsteer::host::caps;
 
 const PACKETS: u64 = 300;
 
-/// The account after packets from sockets, whose skbs have a hash, and as many from a wire, whose
-/// frames have none.
+/// The counters after packets from sockets, with a hash, and as many from a generator, without.
 fn account(link: &Link, hash: Hash) -> Result<[Queue; 2]> {
     let mut options = Options::new([link.dut.name.as_str()]);
     options.hash = hash;
@@ -81,7 +80,7 @@ fn the_devices_hash_is_used_where_there_is_one_and_only_when_asked_for() -> Resu
     }
     let [sockets, wire] = account(&link, Hash::Device)?;
     assert_eq!(sockets.rx_hash, PACKETS);
-    // The wire's frames have no hash: their headers name the flow, and the count stands.
+    // The generator's frames have no hash: flows come from their headers, and the counter stays.
     assert_eq!(wire.rx_hash, PACKETS);
     assert_eq!(wire.received, 2 * PACKETS);
     assert_eq!(wire.no_flow_truncated + wire.no_flow_unknown, 0);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Steering on real packets: where each frame goes, to the last one.
+//! Steering of real packets: every frame is accounted for.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::time::Duration;
@@ -21,10 +21,10 @@ use rxsteer::datapath::policy::Policy;
 /// Not a multiple of any batch or burst.
 const COUNT: u64 = 5_003;
 
-/// Flows of most tests.
+/// Number of flows in most tests.
 const NR_FLOWS: u32 = 2_000;
 
-/// What a queue counted since `before`.
+/// The queue's counters since `before`.
 fn since(now: &Queue, before: &Queue) -> Queue {
     Queue {
         received: now.received - before.received,
@@ -55,7 +55,7 @@ fn frame(dmac: [u8; 6], ether_type: u16, rest: &[u8]) -> Frames {
     Frames::Raw(frame)
 }
 
-/// Frames of every kind, through a mask without the polling CPU, so that each has one place to go.
+/// Frames of every kind; a mask without the polling CPU gives each kind one destination.
 fn every_frame_is_accounted_for(mode: Mode) -> Result<()> {
     let bed = Bed::new(&LinkConfig {
         ipv6: true,
@@ -108,7 +108,7 @@ fn every_frame_is_accounted_for(mode: Mode) -> Result<()> {
     };
     assert_eq!(since(&now, &before), expected);
     let [four, six] = sinks;
-    // Nobody takes the tags off here: tagged frames end in the stack.
+    // No VLAN device exists: tagged frames end in the stack.
     assert_eq!(
         rxlab::testing::bed::received(four, counts[0])?,
         [0, counts[0]]
@@ -137,12 +137,12 @@ fn every_frame_is_accounted_for_in_generic_mode() -> Result<()> {
     every_frame_is_accounted_for(Mode::Generic)
 }
 
-/// A mask over 4096 flows: how many of their frames are inline, and what the sink's CPUs got.
+/// 4096 flows with a mask: returns the queue and the sink's packets by CPU.
 fn shares(options: impl FnOnce(&Bed) -> Options) -> Result<(Queue, Vec<u64>)> {
     let bed = Bed::new(&LinkConfig::default())?;
     let flows = UdpFlows::to(&bed.link.dut, 4096);
     let active = Active::steer(&bed.link.dut, options(&bed))?;
-    // The queue's first poll is inline whatever the mask; two more rounds bring the flows home.
+    // The first poll of a queue is always inline; two more rounds move the flows.
     for rounds in 1..=3 {
         bed.send(Frames::Udp(flows.clone()), 4096)?;
         at_rest(&active, 0, rounds * 4096)?;
@@ -163,15 +163,15 @@ fn a_mask_of_two_cpus_gives_each_its_share() -> Result<()> {
         return Ok(());
     };
     let (queue, got) = shares(|bed| bed.options(&[POLLING_CPU, OTHER_CPU]))?;
-    // Half of the slots each. 4096 flows fall into them at random: one standard deviation is 32
-    // flows, or 64 frames; six of them.
+    // Each CPU has half of the slots. One standard deviation of 4096 flows is 32 flows, or 64
+    // frames.
     assert!(queue.inline.abs_diff(4096) < 6 * 64, "{queue:?}");
     assert_eq!(queue.inline + queue.sums.redirected, 8192);
     assert_eq!(got, [queue.inline, queue.sums.redirected]);
     Ok(())
 }
 
-/// What every test of "all inline" expects of 8192 frames.
+/// The queue's counters in every test with 8192 frames, all inline.
 fn all_inline() -> Queue {
     Queue {
         received: 8192,
@@ -251,7 +251,7 @@ fn a_mask_change_moves_the_flows_in_order() -> Result<()> {
             .run(|| client::set(Change::rps_cpus(&dut.name, None, cpus)))
     };
     let now = || Ok::<_, anyhow::Error>(status(&active)?.devices[0].queues[0].clone());
-    // A thousand frames in a row that went nowhere but there.
+    // A thousand consecutive frames all have the same location.
     let only = |inline: bool| {
         let mut before = now()?;
         until("new packets go only to the new CPUs", || {
@@ -276,7 +276,7 @@ fn a_mask_change_moves_the_flows_in_order() -> Result<()> {
         set("0-0")?;
         only(true)?;
     }
-    // And with no time to settle.
+    // Again without time to settle.
     for _ in 0..100 {
         set("1")?;
         set("0-1")?;
@@ -298,7 +298,7 @@ fn a_mask_change_moves_the_flows_in_order() -> Result<()> {
     active.stop()
 }
 
-/// The control of the test above: the sink does see what comes out of order.
+/// The control of the test above: the sink detects packets out of order.
 #[test]
 fn the_sink_sees_what_is_out_of_order() -> Result<()> {
     let Some(_guard) = lab("the_sink_sees_what_is_out_of_order") else {
@@ -307,7 +307,7 @@ fn the_sink_sees_what_is_out_of_order() -> Result<()> {
     let bed = Bed::new(&LinkConfig::default())?;
     let flows = UdpFlows::to(&bed.link.dut, 200);
     let sink = bed.sink_in_order(&flows)?;
-    // The second wire counts from zero again: all its frames, and no other, come after later ones.
+    // The second generator starts from 0: all its frames, and no others, are out of order.
     for count in [COUNT, COUNT - 1_000] {
         bed.send(Frames::Udp(flows.clone()), count)?;
     }
@@ -318,7 +318,7 @@ fn the_sink_sees_what_is_out_of_order() -> Result<()> {
     Ok(())
 }
 
-/// The kernel's ring must never be what is full: it would drop behind the account of the flows.
+/// The kernel's ring must never be full, since it would drop frames outside of the flows' accounts.
 #[test]
 fn a_full_backlog_drops_in_xdp_and_nowhere_else() -> Result<()> {
     let Some(_guard) = lab("a_full_backlog_drops_in_xdp_and_nowhere_else") else {
@@ -452,7 +452,7 @@ fn two_devices_are_steered_by_one() -> Result<()> {
     assert_eq!(received(a, COUNT)?, [0, COUNT]);
     assert_eq!(received(b, COUNT + 1)?, [COUNT + 1, 0]);
 
-    // The second device's mask alone changes.
+    // Only the second device's mask changes.
     dut.run(|| client::set(Change::rps_cpus(name, Some(0), "1")))?;
     let masks: Vec<_> = status(&active)?
         .devices
@@ -473,7 +473,7 @@ fn two_devices_are_steered_by_one() -> Result<()> {
     active.stop()
 }
 
-/// Datagrams of several pages, one after the other so that none meets a full ring.
+/// Datagrams of several pages, one at a time so that the ring is never full.
 fn jumbo_frames_arrive_whole(mode: Mode) -> Result<()> {
     let bed = Bed::new(&LinkConfig {
         mtu: 9000,
@@ -496,7 +496,7 @@ fn jumbo_frames_arrive_whole(mode: Mode) -> Result<()> {
             })
             .collect::<Result<Vec<_>>>()
     })?;
-    // What fits behind an IPv4 and a UDP header, and less.
+    // The largest payload behind IPv4 and UDP headers, and smaller ones.
     let lengths = [8972, 8971, 4096, 5000, 3000, 1];
     let mut sent = 0;
     let mut send_all = || -> Result<u64> {
@@ -513,7 +513,7 @@ fn jumbo_frames_arrive_whole(mode: Mode) -> Result<()> {
         }
         Ok(sent)
     };
-    // Until a round finds all flows where rxsteer wants them.
+    // Repeat until all flows are at their wanted locations.
     let mut before = Queue::default();
     until("all frames of a round redirected", || {
         let now = at_rest(&active, 0, send_all()?)?;

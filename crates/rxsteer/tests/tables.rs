@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The tables of steer.h: what a hash finds in them.
+//! Lookup by hash in the tables of core/tables.h.
 
 use proptest::prelude::*;
 use rxsteer::datapath::native;
@@ -10,7 +10,7 @@ use rxsteer::types::{rps_location, rps_map};
 const NO_CPU: u16 = rps_location::RPS_NO_CPU.0 as u16;
 const INLINE: u16 = rps_location::RPS_INLINE.0 as u16;
 
-/// A host's CPUs, and one of them.
+/// A number of CPUs, and one of these CPUs.
 fn cpus() -> impl Strategy<Value = (u32, u32)> {
     prop_oneof![1u32..10, 1u32..8192].prop_flat_map(|nr_cpus| (Just(nr_cpus), 0..nr_cpus))
 }
@@ -26,15 +26,15 @@ proptest! {
         prop_assert_eq!(native::sock_flow_location(entry, hash, mask), cpu);
     }
 
-    /// And one that polls is nowhere else, on a host with however many CPUs.
+    /// The entry of a polling application is INLINE, with any number of CPUs.
     #[test]
-    fn the_entry_of_who_polls_is_inline((nr_cpus, _) in cpus(), hash: u32) {
+    fn the_entry_of_a_polling_application_is_inline((nr_cpus, _) in cpus(), hash: u32) {
         let mask = cpu_mask(nr_cpus);
         let entry = native::sock_flow_entry(hash, INLINE, mask);
         prop_assert_eq!(native::sock_flow_location(entry, hash, mask), INLINE);
     }
 
-    /// Whose hash differs in the bits that an entry holds finds no CPU, not a wrong one.
+    /// A hash that differs in the bits stored in an entry finds no CPU, not a wrong one.
     #[test]
     fn another_flows_entry_is_no_cpu((nr_cpus, cpu) in cpus(), hash: u32, other: u32) {
         let mask = cpu_mask(nr_cpus);
@@ -49,7 +49,7 @@ proptest! {
         prop_assert_eq!(native::sock_flow_location(0, hash, cpu_mask(nr_cpus)), NO_CPU);
     }
 
-    /// Whatever an entry holds: torn, stale, or of a kernel with more CPUs.
+    /// Holds for any content of an entry: torn, stale, or of a kernel with more CPUs.
     #[test]
     fn an_entry_never_names_more_than_the_mask_can((nr_cpus, _) in cpus(), entry: u32, hash: u32) {
         let location = native::sock_flow_location(entry, hash, cpu_mask(nr_cpus));
@@ -57,7 +57,7 @@ proptest! {
         prop_assert!(names || u32::from(location) + 1 < cpu_mask(nr_cpus));
     }
 
-    /// A queue's slots are its own, and all of them are used.
+    /// Each queue has its own slots, and uses all of them.
     #[test]
     fn slots_are_within_their_queue(queue in 0u32..64, order in 0u32..20, hash: u32) {
         let cnt = 1u32 << order;
@@ -68,7 +68,7 @@ proptest! {
         prop_assert_eq!(native::flow_slot(queue, u32::MAX, 32 - order), last);
     }
 
-    /// Flows that share a slot want the same of RPS: the table has as many slots as the map.
+    /// Flows that share a slot have the same RPS location: the table has as many slots as the map.
     #[test]
     fn flows_of_one_slot_share_their_rps_location(
         order in 10u32..20, hash: u32, low: u32, at in 0..SLOTS,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Wrong usage: status 2, and a message that says what to write. None of it needs root.
+//! Wrong usage: exit status 2 and a message with a remedy. No test needs root.
 
 use rxlab::testing::usage::{Program, SECONDS};
 
@@ -24,7 +24,7 @@ fn commands() {
     }
 }
 
-/// Wherever CPUs are written.
+/// Invalid lists of CPUs, for every option that takes one.
 const CPUS: [(&str, &str); 11] = [
     ("", "no CPUs given; write a list"),
     (" ", "no CPUs given; write a list"),
@@ -100,7 +100,7 @@ fn run() {
             &["--queue", why],
         );
     }
-    // A ring holds 16384 frames, 16 of them given back late.
+    // A ring holds 16384 frames, 16 of which are released late.
     for backlog in ["0", "16369", "-1", "1k", ""] {
         let option = format!("--backlog={backlog}");
         wrong(&["run", "lo", &option], &["--backlog", backlog]);
@@ -175,15 +175,15 @@ fn flows_and_explain() {
     }
 }
 
-/// The control: what is refused above is refused for what was said, not for all that is written.
+/// The control: the valid options used above are accepted.
 #[test]
-fn what_is_right_gets_further() {
+fn valid_usage_gets_further() {
     for cpus in ["1", "0x3", "0-1", "0,1", "0xf,ffffffff", "0-7:1/2", "auto"] {
         let option = format!("--rps-cpus={cpus}");
         let args = ["run", "no-such-device", "--backlog=16368", "--policy=off"];
         let output = RXSTEER.run(&[&args[..], &[&option, "--rps-flow-cnt=1"]].concat());
         let stderr = String::from_utf8_lossy(&output.stderr);
-        // For want of the device, or of the right to steer.
+        // Fails later: the device doesn't exist, or the right to steer is missing.
         assert_eq!(output.status.code(), Some(1), "{option}: {stderr}");
         assert!(output.stdout.is_empty(), "{output:?}");
         assert!(!stderr.contains('\u{1b}'), "colours in a pipe: {stderr}");

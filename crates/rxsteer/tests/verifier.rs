@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the programs cost the verifier: the kernel gives up at a million instructions processed,
-//! and a loop or a branch more can multiply them.
+//! The cost of the programs for the verifier: the kernel's limit is a million processed
+//! instructions, and another loop or branch can multiply them.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd};
@@ -22,8 +22,8 @@ use rxsteer::host::caps;
 use rxsteer::host::xdp::Bound;
 use rxsteer::types::rx_config;
 
-/// A fifth of what the kernel allows (BPF_COMPLEXITY_LIMIT_INSNS): kernels differ in how well they
-/// prune, and what is added should be noticed long before a user's kernel refuses it.
+/// A fifth of the kernel's limit (BPF_COMPLEXITY_LIMIT_INSNS): kernels prune differently, and
+/// growth should show here long before a user's kernel refuses a program.
 const CEILING: u32 = 200_000;
 
 /// Instructions that the verifier processed for each program that was loaded.
@@ -104,7 +104,7 @@ fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
             xdp.push(all[0]);
         }
     }
-    // The control: the figures are the programs' own, and follow what is switched on.
+    // The control: the figures differ by program and by options.
     let (none, all) = (xdp[0], xdp[xdp.len() - 2]);
     assert!(none < all, "no tunnels {none}, all tunnels {all}");
     Ok(())
@@ -181,7 +181,7 @@ fn the_labs_programs_stay_far_from_it_too() -> Result<()> {
         rxlab::testing::not_run(test, &format!("{error:#}"));
         return Ok(());
     }
-    // All of them at once: each is only for those who ask.
+    // All optional programs at once.
     let mut slot = MaybeUninit::<OpenObject>::uninit();
     let mut open = LabSkelBuilder::default().open(&mut slot)?;
     for mut prog in open.open_object_mut().progs_mut() {

@@ -1,58 +1,55 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the rxsteer answers that lets sockets poll.
+//! The status of an rxsteer that lets sockets poll.
 
 use serde::{Deserialize, Serialize};
 
-/// What a process whose waits don't poll can do about it.
+/// Printed for a process with polling enabled that has not polled yet: possible causes.
 pub(crate) const IN_VAIN: &str = "none of its waits has polled yet: no packet of its has come by a \
                                   device with NAPI instances (`rxsteer napi` shows them), all were \
                                   redirected to other CPUs, or it waits in poll() or select(), which \
                                   poll with --host-wide alone";
 
-/// All applications whose sockets poll.
+/// All applications with polling sockets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// The process that lets them.
+    /// Process id of the answering rxsteer.
     pub pid: u32,
-    /// By process.
+    /// Ordered by process id.
     pub applications: Vec<Application>,
-    /// Why polls are not counted, if they are not.
+    /// Why polls can't be counted, if so.
     pub uncounted: Option<String>,
 }
 
-/// A process whose sockets poll.
+/// A process with polling sockets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Application {
-    /// Its number,
+    /// Process id.
     pub pid: u32,
-    /// and name.
+    /// Process name.
     pub comm: String,
-    /// For how long a wait polls now, us; 0 while an adaptive rule pauses.
+    /// The longest time that a wait polls, us; 0 while an adaptive rule pauses.
     pub usecs: u32,
-    /// Sockets that poll,
+    /// Number of sockets that poll.
     pub sockets: usize,
-    /// and epoll instances that do.
+    /// Number of epoll instances that poll.
     pub epolls: usize,
     /// Its threads wait, but none has polled yet.
     pub in_vain: bool,
-    /// Since its first socket was set, s.
+    /// Time since a rule selected the process, s.
     pub seconds: f64,
-    /// Polls of a queue since then.
+    /// Polls of a queue in that time.
     pub polls: u64,
-    /// Of these, those that found packets: with the queue to itself, each is a wake-up that was not
-    /// needed.
+    /// Polls that found packets. If no other application uses the queue, each saved one wake-up.
     pub found: u64,
-    /// Packets that they found, of whomever.
+    /// Packets that the polls found, including those of other applications.
     pub packets: u64,
-    /// CPU time that polls took, s.
+    /// CPU time of the polls, s.
     pub polling_seconds: f64,
-    /// Times that its threads went to sleep nevertheless, for whatever reason.
+    /// Times that its threads went to sleep, for any reason.
     pub sleeps: u64,
-    /// What it took on average from the wake-up of a thread that polls until it ran, us; null if none
-    /// was woken.
+    /// Mean time from the wake-up of a polling thread until it ran, us; null if none was woken.
     pub wake_up_us: Option<f64>,
-    /// What packets would have waited for threads to be woken if polls had not found them: as many
-    /// times as polls found something, the shortest wake-up, s. An estimate, too high where others share
-    /// the queue; null if none was woken.
+    /// Estimate of the wake-up time saved, s: the shortest wake-up times `found`. Too high if other
+    /// applications share the queue. Null if no thread was woken.
     pub won_seconds: Option<f64>,
 }

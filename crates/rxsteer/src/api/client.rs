@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a running rxsteer is asked.
+//! Queries and changes of a running rxsteer.
 
 use anyhow::{Result, bail};
 
@@ -9,7 +9,7 @@ use super::flows::{Flows, Query};
 use super::set::Change;
 use super::{busy_poll, status};
 
-/// The part of a reply that was asked for.
+/// The expected part of a reply.
 fn expect<T>(reply: Reply, part: impl FnOnce(Reply) -> Option<T>) -> Result<T> {
     match reply {
         Reply::Failed(why) => bail!(why),
@@ -20,7 +20,7 @@ fn expect<T>(reply: Reply, part: impl FnOnce(Reply) -> Option<T>) -> Result<T> {
     }
 }
 
-/// What a running rxsteer does, and how much of it.
+/// Returns the counters of a running rxsteer.
 ///
 /// # Errors
 /// When none runs in this network namespace.
@@ -31,11 +31,10 @@ pub fn status() -> Result<status::Status> {
     })
 }
 
-/// Changes what a running rxsteer does, from now on and without a packet overtaking another.
-/// Returns what holds now, a line each.
+/// Changes a running rxsteer without reordering packets. Returns the new settings, one per line.
 ///
 /// # Errors
-/// When none runs, or what is asked for is not possible; then nothing has changed.
+/// When none runs, or the change is not possible; nothing has changed then.
 pub fn set(change: Change) -> Result<Vec<String>> {
     expect(ask(&Request::Set(change))?, |reply| match reply {
         Reply::Done(lines) => Some(lines),
@@ -43,10 +42,10 @@ pub fn set(change: Change) -> Result<Vec<String>> {
     })
 }
 
-/// The flows of a running rxsteer.
+/// Returns the flows of a running rxsteer.
 ///
 /// # Errors
-/// When none runs, or it does not steer the device that is asked for.
+/// When none runs, or it does not steer the requested device.
 pub fn flows(query: Query) -> Result<Flows> {
     expect(ask(&Request::Flows(query))?, |reply| match reply {
         Reply::Flows(flows) => Some(flows),
@@ -54,7 +53,7 @@ pub fn flows(query: Query) -> Result<Flows> {
     })
 }
 
-/// All that a running rxsteer knows of flows.
+/// Returns what a running rxsteer knows about flows.
 ///
 /// # Errors
 /// When none runs.
@@ -65,7 +64,7 @@ pub fn explain(question: Question) -> Result<Explanations> {
     })
 }
 
-/// What the rxsteer finds that lets sockets poll in this network namespace; `None` if there is none.
+/// Returns the busy-poll counters; `None` if no rxsteer lets sockets poll in this namespace.
 ///
 /// # Errors
 /// When it does not answer.

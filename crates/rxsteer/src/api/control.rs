@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How other commands talk to a running rxsteer: one JSON line each way over a Unix socket.
+//! The control socket: one JSON line for a request and one for the reply.
 //!
-//! The socket's address is abstract, so that nothing is left when the process ends, and belongs to
-//! the network namespace, as the devices do: one rxsteer each.
+//! The socket's address is abstract: it vanishes with the process, and belongs to the network
+//! namespace as the devices do. One rxsteer of each [`Role`] can run per namespace.
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::linux::net::SocketAddrExt;
@@ -19,12 +19,12 @@ use crate::api::flows::{Flows, Query};
 use crate::api::set::Change;
 use crate::api::status::Status;
 
-/// Who can be asked.
+/// The two kinds of server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// `rxsteer run`.
     Steer,
-    /// Whoever lets sockets poll.
+    /// `rxsteer poll`, or `rxsteer run` with busy-poll rules.
     Poll,
 }
 
@@ -40,8 +40,8 @@ impl Role {
         Ok(SocketAddr::from_abstract_name(self.name())?)
     }
 
-    /// Why there can't be two of them.
-    fn taken(self) -> String {
+    /// The error when another process has this role.
+    fn conflict(self) -> String {
         let request = match self {
             Self::Steer => Request::Status,
             Self::Poll => Request::BusyPoll,
@@ -64,28 +64,28 @@ impl Role {
     }
 }
 
-/// How long either side waits for the other's line.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Timeout of each side for the line of the other.
+const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long a change may take: every flow may have to come home first.
-const CHANGE_PATIENCE: Duration = Duration::from_secs(10);
+/// Timeout for a change: every flow may have to return to INLINE first.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The longest request, bytes: a process may have many sockets.
+/// Limit of a request, bytes. Requests that name many sockets are long.
 const REQUEST_MAX: u64 = 16 << 20;
 
-/// What can be asked of a running rxsteer.
+/// Requests to a running rxsteer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Request {
-    /// What does it do, and how much of it?
+    /// Counters of queues and backlogs.
     Status,
-    /// Do something else from now on.
+    /// Changes settings.
     Set(Change),
-    /// Which flows are there?
+    /// Lists flows.
     Flows(Query),
-    /// Why are these flows where they are?
+    /// Explains the location of flows.
     Explain(Question),
-    /// Whose sockets poll, and what comes of it?
+    /// Busy-poll counters per process.
     BusyPoll,
 }
 
@@ -98,41 +98,41 @@ impl Request {
     }
 }
 
-/// What comes back.
+/// Replies of a running rxsteer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reply {
-    /// To [`Request::Status`].
+    /// Reply to [`Request::Status`].
     Status(Status),
-    /// To [`Request::Set`]: what holds from now on, a line each.
+    /// Reply to [`Request::Set`]: the resulting settings, one per line.
     Done(Vec<String>),
-    /// To [`Request::Flows`].
+    /// Reply to [`Request::Flows`].
     Flows(Flows),
-    /// To [`Request::Explain`].
+    /// Reply to [`Request::Explain`].
     Explained(Explanations),
-    /// To [`Request::BusyPoll`].
+    /// Reply to [`Request::BusyPoll`].
     BusyPoll(busy_poll::Status),
-    /// It could not be done, and why.
+    /// The request failed, with the reason.
     Failed(String),
 }
 
-/// Takes the socket of this network namespace.
+/// Binds the control socket of this network namespace.
 ///
 /// # Errors
-/// When another rxsteer has it.
+/// When another rxsteer has this role.
 pub fn listen(role: Role) -> Result<UnixListener> {
     let listener = match UnixListener::bind_addr(&role.address()?) {
-        Err(e) if e.kind() == ErrorKind::AddrInUse => bail!(role.taken()),
+        Err(e) if e.kind() == ErrorKind::AddrInUse => bail!(role.conflict()),
         other => other.context("no control socket")?,
     };
     listener.set_nonblocking(true)?;
     Ok(listener)
 }
 
-/// Asks the rxsteer that runs in this network namespace.
+/// Sends a request to the rxsteer in this network namespace.
 ///
 /// # Errors
-/// When none runs, or it doesn't answer.
+/// When none runs, or it does not answer in time.
 pub fn ask(request: &Request) -> Result<Reply> {
     ask_if_there(request)?.context(match request.to() {
         Role::Steer => {
@@ -142,26 +142,26 @@ pub fn ask(request: &Request) -> Result<Reply> {
     })
 }
 
-/// The same; `None` if none runs.
+/// As [`ask`]; `None` if none runs.
 ///
 /// # Errors
-/// When it doesn't answer.
+/// When it does not answer in time.
 pub fn ask_if_there(request: &Request) -> Result<Option<Reply>> {
     let mut stream = match UnixStream::connect_addr(&request.to().address()?) {
         Err(e) if e.kind() == ErrorKind::ConnectionRefused => return Ok(None),
         stream => stream.context("the control socket")?,
     };
-    let patience = match request {
-        Request::Set(_) => CHANGE_PATIENCE,
-        _ => PATIENCE,
+    let timeout = match request {
+        Request::Set(_) => CHANGE_TIMEOUT,
+        _ => TIMEOUT,
     };
-    stream.set_read_timeout(Some(patience))?;
+    stream.set_read_timeout(Some(timeout))?;
     stream.write_all(&line(request)?)?;
     let mut answer = String::new();
     BufReader::new(stream)
         .read_line(&mut answer)
         .with_context(|| {
-            format!("the running rxsteer did not answer within {patience:?}: ask again")
+            format!("the running rxsteer did not answer within {timeout:?}: ask again")
         })?;
     let reply = serde_json::from_str(&answer);
     Ok(Some(reply.context(
@@ -169,8 +169,7 @@ pub fn ask_if_there(request: &Request) -> Result<Option<Reply>> {
     )?))
 }
 
-/// Answers one who is waiting, if there is one. Only root, and who runs this rxsteer, is answered:
-/// from others nothing is read.
+/// Answers one waiting client, if any. Only root and the user of this process are served.
 pub fn serve(listener: &UnixListener, answer: impl FnOnce(Request) -> Reply) {
     if let Ok((stream, _)) = listener.accept()
         && let Err(e) = serve_one(&stream, answer)
@@ -180,11 +179,11 @@ pub fn serve(listener: &UnixListener, answer: impl FnOnce(Request) -> Reply) {
 }
 
 fn serve_one(mut stream: &UnixStream, answer: impl FnOnce(Request) -> Reply) -> Result<()> {
-    stream.set_read_timeout(Some(PATIENCE))?;
-    stream.set_write_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(TIMEOUT))?;
+    stream.set_write_timeout(Some(TIMEOUT))?;
     let uid = getsockopt(&stream, PeerCredentials)?.uid();
     let reply = if uid != 0 && uid != nix::unistd::geteuid().as_raw() {
-        Reply::Failed("only root, and who runs this rxsteer, may ask: use sudo".to_owned())
+        Reply::Failed("only root and the user of this rxsteer may ask: use sudo".to_owned())
     } else {
         let mut request = String::new();
         BufReader::new(stream.take(REQUEST_MAX)).read_line(&mut request)?;

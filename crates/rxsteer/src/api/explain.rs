@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `explain` is asked and answers: all that is known of flows.
+//! Questions and answers of `explain`.
 
 use std::fmt::{self, Write};
 use std::str::FromStr;
@@ -11,13 +11,13 @@ use crate::datapath::flow::{Flow, FlowError, FlowHash};
 use crate::datapath::load::Load;
 use crate::datapath::policy::Policy;
 
-/// A flow by one of its two names.
+/// The two ways to name a flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Name {
-    /// What its packets say.
+    /// Addresses, protocol and ports.
     Flow(Flow),
-    /// Their hash.
+    /// Hash of the flow.
     Hash(FlowHash),
 }
 
@@ -55,16 +55,16 @@ impl TryFrom<String> for Name {
     }
 }
 
-/// What a running rxsteer is asked to explain.
+/// A question to a running rxsteer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Question {
-    /// These flows,
+    /// The flows to explain.
     pub names: Vec<Name>,
-    /// and those in its tables that come to these local ports.
+    /// Also the flows in its tables with one of these local ports.
     pub local_ports: Vec<u16>,
-    /// Ports of UDP sockets that are not connected, as far as the asker knows.
+    /// Ports of unconnected UDP sockets that the asking process has found.
     pub unconnected: Vec<u16>,
-    /// At most so many: those with the most packets.
+    /// Upper limit of flows in the answer: those with the most packets.
     pub limit: usize,
 }
 
@@ -74,171 +74,172 @@ pub struct Question {
 pub enum Unknown {
     /// Policy off.
     PolicyOff,
-    /// Policy rps, whatever is added to it.
+    /// Policy rps, also with additions.
     PolicyRps,
-    /// One of the tables has no size.
+    /// One of the tables has size 0.
     NoTable,
-    /// The kernel does not let sockets be watched.
+    /// The kernel has no way to watch sockets.
     Unsupported,
     /// Flows are named by the device's hash.
     DeviceHash,
-    /// Packets without ports: no socket can be found.
+    /// The packets have no ports: no socket can be found.
     NoPorts,
-    /// A tunnel that is not looked into.
+    /// The packets are in a tunnel that is not parsed.
     Tunnel,
     /// Another flow has the entry of the `sock_flow_table`.
     EntryTaken,
-    /// Its socket is not connected, and its application does not ask who sent.
+    /// The socket is not connected, and the application does not ask for the sender's address.
     Unconnected,
-    /// No application has been seen to take or send its data.
+    /// No application has been seen to receive or send its data.
     NotSeen,
 }
 
-/// What the `sock_flow_table` says of a flow.
+/// The entry of a flow in the `sock_flow_table`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Application {
-    /// Where it was last seen.
+    /// The CPU on which the application was last seen.
     pub cpu: Option<u32>,
     /// That CPU is offline.
     pub offline: bool,
-    /// It polls the queue itself, on whatever CPU it runs.
+    /// The application polls the queue, on whatever CPU it runs.
     pub polls: bool,
-    /// Why it isn't known where.
+    /// Why `cpu` is unknown.
     pub unknown: Option<Unknown>,
-    /// The number of the table's entry for the flow,
+    /// Index of the flow's entry.
     pub entry: u32,
-    /// of so many,
+    /// Number of entries of the table.
     pub entries: u32,
-    /// and what is in it: the upper bits of a hash, and a CPU's number plus one.
+    /// Content of the entry: upper bits of a hash, and a CPU's number plus one.
     pub value: FlowHash,
 }
 
-/// What a flow that is not where it wants to be waits for.
+/// The event that a flow waits for before it moves to where it wants to be.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "for", rename_all = "kebab-case")]
 pub enum Wait {
-    /// Nothing but its next packet.
+    /// Its next packet.
     Packet,
-    /// Packets ahead of it in a CPU's backlog.
+    /// Its packets in a CPU's backlog.
     Backlog {
-        /// Whose backlog.
+        /// CPU of the backlog.
         cpu: u32,
-        /// Frames that its thread has not taken yet, up to the flow's last one.
+        /// Frames up to the flow's last one that the backlog's thread has not dequeued yet.
         frames: u64,
-        /// The thread.
+        /// Name of the thread.
         thread: Option<String>,
     },
-    /// A CPU's thread has taken its packets, but is not known to have delivered them.
+    /// A CPU's thread has dequeued its packets, but may not have delivered them.
     Delivery {
-        /// Whose backlog.
+        /// CPU of the backlog.
         cpu: u32,
-        /// The thread.
+        /// Name of the thread.
         thread: Option<String>,
     },
-    /// The end of a poll, and an empty GRO.
+    /// The end of a poll that leaves GRO empty.
     Poll,
-    /// The backlog that it wants into has to be made.
+    /// User space has to create the backlog for its new CPU.
     NewBacklog {
-        /// For this CPU.
+        /// CPU of the backlog.
         cpu: u32,
-        /// It has been asked for.
+        /// The data path has asked for it.
         asked: bool,
     },
 }
 
-/// What is known of a flow where the load decides. A turn is that of [`crate::datapath::load::TURN_MS`].
+/// How the load decides for a flow. A window is [`crate::datapath::load::TURN_MS`] long.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
-    /// The queue's load; null before the first packets.
+    /// Load of the queue; null before the first packets.
     pub load: Option<Load>,
-    /// The flow's packets in a turn when that was last asked: not while the CPU that polls has room.
+    /// The flow's packets in the last window in which the load was consulted for it, which it is
+    /// not while the polling CPU has room.
     pub turn_packets: u32,
-    /// Turns since it changed its mind, or since it has the slot.
+    /// Windows since the flow's decision last changed, or since it got the slot.
     pub changed_turns_ago: u32,
-    /// Turns that have to lie between two changes.
+    /// Smallest number of windows between two changes.
     pub turns_between_changes: u32,
 }
 
-/// What a queue has dropped in XDP, of all its flows; packets.
+/// Packets that a queue has dropped in XDP, of all flows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Drops {
     /// The CPU's backlog was full.
     pub full: u64,
     /// The flow had to leave and could not yet.
     pub shed: u64,
-    /// Of a large flow, and the backlog half full.
+    /// The flow was large, and the backlog half full.
     pub limited: u64,
-    /// Of a large flow, and the CPU that polls could not keep up.
+    /// The flow was large, and the polling CPU was saturated.
     pub inline_limited: u64,
 }
 
-/// A flow on a queue where it has been seen.
+/// A flow on a queue that has received it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Seen {
-    /// As in `rxsteer flows`.
+    /// The line of `rxsteer flows`.
     #[serde(flatten)]
     pub entry: Entry,
-    /// Its slot of the queue's `rps_map`,
+    /// Slot of the queue's `rps_map`.
     pub rps_slot: u32,
-    /// of so many,
+    /// Number of slots of the `rps_map`.
     pub rps_slots: u32,
-    /// and what is in it.
+    /// Location in that slot.
     pub rps: Location,
-    /// That CPU is offline.
+    /// The CPU in that slot is offline.
     pub rps_offline: bool,
-    /// Its slot of the queue's `dev_flow_table`,
+    /// Slot of the queue's `dev_flow_table`.
     pub slot: u32,
-    /// of so many.
+    /// Number of slots of the `dev_flow_table`.
     pub slots: u32,
-    /// What it waits for, if it is not where it wants to be.
+    /// The event that it waits for, if it is not where it wants to be.
     pub waits: Option<Wait>,
-    /// What was decided by; null where the tables alone decide.
+    /// The load's part in the decision; null if the tables alone decide.
     pub decision: Option<Decision>,
-    /// Why packets were dropped is counted for the queue; null if the flow lost none.
+    /// The queue's drops by cause, not counted per flow; null if the flow lost nothing.
     pub queue_dropped: Option<Drops>,
 }
 
-/// A queue where another flow has the slot.
+/// A queue on which another flow has the slot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Other {
-    /// The device,
+    /// Interface name.
     pub device: String,
-    /// and its receive queue.
+    /// Receive queue.
     pub queue: u32,
-    /// The slot of the queue's `dev_flow_table`.
+    /// Slot of the queue's `dev_flow_table`.
     pub slot: u32,
-    /// Who has it.
+    /// The flow that has the slot.
     pub owner: Name,
 }
 
-/// All that is known of a flow.
+/// Everything known about a flow.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Explanation {
-    /// Its name; null if only the hash is known.
+    /// Null if only the hash is known.
     pub flow: Option<Flow>,
-    /// Its hash.
+    /// Hash of the flow.
     pub hash: FlowHash,
-    /// Where its application is.
+    /// The application's entry in the table.
     pub application: Application,
-    /// The queues where it has been seen.
+    /// Queues that have received it.
     pub seen: Vec<Seen>,
-    /// Queues where it may have been seen before another flow took the slot.
+    /// Queues that may have received it before another flow took the slot.
     pub others: Vec<Other>,
 }
 
 impl Explanation {
-    /// Of all queues; `None` where no packet of it is known.
+    /// Packets on all queues; `None` if no queue has received any.
     pub(crate) fn packets(&self) -> Option<u64> {
         let packets = self.seen.iter().map(|seen| u64::from(seen.entry.packets));
         (!self.seen.is_empty()).then(|| packets.sum())
     }
 
-    /// Its name, or its hash.
+    /// The flow, or its hash if that is unknown.
     pub fn name(&self) -> Name {
         self.flow.map_or(Name::Hash(self.hash), Name::Flow)
     }
 
-    /// That no packet of it has been seen, in words.
+    /// Says that none of its packets has been seen.
     pub fn not_seen(&self, devices: &[String]) -> String {
         let mut text = format!(
             "no packet of {} is known on {}",
@@ -256,19 +257,19 @@ impl Explanation {
     }
 }
 
-/// What a running rxsteer answers.
+/// The answer to a [`Question`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Explanations {
-    /// No more than were asked for, those with the most packets first.
+    /// At most `limit` flows, those with the most packets first.
     pub flows: Vec<Explanation>,
-    /// How many there are.
+    /// Number of flows that match.
     pub total: usize,
-    /// The devices that are steered.
+    /// Steered devices.
     pub devices: Vec<String>,
-    /// How packets find their CPU.
+    /// The policy in effect.
     pub policy: Policy,
-    /// Flows go by the hash that the device computed: a name finds only those without one.
+    /// Flows are hashed by the device; those with such a hash are not found by their addresses.
     pub device_hash: bool,
-    /// What can't be followed on this host, in words.
+    /// Messages about flows that can't follow their applications on this host.
     pub not_followed: Vec<String>,
 }

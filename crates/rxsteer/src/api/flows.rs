@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `flows` is asked and answers: the flows of a running rxsteer, where they are and where they want to be.
+//! Questions and answers of `flows`: the flows of a running rxsteer, with their locations.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,21 +9,21 @@ use serde::{Deserialize, Serialize};
 use crate::datapath::flow::{Flow, FlowHash};
 use crate::types::{rps_location, rx_reason};
 
-/// How many flows can be asked for at once.
+/// Upper limit of [`Query::limit`].
 pub const LIMIT_MAX: usize = 10_000;
 
-/// A packet's place: `INLINE`, in the poll that receives it, or `CPU n`.
+/// Where a packet is processed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Location {
     /// In the poll that receives it.
     Inline,
-    /// In the queue's backlog for a CPU.
+    /// By the thread of the queue's backlog for a CPU.
     Cpu(u32),
 }
 
 impl Location {
-    /// As the kernel side has it; `None` for no location.
+    /// Converts the data path's value; `None` for `RPS_NO_CPU`.
     pub fn from_raw(raw: u16) -> Option<Self> {
         match rps_location(raw.into()) {
             rps_location::RPS_NO_CPU => None,
@@ -32,7 +32,7 @@ impl Location {
         }
     }
 
-    /// The CPU, if it is one.
+    /// The CPU, unless INLINE.
     pub fn cpu(self) -> Option<u32> {
         match self {
             Self::Inline => None,
@@ -76,41 +76,40 @@ impl TryFrom<String> for Location {
     }
 }
 
-/// Why a flow wants to be where it wants to be.
+/// The reason for a flow's wanted location.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
-    /// Its application last took or sent data on that CPU.
+    /// Its application last received or sent data on that CPU.
     Application,
-    /// Its application polls the queue itself: elsewhere its polls would not find the packet.
+    /// Its application polls the queue: polls would not find packets processed elsewhere.
     BusyPoll,
-    /// No application is known, or its CPU is offline: the hash chooses among the queue's CPUs.
+    /// The application is unknown or its CPU offline: the hash selects a CPU of the queue.
     Rps,
-    /// Policy off: nothing is steered.
+    /// Policy off.
     PolicyOff,
-    /// Every CPU that it might want is offline: it stays where it is received.
+    /// All candidate CPUs are offline: the flow stays where it is received.
     Offline,
-    /// As it was at its last packet: the load has not been looked at for it, or the tables say
-    /// something else now.
+    /// As at its last packet: the load was not consulted, or the tables have changed since.
     Undecided,
-    /// INLINE: the CPU that polls has room.
+    /// INLINE: the polling CPU has room.
     Room,
     /// INLINE: larger flows leave first.
     Small,
-    /// INLINE: no other CPU could take it on.
+    /// INLINE: no other CPU has room for the flow.
     NoGain,
-    /// Its application, on that CPU, waits for packets.
+    /// The application on that CPU waits for packets.
     Consumer,
-    /// The hash chooses that CPU, which has room.
+    /// The hash selects that CPU, which has room.
     Spread,
-    /// That CPU was idle, and the one that the tables say busy.
+    /// That CPU was idle, and the CPU according to the tables busy.
     IdleCpu,
-    /// It is there, and nothing speaks against it.
+    /// The present location, since no reason to leave applies.
     Stay,
 }
 
 impl Reason {
-    /// As the kernel side has it; `None` if the tables alone decide.
+    /// Converts the data path's value; `None` if the tables alone decide.
     pub(crate) fn from_raw(raw: u8) -> Option<Self> {
         Some(match rx_reason(raw.into()) {
             rx_reason::RX_ROOM => Self::Room,
@@ -128,71 +127,70 @@ impl Reason {
 /// A flow on a queue.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Its name; null if the device gave a hash and no packet was looked into.
+    /// Null if the device supplied the hash and no packet was parsed.
     pub flow: Option<Flow>,
-    /// The hash of its packets.
+    /// Hash of its packets.
     pub hash: FlowHash,
-    /// Where it is received: the device,
+    /// Interface name of the receiving device.
     pub device: String,
-    /// and its receive queue.
+    /// Receive queue.
     pub queue: u32,
     /// Where it is processed.
     pub location: Location,
     /// Where it wants to be.
     pub wanted: Location,
-    /// Why there.
+    /// Reason for `wanted`.
     pub reason: Reason,
-    /// Where the tables alone would have it, if that was weighed against the load.
+    /// The location according to the tables alone, if the load was consulted.
     pub base: Option<Location>,
-    /// Where its application was last seen, if that is known.
+    /// The CPU on which its application was last seen; null if unknown.
     pub application_cpu: Option<u32>,
-    /// That CPU is offline.
+    /// `application_cpu` is offline.
     pub application_offline: bool,
-    /// Who polls the queue: as of the last packet that was processed INLINE.
+    /// The CPU that polls the queue, as of the last packet processed INLINE.
     pub polling_cpu: Option<u32>,
-    /// Its packets since it has the slot; counts up to 2³² - 1, and then from 0.
+    /// Packets since the flow got the slot, modulo 2³².
     pub packets: u32,
-    /// And those that were dropped in XDP; likewise.
+    /// Packets dropped in XDP since then, modulo 2³².
     pub dropped: u32,
-    /// Times that it changed its location since then.
+    /// Changes of location since then.
     pub moves: u32,
-    /// Since its last packet, in steps of the kernel's tick; from 2³² ticks (49 days at 1000 a
-    /// second) on, it counts from 0 again.
+    /// Time since its last packet, in kernel ticks and modulo 2³² ticks (49 days at 1000 Hz), s.
     pub idle_seconds: f64,
-    /// Its packets are dropped until it can leave a backlog that was full.
+    /// Its packets are dropped until it can leave a full backlog.
     pub shed: bool,
 }
 
-/// Which flows are shown, and come first.
+/// The order of the flows in an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Most {
-    /// Those with the most packets.
+    /// Most packets first.
     #[default]
     Packets,
-    /// Those that lost the most; not those that lost none.
+    /// Most drops first; flows without drops are left out.
     Dropped,
 }
 
-/// What is asked for.
+/// A question about flows.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Query {
-    /// Only this device's.
+    /// Only flows of this device.
     pub device: Option<String>,
-    /// Only those that come to one of these local ports, if there are some.
+    /// If not empty, only flows to one of these local ports.
     pub local_ports: Vec<u16>,
-    /// At most so many:
+    /// Upper limit of flows in the answer.
     pub limit: usize,
-    /// those with the most of this.
+    /// The flows to select up to the limit.
     pub most: Most,
 }
 
-/// Flows, those with the most of what was asked for first.
+/// The answer to a [`Query`], ordered as it asks.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Flows {
-    /// No more than were asked for.
+    /// At most `limit` flows.
     pub flows: Vec<Entry>,
-    /// How many there are. Flows that share a slot of the table are one: the latest.
+    /// Number of flows that match. Flows that share a slot count as one, the latest.
     pub total: usize,
     /// Slots of all tables.
     pub slots: u64,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What crosses the control socket.
+//! Types and client of the control socket.
 
 pub mod busy_poll;
 pub mod client;

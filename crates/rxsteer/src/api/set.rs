@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `set` is asked.
+//! The request of `set`.
 
 use serde::{Deserialize, Serialize};
 
 use crate::datapath::policy::Policy;
 
-/// What can be changed while rxsteer runs; what is `None` stays as it is.
+/// Changes of a running rxsteer; `None` leaves a setting as it is.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Change {
-    /// Whose CPUs; needed only when several devices are steered.
+    /// The device to which `rps_cpus` applies; required only if several are steered.
     pub device: Option<String>,
     /// Only this queue's CPUs.
     pub queue: Option<u32>,
-    /// As in `--rps-cpus`.
+    /// In the format of `--rps-cpus`.
     pub rps_cpus: Option<String>,
-    /// How packets find their CPU.
+    /// Policy for the choice of CPUs.
     pub policy: Option<Policy>,
-    /// Entries of the table of applications' CPUs.
+    /// Entries of the `sock_flow_table`.
     pub rps_sock_flow_entries: Option<u32>,
-    /// Slots of each queue's flow table.
+    /// Slots of each queue's `dev_flow_table`.
     pub rps_flow_cnt: Option<u32>,
 }
 
 impl Change {
-    /// The CPUs of a device's queue, or of all its queues.
+    /// A change of the CPUs of one queue, or of all queues of a device.
     pub fn rps_cpus(device: &str, queue: Option<u32>, cpus: &str) -> Self {
         Self {
             device: Some(device.to_owned()),

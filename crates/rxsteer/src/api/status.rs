@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `status` answers: where every received frame went, as terms of two sums.
+//! The answer of `status`: all received frames, as terms of two sums.
 //!
 //! ```text
 //! received   = inline + redirected + dropped + shed + limited + inline_limited + no_flow
 //! redirected = delivered + lost + queued
 //! ```
 //!
-//! All terms are frames since attach. They are read one after the other while packets go on, so
-//! that the first sum may be off by what arrived in between; at rest both close to the last frame.
+//! Terms are frames since attach. They are read one after the other, so the first sum may be off by
+//! the frames that arrived meanwhile; without traffic both sums are exact.
 
 use std::ops::AddAssign;
 
@@ -16,33 +16,33 @@ use serde::{Deserialize, Serialize};
 use super::flows::Flows;
 use crate::datapath::load::Load;
 
-/// What became of the frames that were meant for other CPUs.
+/// Frames meant for other CPUs, by outcome.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terms {
-    /// Sent towards the CPU.
+    /// Redirected to the CPU.
     pub redirected: u64,
     /// Dropped in XDP because the backlog was full.
     pub dropped: u64,
     /// Dropped in XDP because the flow had to leave and could not yet.
     pub shed: u64,
-    /// Dropped in XDP: of a large flow, and the backlog half full.
+    /// Dropped in XDP because the flow was large and the backlog half full.
     pub limited: u64,
-    /// Redirected and handed to the network stack on the CPU.
+    /// Redirected, and delivered to the network stack on the CPU.
     pub delivered: u64,
     /// Redirected, and lost in the kernel.
     pub lost: u64,
-    /// Redirected, and waiting now.
+    /// Redirected, and still queued.
     pub queued: u64,
-    /// Dry run: what would have been redirected. Counted as inline, because it was.
+    /// Frames that a dry run would have redirected; they are counted as inline.
     pub would_redirect: u64,
 }
 
-/// One backlog: a queue's frames for one CPU.
+/// A queue's backlog for one CPU.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Backlog {
-    /// The CPU that processes them.
+    /// The CPU that processes it.
     pub cpu: u32,
-    /// Its share of the queue's.
+    /// Its part of the queue's sums.
     #[serde(flatten)]
     pub terms: Terms,
 }
@@ -52,32 +52,32 @@ pub struct Backlog {
 pub struct Queue {
     /// `rx_queue_index` on its device.
     pub queue: u32,
-    /// The CPUs of its `rps_map`, as a list.
+    /// CPUs of its `rps_map`, in list form.
     pub rps_cpus: String,
-    /// Frames that the program saw.
+    /// Frames that the XDP program received.
     pub received: u64,
-    /// Processed in the poll that received them.
+    /// Frames processed in the poll that received them.
     pub inline: u64,
-    /// Dropped in XDP: of a large flow, and the CPU that polls could not keep up.
+    /// Frames dropped in XDP because the flow was large and the polling CPU saturated.
     pub inline_limited: u64,
     /// Sums over the backlogs.
     #[serde(flatten)]
     pub sums: Terms,
-    /// No flow: a header ends outside the packet, or lies about it.
+    /// Frames without a flow: a header is truncated or has an invalid length.
     pub no_flow_truncated: u64,
-    /// No flow: not IP, or more headers than the parser follows.
+    /// Frames without a flow: not IP, or more headers than the parser accepts.
     pub no_flow_unknown: u64,
     /// Frames steered by the hash that the device computed.
     pub rx_hash: u64,
-    /// Times that a flow changed its location.
+    /// Changes of location of flows.
     pub moves: u64,
-    /// Frames whose flow wanted to move and had to wait.
+    /// Frames of flows that wanted to move and had to wait.
     pub held: u64,
-    /// What policies decide by; null where none looks at it, and before the first packets.
+    /// Load of the queue; null if no policy uses it, and before the first packets.
     pub load: Option<Load>,
-    /// Times that a slot of the `rps_map` went to another CPU, to balance them.
+    /// Slots of the `rps_map` that were moved to another CPU for balance.
     pub balanced: u64,
-    /// The backlogs that have ever been used.
+    /// Backlogs that have been used since attach.
     pub backlogs: Vec<Backlog>,
 }
 
@@ -95,12 +95,12 @@ impl AddAssign<&Self> for Terms {
 }
 
 impl Queue {
-    /// Frames dropped in XDP, for whatever reason.
+    /// Frames dropped in XDP for any cause.
     pub fn dropped(&self) -> u64 {
         self.sums.dropped + self.sums.shed + self.sums.limited + self.inline_limited
     }
 
-    /// What keeps the two sums from closing, in words; nothing when they do.
+    /// The sum that doesn't add up, in words; `None` if both do.
     pub fn imbalance(&self) -> Option<String> {
         let s = &self.sums;
         let accounted = self.inline
@@ -136,25 +136,25 @@ pub struct Device {
     pub ifindex: u32,
     /// `native` or `generic`.
     pub mode: String,
-    /// Its receive queues, in order.
+    /// Ordered by number.
     pub queues: Vec<Queue>,
 }
 
-/// Everything that `rxsteer status` shows.
+/// The answer of `rxsteer status`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Status {
     /// Process id of the running rxsteer.
     pub pid: u32,
     /// Its version.
     pub version: String,
-    /// What is in effect, as `--policy` has it: `adaptive`, `rps+balance`, …
+    /// The policy in effect, in the format of `--policy`: `adaptive`, `rps+balance`, …
     pub policy: String,
-    /// Decides and counts, moves nothing.
+    /// Dry run: decisions are counted, and all packets stay INLINE.
     pub dry_run: bool,
-    /// Frames a backlog may hold.
+    /// Upper limit of frames in a backlog.
     pub backlog_limit: u32,
     /// Steered devices.
     pub devices: Vec<Device>,
-    /// The few flows that lost the most packets in XDP; null if none was dropped.
+    /// The flows with the most drops in XDP; null if nothing was dropped.
     pub dropped_flows: Option<Flows>,
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Busy polling for applications that know nothing of it: a call that would wait for a packet polls
-//! the device's receive queue itself first, for a bounded time. The kernel does it for every socket
-//! that has SO_BUSY_POLL, and for epoll instances with busy-poll parameters (Linux 6.9); here they
-//! are set on sockets of other processes, as long as that is wanted.
+//! Busy polling for unmodified applications: a call that waits for a packet first polls the
+//! device's receive queue for a bounded time. The kernel does this for sockets with SO_BUSY_POLL,
+//! and for epoll instances with busy-poll parameters (Linux 6.9). This module sets both in other
+//! processes.
 
 mod poller;
 pub(crate) mod process;
@@ -23,7 +23,7 @@ use tracing::info;
 use crate::api::control::{self, Reply, Request, Role};
 use crate::host::setting::Setting;
 
-/// Lets sockets poll while it serves.
+/// Sets sockets of other processes while it serves, and answers status requests.
 pub struct Service {
     listener: UnixListener,
     poller: Poller,
@@ -31,12 +31,12 @@ pub struct Service {
 }
 
 impl Service {
-    /// Nothing is set yet, but the host. `host_wide`: also poll(), select() and, before Linux 6.9,
-    /// epoll_wait() poll, which only a setting of the host lets them.
+    /// `host_wide` also lets poll() and select(), and epoll_wait() before Linux 6.9, poll by a
+    /// setting of the host. That setting is made here; sockets are set by [`Self::serve`].
     ///
     /// # Errors
-    /// When a rule means nothing, or a process that it names is not there; when another one does this
-    /// here already.
+    /// When a rule is invalid, a process that it names doesn't exist, or another rxsteer lets
+    /// sockets poll in this network namespace.
     pub fn new(rules: &[Rule], host_wide: bool) -> Result<Self> {
         Ok(Self {
             listener: control::listen(Role::Poll)?,
@@ -45,11 +45,11 @@ impl Service {
         })
     }
 
-    /// Looks after sockets until `stop` becomes readable, or all processes that rules name have ended.
+    /// Sets new sockets and answers requests until `stop` becomes readable, or all processes named
+    /// by rules have ended. Then restores everything.
     ///
     /// # Errors
-    /// When one of these may not be touched; when the kernel does not know busy polling. All is put
-    /// back then.
+    /// When a rule's process may not be traced, or the kernel has no busy polling; restores then.
     pub fn serve(self, stop: BorrowedFd<'_>) -> Result<()> {
         let Self {
             listener,
@@ -90,7 +90,7 @@ impl Service {
     }
 }
 
-/// Lets poll(), select() and all epoll instances of the host poll, for as long as the longest rule.
+/// Lets poll(), select() and epoll of the whole host poll, for the longest time of a rule.
 fn poll_host_wide(rules: &[Rule]) -> Result<Setting> {
     let usecs = rules.iter().map(|rule| rule.usecs).max().unwrap_or(0);
     let setting = Setting::keep("/proc/sys/net/core/busy_poll")?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Looks for the sockets that rules mean, sets them, and gives up where nothing comes of it.
+//! Finds the sockets that rules select, and enables or pauses polling.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -18,87 +18,86 @@ use crate::api::busy_poll::{Application, IN_VAIN, Status};
 use crate::host::guardian::Guardian;
 use crate::host::polling::{self, Polling};
 
-/// How often new processes and sockets are looked for: so often that it takes a twentieth of the time,
-/// at most.
+/// The search for new processes and sockets takes at most 1/REST of the time: its interval is REST
+/// times its duration, from TICK to TICKS_MAX.
 const TICK: Duration = Duration::from_millis(100);
 const TICKS_MAX: Duration = Duration::from_secs(2);
 const REST: u32 = 20;
 
-/// So many sockets are remembered that no process with a rule has any more: another may.
+/// Limit of remembered sockets that no process with a rule has open; another process may.
 const GONE_MAX: usize = 1024;
 
-/// An adaptive rule judges a process by what so long brought, and by so many waits at least.
+/// An adaptive rule judges a process at least this long, and after at least this number of waits.
 const TRIAL: Duration = Duration::from_secs(1);
 const WAITS: u64 = 20;
 
-/// How long a process that finds too little does not poll: twice as long each time, up to this.
+/// Pauses of a process that finds too little double up to this.
 const PAUSE_MAX: Duration = Duration::from_secs(64);
 
-/// Sets sockets, and keeps looking for new ones. When it is dropped, or its process ends, they are as
-/// they were.
+/// Sets sockets, including new ones. All are restored when this is dropped or its process ends.
 pub struct Poller {
     rules: Vec<Rule>,
     guardian: Guardian,
-    /// Polls can be counted, or why they can't.
+    /// Counters of polls, or why polls can't be counted.
     stats: Result<Stats>,
     processes: HashMap<u32, Chosen>,
-    /// By inode, those that have been looked at.
+    /// Inspected sockets, by inode.
     sockets: HashMap<u64, Socket>,
-    /// How connections would begin that are accepted on these ports.
+    /// By port: the settings that accepted connections would have without this process.
     listeners: HashMap<u16, Polling>,
-    /// Processes that may not be touched; it has been said.
+    /// Processes that may not be traced and were logged.
     refused: HashSet<u32>,
-    /// The kernel has no parameters for epoll instances; it has been said.
+    /// The kernel has no busy-poll parameters of epoll instances; logged.
     no_epoll: bool,
 }
 
-/// A process whose sockets poll.
+/// A process with polling sockets.
 struct Chosen {
     target: Target,
     rule: usize,
-    /// What its sockets are set to.
+    /// Present settings of its sockets.
     set: Polling,
-    /// Epoll instances that have been set.
+    /// Epoll instances that were set.
     epolls: HashSet<RawFd>,
-    /// That poll, in the latest look.
+    /// Number of its polling sockets at the last search.
     nr_sockets: usize,
-    /// When the first was set, and what the kernel had counted then.
+    /// Time when the process was chosen, and the counters then.
     since: (Instant, Counts),
-    /// Its threads wait, but none has polled yet; it has been said.
+    /// Its threads wait, but none has polled yet; logged.
     in_vain: bool,
-    /// One has.
+    /// One of its threads has polled.
     polled: bool,
     trial: Trial,
 }
 
-/// Whether it pays that a process polls.
+/// Evaluation of an adaptive rule.
 struct Trial {
-    /// Of the trial, or of the pause.
+    /// Start of the trial or pause.
     start: Instant,
-    /// What had been counted then.
+    /// Counters at that time.
     counts: Counts,
-    /// It does not poll for so long.
+    /// Length of the present pause; `None` during a trial.
     pause: Option<Duration>,
-    /// How long it did not the last time.
+    /// Length of the last pause.
     last_pause: Duration,
 }
 
-/// A socket that has been looked at.
+/// An inspected socket.
 struct Socket {
     cookie: u64,
-    /// If connections are accepted on it, the port.
+    /// Local port of a listening socket.
     listens: Option<u16>,
-    /// It polls, by a rule.
+    /// A rule selects it.
     polls: bool,
-    /// In the latest look no process with a rule had it.
+    /// At the last search no process with a rule had it open.
     gone: bool,
 }
 
 impl Poller {
-    /// Nothing is set yet.
+    /// Starts the guardian; sets no sockets yet.
     ///
     /// # Errors
-    /// When a rule means nothing, or a process that it names is not there.
+    /// When a rule is invalid, or a process that it names doesn't exist.
     pub fn new(rules: &[Rule]) -> Result<Self> {
         for rule in rules {
             if let Some(objection) = rule.objection() {
@@ -126,16 +125,16 @@ impl Poller {
         })
     }
 
-    /// Sets what is new. Returns how long to wait before the next time.
+    /// Searches once and sets new sockets. Returns the time to wait before the next search.
     ///
     /// # Errors
-    /// When the kernel refuses what it would refuse every socket.
+    /// When the kernel has no busy polling, or a process named by a rule may not be traced.
     pub fn tick(&mut self) -> Result<Duration> {
         let start = Instant::now();
         let mut before = std::mem::take(&mut self.processes);
         let mut inodes = HashSet::new();
         let all = process::all().context("cannot read /proc")?;
-        // Another may have the number of one that has ended.
+        // A process id is reused after its process has ended.
         self.refused.retain(|pid| all.contains(pid));
         for pid in all {
             let rule = self.rules.iter().position(|rule| process::means(rule, pid));
@@ -172,7 +171,7 @@ impl Poller {
         Ok((start.elapsed() * REST).clamp(TICK, TICKS_MAX))
     }
 
-    /// Whether nobody will ever be chosen again: all rules name processes that have ended.
+    /// Whether all rules name processes that have ended.
     pub fn has_ended(&self) -> bool {
         self.processes.is_empty() && self.rules.iter().all(|rule| rule.pid.is_some())
     }
@@ -203,7 +202,7 @@ impl Poller {
         })
     }
 
-    /// Lets a process pause for which most waits found nothing, and begin again after a while.
+    /// Starts a pause for a process if most of its waits found nothing, or ends the pause.
     fn judge(&mut self, chosen: &mut Chosen) -> Result<()> {
         let rule = &self.rules[chosen.rule];
         let Ok(stats) = &self.stats else {
@@ -223,7 +222,7 @@ impl Poller {
             }
             None => {
                 let new = counts.since(trial.counts);
-                // A wait ends with a packet or with a sleep.
+                // A wait ends either with a packet or with a sleep.
                 if new.found + new.sleeps < WAITS {
                     return Ok(());
                 }
@@ -246,7 +245,7 @@ impl Poller {
         self.set_all(chosen, polling)
     }
 
-    /// Says it if a process's waits don't poll.
+    /// Logs a process with polling enabled that does not poll.
     fn doubt(&self, chosen: &mut Chosen) -> Result<()> {
         let (start, before) = chosen.since;
         let Ok(stats) = &self.stats else {
@@ -267,7 +266,7 @@ impl Poller {
         Ok(())
     }
 
-    /// Sets what has been set before.
+    /// Changes all sockets and epoll instances of a process that have been set before.
     fn set_all(&mut self, chosen: &mut Chosen, now: Polling) -> Result<()> {
         let before = chosen.set;
         if before == now {
@@ -311,7 +310,7 @@ impl Poller {
         Ok(())
     }
 
-    /// Whose sockets poll, and what comes of it.
+    /// The busy-poll counters per process.
     ///
     /// # Errors
     /// When the counts can't be read.
@@ -349,15 +348,15 @@ impl Poller {
         })
     }
 
-    /// Puts everything back.
+    /// Restores everything.
     ///
     /// # Errors
-    /// When something still polls.
+    /// When a socket could not be restored.
     pub fn stop(mut self) -> Result<()> {
         self.guardian.end()
     }
 
-    /// Why a process could not be looked at to the end: said once, or a reason to stop.
+    /// Handles an error: ignored if the process has ended, logged once, or returned.
     fn give_up(&mut self, chosen: &Chosen, error: anyhow::Error) -> Result<()> {
         let Target { pid, comm, .. } = &chosen.target;
         if let Ok(stats) = &self.stats {
@@ -368,7 +367,7 @@ impl Poller {
             .and_then(io::Error::raw_os_error)
         {
             Some(libc::ESRCH | libc::ENOENT) => Ok(()),
-            // What is left of one that ends may not be touched.
+            // A process that is ending may refuse access.
             _ if chosen.target.has_ended() => Ok(()),
             Some(libc::EPERM | libc::EACCES) => {
                 let why = format!(
@@ -389,10 +388,10 @@ impl Poller {
         }
     }
 
-    /// Sets what is new in a process; `inodes` gets the sockets that it has.
+    /// Sets a process's new sockets and epoll instances; adds its sockets to `inodes`.
     fn look_at(&mut self, chosen: &mut Chosen, inodes: &mut HashSet<u64>) -> Result<()> {
         let opened = chosen.target.opened()?;
-        // Connections that are there already were accepted before their listener is changed.
+        // Listeners are set last: connections found now were accepted before.
         let mut listeners = Vec::new();
         let (mut epolls, mut nr_sockets) = (Vec::new(), 0);
         for open in opened {
@@ -420,8 +419,8 @@ impl Poller {
             .try_for_each(|fd| self.look_at_epoll(chosen, fd))
     }
 
-    /// Sets a socket that is not known yet, if a rule means it. True, and nothing done, if connections
-    /// are accepted on it and it is not the time for these.
+    /// Sets an unknown socket if a rule selects it. Returns true, without setting it, for a
+    /// listening socket unless `listeners`.
     fn look_at_socket(
         &mut self,
         chosen: &Chosen,
@@ -443,7 +442,7 @@ impl Poller {
         let polls = match (port, rule.port) {
             (None, _) => false,
             (Some(_), None) => true,
-            // It may get one later.
+            // The socket may be bound later.
             (Some(None), Some(_)) => return Ok(false),
             (Some(port), wanted) => port == wanted,
         };
@@ -455,7 +454,7 @@ impl Poller {
         if polls {
             let now = chosen.set;
             let found = Polling::of_socket(&socket)?;
-            // As it is wanted: accepted on a listener that had been changed, or made so by somebody.
+            // Already as wanted: accepted on a listener that was set here, or set otherwise.
             let before = match port.flatten().and_then(|port| self.listeners.get(&port)) {
                 Some(before) if found == now => *before,
                 _ => found,
@@ -485,7 +484,7 @@ impl Poller {
         Ok(false)
     }
 
-    /// Sets an epoll instance that waits for a socket that polls.
+    /// Sets an epoll instance that waits for a polling socket.
     fn look_at_epoll(&mut self, chosen: &mut Chosen, fd: RawFd) -> Result<()> {
         if self.no_epoll {
             return Ok(());
@@ -519,8 +518,7 @@ impl Poller {
         Ok(())
     }
 
-    /// Forgets sockets that are closed. `inodes` are those of all processes with a rule; others may
-    /// have been given some.
+    /// Forgets closed sockets: those neither in `inodes` nor open in a process without a rule.
     fn forget(&mut self, inodes: &HashSet<u64>) -> Result<()> {
         for (inode, socket) in &mut self.sockets {
             socket.gone = !inodes.contains(inode);
@@ -540,7 +538,7 @@ impl Poller {
 }
 
 impl Chosen {
-    /// An epoll instance of its is set.
+    /// The change of one of its epoll instances.
     fn epoll(&self, fd: RawFd, before: Polling) -> Change {
         Change::Epoll {
             pid: self.target.pid,
@@ -560,7 +558,7 @@ impl Chosen {
     }
 }
 
-/// `None` if it has been closed meanwhile.
+/// `None` if the descriptor has been closed meanwhile.
 fn unless_closed<T>(borrowed: io::Result<T>) -> io::Result<Option<T>> {
     match borrowed {
         Ok(borrowed) => Ok(Some(borrowed)),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Other processes: which of them a rule means, and what they have open.
+//! Other processes: selection by rules, and access to their sockets and epoll instances.
 
 use std::collections::HashSet;
 use std::ffi::OsStr;
@@ -16,25 +16,25 @@ use procfs::process::{FDTarget, Process};
 
 use super::rule::Rule;
 
-/// A process that can be reached into.
+/// An open process.
 pub struct Target {
-    /// Its number, which another process may have later,
+    /// Process id; may be reused after the process has ended.
     pub pid: u32,
-    /// but not with this start, in clock ticks since boot.
+    /// Start time in clock ticks since boot; with `pid` it identifies the process.
     pub start: u64,
-    /// Its name.
+    /// Process name.
     pub comm: String,
     pidfd: OwnedFd,
 }
 
-/// Something open that can poll.
+/// An open file that can poll.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Open {
     /// A socket.
     Socket {
-        /// Its number in this process,
+        /// Descriptor in the process.
         fd: RawFd,
-        /// and on this host.
+        /// Inode of the socket.
         inode: u64,
     },
     /// An epoll instance.
@@ -47,10 +47,10 @@ impl Target {
     /// # Errors
     /// ESRCH or [`io::ErrorKind::NotFound`] when it has ended.
     pub fn open(pid: u32) -> io::Result<Self> {
-        // SAFETY: takes numbers, returns a descriptor.
+        // SAFETY: the call takes numbers and returns a descriptor.
         let pidfd = unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) };
         let pidfd = Errno::result(pidfd)? as RawFd;
-        // SAFETY: the kernel has just given us this descriptor, and nobody else has it.
+        // SAFETY: the kernel has just opened this descriptor; nothing else owns it.
         let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
         let process = Process::new(pid as i32).map_err(io::Error::other)?;
         let stat = process.stat().map_err(io::Error::other)?;
@@ -62,16 +62,16 @@ impl Target {
         })
     }
 
-    /// Whether it has, or is a zombie.
+    /// Whether the process has ended or is a zombie.
     pub fn has_ended(&self) -> bool {
         let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
         poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
     }
 
-    /// What it has open that can poll. What is opened or closed meanwhile may be missed.
+    /// Its sockets and epoll instances. Those opened or closed meanwhile may be missed.
     ///
     /// # Errors
-    /// When it has ended, or may not be looked at.
+    /// When the process has ended, or may not be traced.
     pub fn opened(&self) -> io::Result<Vec<Open>> {
         let ended = |e: io::Error| match e.kind() {
             io::ErrorKind::NotFound => io::Error::from_raw_os_error(libc::ESRCH),
@@ -82,9 +82,9 @@ impl Target {
             let path = entry.map_err(ended)?.path();
             let target = match fs::read_link(&path) {
                 Ok(target) => target,
-                // Closed meanwhile.
+                // The descriptor was closed meanwhile.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
-                // More may see the numbers than what they are.
+                // Listing descriptors needs fewer rights than reading their links.
                 Err(e) => return Err(e),
             };
             let fd = path.file_name().and_then(|fd| fd.to_str()?.parse().ok());
@@ -100,10 +100,10 @@ impl Target {
         Ok(opened)
     }
 
-    /// The inodes of what an epoll instance waits for.
+    /// The inodes of the files that an epoll instance watches.
     ///
     /// # Errors
-    /// When the process has closed it, or has ended.
+    /// When the process has closed the instance, or has ended.
     pub fn waits_for(&self, epoll: RawFd) -> io::Result<Vec<u64>> {
         let info = fs::read_to_string(format!("/proc/{}/fdinfo/{epoll}", self.pid))?;
         // tfd: 7 events: 19 data: 7 pos:0 ino:2f sdev:9
@@ -114,13 +114,12 @@ impl Target {
         Ok(info.lines().filter_map(inode).collect())
     }
 
-    /// Another descriptor of what the process has open. Whoever holds it keeps it open: no longer than
-    /// it takes to ask or set something.
+    /// Duplicates a descriptor of the process. The duplicate keeps the file open: drop it soon.
     ///
     /// # Errors
     /// EPERM when the process may not be traced, EBADF when it has closed it, ESRCH when it has ended.
     pub fn borrow(&self, fd: RawFd) -> io::Result<OwnedFd> {
-        // SAFETY: takes numbers, returns a descriptor.
+        // SAFETY: the call takes numbers and returns a descriptor.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.pidfd.as_raw_fd(), fd, 0) };
         let fd = Errno::result(fd)? as RawFd;
         // SAFETY: as above.
@@ -128,7 +127,7 @@ impl Target {
     }
 }
 
-/// The processes of this host that are there now, but for this one.
+/// The ids of all processes of this host except this one.
 ///
 /// # Errors
 /// When /proc can't be read.
@@ -141,7 +140,7 @@ pub fn all() -> io::Result<Vec<u32>> {
     Ok(pids.collect())
 }
 
-/// The inodes of the sockets that processes have open, as far as they may be looked at.
+/// The inodes of all open sockets of processes that may be traced.
 ///
 /// # Errors
 /// When /proc can't be read.
@@ -156,7 +155,7 @@ pub fn sockets() -> io::Result<HashSet<u64>> {
     Ok(opened.flatten().filter_map(inode).collect())
 }
 
-/// Whether a rule may mean sockets of this process. One that ends meanwhile is not meant.
+/// Whether a rule may select sockets of this process; false if it has ended.
 pub fn means(rule: &Rule, pid: u32) -> bool {
     let file = |name: &str| Path::new("/proc").join(pid.to_string()).join(name);
     let alone = rule.pid.is_none() && rule.comm.is_none() && rule.exe.is_none();
@@ -176,7 +175,7 @@ pub fn means(rule: &Rule, pid: u32) -> bool {
     conditions.iter().all(|holds| *holds)
 }
 
-/// Also when the file has been replaced by another version.
+/// Also true if the file has been replaced on disk.
 fn runs(link: &Path, wanted: &Path) -> bool {
     let Ok(exe) = fs::read_link(link) else {
         return false;
@@ -191,7 +190,7 @@ fn shares_netns(link: &Path) -> bool {
     own.is_ok_and(|own| inode(link).is_ok_and(|theirs| theirs == own))
 }
 
-/// Whether /proc/PID/cgroup names this cgroup (v2) or one below it. It may be written as a folder.
+/// Whether /proc/PID/cgroup names `wanted` (v2, with or without mount point) or one below it.
 fn is_in(cgroups: &str, wanted: &Path) -> bool {
     let mounts = ["/sys/fs/cgroup/unified", "/sys/fs/cgroup"];
     let below = mounts
@@ -237,7 +236,7 @@ mod tests {
         let mut child = child();
         let pid = child.id();
         let exe = fs::canonicalize("/bin/sleep").unwrap();
-        // The child may not have executed it yet.
+        // The child may not have called exec yet.
         while !runs(&Path::new("/proc").join(pid.to_string()).join("exe"), &exe) {
             std::thread::yield_now();
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whose sockets poll, and for how long: options of `rxsteer poll`, and `[[busy_poll]]` in the
-//! configuration.
+//! Rules that select sockets and set the time they poll: options of `rxsteer poll`, and
+//! `[[busy_poll]]` in the configuration.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -58,7 +58,7 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// What its sockets are set to.
+    /// The settings for the selected sockets.
     pub fn polling(&self) -> Polling {
         Polling {
             usecs: self.usecs,
@@ -66,7 +66,7 @@ impl Rule {
         }
     }
 
-    /// What is wrong with it, and what to do.
+    /// An error in the rule, with a remedy.
     pub fn objection(&self) -> Option<String> {
         let none = [
             self.pid.is_none(),

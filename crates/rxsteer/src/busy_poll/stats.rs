@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What processes find when they poll, and what it costs them: `bpf/poll.bpf.c`, and what the kernel
-//! counts of their waits.
+//! Polls and waits per process: counters of `bpf/poll.bpf.c`, and voluntary context switches.
 
 use std::fs;
 use std::mem::MaybeUninit;
@@ -15,42 +14,43 @@ use crate::bpf::poll_skel::{PollSkel, PollSkelBuilder};
 use crate::host::caps;
 use crate::types::busy_poll;
 
-/// The programs, attached; dropping it detaches them.
+/// The attached programs; dropping this detaches them.
 pub struct Stats {
     skel: PollSkel<'static>,
     _links: Vec<Link>,
 }
 
-/// A process's polls and waits, since it has been chosen.
+/// A process's counters since it was chosen.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Counts {
     /// Polls of a queue.
     pub polls: u64,
-    /// Of these, those that found packets, of whomever.
+    /// Polls that found packets, including packets of other applications.
     pub found: u64,
-    /// So many.
+    /// Packets that the polls found.
     pub packets: u64,
-    /// CPU time that the polls took, without the first one of each wait.
+    /// CPU time of the polls, without the first one of each wait.
     pub polling: Duration,
-    /// Times that a thread went to sleep, for whatever reason.
+    /// Times that a thread went to sleep, for any reason.
     pub sleeps: u64,
-    /// Times that a thread that polls slept, was woken, and given a CPU.
+    /// Times that a polling thread slept, was woken, and got a CPU.
     pub woken: u64,
-    /// What that took, from the wake-up on, in all,
+    /// Total time from wake-up to running.
     pub waking: Duration,
-    /// and at least; zero if none was woken. Since the process was chosen, also in a difference.
+    /// Shortest time from wake-up to running; 0 if none was woken. In a difference it is still the
+    /// shortest since the process was chosen.
     pub shortest: Duration,
 }
 
 impl Counts {
-    /// What has been added since `earlier`.
+    /// The difference from `earlier`.
     pub fn since(self, earlier: Self) -> Self {
         Self {
             polls: self.polls.saturating_sub(earlier.polls),
             found: self.found.saturating_sub(earlier.found),
             packets: self.packets.saturating_sub(earlier.packets),
             polling: self.polling.saturating_sub(earlier.polling),
-            // Threads that have ended take theirs along.
+            // The count of a thread vanishes when it ends.
             sleeps: self.sleeps.saturating_sub(earlier.sleeps),
             woken: self.woken.saturating_sub(earlier.woken),
             waking: self.waking.saturating_sub(earlier.waking),
@@ -60,12 +60,12 @@ impl Counts {
 }
 
 impl Stats {
-    /// Counts nobody's polls yet.
+    /// Attaches the programs. They count only processes passed to [`Self::watch`].
     ///
     /// # Errors
     /// When the kernel refuses the programs.
     pub fn attach() -> Result<Self> {
-        // The object lives for as long as the process: there is one Stats at most.
+        // Leaked: a process has at most one `Stats`, and keeps it to its end.
         let object = Box::leak(Box::new(MaybeUninit::uninit()));
         let mut open = PollSkelBuilder::default().open(object)?;
         let rodata = open.maps.rodata_data.as_deref_mut();
@@ -85,7 +85,7 @@ impl Stats {
         })
     }
 
-    /// Counts a process's polls, from none on.
+    /// Starts counting a process's polls, from 0.
     ///
     /// # Errors
     /// When there are too many processes.
@@ -98,13 +98,13 @@ impl Stats {
             .context("too many processes poll")
     }
 
-    /// No longer.
+    /// Stops counting a process's polls.
     pub fn forget(&self, pid: u32) {
-        // It may never have been there.
+        // The process may not have been counted.
         let _ = self.skel.maps.busy_polls.delete(&pid.to_ne_bytes());
     }
 
-    /// What has been counted of a process. All zero when it has ended.
+    /// The counters of a process; all 0 if it has ended.
     ///
     /// # Errors
     /// When the map can't be read.
@@ -115,7 +115,7 @@ impl Stats {
         let mut shortest = Vec::new();
         for bytes in by_cpu.unwrap_or_default() {
             assert_eq!(bytes.len(), size_of::<busy_poll>());
-            // SAFETY: the kernel wrote a structure of this type, integers only.
+            // SAFETY: the kernel wrote a structure of this type, which has integers only.
             let cpu: busy_poll = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) };
             counts.polls += cpu.nr_polls;
             counts.found += cpu.nr_found;
@@ -138,7 +138,7 @@ impl Stats {
     }
 }
 
-/// From /proc/PID/task/TID/status.
+/// Reads the count from /proc/PID/task/TID/status.
 fn voluntary_switches(status: &str) -> u64 {
     let line = status
         .lines()
@@ -147,7 +147,7 @@ fn voluntary_switches(status: &str) -> u64 {
 }
 
 impl Application {
-    /// What was counted in `time`.
+    /// Fills in the counters of an application over `time`.
     pub(super) fn counted(mut self, counts: Counts, time: Duration) -> Self {
         self.seconds = time.as_secs_f64();
         self.polls = counts.polls;
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_counts_of_a_thread() {
+    fn voluntary_switches_are_read() {
         let status = "Name:\tsleep\nvoluntary_ctxt_switches:\t17\nnonvoluntary_ctxt_switches:\t4\n";
         assert_eq!(voluntary_switches(status), 17);
         assert_eq!(voluntary_switches(""), 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What was changed in other processes, and how it is put back whatever happens: a child keeps the
-//! list, and does it when this process has ended, killed or not.
+//! Restores sockets and epoll instances of other processes: a child process keeps the list of
+//! changes, and reverts them when this process ends, also after SIGKILL.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -14,57 +14,57 @@ use super::process::{self, Open, Target};
 use crate::host::guardian;
 use crate::host::polling::{self, Polling};
 
-/// The hidden command that is the child.
+/// The hidden command that runs [`put_back`].
 pub const COMMAND: &str = "put-back";
 
-/// A line to the child; written before the change is made.
+/// A line to the child, written before the change is made.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Change {
-    /// A socket is changed.
+    /// A socket is set.
     Socket {
-        /// Where it was found.
+        /// Its inode.
         inode: u64,
-        /// Which it is.
+        /// Its cookie.
         cookie: u64,
-        /// If connections are accepted on it, the port: they begin as it is.
+        /// Local port of a listening socket; accepted connections inherit its settings.
         listens: Option<u16>,
-        /// How it polled.
+        /// Previous settings.
         before: Polling,
-        /// How it polls.
+        /// New settings.
         now: Polling,
     },
-    /// It was found as it should be, and stays so.
+    /// A socket had the settings already, and keeps them.
     Found {
-        /// Which.
+        /// Its cookie.
         cookie: u64,
     },
-    /// It is closed.
+    /// A socket is closed.
     Gone {
-        /// Which.
+        /// Its cookie.
         cookie: u64,
     },
-    /// An epoll instance is changed.
+    /// An epoll instance is set.
     Epoll {
-        /// Of this process,
+        /// Process id.
         pid: u32,
-        /// which began then.
+        /// Start time of the process.
         start: u64,
-        /// Its number there.
+        /// Descriptor in the process.
         fd: RawFd,
-        /// How it polled.
+        /// Previous settings.
         before: Polling,
-        /// How it polls.
+        /// New settings.
         now: Polling,
     },
 }
 
-/// What the child has been told.
+/// The changes that the child has read.
 #[derive(Default)]
 struct Changes {
     sockets: HashMap<u64, (u64, Polling, Polling)>,
     inodes: HashSet<u64>,
     found: HashSet<u64>,
-    /// By port, how connections begin that are accepted there, and how they would have.
+    /// By port of a listening socket: previous and new settings.
     listeners: HashMap<u16, (Polling, Polling)>,
     epolls: HashMap<(u32, u64, RawFd), (Polling, Polling)>,
 }
@@ -80,7 +80,7 @@ impl Changes {
                 now,
             } => {
                 self.found.remove(&cookie);
-                // Of several changes the first knows how it was.
+                // The first change has the original settings.
                 let first = self
                     .sockets
                     .get(&cookie)
@@ -114,14 +114,14 @@ impl Changes {
         }
     }
 
-    /// How a socket was, if it is as it was made; `None` if it is none of ours.
+    /// The original settings of a socket that still has those made here; otherwise `None`.
     fn before(&self, cookie: u64, port: Option<u16>, now: Polling) -> Option<Polling> {
         if self.found.contains(&cookie) {
             return None;
         }
         let (before, set) = match self.sockets.get(&cookie) {
             Some((_, before, set)) => (before, set),
-            // Accepted since sockets were last looked for.
+            // Accepted since the last search.
             None => {
                 let (before, set) = self.listeners.get(&port?)?;
                 (before, set)
@@ -130,7 +130,7 @@ impl Changes {
         (*set == now && before != set).then_some(*before)
     }
 
-    /// Puts all of it back. Sockets may have been given to other processes: all are looked at.
+    /// Restores everything. Sockets may have been passed to other processes, so all are searched.
     fn undo(&self) -> Result<()> {
         let mut failed = 0;
         for pid in process::all()? {
@@ -150,7 +150,7 @@ impl Changes {
                     Open::Socket { fd, .. } => self.undo_socket(&target, fd),
                     Open::Epoll(fd) => self.undo_epoll(&target, fd),
                 };
-                // Closed, or ended meanwhile: nothing is left to put back.
+                // The descriptor is closed or the process has ended.
                 let gone = [Some(libc::EBADF), Some(libc::ESRCH)];
                 if let Err(e) = done
                     && !gone.contains(&e.raw_os_error())
@@ -191,7 +191,7 @@ impl Changes {
     }
 }
 
-/// `None` if it is no TCP or UDP socket; its local port, if it has one.
+/// The local port of a TCP or UDP socket: `None` for other sockets, `Some(None)` if it is unbound.
 pub fn internet(socket: &SockRef<'_>) -> Option<Option<u16>> {
     let domain = socket.domain().ok()?;
     let protocol = socket.protocol().ok()??;
@@ -203,10 +203,10 @@ pub fn internet(socket: &SockRef<'_>) -> Option<Option<u16>> {
     })
 }
 
-/// The child: reads changes until nobody is left to send one, and puts them back.
+/// Runs in the child: reads changes until the parent ends, then reverts them.
 ///
 /// # Errors
-/// When something can't be put back.
+/// When a socket can't be restored.
 pub fn put_back() -> Result<()> {
     let mut changes = Changes::default();
     guardian::told(|change| changes.add(change))?;
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_as_it_was_made_goes_back_to_what_it_was_first() {
+    fn unchanged_sockets_get_their_first_settings_back() {
         let less = Polling { usecs: 20, ..ON };
         let mut changes = Changes::default();
         changes.add(socket(1, None, OFF, less));
@@ -248,12 +248,12 @@ mod tests {
         changes.add(Change::Gone { cookie: 4 });
         for (cookie, port, now, before) in [
             (1, None, ON, Some(OFF)),
-            // The application has set it itself meanwhile.
+            // The application has changed its settings meanwhile.
             (1, None, less, None),
             (1, None, OFF, None),
             (2, Some(80), ON, None),
             (3, Some(80), ON, Some(OFF)),
-            // Accepted.
+            // An accepted connection.
             (5, Some(80), ON, Some(OFF)),
             (5, Some(80), less, None),
             (5, Some(81), ON, None),

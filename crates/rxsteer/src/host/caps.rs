@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What this host lacks for the job at hand, and how to get it.
+//! What this host lacks for steering or for the lab, with a remedy for each.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -18,16 +18,16 @@ use nix::sched::{CloneFlags, unshare};
 use rtnetlink::LinkVeth;
 use serde::Serialize;
 
-/// The job at hand.
+/// What the host is checked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// Steer the packets of a device.
     Steer,
-    /// Steer in network namespaces of our own: demo, bench, end-to-end tests.
+    /// Steer in separate network namespaces: demo, bench, end-to-end tests.
     Lab,
 }
 
-/// Something that the host lacks. Each prints as one line.
+/// Something that the host lacks. `Display` writes one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Missing {
     pub what: String,
@@ -43,8 +43,8 @@ impl fmt::Display for Missing {
 /// The oldest kernel that the data path was read against and tested on.
 const OLDEST_KERNEL: (u32, u32) = (6, 1);
 
-/// Capabilities by their number in linux/capability.h: attaching XDP, tracing programs, maps and
-/// programs at all, finding the maps of a running rxsteer by their ids (bpf_get_fd_by_id).
+/// Capabilities by their number in linux/capability.h. For: attaching XDP; tracing programs; maps
+/// and programs; opening a running rxsteer's maps by id (bpf_get_fd_by_id).
 const CAPABILITIES: [(u32, &str); 4] = [
     (12, "CAP_NET_ADMIN"),
     (38, "CAP_PERFMON"),
@@ -52,8 +52,8 @@ const CAPABILITIES: [(u32, &str); 4] = [
     (21, "CAP_SYS_ADMIN"),
 ];
 
-/// Without these the accounting can't close: what a backlog took, what its ring refused, and what
-/// never reached a backlog; and no flow could leave INLINE without the end of a poll.
+/// Required tracepoints. The first three count frames that a backlog took, that its ring refused,
+/// and that never reached one. No flow leaves INLINE before napi_poll reports the end of a poll.
 const TRACEPOINTS: [&str; 4] = [
     "xdp_cpumap_kthread",
     "xdp_cpumap_enqueue",
@@ -63,17 +63,17 @@ const TRACEPOINTS: [&str; 4] = [
 
 const VMLINUX_BTF: &str = "/sys/kernel/btf/vmlinux";
 
-/// What this host lacks for `need`; empty when it lacks nothing.
+/// Returns what this host lacks for `need`; empty when it lacks nothing.
 ///
-/// Leaves nothing behind: what it tries, it tries in a map, a program and namespaces that are
-/// gone when it returns.
+/// The probes leave nothing behind: their map, program and namespaces are gone on return.
 pub fn missing(need: Need) -> Vec<Missing> {
     Host::look(need).missing()
 }
 
-/// Those of the kernel's tracepoints `names` that a `tp_btf` program can't attach to.
+/// Returns those of the kernel tracepoints `names` to which a `tp_btf` program can't attach.
 ///
-/// Fails if the kernel shows no BTF.
+/// # Errors
+/// When the kernel has no BTF.
 pub fn missing_tracepoints<'a>(names: &[&'a str]) -> Result<Vec<&'a str>> {
     let btf = Btf::from_vmlinux().with_context(|| format!("cannot read {VMLINUX_BTF}"))?;
     Ok(names
@@ -86,10 +86,10 @@ pub fn missing_tracepoints<'a>(names: &[&'a str]) -> Result<Vec<&'a str>> {
         .collect())
 }
 
-/// Whether an XDP program can ask for the hash that the device computed (6.3).
+/// Whether an XDP program can read the hash that the device computed (Linux 6.3).
 ///
 /// # Errors
-/// When the kernel shows no BTF.
+/// When the kernel has no BTF.
 pub fn has_device_hash() -> Result<bool> {
     let btf = Btf::from_vmlinux().with_context(|| format!("cannot read {VMLINUX_BTF}"))?;
     Ok(btf
@@ -97,10 +97,10 @@ pub fn has_device_hash() -> Result<bool> {
         .is_some())
 }
 
-/// The bit of `napi_struct.state` that is set while an application polls.
+/// The mask of the bit of `napi_struct.state` that is set while an application polls.
 ///
 /// # Errors
-/// When the kernel shows no BTF, or has no busy polling.
+/// When the kernel has no BTF, or no busy polling.
 pub fn napi_state_in_busy_poll() -> Result<u64> {
     let btf = Btf::from_vmlinux().with_context(|| format!("cannot read {VMLINUX_BTF}"))?;
     let mut enums = btf.type_by_kind::<Enum<'_>>();
@@ -112,17 +112,17 @@ pub fn napi_state_in_busy_poll() -> Result<u64> {
     Ok(1 << number.context("this kernel has no busy polling")?)
 }
 
-/// What was seen of a host.
+/// Facts about a host.
 struct Host {
     root: bool,
     capabilities: u64,
     release: String,
     lockdown: String,
-    /// PREEMPT_RT: there a poll can be preempted by another on its CPU (bpf/core/tables.h, poll_stamp).
+    /// PREEMPT_RT lets one poll preempt another on the same CPU (bpf/core/tables.h, poll_stamp).
     realtime: bool,
-    /// Of [`TRACEPOINTS`]; `None` if the kernel shows no BTF.
+    /// A subset of [`TRACEPOINTS`]; `None` if the kernel has no BTF.
     missing_tracepoints: Option<Vec<&'static str>>,
-    /// Only tried with the capabilities to.
+    /// `None` without the capabilities that the probes need.
     probed: Option<Probed>,
 }
 
@@ -130,7 +130,7 @@ struct Probed {
     bpf: io::Result<()>,
     cpumap: bool,
     frags: io::Result<()>,
-    /// `None` where the lab is not needed.
+    /// `None` for [`Need::Steer`].
     namespaces: Option<Result<()>>,
 }
 
@@ -143,7 +143,7 @@ impl Host {
             release: read("/proc/sys/kernel/osrelease"),
             lockdown: read("/sys/kernel/security/lockdown"),
             realtime: read("/sys/kernel/realtime").trim() == "1",
-            // libbpf is not quiet about a missing file.
+            // libbpf logs a missing file.
             missing_tracepoints: Path::new(VMLINUX_BTF)
                 .exists()
                 .then(|| missing_tracepoints(&TRACEPOINTS).ok())
@@ -188,7 +188,7 @@ impl Host {
         }
         if self.realtime {
             lacks(
-                "a kernel without PREEMPT_RT, whose polls may interleave on one CPU".to_string(),
+                "a kernel without PREEMPT_RT, which lets polls interleave on one CPU".to_string(),
                 "boot a kernel that is not built for real time",
             );
         }
@@ -234,7 +234,7 @@ impl Host {
                     }
                 },
             );
-            // Everything below needs it.
+            // The remaining probes need the system call.
             return missing;
         }
         if !probed.cpumap {
@@ -274,17 +274,17 @@ fn kernel_version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Takes a descriptor or a negative error number, as libbpf returns them.
+/// Closes a descriptor that libbpf returned, or converts its negative error number.
 fn opened(fd: i32) -> io::Result<()> {
     if fd < 0 {
         return Err(io::Error::from_raw_os_error(-fd));
     }
-    // SAFETY: libbpf has just opened it for us.
+    // SAFETY: libbpf has just opened the descriptor; nothing else owns it.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
     Ok(())
 }
 
-/// Makes the smallest of maps.
+/// Creates an array map with one entry.
 fn try_map() -> io::Result<()> {
     // SAFETY: the name is a C string, and no options are given.
     opened(unsafe {
@@ -299,7 +299,7 @@ fn try_map() -> io::Result<()> {
     })
 }
 
-/// Loads the smallest of XDP programs that take frames in several buffers.
+/// Loads an XDP program of two instructions that accepts frames in several buffers.
 fn try_frags() -> io::Result<()> {
     let instruction = |code: u32, imm: u32| libbpf_sys::bpf_insn {
         code: code as u8,
@@ -332,7 +332,7 @@ fn try_frags() -> io::Result<()> {
     })
 }
 
-/// Does what the lab does, on a thread of its own: the namespaces end with the thread.
+/// Creates namespaces and a veth as the lab does, on a separate thread: the namespaces end with it.
 fn try_namespaces() -> Result<()> {
     thread::spawn(|| {
         unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).context("unshare")?;
@@ -364,9 +364,9 @@ fn try_namespaces() -> Result<()> {
 mod tests {
     use super::*;
 
-    /// As include/linux/netdevice.h has it since 5.11.
+    /// include/linux/netdevice.h since 5.11.
     #[test]
-    fn the_kernel_names_the_bit() {
+    fn btf_has_the_busy_poll_bit() {
         if Path::new(VMLINUX_BTF).exists() {
             assert_eq!(napi_state_in_busy_poll().unwrap(), 1 << 6);
         }
@@ -396,7 +396,7 @@ mod tests {
         host
     }
 
-    /// The one thing missing, as one line.
+    /// The only missing thing, as one line.
     fn only(host: &Host) -> String {
         let missing = host.missing();
         assert_eq!(missing.len(), 1, "{missing:?}");
@@ -491,7 +491,7 @@ mod tests {
         assert_eq!(effective_capabilities(""), 0);
     }
 
-    /// Whatever this host is, looking at it ends well, and the lab never needs less.
+    /// Works on any host, and the lab needs at least what steering needs.
     #[test]
     fn this_host_can_be_looked_at() {
         let steer = missing(Need::Steer);

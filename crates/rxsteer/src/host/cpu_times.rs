@@ -1,36 +1,35 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What CPUs do with their time: /proc/stat. (The procfs crate does not say whose times they are when a
-//! CPU is offline.)
+//! CPU times from /proc/stat. The procfs crate loses CPU numbers when a CPU is offline.
 
 use std::collections::BTreeMap;
 use std::fs;
 
 use anyhow::{Context, Result};
 
-/// One CPU's times since boot, ns, in steps of a clock tick (10 ms).
+/// One CPU's times since boot in ns; the resolution is a clock tick (10 ms).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CpuTimes {
-    /// The CPU.
+    /// CPU number.
     pub cpu: u32,
-    /// Everything but idle and waiting for I/O.
+    /// All time except idle and waiting for I/O.
     pub busy_ns: u64,
-    /// Of it: in softirq.
+    /// The part of `busy_ns` spent in softirq.
     pub softirq_ns: u64,
-    /// Idle, and waiting for I/O.
+    /// Idle, or waiting for I/O.
     pub idle_ns: u64,
-    /// Taken by the hypervisor for others.
+    /// Time that the hypervisor gave to other guests.
     pub steal_ns: u64,
 }
 
-/// Reads /proc/stat, a line per online CPU.
+/// Reads /proc/stat: one entry per online CPU.
 pub fn cpu_times() -> Result<Vec<CpuTimes>> {
     // SAFETY: no memory is involved.
     let hz = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as u64;
     parse_cpu_times(&fs::read_to_string("/proc/stat")?, 1_000_000_000 / hz)
 }
 
-/// Of `seconds` between two looks, the share in which each CPU was not idle. Busy times are sampled at
-/// ticks, idle ones are measured (NO_HZ_IDLE).
+/// The share of `seconds` between two readings in which each CPU was not idle. It is computed from
+/// idle times, since busy times are sampled at ticks while idle times are measured (NO_HZ_IDLE).
 pub fn busy_shares(before: &[CpuTimes], after: &[CpuTimes], seconds: f64) -> BTreeMap<u32, f64> {
     let share = |now: &CpuTimes| {
         let then = before.iter().find(|then| then.cpu == now.cpu);
@@ -42,7 +41,7 @@ pub fn busy_shares(before: &[CpuTimes], after: &[CpuTimes], seconds: f64) -> BTr
     after.iter().map(share).collect()
 }
 
-/// user nice system idle iowait irq softirq steal (proc(5)); guest times are within user's.
+/// Columns: user (includes guest) nice system idle iowait irq softirq steal (proc(5)).
 fn parse_cpu_times(text: &str, tick_ns: u64) -> Result<Vec<CpuTimes>> {
     let mut times = Vec::new();
     for line in text.lines() {
@@ -79,7 +78,7 @@ mod tests {
         let before = [at(0, 5), at(1, 1_000_000_000)];
         let after = [at(0, 5), at(1, 1_500_000_000), at(3, 9)];
         let shares = busy_shares(&before, &after, 2.0);
-        // Of one that has come meanwhile it is not known when it was idle.
+        // A CPU that came online in between has no earlier idle time.
         assert_eq!(shares, BTreeMap::from([(0, 1.0), (1, 0.75), (3, 1.0)]));
     }
 

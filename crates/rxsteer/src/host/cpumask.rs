@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Sets of CPUs, written and read as the kernel writes and reads them.
+//! Sets of CPUs in the kernel's text formats.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -8,8 +8,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use thiserror::Error;
 
-/// CPU numbers end below this: the largest `CONFIG_NR_CPUS` of the architectures we run on.
-/// The bound keeps a typing error such as `0-4000000000` from filling memory.
+/// Upper bound of CPU numbers: the largest `CONFIG_NR_CPUS` of the supported architectures. It
+/// keeps a typing error such as `0-4000000000` from filling memory.
 const MAX_CPUS: u32 = 8192;
 
 /// Hex digits in one group of a kernel bitmap (`%*pb` prints 32 bits at a time).
@@ -17,15 +17,15 @@ const GROUP_DIGITS: usize = 8;
 
 /// An ordered set of CPU numbers.
 ///
-/// `FromStr` takes what a person writes: a list as `taskset -c` and `isolcpus=` take it (`3`, `0-3,8`,
-/// `0-31:2/4`), or with `0x` in front a mask as in `rps_cpus` (`0xff`, `0xf,ffffffff`). Files of the
-/// kernel, which put nothing in front, go through [`CpuMask::parse_list`] or [`CpuMask::parse_mask`].
+/// `FromStr` accepts a list as for `taskset -c` and `isolcpus=` (`3`, `0-3,8`, `0-31:2/4`), or
+/// after `0x` a mask as in `rps_cpus` (`0xff`, `0xf,ffffffff`). Kernel files have no prefix: read
+/// them by [`CpuMask::parse_list`] or [`CpuMask::parse_mask`].
 ///
-/// `Display` and serde write the list, which `FromStr` reads.
+/// `Display` and serde write the list form, which `FromStr` reads.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct CpuMask(BTreeSet<u32>);
 
-/// Why a text is not a set of CPUs, and what to write instead.
+/// Why a text is not a set of CPUs, with a remedy.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum CpuMaskError {
     #[error("no CPUs given; write a list (`0-3,8`), a mask (`0xf`) or `auto`")]
@@ -48,13 +48,13 @@ pub enum CpuMaskError {
 }
 
 impl CpuMask {
-    /// The set with no CPU in it.
+    /// The empty set.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Reads the kernel's list form (`0-3,8`, `0-31:2/4`), as in `/sys/devices/system/cpu/online`.
-    /// An empty text is the empty set: that is how the kernel writes one.
+    /// An empty text is the empty set, as the kernel writes it.
     pub fn parse_list(text: &str) -> Result<Self, CpuMaskError> {
         let mut cpus = BTreeSet::new();
         if !text.trim().is_empty() {
@@ -65,13 +65,13 @@ impl CpuMask {
         Ok(Self(cpus))
     }
 
-    /// Reads the kernel's bitmap form (`ff`, `f,ffffffff`), as in `rps_cpus`; `0x` is tolerated.
+    /// Reads the kernel's bitmap form (`ff`, `f,ffffffff`), as in `rps_cpus`; accepts `0x`.
     pub fn parse_mask(text: &str) -> Result<Self, CpuMaskError> {
         let digits = strip_0x(text.trim());
         let not_mask = || CpuMaskError::NotMask(text.trim().to_string());
         let groups: Vec<&str> = digits.split(',').collect();
-        // A mask typed without commas may be longer than a group; with commas the kernel's
-        // groups are fixed, or the bits would shift.
+        // A mask without commas may exceed one group. With commas all groups but the first must
+        // have eight digits, or bits would shift.
         let lone = groups.len() == 1;
         let mut cpus = BTreeSet::new();
         let mut base = 0u32;
@@ -151,7 +151,7 @@ fn strip_0x(text: &str) -> &str {
         .unwrap_or(text)
 }
 
-/// `cpu`, if a kernel can have that many.
+/// Returns `cpu` if it is below [`MAX_CPUS`].
 fn existing(cpu: u64) -> Result<u32, CpuMaskError> {
     u32::try_from(cpu)
         .ok()
@@ -159,11 +159,11 @@ fn existing(cpu: u64) -> Result<u32, CpuMaskError> {
         .ok_or(CpuMaskError::TooLarge(cpu))
 }
 
-/// One element of a list: `N`, `FIRST-LAST` or `FIRST-LAST:USED/GROUP`, the last being the first
+/// One element of a list: `N`, `FIRST-LAST` or `FIRST-LAST:USED/GROUP`, which selects the first
 /// USED CPUs of every GROUP (Documentation/admin-guide/kernel-parameters.rst, "cpu lists").
 fn parse_range(part: &str) -> Result<Vec<u32>, CpuMaskError> {
     let number = |text: &str| -> Result<u64, CpuMaskError> {
-        // `parse` alone would take a sign.
+        // `u64::parse` accepts a sign.
         Some(text)
             .filter(|text| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()))
             .and_then(|text| text.parse().ok())
@@ -374,7 +374,7 @@ mod tests {
             prop_assert_eq!(&format!("0x{}", mask.to_mask_string()).parse::<CpuMask>().unwrap(), &mask);
         }
 
-        /// What is accepted means the same after being printed; nothing panics.
+        /// An accepted text means the same after being printed; no text panics.
         #[test]
         fn any_text(text in "[0-9a-fx,:/ -]{0,24}") {
             if let Ok(mask) = text.parse::<CpuMask>() {

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A network device: the facts about it, and what speaks against steering its packets.
-//!
-//! Nothing here changes anything on the device.
+//! Facts about a network device. Read only: nothing here changes the device.
 
 use std::ffi::CStr;
 use std::fmt;
@@ -46,21 +44,21 @@ impl fmt::Display for XdpMode {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AttachedXdp {
     pub id: u32,
-    /// Empty if the kernel won't tell, which takes CAP_SYS_ADMIN.
+    /// Empty if the kernel doesn't tell, which requires CAP_SYS_ADMIN.
     pub name: String,
     /// `native`, `generic`, `offloaded`, or several.
     pub mode: String,
-    /// Processes with the program or its link open, as `name (pid N)`.
+    /// Processes that have the program or its link open, as `name (pid N)`.
     pub holders: Vec<String>,
 }
 
-/// A setting of the device that is on, off, or on for good.
+/// The state of a device feature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Offload {
     Off,
     On,
-    /// On, and the driver does not let go of it.
+    /// On, and the driver can't turn it off.
     Fixed,
 }
 
@@ -71,19 +69,19 @@ pub struct Device {
     pub ifindex: u32,
     /// `virtio_net`, `veth`, …; empty for devices without ethtool operations.
     pub driver: String,
-    /// Receive queues in use.
+    /// Number of receive queues in use.
     pub rx_queues: u32,
-    /// Bytes.
+    /// In bytes.
     pub mtu: u32,
     pub up: bool,
-    /// There is a bus device below it, rather than software alone.
+    /// Whether a bus device backs it; false for a software device.
     pub hardware: bool,
     pub xdp: Option<AttachedXdp>,
     /// Whether the driver runs XDP and carries out redirects; `None` before Linux 6.3.
     pub native_xdp: Option<bool>,
-    /// VLAN tags, of either type, are taken out of received frames by the device.
+    /// Whether the device removes VLAN tags (802.1Q or 802.1ad) from received frames.
     pub rx_vlan_offload: Offload,
-    /// Files below `queues/` by which kernel RPS or RFS is on, as `rx-0/rps_cpus`.
+    /// Files below `queues/` that enable kernel RPS or RFS, as `rx-0/rps_cpus`.
     pub kernel_rps: Vec<String>,
     /// `None` before Linux 6.8.
     #[serde(skip)]
@@ -93,7 +91,8 @@ pub struct Device {
 impl Device {
     /// Reads the facts about device `name`.
     ///
-    /// Fails if there is no such device, saying which there are, or if the kernel can't be asked.
+    /// # Errors
+    /// When no such device exists (the message lists the others), or a query fails.
     pub fn open(name: &str) -> Result<Self> {
         let Ok(ifindex) = if_nametoindex(name) else {
             bail!(
@@ -102,7 +101,7 @@ impl Device {
             );
         };
         let sysfs = Path::new("/sys/class/net").join(name);
-        // A /sys that was mounted in another network namespace shows that one's devices.
+        // A /sys mounted in another network namespace shows the devices of that namespace.
         if read_number(&sysfs.join("ifindex")).ok() != Some(ifindex) {
             bail!(
                 "/sys does not show the network namespace that `{name}` is in; enter the namespace \
@@ -111,7 +110,7 @@ impl Device {
         }
         let (xdp, features) = query_xdp(ifindex)
             .with_context(|| format!("cannot ask the kernel for the XDP program on {name}"))?;
-        // libbpf reports no features both where there are none and where the kernel is too old.
+        // libbpf reports no features also on kernels before 6.3.
         let native_xdp = netdev::is_known()?.then_some(
             features & (NETDEV_XDP_ACT_BASIC | NETDEV_XDP_ACT_REDIRECT)
                 == NETDEV_XDP_ACT_BASIC | NETDEV_XDP_ACT_REDIRECT,
@@ -134,29 +133,29 @@ impl Device {
         })
     }
 
-    /// The CPU that receives the packets of `queue` ([`Topology::interrupt_cpu`]).
+    /// The CPU that receives packets of `queue`; see [`Topology::interrupt_cpu`].
     pub fn interrupt_cpu(&self, topology: &Topology, queue: u32) -> Option<u32> {
         let napis = self.napis.as_deref().unwrap_or_default();
         topology.interrupt_cpu(&self.name, queue, self.rx_queues, napis)
     }
 }
 
-// linux/netdev.h. Written out because Debian 12's headers, of 6.1, do not have it.
+// linux/netdev.h. Repeated here because the headers of Debian 12 (6.1) lack them.
 const NETDEV_XDP_ACT_BASIC: u64 = 1;
 
 const NETDEV_XDP_ACT_REDIRECT: u64 = 2;
 
-/// The names of the network namespace's devices, in the order of their indices.
+/// The names of the network namespace's devices, ordered by interface index.
 ///
 /// # Errors
-/// When the kernel can't be asked.
+/// When the query of the kernel fails.
 pub fn names() -> Result<Vec<String>> {
     let devices = if_nameindex().context("cannot list the network devices")?;
     let name = |device: &Interface| device.name().to_string_lossy().into_owned();
     Ok(devices.iter().map(name).collect())
 }
 
-/// A number in decimal, or in hex after `0x`, as sysfs has both.
+/// Reads a sysfs number: decimal, or hex after `0x`.
 fn read_number(path: &Path) -> Result<u32> {
     let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let text = text.trim();
@@ -167,7 +166,7 @@ fn read_number(path: &Path) -> Result<u32> {
     .with_context(|| format!("{}: `{text}`", path.display()))
 }
 
-/// The receive queues below `queues`, in the order of their numbers.
+/// The receive queue numbers found in the folder `queues`, ascending.
 fn rx_queues(queues: &Path) -> Result<Vec<u32>> {
     let mut numbers: Vec<u32> = fs::read_dir(queues)
         .with_context(|| queues.display().to_string())?
@@ -185,7 +184,7 @@ fn rx_queues(queues: &Path) -> Result<Vec<u32>> {
     Ok(numbers)
 }
 
-/// The files below `queues` that have kernel RPS or RFS on. A kernel without CONFIG_RPS has none.
+/// The files below `queues` that enable kernel RPS or RFS; empty without CONFIG_RPS.
 fn kernel_rps(queues: &Path) -> Result<Vec<String>> {
     let mut on = Vec::new();
     for queue in rx_queues(queues)? {
@@ -206,7 +205,7 @@ fn kernel_rps(queues: &Path) -> Result<Vec<String>> {
     Ok(on)
 }
 
-/// The XDP program on a device, and its driver's `NETDEV_XDP_ACT_*`.
+/// The XDP program on a device, and the `NETDEV_XDP_ACT_*` flags of its driver.
 fn query_xdp(ifindex: u32) -> io::Result<(Option<AttachedXdp>, u64)> {
     let mut query = libbpf_sys::bpf_xdp_query_opts {
         sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as libbpf_sys::size_t,
@@ -243,7 +242,7 @@ fn program_name(id: u32) -> Option<String> {
     Some(info.name.to_string_lossy().into_owned())
 }
 
-/// The processes that have program `id`, or a link of it, open.
+/// Processes that have program `id` or a link to it open, as `name (pid N)`, ordered by pid.
 fn holders(proc: &Path, id: u32) -> Vec<String> {
     let wanted = format!("prog_id:\t{id}");
     let holds = |process: &Path| {
@@ -272,9 +271,9 @@ fn holders(proc: &Path, id: u32) -> Vec<String> {
         .collect()
 }
 
-/// The driver's name, which virtual devices have no link in sysfs for.
+/// The driver's name by ethtool, since virtual devices have no driver link in sysfs.
 fn driver(name: &str) -> Result<String> {
-    /// `struct ethtool_drvinfo` up to what is read here, and as long as the kernel writes.
+    /// `struct ethtool_drvinfo`; `rest` pads it to the size that the kernel writes.
     #[repr(C)]
     struct DrvInfo {
         cmd: u32,
@@ -301,7 +300,7 @@ fn driver(name: &str) -> Result<String> {
         SockFlag::SOCK_CLOEXEC,
         None,
     )?;
-    // SAFETY: the request points to `info`, which is as large as the kernel's structure.
+    // SAFETY: the request points to `info`, which has the size of the kernel's structure.
     match unsafe { siocethtool(socket.as_raw_fd(), &request) } {
         Ok(_) => {
             let driver = CStr::from_bytes_until_nul(&info.driver).unwrap_or_default();
@@ -312,7 +311,7 @@ fn driver(name: &str) -> Result<String> {
     }
 }
 
-/// Whether the device takes VLAN tags, of type 802.1Q or 802.1ad, out of the frames.
+/// Whether the device removes VLAN tags (802.1Q or 802.1ad) from received frames.
 fn rx_vlan_offload(name: &str) -> Result<Offload> {
     let attrs = tokio::runtime::Builder::new_current_thread()
         .enable_io()

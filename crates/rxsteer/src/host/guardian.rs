@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A child that puts back what this process has changed, when this process has ended, killed or not:
-//! its standard input ends then. Until that it is told, line by line, what there is to put back.
+//! A child process that restores what this process has changed, also after SIGKILL. It reads the
+//! changes line by line from its standard input; end of file starts the restore.
 
 use std::fs::File;
 use std::io::{self, BufRead, Write};
@@ -12,31 +12,31 @@ use nix::sys::signal::{SigSet, Signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// The child. When this is dropped, it puts everything back.
+/// The child process. Dropping this restores everything.
 pub struct Guardian(Child);
 
 impl Guardian {
-    /// Starts it: this program, with a hidden command. It may hold a lock until all is put back.
+    /// Starts this program with the hidden `command`. It holds `lock` until all is restored.
     ///
     /// # Errors
-    /// When no process can be made.
+    /// When the process can't be started.
     pub fn start(command: &str, lock: Option<File>) -> Result<Self> {
         let guardian = Command::new("/proc/self/exe")
             .arg(command)
             .stdin(Stdio::piped())
-            // An output that it does not use.
+            // The child doesn't write to its standard output; it only keeps the lock open.
             .stdout(lock.map_or_else(Stdio::null, Stdio::from))
-            // Away from a terminal's Ctrl-C.
+            // Its own process group, so that a terminal's Ctrl-C doesn't reach it.
             .process_group(0)
             .spawn()
-            .context("nobody to put back what is changed")?;
+            .context("no process to put back what is changed")?;
         Ok(Self(guardian))
     }
 
-    /// Tells it of a change that is about to be made.
+    /// Reports a change to the child. Call this before the change is made.
     ///
     /// # Errors
-    /// When it has ended: then the change must not be made.
+    /// When the child has ended: the change must not be made then.
     pub fn tell(&mut self, what: &impl Serialize) -> Result<()> {
         let mut line = serde_json::to_vec(what)?;
         line.push(b'\n');
@@ -45,10 +45,10 @@ impl Guardian {
             .context("the process that puts back what is changed has ended")
     }
 
-    /// Returns when all is as it was.
+    /// Restores everything and waits for the child to end.
     ///
     /// # Errors
-    /// When something could not be put back; it has been said what.
+    /// When something could not be restored; the child has logged what.
     pub fn end(&mut self) -> Result<()> {
         if self.0.stdin.take().is_none() {
             return Ok(());
@@ -67,11 +67,10 @@ impl Drop for Guardian {
     }
 }
 
-/// In the child: hands each thing that it is told to `keep`, and returns when nobody is left who could
-/// tell more.
+/// Runs in the child, with signals blocked: passes each change to `keep` until end of file.
 ///
 /// # Errors
-/// When its input can't be read.
+/// When standard input can't be read.
 pub fn told<T: DeserializeOwned>(mut keep: impl FnMut(T)) -> Result<()> {
     let mut signals = SigSet::empty();
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
@@ -79,7 +78,7 @@ pub fn told<T: DeserializeOwned>(mut keep: impl FnMut(T)) -> Result<()> {
     }
     signals.thread_block()?;
     for line in io::stdin().lock().lines() {
-        // Who is killed may leave half a line: of a change that was not made.
+        // A killed parent may leave a partial line; that change was not made.
         if let Ok(what) = serde_json::from_str(&line?) {
             keep(what);
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which CPU an interrupt, or a NAPI thread, runs on.
+//! The CPU on which an interrupt or a NAPI thread runs.
 
 use std::fs;
 
@@ -9,13 +9,12 @@ use super::netdev::Napi;
 use super::topology::Topology;
 
 impl Topology {
-    /// The CPU that receives packets of queue `queue` of `device`; `None` where it isn't known or
-    /// isn't one CPU.
+    /// The CPU that receives packets of a device's queue; `None` unless exactly one is known.
     ///
-    /// Threaded NAPI polls on its thread, so the thread's affinity decides; otherwise the
-    /// interrupt's effective affinity does. `napis` are the device's ([`crate::host::netdev::napis`]):
-    /// one for each of its `nr_queues` receive queues, or they don't say which queue is whose.
-    /// Without them (before 6.8) names have to do.
+    /// For threaded NAPI it is the thread's affinity, otherwise the interrupt's effective affinity.
+    /// `napis` are the device's instances ([`crate::host::netdev::napis`]). They are used only if
+    /// there is one for each of the `nr_queues` receive queues; otherwise, and before 6.8,
+    /// interrupts and threads are found by name.
     pub fn interrupt_cpu(
         &self,
         device: &str,
@@ -44,14 +43,13 @@ impl Topology {
         self.irq_cpu(irq)
     }
 
-    /// Where interrupt `irq` is delivered: the kernel's choice, not the wish in `smp_affinity`.
+    /// The CPU to which the kernel delivers interrupt `irq`; `smp_affinity` is only a request.
     pub(crate) fn irq_cpu(&self, irq: u32) -> Option<u32> {
         let list = self.read(&format!("proc/irq/{irq}/effective_affinity_list"))?;
         CpuMask::parse_list(&list).ok()?.first()
     }
 
-    /// The interrupt of a receive queue, by the names that drivers give theirs. Only a match that
-    /// is the only one counts.
+    /// The interrupt of a receive queue, by drivers' names; `None` unless exactly one matches.
     pub(crate) fn named_interrupt(&self, device: &str, queue: u32) -> Option<u32> {
         let own = self.device_interrupts(device);
         let parent = fs::canonicalize(self.path(&format!("sys/class/net/{device}/device")))
@@ -73,7 +71,7 @@ impl Topology {
         found.next().is_none().then_some(first)
     }
 
-    /// The interrupts of the hardware below `device`. A virtio device's belong to its parent.
+    /// The interrupts of the bus device of `device`. Those of virtio belong to the parent device.
     fn device_interrupts(&self, device: &str) -> Vec<u32> {
         ["device/msi_irqs", "device/../msi_irqs"]
             .iter()
@@ -86,21 +84,20 @@ impl Topology {
             .collect()
     }
 
-    /// The thread `napi/DEVICE-ID` of a queue. NAPI ids ascend with the queues of a device, and
-    /// say nothing when there are more threads than queues: another network namespace then has a
-    /// device of this name.
+    /// The thread `napi/DEVICE-ID` of a queue. NAPI ids ascend with a device's queues. `None`
+    /// unless there is one thread per queue: names repeat in other network namespaces.
     pub(crate) fn napi_thread(&self, device: &str, queue: u32, nr_queues: u32) -> Option<u32> {
         let threads = kthread::numbered(&self.path("proc"), &format!("napi/{device}-"));
         (threads.len() == nr_queues as usize).then(|| threads.get(queue as usize).map(|t| t.1))?
     }
 
-    /// The one CPU that a thread may run on; `None` if there are several.
+    /// The CPU to which a thread is bound; `None` if it may run on several.
     fn thread_cpu(&self, pid: u32) -> Option<u32> {
         let cpus = self.thread_cpus(pid)?;
         (cpus.len() == 1).then(|| cpus.first())?
     }
 
-    /// The CPUs that a thread may run on; `None` if it has ended.
+    /// The CPUs on which a thread may run; `None` if it has ended.
     pub(crate) fn thread_cpus(&self, pid: u32) -> Option<CpuMask> {
         let status = self.read(&format!("proc/{pid}/status"))?;
         let list = status
@@ -110,8 +107,7 @@ impl Topology {
     }
 }
 
-/// Whether `name` contains `word` with nothing alphanumeric before or after it: `eth1` is not in
-/// `eth10-rx-0`.
+/// Whether `name` contains `word` as a whole word: `eth1` is not in `eth10-rx-0`.
 fn has_word(name: &str, word: &str) -> bool {
     name.match_indices(word).any(|(at, _)| {
         let before = name[..at].chars().next_back();
@@ -123,7 +119,7 @@ fn has_word(name: &str, word: &str) -> bool {
     })
 }
 
-/// The receive queue that an interrupt's name speaks of.
+/// The receive queue that an interrupt's name refers to.
 ///
 /// Drivers write `eth0-TxRx-3`, `i40e-eth0-TxRx-3`, `ens5-Tx-Rx-3`, `eth0-rx-3`, `eth0-q3-rx`,
 /// `eth0-3`, `virtio2-input.3`, `mlx5_comp3@pci:0000:01:00.0`.
@@ -155,7 +151,7 @@ mod tests {
     use super::*;
     use crate::host::topology::tests::Fixture;
 
-    /// A virtio device, with the table of interrupts as a guest of two CPUs shows it.
+    /// A virtio device with the interrupt table of a guest of two CPUs.
     fn virtio() -> Fixture {
         let pci = "sys/devices/pci0000:00/0000:00:03.0";
         Fixture::new("0-3")
@@ -219,19 +215,19 @@ mod tests {
         let fixture = thread(fixture, 71, "napi/veth0-8199", "1");
         let fixture = thread(fixture, 72, "napi/veth00-8198", "3");
         let topology = fixture.topology();
-        // By name: the lower id is the lower queue.
+        // By name: ids ascend with queues.
         assert_eq!(topology.interrupt_cpu("veth0", 0, 2, &[]), Some(1));
         assert_eq!(topology.interrupt_cpu("veth0", 1, 2, &[]), Some(2));
-        // Two threads for one queue: some are another namespace's.
+        // Two threads for one queue: another namespace has a device of this name.
         assert_eq!(topology.interrupt_cpu("veth0", 0, 1, &[]), None);
-        // The kernel's word settles it.
+        // The kernel names the thread.
         let napi = Napi {
             id: 8200,
             pid: Some(70),
             ..Napi::default()
         };
         assert_eq!(topology.interrupt_cpu("veth0", 0, 1, &[napi]), Some(2));
-        // A thread that may run anywhere is on no CPU in particular.
+        // A thread that may run on several CPUs has no single CPU.
         let fixture = thread(fixture, 70, "napi/veth0-8200", "0-3");
         assert_eq!(fixture.topology().interrupt_cpu("veth0", 1, 2, &[]), None);
     }

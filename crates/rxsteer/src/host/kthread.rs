@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Kernel threads by name: the kernel names them after what they serve, `napi/eth0-8193`,
-//! `cpumap/3/map:17`.
+//! Kernel threads by name, such as `napi/eth0-8193` and `cpumap/3/map:17`.
 
 use std::fs;
 use std::path::Path;
 
-/// The threads whose name is `prefix` and a number, as pairs of that number and the process id, by
-/// number. Empty if `proc` can't be read. A kernel thread's name is whole only since 5.17; before,
-/// it is cut at 15 bytes.
+/// The threads named `prefix` followed by a number, as pairs of that number and the process id,
+/// ordered by number. Empty if `proc` can't be read. Before 5.17 names are cut at 15 bytes.
 pub fn numbered(proc: &Path, prefix: &str) -> Vec<(u32, u32)> {
     let Ok(entries) = fs::read_dir(proc) else {
         return Vec::new();

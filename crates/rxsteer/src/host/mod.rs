@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Facts about the host, and handles on it.
+//! Facts about the host, and handles to change it.
 
 pub mod caps;
 pub mod cpu_times;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernel's `netdev` netlink family (6.3; NAPI instances 6.8, their settings 6.13):
+//! Client of the kernel's netlink family `netdev` (6.3; NAPI instances 6.8, their settings 6.13):
 //! Documentation/netlink/specs/netdev.yaml.
 
 use std::fmt;
@@ -18,30 +18,29 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Napi {
     pub id: u32,
-    /// The interrupt that schedules it, where the driver says so.
+    /// The interrupt that schedules it, if the driver reports one.
     pub irq: Option<u32>,
-    /// The thread that polls it, when it is threaded.
+    /// The kernel thread that polls it, if threaded.
     pub pid: Option<u32>,
-    /// What the kernel tells of it, 6.13 and later.
+    /// All `None` before 6.13.
     pub settings: Settings,
 }
 
-/// How a NAPI instance is scheduled; `None`: not known, or not to be changed.
-/// Documentation/networking/napi.rst.
+/// How a NAPI instance is scheduled (Documentation/networking/napi.rst). `None`: unknown or kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Settings {
-    /// After so many polls in a row that found nothing, its interrupt is unmasked again.
+    /// The interrupt is unmasked after this number of consecutive polls without packets.
     pub defer_hard_irqs: Option<u32>,
-    /// How long after a poll it is polled again while the interrupt is masked, ns.
+    /// While the interrupt is masked, the delay from one poll to the next, ns.
     pub gro_flush_timeout: Option<u64>,
-    /// For how long at most an application that finds packets by epoll suspends the interrupt, ns.
+    /// The longest time for which successful epoll polling keeps the interrupt masked, ns.
     pub irq_suspend_timeout: Option<u64>,
-    /// 6.17 and later.
+    /// Linux 6.17 and later.
     pub threaded: Option<Threaded>,
 }
 
 impl Settings {
-    /// Those that `other` has as well.
+    /// The settings that `other` has as well.
     pub fn only(&self, other: &Self) -> Self {
         Self {
             defer_hard_irqs: other.defer_hard_irqs.and(self.defer_hard_irqs),
@@ -51,7 +50,7 @@ impl Settings {
         }
     }
 
-    /// Those that in `now` are what they were `set` to: nobody else has changed them.
+    /// The settings that in `now` still have the value of `set`: no other process changed them.
     pub fn unless_changed(&self, set: &Self, now: &Self) -> Self {
         let same = Self {
             defer_hard_irqs: now
@@ -68,7 +67,7 @@ impl Settings {
         self.only(&same)
     }
 
-    /// Those that `other` lacks.
+    /// The settings that `other` lacks.
     pub fn without(&self, other: &Self) -> Self {
         let unless = |theirs: bool| (!theirs).then_some(());
         Self {
@@ -82,7 +81,7 @@ impl Settings {
     }
 }
 
-/// Who polls a NAPI instance. The kernel's numbers.
+/// What polls a NAPI instance. The values are the kernel's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Threaded {
@@ -105,7 +104,7 @@ impl fmt::Display for Threaded {
 }
 
 impl Threaded {
-    /// As netlink and sysfs have it; `None` for a number that no known kernel uses.
+    /// Converts the number used by netlink and sysfs; `None` if it is unknown.
     pub fn of_number(number: u64) -> Option<Self> {
         [Self::Off, Self::On, Self::BusyPoll]
             .into_iter()
@@ -117,7 +116,7 @@ const NLMSG_HEADER: usize = 16;
 const GENL_HEADER: usize = 4;
 const ATTR_HEADER: usize = 4;
 
-// linux/netdev.h. Written out because Debian 12's headers, of 6.1, do not have it.
+// linux/netdev.h. Repeated here because the headers of Debian 12 (6.1) lack them.
 const NETDEV_CMD_QUEUE_GET: u8 = 10;
 const NETDEV_CMD_NAPI_GET: u8 = 11;
 const NETDEV_CMD_NAPI_SET: u8 = 14;
@@ -135,14 +134,13 @@ const NETDEV_A_QUEUE_TYPE: u16 = 3;
 const NETDEV_A_QUEUE_NAPI_ID: u16 = 4;
 const NETDEV_QUEUE_TYPE_RX: u64 = 0;
 
-/// The NAPI instances of device `ifindex` that have an id, in the order of their ids, which is
-/// the order in which the driver made them: a device's receive queues in ascending order.
-/// Instances that only clean transmit queues have no id.
+/// The NAPI instances of device `ifindex`, ordered by id. Ids ascend with receive queues. Instances
+/// that only clean transmit queues have no id and are left out.
 ///
-/// `None` where the kernel does not say (before 6.8).
+/// `None` before 6.8.
 ///
 /// # Errors
-/// When the kernel can't be asked.
+/// When the query of the kernel fails.
 pub fn napis(ifindex: u32) -> Result<Option<Vec<Napi>>> {
     let replies = of_device(NETDEV_CMD_NAPI_GET, NETDEV_A_NAPI_IFINDEX, ifindex)
         .context("cannot ask the kernel for the device's NAPI instances")?;
@@ -168,12 +166,11 @@ pub fn napis(ifindex: u32) -> Result<Option<Vec<Napi>>> {
     }))
 }
 
-/// The receive queues of device `ifindex` whose NAPI instance the driver tells: queue and id, in
-/// the order of the queues. Few drivers do: then it is empty, as where the kernel does not say
-/// (before 6.8).
+/// Pairs of receive queue and NAPI id of device `ifindex`, ordered by queue. Empty before 6.8, and
+/// for the many drivers that don't report them.
 ///
 /// # Errors
-/// When the kernel can't be asked.
+/// When the query of the kernel fails.
 pub fn rx_queues(ifindex: u32) -> Result<Vec<(u32, u32)>> {
     let replies = of_device(NETDEV_CMD_QUEUE_GET, NETDEV_A_QUEUE_IFINDEX, ifindex)
         .context("cannot ask the kernel for the device's queues")?;
@@ -192,18 +189,18 @@ pub fn rx_queues(ifindex: u32) -> Result<Vec<(u32, u32)>> {
     Ok(queues)
 }
 
-/// Changes a NAPI instance, 6.13 and later; what is `None` stays as it is. `threaded` needs 6.17.
+/// Changes a NAPI instance (6.13; `threaded` 6.17), except settings that are `None`.
 ///
 /// # Errors
-/// ENOENT when there is no such instance (any more), EPERM without CAP_NET_ADMIN, EOPNOTSUPP,
-/// EINVAL or ERANGE from a kernel that does not know it.
+/// ENOENT without such an instance, EPERM without CAP_NET_ADMIN, and EOPNOTSUPP, EINVAL or ERANGE
+/// from a kernel without the setting or the value.
 pub fn set_napi(id: u32, settings: &Settings) -> io::Result<()> {
     let Some(family) = family_id("netdev").map_err(io::Error::other)? else {
         return Err(io::Error::from_raw_os_error(libc::EOPNOTSUPP));
     };
     let mut request = Vec::new();
     put_attr(&mut request, NETDEV_A_NAPI_ID, &id.to_ne_bytes());
-    // u32 in the kernel's policy, which refuses longer ones.
+    // The kernel's policy for these is u32 and refuses longer values.
     let threaded = settings.threaded.map(|threaded| threaded as u32);
     for (kind, value) in [
         (NETDEV_A_NAPI_DEFER_HARD_IRQS, settings.defer_hard_irqs),
@@ -213,7 +210,7 @@ pub fn set_napi(id: u32, settings: &Settings) -> io::Result<()> {
             put_attr(&mut request, kind, &value.to_ne_bytes());
         }
     }
-    // uint there: 4 or 8 bytes.
+    // The kernel's policy for these is uint: 4 or 8 bytes.
     for (kind, value) in [
         (NETDEV_A_NAPI_GRO_FLUSH_TIMEOUT, settings.gro_flush_timeout),
         (
@@ -228,7 +225,7 @@ pub fn set_napi(id: u32, settings: &Settings) -> io::Result<()> {
     exchange(family, NETDEV_CMD_NAPI_SET, 0, &request).map(drop)
 }
 
-/// What a command that is there since 6.8 tells of a device; `None` from older kernels.
+/// The replies about one device to a command that exists since 6.8; `None` on older kernels.
 fn of_device(command: u8, filter: u16, ifindex: u32) -> Result<Option<Vec<Vec<u8>>>> {
     let Some(family) = family_id("netdev")? else {
         return Ok(None);
@@ -237,22 +234,22 @@ fn of_device(command: u8, filter: u16, ifindex: u32) -> Result<Option<Vec<Vec<u8
     put_attr(&mut request, filter, &ifindex.to_ne_bytes());
     match dump(family, command, &request) {
         Ok(mut replies) => {
-            // Kernels that know the command but not the filter answer for every device.
+            // Kernels that have the command but not the filter reply for every device.
             replies.retain(|reply| number(reply, filter) == Some(ifindex.into()));
             Ok(Some(replies))
         }
-        // The family is there since 6.3.
+        // 6.3 to 6.7 have the family without the command.
         Err(e) if e.raw_os_error() == Some(libc::EOPNOTSUPP) => Ok(None),
         Err(e) => Err(e.into()),
     }
 }
 
-/// Whether the kernel has the family (6.3 and later).
+/// Whether the kernel has this netlink family (6.3 and later).
 pub fn is_known() -> Result<bool> {
     Ok(family_id("netdev")?.is_some())
 }
 
-/// The number of a generic netlink family; `None` if the kernel has no such family.
+/// The number of a generic netlink family; `None` if the kernel lacks it.
 fn family_id(name: &str) -> Result<Option<u16>> {
     let mut request = Vec::new();
     let name = [name.as_bytes(), b"\0"].concat();
@@ -278,8 +275,7 @@ fn dump(family: u16, command: u8, request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     exchange(family, command, libc::NLM_F_DUMP as u16, request)
 }
 
-/// Sends one request and returns the attributes of each answer, up to the acknowledgement or the
-/// end of the dump.
+/// Sends one request; returns the attributes of each reply up to the acknowledgement or dump's end.
 fn exchange(family: u16, command: u8, flags: u16, request: &[u8]) -> io::Result<Vec<Vec<u8>>> {
     let socket = socket(
         AddressFamily::Netlink,
@@ -289,7 +285,7 @@ fn exchange(family: u16, command: u8, flags: u16, request: &[u8]) -> io::Result<
     )?;
     bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
 
-    // A dump ends by itself; a plain request ends with the acknowledgement asked for here.
+    // A dump has an end message; other requests need an acknowledgement.
     let ack = if flags == 0 { libc::NLM_F_ACK } else { 0 };
     let flags = flags | (libc::NLM_F_REQUEST | ack) as u16;
     let len = (NLMSG_HEADER + GENL_HEADER + request.len()) as u32;
@@ -313,7 +309,7 @@ fn exchange(family: u16, command: u8, flags: u16, request: &[u8]) -> io::Result<
     }
 }
 
-/// Adds the answers of one datagram to `replies`; true when it was the last.
+/// Appends the replies of one datagram to `replies`; returns true after the last one.
 fn read_datagram(mut datagram: &[u8], replies: &mut Vec<Vec<u8>>) -> io::Result<bool> {
     while let Some(header) = datagram.get(..NLMSG_HEADER) {
         let len = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
@@ -325,7 +321,7 @@ fn read_datagram(mut datagram: &[u8], replies: &mut Vec<Vec<u8>>) -> io::Result<
             ));
         };
         if kind == libc::NLMSG_ERROR || kind == libc::NLMSG_DONE {
-            // Both begin with a negative errno, or 0.
+            // Both start with an error number: negative, or 0.
             let errno = body
                 .get(..4)
                 .map_or(0, |b| i32::from_ne_bytes([b[0], b[1], b[2], b[3]]));
@@ -347,7 +343,7 @@ fn put_attr(message: &mut Vec<u8>, kind: u16, value: &[u8]) {
     message.resize(align(message.len()), 0);
 }
 
-/// The attributes of a message: kind and value.
+/// The attributes of a message, as pairs of kind and value.
 fn attrs(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     std::iter::from_fn(move || {
         let header = rest.get(..ATTR_HEADER)?;
@@ -359,7 +355,7 @@ fn attrs(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// An attribute that is a number: of 4 bytes, or as `uint` has it, 8 when it needs them.
+/// The value of an integer attribute: 4 bytes, or 8 for a large `uint`.
 fn number(reply: &[u8], wanted: u16) -> Option<u64> {
     let (_, value) = attrs(reply).find(|(kind, _)| *kind == wanted)?;
     let small = <[u8; 4]>::try_from(value).map(|value| u32::from_ne_bytes(value).into());
@@ -385,7 +381,7 @@ mod tests {
         assert_eq!(message.len(), 16);
         let read: Vec<_> = attrs(&message).collect();
         assert_eq!(read, [(7, &b"abc"[..]), (8, &5u32.to_ne_bytes()[..])]);
-        // Cut anywhere, nothing is invented.
+        // A truncated message yields no attribute that the whole one lacks.
         for len in 0..message.len() {
             assert!(attrs(&message[..len]).count() < 2);
         }
@@ -421,7 +417,7 @@ mod tests {
 
     #[test]
     fn families_by_name() {
-        // Asking needs no privilege, and every kernel has the controller itself.
+        // The query needs no privilege, and every kernel has the controller.
         assert_eq!(
             family_id("nlctrl").unwrap(),
             Some(libc::GENL_ID_CTRL as u16)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What speaks against steering a device, and what to do about it.
+//! Reasons against steering a device, with a remedy for each.
 
 use std::fmt;
 use std::io;
@@ -9,13 +9,13 @@ use serde::Serialize;
 
 use super::device::{Device, Offload, XdpMode};
 
-/// Something that speaks against steering a device, and what to do about it.
+/// A reason against steering a device, with a remedy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Objection {
     pub reason: String,
     /// A command, or an action in words.
     pub remedy: String,
-    /// Steering would lose, reorder or misdirect packets, or can't work at all.
+    /// Steering would lose, reorder or misdirect packets, or would not work.
     pub fatal: bool,
 }
 
@@ -26,7 +26,7 @@ impl fmt::Display for Objection {
 }
 
 impl Device {
-    /// What speaks against steering this device in `mode`, the fatal first.
+    /// Reasons against steering this device in `mode`; fatal ones come first.
     pub fn objections(&self, mode: XdpMode) -> Vec<Objection> {
         let mut objections: Vec<Objection> = [
             self.attached_xdp(),
@@ -51,8 +51,8 @@ impl Device {
         objections
     }
 
-    /// Why attaching failed, from the error number and, where the kernel gave one, its extended
-    /// acknowledgement (libbpf prints it as `Kernel error message: …`).
+    /// Why attaching failed, from the error number and the kernel's extended acknowledgement, if
+    /// any (libbpf prints it as `Kernel error message: …`).
     pub fn attach_objection(&self, mode: XdpMode, errno: i32, extack: Option<&str>) -> Objection {
         let name = &self.name;
         let said = extack.unwrap_or_default().trim();
@@ -101,7 +101,7 @@ impl Device {
         }
     }
 
-    /// Fails if an XDP program is on the device, which is never replaced.
+    /// Fails if an XDP program is attached to the device; rxsteer never replaces one.
     pub fn without_xdp(&self) -> Result<()> {
         match self.attached_xdp() {
             Some(objection) => bail!("{objection}"),
@@ -123,7 +123,7 @@ impl Device {
                 _ => "xdp",
             };
             let remedy = format!(
-                "if nobody needs it, detach it: `ip link set dev {} {word} off`",
+                "if it is not needed, detach it: `ip link set dev {} {word} off`",
                 self.name
             );
             (String::new(), remedy)
@@ -179,14 +179,14 @@ impl Device {
         })
     }
 
-    /// A redirected frame leaves behind what the device wrote beside it, a VLAN tag included: it
-    /// would arrive on the untagged interface. Generic mode queues whole skbs and loses nothing.
+    /// A redirect in native mode loses VLAN tags stored beside the frame, which would arrive on the
+    /// untagged interface. Generic mode queues skbs and loses nothing.
     fn tags_lost(&self) -> Option<Objection> {
         let name = &self.name;
         let remedy = match self.rx_vlan_offload {
             Offload::Off => return None,
-            // It is the sender that leaves the tag beside the frame here. Its setting can't be
-            // seen from this end; ours is taken as the word that both were looked at.
+            // For veth the sending end stores the tag beside the frame, and its setting is not
+            // visible here. The setting of this end stands for both.
             _ if self.driver == "veth" => format!(
                 "on the other end `ethtool -K PEER txvlan off tx-vlan-stag-hw-insert off`, then \
                  here `ethtool -K {name} rxvlan off rx-vlan-stag-hw-parse off`"
@@ -205,8 +205,8 @@ impl Device {
         })
     }
 
-    /// A veth's sender leaves the checksum to hardware that isn't there; a redirected frame no
-    /// longer says so, and is dropped as corrupt.
+    /// The sending end of a veth omits checksums (tx offload). A redirected frame loses the mark
+    /// that says so, and is dropped as corrupt.
     fn checksums_missing(&self) -> Option<Objection> {
         (self.driver == "veth").then(|| Objection {
             reason: format!(
@@ -219,21 +219,20 @@ impl Device {
         })
     }
 
-    /// tun runs native XDP where its user writes, without NAPI: for one queue on several CPUs at once.
+    /// tun runs native XDP in the writer's context without NAPI: one queue on several CPUs at once.
     fn tun(&self) -> Option<Objection> {
         (self.driver == "tun").then(|| Objection {
             fatal: true,
             reason: format!(
-                "{} is a tun or tap device, whose frames are not received by NAPI polls: their order \
-                 can't be kept",
+                "{} is a tun or tap device: its frames are not received by NAPI polls, and their \
+                 order can't be kept",
                 self.name
             ),
             remedy: "steer the device that its packets come from instead".to_string(),
         })
     }
 
-    /// Outside of a NAPI poll several CPUs run generic XDP for one queue at once, and order is
-    /// lost before the program sees a packet.
+    /// Without NAPI several CPUs run generic XDP for one queue at once, out of order.
     fn no_napi(&self) -> Option<Objection> {
         let polled = match &self.napis {
             Some(napis) => !napis.is_empty(),
@@ -278,7 +277,7 @@ mod tests {
     use crate::host::device::AttachedXdp;
     use crate::host::netdev::Napi;
 
-    /// A network card that nothing speaks against.
+    /// A network card without objections.
     fn card() -> Device {
         Device {
             name: "eth0".into(),
@@ -310,7 +309,7 @@ mod tests {
         }
     }
 
-    /// The only objection, which must be as fatal as said.
+    /// The only objection; asserts its `fatal`.
     fn only(device: &Device, mode: XdpMode, fatal: bool) -> String {
         let objections = device.objections(mode);
         assert_eq!(objections.len(), 1, "{objections:?}");
@@ -413,7 +412,7 @@ mod tests {
             ..card()
         };
         assert!(only(&device, XdpMode::Native, true).contains("--mode generic"));
-        // Before 6.3 the kernel does not say: attaching will.
+        // Before 6.3 only attaching shows whether native mode works.
         let device = Device {
             native_xdp: None,
             ..card()
@@ -429,7 +428,7 @@ mod tests {
             ..veth()
         };
         assert_eq!(polled.objections(XdpMode::Generic), []);
-        // Where the kernel does not say, hardware is taken to have it and software not to.
+        // Before 6.8 hardware is assumed to use NAPI, software not.
         assert_eq!(
             Device {
                 napis: None,
@@ -449,7 +448,7 @@ mod tests {
             )
             .contains("NAPI")
         );
-        // A network card whose driver still interrupts per packet.
+        // A network card with a driver that doesn't use NAPI.
         assert!(
             only(
                 &Device {

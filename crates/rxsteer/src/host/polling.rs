@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What makes a socket, or an epoll instance, poll: socket(7), ioctl_eventpoll(2).
+//! Busy-poll settings of sockets and epoll instances: socket(7), ioctl_eventpoll(2).
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -7,22 +7,22 @@ use std::os::fd::{AsFd, AsRawFd};
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 
-// asm-generic/socket.h; of all but alpha, mips, parisc and sparc.
+// asm-generic/socket.h: all architectures except alpha, mips, parisc and sparc.
 const SO_INCOMING_NAPI_ID: libc::c_int = 56;
 const SO_COOKIE: libc::c_int = 57;
 const SO_PREFER_BUSY_POLL: libc::c_int = 69;
 
-/// How a socket or an epoll instance polls.
+/// Busy-poll settings of a socket or an epoll instance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Polling {
-    /// For so long at most, us; 0: not at all.
+    /// The longest time that a call polls, us; 0 disables polling.
     pub usecs: u32,
-    /// Interrupts wait meanwhile.
+    /// Keep interrupts masked while the application polls.
     pub prefer: bool,
 }
 
 impl Polling {
-    /// A socket's.
+    /// Reads a socket's settings.
     ///
     /// # Errors
     /// ENOPROTOOPT from a kernel without busy polling.
@@ -33,16 +33,16 @@ impl Polling {
         })
     }
 
-    /// Changes a socket.
+    /// Sets a socket's settings.
     ///
     /// # Errors
-    /// EPERM without CAP_NET_ADMIN, when more is wanted than before.
+    /// EPERM without CAP_NET_ADMIN when a value is raised.
     pub fn set_socket(self, socket: &impl AsFd) -> io::Result<()> {
         set_option(socket, libc::SO_BUSY_POLL, self.usecs)?;
         set_option(socket, SO_PREFER_BUSY_POLL, self.prefer.into())
     }
 
-    /// An epoll instance's.
+    /// Reads an epoll instance's settings.
     ///
     /// # Errors
     /// ENOTTY or EINVAL before Linux 6.9.
@@ -54,7 +54,7 @@ impl Polling {
         })
     }
 
-    /// Changes an epoll instance; how many packets it takes at once stays as it is.
+    /// Sets an epoll instance's settings; its packet budget stays unchanged.
     ///
     /// # Errors
     /// As [`Self::of_epoll`].
@@ -76,7 +76,7 @@ impl Polling {
 }
 
 fn epoll_params(epoll: &impl AsFd) -> io::Result<libc::epoll_params> {
-    // SAFETY: integers without padding that matters.
+    // SAFETY: the structure has integers only; all zeros is valid.
     let mut params: libc::epoll_params = unsafe { std::mem::zeroed() };
     // SAFETY: the kernel writes a structure of this type.
     let done = unsafe {
@@ -90,16 +90,16 @@ fn epoll_params(epoll: &impl AsFd) -> io::Result<libc::epoll_params> {
     Ok(params)
 }
 
-/// The number that no other socket of this host has, or had.
+/// The socket's cookie: unique on this host since boot.
 ///
 /// # Errors
-/// When it is no socket.
+/// When `socket` is no socket.
 pub fn cookie(socket: &impl AsFd) -> io::Result<u64> {
     option(socket, SO_COOKIE)
 }
 
-/// The id of the NAPI instance that its latest packet came by, which is the one that it polls;
-/// `None` if none has, or it came by a device without NAPI.
+/// The id of the NAPI instance that delivered the socket's latest packet, and which the socket
+/// polls. `None` before the first packet, or if the device has no NAPI.
 ///
 /// # Errors
 /// ENOPROTOOPT from a kernel without busy polling.
@@ -108,10 +108,10 @@ pub fn napi_id(socket: &impl AsFd) -> io::Result<Option<u32>> {
     Ok(Some(id).filter(|id| *id != 0))
 }
 
-/// An option that is a number.
+/// Reads a socket option of an integer type.
 fn option<T: Default>(socket: &impl AsFd, name: libc::c_int) -> io::Result<T> {
     let (mut value, mut len) = (T::default(), size_of::<T>() as libc::socklen_t);
-    // SAFETY: the kernel writes `len` bytes at most, and any are a number.
+    // SAFETY: the kernel writes at most `len` bytes; an integer has no invalid value.
     let done = unsafe {
         libc::getsockopt(
             socket.as_fd().as_raw_fd(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Settings of the host, changed for as long as they are needed and put back whatever happens.
+//! Temporary changes of host settings, restored when this process ends for whatever reason.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt;
@@ -7,15 +7,14 @@ use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, Result};
 
-/// Files in /proc/sys or /sys. When this is dropped, or this process killed, they hold again what
-/// they held before: a child that waits for nothing else writes it.
+/// Files in /proc/sys or /sys. On drop or the end of this process a child restores their contents.
 pub struct Setting {
     paths: Vec<String>,
     guardian: Child,
 }
 
-/// Its standard input ends when the last who could write to it has: that is this process. Its
-/// arguments are files, each with what it held.
+/// Waits for the end of its standard input, which comes when this process closes it or ends. The
+/// arguments are pairs of a file and its previous contents.
 const GUARD: &str = r#"
     trap "" INT TERM HUP
     read -r _
@@ -26,21 +25,21 @@ const GUARD: &str = r#"
     exit ${bad:-0}"#;
 
 impl Setting {
-    /// Nothing changes yet.
+    /// Records the contents of `path` for the restore; changes nothing yet.
     ///
     /// # Errors
-    /// When the host has no such setting.
+    /// When the file can't be read or locked.
     pub fn keep(path: &str) -> Result<Self> {
         Self::keep_all(vec![path.to_owned()])
     }
 
-    /// Several that belong together. They are those of the calling thread's namespaces.
+    /// Records several files that belong together, as the calling thread's namespaces show them.
     ///
     /// # Errors
-    /// When the host lacks one.
+    /// When a file can't be read or locked.
     pub fn keep_all(paths: Vec<String>) -> Result<Self> {
-        // Whoever changes the same settings waits until they are back. The guardian holds the lock, by
-        // an output that it does not use.
+        // Another process that changes these settings waits until they are restored: the child
+        // holds the lock through its unused standard output.
         let first = paths.first().context("no settings to keep")?;
         let lock = File::open(first).with_context(|| format!("cannot read {first}"))?;
         lock.lock()
@@ -54,17 +53,17 @@ impl Setting {
         let guardian = guardian
             .stdin(Stdio::piped())
             .stdout(lock)
-            // Away from a terminal's Ctrl-C.
+            // Its own process group, so that a terminal's Ctrl-C doesn't reach it.
             .process_group(0)
             .spawn()
-            .with_context(|| format!("nobody to put {} back: is there no sh?", paths.join(", ")))?;
+            .with_context(|| format!("cannot put {} back: is there no sh?", paths.join(", ")))?;
         Ok(Self { paths, guardian })
     }
 
-    /// Changes all of them; returns when the kernel has done so.
+    /// Writes `value` to all files.
     ///
     /// # Errors
-    /// When the kernel refuses.
+    /// When the kernel refuses the value.
     pub fn set(&self, value: &str) -> Result<()> {
         self.paths.iter().try_for_each(|path| {
             fs::write(path, value).with_context(|| format!("cannot write {value} to {path}"))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Which CPUs there are, which of them share a cache, and where a queue's interrupt lands.
+//! CPUs, the caches that they share, and the CPU masks derived from them.
 
 use std::fmt;
 use std::fs;
@@ -10,21 +10,21 @@ use serde::Serialize;
 
 use crate::host::cpumask::CpuMask;
 
-/// The CPUs of a host, read from its `/sys` and `/proc`.
+/// The CPUs of a host, read from `/sys` and `/proc`.
 #[derive(Clone, Debug)]
 pub struct Topology {
     root: PathBuf,
 }
 
-/// What the `auto` mask was built around.
+/// The CPU around which the `auto` mask was built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case", tag = "kind", content = "cpu")]
 pub enum Anchor {
-    /// The CPU that the queue's interrupt, or its NAPI thread, runs on.
+    /// The CPU of the queue's interrupt or NAPI thread.
     Interrupt(u32),
-    /// That CPU is not known, or not fixed: the caches around this one stand in for it.
+    /// The CPU of the interrupt is unknown or not fixed; this CPU's cache is used instead.
     Assumed(u32),
-    /// The caches around this CPU are not known: every CPU counts as near.
+    /// The caches of this CPU are unknown: every CPU counts as near.
     Everywhere(u32),
 }
 
@@ -51,7 +51,7 @@ impl fmt::Display for Anchor {
     }
 }
 
-/// The mask that `auto` stands for.
+/// The mask selected by `auto`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AutoMask {
     pub cpus: CpuMask,
@@ -59,22 +59,22 @@ pub struct AutoMask {
 }
 
 impl Topology {
-    /// This host.
+    /// The topology of this host.
     pub fn host() -> Self {
         Self::at("/")
     }
 
-    /// The host whose `/sys` and `/proc` are below `root`.
+    /// The topology of a host with `/sys` and `/proc` below `root`.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Self { root: root.into() }
     }
 
-    /// CPUs that are running.
+    /// Online CPUs.
     pub fn online(&self) -> Result<CpuMask> {
         self.cpu_list("online")
     }
 
-    /// CPUs that could ever run: as many as the kernel made room for.
+    /// CPUs that can ever come online: those for which the kernel reserved room.
     pub fn possible(&self) -> Result<CpuMask> {
         self.cpu_list("possible")
     }
@@ -84,7 +84,7 @@ impl Topology {
         self.cpu_list("present")
     }
 
-    /// Online CPUs that are left to the system: neither `isolcpus=` nor `nohz_full=`.
+    /// Online CPUs without those of `isolcpus=` and `nohz_full=`.
     pub fn housekeeping(&self) -> Result<CpuMask> {
         let mut cpus = self.online()?;
         for file in ["isolated", "nohz_full"] {
@@ -95,8 +95,8 @@ impl Topology {
         Ok(cpus)
     }
 
-    /// CPUs, `cpu` included, that share its last-level cache; `None` where the kernel does not
-    /// say (an offline CPU, a guest without cache information).
+    /// The CPUs that share the last-level cache of `cpu`, itself included; `None` if unknown (an
+    /// offline CPU, or a guest without cache information).
     pub fn cache_siblings(&self, cpu: u32) -> Option<CpuMask> {
         let cache = self.path(&format!("sys/devices/system/cpu/cpu{cpu}/cache"));
         fs::read_dir(cache)
@@ -115,14 +115,13 @@ impl Topology {
             .map(|(_, cpus)| cpus)
     }
 
-    /// The online CPUs of `among`, without `cpu` itself, in the order in which to look for an idle
-    /// one for the packets of a consumer on `cpu`; at most `most`. It holds until a CPU comes or
-    /// goes.
+    /// The order in which to look for an idle CPU for the packets of a consumer on `cpu`: at most
+    /// `most` online CPUs of `among`, without `cpu`. Valid until a CPU goes online or offline.
     ///
-    /// First those that share its last-level cache, then its NUMA node, then its package, then the
-    /// rest; what the kernel does not say tells none apart. Within each, it begins at the number
-    /// after `cpu` and wraps, so that neighbours do not all look at the same CPU first. Threads of
-    /// its core come last there: one beside a busy consumer is a poorer choice than an idle core.
+    /// CPUs that share its last-level cache come first, then those of its NUMA node, then those of
+    /// its package, then the rest. A level that the kernel doesn't report is skipped. Within a
+    /// level the order starts after `cpu` and wraps, so that neighbouring CPUs don't all try the
+    /// same CPU first; hyperthreads of its core, which the consumer slows, come last.
     pub fn nearest(&self, cpu: u32, among: &CpuMask, most: usize) -> Vec<u32> {
         let near = [
             self.cache_siblings(cpu),
@@ -130,7 +129,7 @@ impl Topology {
             self.sharing(cpu, "package"),
         ];
         let hyperthreads = self.sharing(cpu, "core").unwrap_or_default();
-        // An offline CPU would pass for idle.
+        // An offline CPU would look idle.
         let online = self.online().unwrap_or_else(|_| among.clone());
         let mut cpus: Vec<u32> = among.intersect(&online).iter().collect();
         cpus.retain(|&c| c != cpu);
@@ -144,11 +143,11 @@ impl Topology {
         cpus
     }
 
-    /// The mask that `auto` stands for: housekeeping CPUs that share a last-level cache with
-    /// `interrupt_cpu`, or with the lowest housekeeping CPU when that one isn't known.
+    /// The mask selected by `auto`: housekeeping CPUs that share a last-level cache with
+    /// `interrupt_cpu` or, without it, with the lowest housekeeping CPU. May be empty.
     ///
-    /// Fails only where `/sys` can't be read. The set is empty only when no CPU of that cache is a
-    /// housekeeping CPU.
+    /// # Errors
+    /// When `/sys` can't be read.
     pub fn auto_mask(&self, interrupt_cpu: Option<u32>) -> Result<AutoMask> {
         let housekeeping = self.housekeeping()?;
         let center = interrupt_cpu.or(housekeeping.first()).unwrap_or(0);
@@ -163,7 +162,7 @@ impl Topology {
         })
     }
 
-    /// Online CPUs of the NUMA node of `cpu`; `None` without nodes, or when `cpu` is offline.
+    /// Online CPUs of the NUMA node of `cpu`; `None` without nodes, or if `cpu` is offline.
     fn node(&self, cpu: u32) -> Option<CpuMask> {
         fs::read_dir(self.path("sys/devices/system/node"))
             .ok()?
@@ -173,13 +172,13 @@ impl Topology {
             .find(|cpus| cpus.contains(cpu))
     }
 
-    /// Online CPUs, `cpu` included, that are threads of its core; itself where the kernel does not say.
+    /// Online CPUs on the core of `cpu`, itself included; only `cpu` if the kernel doesn't tell.
     pub fn core(&self, cpu: u32) -> CpuMask {
         let alone = || CpuMask::from_iter([cpu]);
         self.sharing(cpu, "core").unwrap_or_else(alone)
     }
 
-    /// Online CPUs, `cpu` included, of its `core` or `package`; `None` when it is offline.
+    /// Online CPUs in the `core` or `package` of `cpu`; `None` if `cpu` is offline.
     pub(super) fn sharing(&self, cpu: u32, what: &str) -> Option<CpuMask> {
         let list = self.read(&format!(
             "sys/devices/system/cpu/cpu{cpu}/topology/{what}_cpus_list"
@@ -194,7 +193,7 @@ impl Topology {
         CpuMask::parse_list(&text).with_context(|| path.display().to_string())
     }
 
-    /// A CPU list that not every kernel has. An unset `nohz_full` is missing, empty or `(null)`,
+    /// A CPU list that some kernels lack. An unset `nohz_full` is missing, empty or `(null)`,
     /// depending on the kernel.
     pub(super) fn optional_cpu_list(&self, file: &str) -> Result<Option<CpuMask>> {
         match self.read(&format!("sys/devices/system/cpu/{file}")) {
@@ -224,7 +223,7 @@ pub(super) mod tests {
 
     use super::*;
 
-    /// A host made of files.
+    /// A host's `/sys` and `/proc` in a temporary folder.
     pub(in crate::host) struct Fixture {
         dir: TempDir,
     }
@@ -269,7 +268,7 @@ pub(super) mod tests {
                 .file(&format!("{dir}/shared_cpu_list"), cpus)
         }
 
-        /// CPUs 0-3 share one L3, CPUs 4-7 another; the L1s are each CPU's own.
+        /// CPUs 0-3 share one L3, CPUs 4-7 another; each CPU has its own L1.
         pub(in crate::host) fn two_caches(online: &str) -> Self {
             (0..8).fold(Self::new(online), |fixture, cpu| {
                 let l3 = if cpu < 4 { "0-3" } else { "4-7" };
@@ -284,7 +283,7 @@ pub(super) mod tests {
             self.file(&format!("sys/devices/system/node/node{node}/cpulist"), cpus)
         }
 
-        /// `of` is `core` (hyperthreads) or `package`.
+        /// `of`: `core` (hyperthreads) or `package`.
         pub(in crate::host) fn share(self, of: &str, cpus: &str) -> Self {
             let list = CpuMask::parse_list(cpus).unwrap();
             list.iter().fold(self, |fixture, cpu| {
@@ -350,7 +349,7 @@ pub(super) mod tests {
             ("4-5".into(), Anchor::Interrupt(4))
         );
         assert_eq!(auto(&fixture, None), ("2-3".into(), Anchor::Assumed(2)));
-        // An interrupt on an isolated CPU still says which cache the packets are in.
+        // The cache is that of the interrupt's CPU, even if that CPU is isolated.
         assert_eq!(
             auto(&fixture, Some(1)),
             ("2-3".into(), Anchor::Interrupt(1))
@@ -402,7 +401,7 @@ pub(super) mod tests {
         let fixture = Fixture::two_caches("0-7");
         assert_eq!(nearest(&fixture, 2), [3, 0, 1, 4, 5, 6, 7]);
         assert_eq!(nearest(&fixture, 5), [6, 7, 4, 0, 1, 2, 3]);
-        // Only CPUs of the set, whether or not the consumer's is one of them, and not too many.
+        // Only CPUs of the set, with or without the consumer's, and at most that many.
         let among = CpuMask::parse_list("0-1,4,6-7").unwrap();
         let topology = fixture.topology();
         assert_eq!(topology.nearest(5, &among, 9), [6, 7, 4, 0, 1]);
@@ -412,7 +411,7 @@ pub(super) mod tests {
 
     #[test]
     fn after_the_cache_comes_the_node_and_then_the_package() {
-        // CPUs 2 and 3 are a cache of node 0, which is half of a package.
+        // CPUs 2 and 3 share a cache in node 0, which is half of a package.
         let fixture = Fixture::new("0-7")
             .node(0, "0-3")
             .node(1, "4-5")
@@ -421,7 +420,7 @@ pub(super) mod tests {
             .cache(3, 3, 3, "Unified", "2-3")
             .share("package", "0-3,6-7");
         assert_eq!(nearest(&fixture, 3), [2, 0, 1, 6, 7, 4, 5]);
-        // Without a word about its caches, the node says what is near.
+        // Without cache information, the node is the nearest level.
         assert_eq!(nearest(&fixture, 6), [7, 0, 1, 2, 3, 4, 5]);
         assert_eq!(nearest(&fixture, 4), [5, 6, 7, 0, 1, 2, 3]);
     }
@@ -441,7 +440,7 @@ pub(super) mod tests {
         let fixture = Fixture::new("0-7");
         assert_eq!(nearest(&fixture, 0), [1, 2, 3, 4, 5, 6, 7]);
         assert_eq!(nearest(&fixture, 6), [7, 0, 1, 2, 3, 4, 5]);
-        // Caches of others say nothing about this CPU.
+        // Cache information of other CPUs says nothing about this one.
         let fixture = fixture.cache(0, 3, 3, "Unified", "0-3");
         assert_eq!(nearest(&fixture, 6), [7, 0, 1, 2, 3, 4, 5]);
     }

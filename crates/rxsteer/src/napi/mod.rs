@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! NAPI instances of devices: what schedules each one, and whose sockets are on it.
+//! NAPI instances of devices: queues, interrupts, threads, settings, applications with sockets.
 
 pub mod settings;
 
@@ -18,86 +18,85 @@ use crate::host::netdev::{self, Napi, Settings, Threaded};
 use crate::host::polling;
 use crate::host::topology::Topology;
 
-/// The answer.
+/// The result of [`napis`].
 #[derive(Debug, Serialize)]
 pub struct Napis {
-    /// Those that were asked for, or all.
+    /// The devices that were named, or all devices with instances.
     pub devices: Vec<DeviceNapis>,
-    /// Ids that sockets have and no device's instance is known to have, where the kernel does not
-    /// tell ids (before 6.8).
+    /// Before 6.8, the NAPI ids of sockets: the kernel doesn't tell the device of an id.
     pub unknown: Vec<Unknown>,
-    /// Processes whose sockets could not be looked at.
+    /// Number of processes that could not be inspected.
     pub not_looked_at: usize,
 }
 
-/// A device's.
+/// The instances of a device.
 #[derive(Debug, Serialize)]
 pub struct DeviceNapis {
-    /// Its name.
+    /// Interface name.
     pub device: String,
     /// Empty for devices without ethtool operations.
     pub driver: String,
-    /// In the order of their ids. None: the driver does not use NAPI, or not now.
+    /// Ordered by id. Empty if the driver doesn't use NAPI, or not at present.
     pub instances: Vec<Instance>,
 }
 
 /// A NAPI instance.
 #[derive(Debug, Serialize)]
 pub struct Instance {
-    /// `None` where the kernel does not tell (before 6.8): then there is one for each receive queue.
+    /// `None` before 6.8; there is one entry for each receive queue then.
     pub id: Option<u32>,
-    /// The receive queues that it polls; none if not known.
+    /// The receive queues that it polls; empty if unknown.
     pub rx_queues: Vec<u32>,
-    /// The driver does not tell `rx_queues`: the ids ascend as the queues do.
+    /// The driver doesn't report `rx_queues`; they are assigned in the order of ids.
     pub rx_queues_by_order: bool,
     /// The interrupt that schedules it.
     pub irq: Option<u32>,
-    /// Where that is delivered.
+    /// The CPU to which the interrupt is delivered.
     pub irq_cpu: Option<u32>,
-    /// The kernel thread that polls it, if one does.
+    /// The kernel thread that polls it, if threaded.
     pub thread: Option<Thread>,
     /// How it is scheduled.
     #[serde(flatten)]
     pub settings: Settings,
-    /// Those of `settings` that were read of the device, since the kernel does not tell an instance's.
+    /// Names of the `settings` read from the device, because the kernel has none per instance.
     pub device_wide: Vec<&'static str>,
-    /// Who has sockets whose latest packet came by it.
+    /// Applications with sockets that received their latest packet from it.
     pub applications: Vec<Application>,
 }
 
 /// A kernel thread.
 #[derive(Debug, Serialize)]
 pub struct Thread {
-    /// Its number.
+    /// Process id.
     pub pid: u32,
-    /// The CPUs where it may run, as a list; `None` if it has ended.
+    /// CPUs on which it may run, in list form; `None` if it has ended.
     pub cpus: Option<String>,
 }
 
-/// A process that has sockets on an instance.
+/// A process with sockets on an instance.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Application {
-    /// Its number.
+    /// Process id.
     pub pid: u32,
-    /// Its name.
+    /// Process name.
     pub comm: String,
-    /// TCP and UDP sockets. One that several processes have is counted for each.
+    /// Number of TCP and UDP sockets. A socket shared by several processes counts for each.
     pub sockets: usize,
 }
 
-/// An id of which only sockets tell.
+/// A NAPI id of an unknown device.
 #[derive(Debug, Serialize)]
 pub struct Unknown {
-    /// It.
+    /// NAPI id.
     pub id: u32,
-    /// Who has them.
+    /// Applications with sockets of this id.
     pub applications: Vec<Application>,
 }
 
-/// The instances of the devices that are named, or of all that have some.
+/// The instances of the named devices or, without names, of all devices that have some.
 ///
 /// # Errors
-/// When there is no such device, saying which there are, or the kernel can't be asked.
+/// When no such device exists (the message lists the others), or a query fails.
 pub fn napis(names: &[String]) -> Result<Napis> {
     let mut devices = Vec::new();
     for (device, instances) in with_instances(names)? {
@@ -118,7 +117,7 @@ pub fn napis(names: &[String]) -> Result<Napis> {
             None => ids_told = false,
         }
     }
-    // Where they are told, what is left is of other devices, some of them gone.
+    // With all ids known, the remaining ones belong to other devices, or to removed ones.
     let unknown = match ids_told {
         true => Vec::new(),
         false => sockets
@@ -133,10 +132,10 @@ pub fn napis(names: &[String]) -> Result<Napis> {
     })
 }
 
-/// The devices that are named, or all, each with its [`instances`].
+/// The named devices, or all, each with its [`instances`].
 ///
 /// # Errors
-/// When there is no such device, saying which there are, or the kernel can't be asked.
+/// As [`napis`].
 pub fn with_instances(names: &[String]) -> Result<Vec<(Device, Vec<Instance>)>> {
     let topology = Topology::host();
     let all = names.is_empty();
@@ -151,7 +150,7 @@ pub fn with_instances(names: &[String]) -> Result<Vec<(Device, Vec<Instance>)>> 
             Ok((device, instances))
         });
         match opened {
-            // Removed meanwhile.
+            // The device was removed meanwhile.
             Err(_) if all && if_nametoindex(name.as_str()).is_err() => {}
             opened => devices.push(opened?),
         }
@@ -159,15 +158,15 @@ pub fn with_instances(names: &[String]) -> Result<Vec<(Device, Vec<Instance>)>> 
     Ok(devices)
 }
 
-/// A device's instances, without sockets. `device.napis` is what the kernel told of them.
+/// A device's instances according to `device.napis`, without applications.
 ///
 /// # Errors
-/// When the kernel can't be asked for the device's queues.
+/// When the query for the device's queues fails.
 pub fn instances(device: &Device, topology: &Topology) -> Result<Vec<Instance>> {
     let wide = device_wide(&device.name);
     let nr_queues = device.rx_queues;
     let Some(napis) = &device.napis else {
-        // Without ids nothing but hardware, and threads, tell that there is NAPI at all.
+        // Without ids only hardware and NAPI threads show that the device uses NAPI.
         let threaded = wide.threaded.is_some_and(|t| t != Threaded::Off);
         if !device.hardware && !threaded {
             return Ok(Vec::new());
@@ -205,7 +204,7 @@ pub fn instances(device: &Device, topology: &Topology) -> Result<Vec<Instance>> 
     Ok(instances.collect())
 }
 
-/// One whose queues are known, with the device's settings where it has none.
+/// An instance with the given queues; settings that it lacks come from the device, `wide`.
 fn instance(
     device: &Device,
     topology: &Topology,
@@ -256,7 +255,7 @@ fn instance(
     }
 }
 
-/// What /sys/class/net/DEVICE has for all instances together; `threaded` since 5.12.
+/// The settings for all instances of a device, in sysfs; `threaded` exists since 5.12.
 fn device_wide(device: &str) -> Settings {
     let read = |file| -> Option<u64> {
         let text = fs::read_to_string(format!("/sys/class/net/{device}/{file}")).ok()?;
@@ -270,13 +269,13 @@ fn device_wide(device: &str) -> Settings {
     }
 }
 
-/// Who has TCP and UDP sockets on which instance, those with the most first; and how many processes
-/// could not be looked at. What is opened or closed meanwhile may be missed.
+/// The applications with TCP and UDP sockets by NAPI id, most sockets first, and the number of
+/// processes that could not be inspected. May miss sockets opened or closed meanwhile.
 fn sockets() -> Result<(BTreeMap<u32, Vec<Application>>, usize)> {
     let mut by_id: BTreeMap<u32, Vec<Application>> = BTreeMap::new();
     let mut not_looked_at = 0;
     for pid in process::all()? {
-        // One that has ended has no sockets.
+        // The process has ended.
         let Ok(target) = Target::open(pid) else {
             continue;
         };
@@ -302,7 +301,7 @@ fn sockets() -> Result<(BTreeMap<u32, Vec<Application>>, usize)> {
     Ok((by_id, not_looked_at))
 }
 
-/// How many of a process's sockets are on which instance.
+/// The number of a process's sockets by NAPI id.
 fn ids_of(target: &Target) -> std::io::Result<BTreeMap<u32, usize>> {
     let mut ids = BTreeMap::new();
     let mut seen = HashSet::new();
@@ -312,12 +311,12 @@ fn ids_of(target: &Target) -> std::io::Result<BTreeMap<u32, usize>> {
         };
         let socket = match target.borrow(fd) {
             Ok(socket) if seen.insert(inode) => socket,
-            // Another number of the same, or closed meanwhile.
+            // A duplicate descriptor of the same socket.
             Ok(_) => continue,
             Err(e) if e.raw_os_error() == Some(libc::EBADF) => continue,
             Err(e) => return Err(e),
         };
-        // The number may be another file's by now, which has no such option.
+        // The descriptor may refer to another file by now.
         if internet(&SockRef::from(&socket)).is_some()
             && let Ok(Some(id)) = polling::napi_id(&socket)
         {
@@ -327,7 +326,7 @@ fn ids_of(target: &Target) -> std::io::Result<BTreeMap<u32, usize>> {
     Ok(ids)
 }
 
-/// That a device has none, and what would give it some.
+/// Says that a device has no instances, and how to enable them.
 pub fn no_instances(device: &str, driver: &str) -> String {
     match driver {
         "veth" => {

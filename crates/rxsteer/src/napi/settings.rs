@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rxsteer napi --defer-hard-irqs …`: settings of NAPI instances, changed until it is stopped. They
-//! are put back whatever happens: a child keeps what was found, and does it when this process has
-//! ended, killed or not.
+//! Temporary settings of NAPI instances: `rxsteer napi --defer-hard-irqs …`. A child process
+//! restores the previous settings when this process ends, also after SIGKILL.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -19,38 +18,37 @@ use crate::host::netdev::{self, Napi, Settings, Threaded};
 use crate::host::setting::Setting;
 use crate::napi;
 
-/// The hidden command that is the child.
+/// The hidden command that runs [`put_back`].
 pub const COMMAND: &str = "put-back-napi";
 
 const NO_BUSY_POLL: &str = "this kernel's NAPI threads don't busy-poll: it needs Linux 6.19";
 
-/// What the child is told.
+/// The message to the child.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Found {
-    /// The device's.
+    /// Interface index.
     ifindex: u32,
-    /// How its instances were, by id.
+    /// Previous settings of the instances, by id.
     before: Vec<(u32, Settings)>,
-    /// What they are set to.
+    /// The settings made on all instances.
     set: Settings,
 }
 
-/// What a device's instances have been set to. When it is dropped, or this process ends otherwise,
-/// they are as they were.
+/// The settings made on a device's instances; restored on drop or when the process ends.
 pub struct Changed {
-    /// For each instance, where the kernel has settings of theirs (6.13, `threaded` 6.17).
+    /// Restores settings per instance (6.13, `threaded` 6.17), if any were made.
     instances: Option<Guardian>,
-    /// Files of the whole device, where it has not.
+    /// Files of the whole device, for settings that the kernel doesn't have per instance.
     files: Vec<Setting>,
-    /// Held until all is put back: nobody else may take for found what was set here.
+    /// Held until all is restored: no other rxsteer may take these settings for the previous ones.
     _lock: File,
 }
 
-/// Sets the devices' instances until `stop` becomes readable.
+/// Changes the devices' instances until `stop` becomes readable, then restores them.
 ///
 /// # Errors
 /// When there is no such device, it has no NAPI instances, the kernel lacks a setting or refuses a
-/// value, or another one sets the same device. All is put back then.
+/// value, or another rxsteer sets the same device. All changes are restored then.
 pub fn run(devices: &[String], wanted: &Settings, stop: BorrowedFd<'_>) -> Result<()> {
     let mut changed = Vec::new();
     for name in devices {
@@ -75,8 +73,7 @@ pub fn run(devices: &[String], wanted: &Settings, stop: BorrowedFd<'_>) -> Resul
 }
 
 impl Changed {
-    /// Sets what is wanted, and says what that was. `device.napis` is what the kernel told of the
-    /// instances.
+    /// Makes the settings `wanted` on `device.napis`, and logs the previous ones.
     ///
     /// # Errors
     /// As [`run`]'s.
@@ -99,7 +96,7 @@ impl Changed {
             "{}",
             napi::no_instances(name, &device.driver)
         );
-        // All instances of a kernel tell the same.
+        // All instances have the same set of settings: it depends on the kernel only.
         let told = napis.first().map(|napi| napi.settings).unwrap_or_default();
         let each = wanted.only(&told);
         let mut this = Self {
@@ -119,7 +116,7 @@ impl Changed {
             wanted.irq_suspend_timeout.is_none(),
             "this kernel has no irq-suspend-timeout: it needs Linux 6.13"
         );
-        // The device's file has off and on only, in later kernels, too.
+        // The device's file accepts off and on only, also on later kernels.
         ensure!(
             wanted.threaded != Some(Threaded::BusyPoll),
             "{NO_BUSY_POLL}"
@@ -144,10 +141,10 @@ impl Changed {
         Ok(())
     }
 
-    /// Returns when all is as it was.
+    /// Restores all settings.
     ///
     /// # Errors
-    /// When something could not be put back; it has been said what.
+    /// When something could not be restored; the log says what.
     pub fn put_back(mut self) -> Result<()> {
         self.files.clear();
         match self.instances.take() {
@@ -157,14 +154,14 @@ impl Changed {
     }
 }
 
-/// Sets every instance. The guardian holds the lock, by an output that it does not use.
+/// Sets every instance. The child holds `lock` through its unused standard output.
 fn set_each(device: &Device, napis: &[Napi], wanted: &Settings, lock: File) -> Result<Guardian> {
     let name = &device.name;
     let before: Vec<(u32, Settings)> = napis
         .iter()
         .map(|napi| (napi.id, napi.settings.only(wanted)))
         .collect();
-    // As it is already: changes nothing, and shows whether it may be changed.
+    // Writing the present values changes nothing, and fails where settings can't be made.
     for (id, before) in &before {
         netdev::set_napi(*id, before).map_err(|e| match e.kind() {
             io::ErrorKind::PermissionDenied => {
@@ -191,11 +188,10 @@ fn set_each(device: &Device, napis: &[Napi], wanted: &Settings, lock: File) -> R
     Ok(guardian)
 }
 
-/// The child: reads what was found, waits until nobody is left who could write more, and puts back
-/// what nobody else has changed since.
+/// Runs in the child: once the parent ends, restores settings not changed by others since.
 ///
 /// # Errors
-/// When something can't be put back.
+/// When something can't be restored.
 pub fn put_back() -> Result<()> {
     let mut found = Found::default();
     guardian::told(|told| found = told)?;
@@ -213,7 +209,7 @@ fn restore(found: &Found) -> Result<()> {
         napis => napis?.unwrap_or_default(),
     };
     for napi in napis {
-        // The driver has made others since.
+        // The driver has created new instances since.
         let Some((_, before)) = found.before.iter().find(|(id, _)| *id == napi.id) else {
             continue;
         };
@@ -230,7 +226,7 @@ fn restore(found: &Found) -> Result<()> {
     Ok(())
 }
 
-/// What becomes of what: `defer-hard-irqs 0 -> 2, gro-flush-timeout 0 -> 200000 ns`.
+/// The changes in words: `defer-hard-irqs 0 -> 2, gro-flush-timeout 0 -> 200000 ns`.
 fn words(before: &Settings, now: &Settings) -> String {
     let change = |name, before: Option<String>, now: Option<String>, unit| {
         let (before, now) = (before?, now?);
@@ -255,7 +251,7 @@ mod tests {
     use crate::host::netdev::Threaded;
 
     #[test]
-    fn what_is_changed_is_said_with_its_unit() {
+    fn changes_are_printed_with_units() {
         let found = Settings {
             defer_hard_irqs: Some(0),
             gro_flush_timeout: Some(0),
@@ -271,7 +267,7 @@ mod tests {
             words(&found.only(&wanted), &wanted),
             "gro-flush-timeout 0 -> 200000 ns, threaded off -> on"
         );
-        // Somebody else has changed the timeout meanwhile.
+        // Another process has changed the timeout meanwhile.
         let now = Settings {
             gro_flush_timeout: Some(50_000),
             ..wanted
@@ -281,7 +277,7 @@ mod tests {
             (back.gro_flush_timeout, back.threaded),
             (None, Some(Threaded::Off))
         );
-        // Before 6.17 `threaded` is the device's.
+        // Before 6.17 `threaded` is a setting of the device.
         let told = Settings {
             threaded: None,
             ..found

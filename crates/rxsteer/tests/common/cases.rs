@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How property tests draw their cases.
+//! Configuration of the property tests.
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
-/// So many cases, others in each execution; none is kept in a file.
+/// Random cases, different in each execution; failures are not stored in a file.
 pub fn config(cases: u32) -> Config {
     Config {
         cases,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the test programs share.
+//! Shared code of the test programs.
 #![allow(dead_code)] // each of them uses its part
 
 pub mod cases;
@@ -40,7 +40,7 @@ pub mod fixture {
         proto: u32,
     }
 
-    /// A packet and what becomes of it.
+    /// A packet and the expected result.
     pub struct Fixture {
         pub description: String,
         pub packet: Vec<u8>,
@@ -96,7 +96,7 @@ pub mod fixture {
         }
     }
 
-    /// An address as a key has it.
+    /// An address in the format of a key.
     pub fn address(address: IpAddr) -> [u32; 4] {
         let v6 = match address {
             IpAddr::V4(v4) => v4.to_ipv6_mapped(),
@@ -131,7 +131,7 @@ pub mod fixture {
             .collect()
     }
 
-    /// A key's content, comparable whichever skeleton it comes from.
+    /// The content of a key from any skeleton.
     pub fn words(key: &flow_key) -> [u32; 10] {
         let mut words = [0; 10];
         words[..4].copy_from_slice(&key.saddr);

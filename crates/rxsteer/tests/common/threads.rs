@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernel threads behind redirects.
+//! Kernel threads of cpumaps.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,7 +7,7 @@ use std::fs;
 use anyhow::{Context, Result};
 use nix::errno::Errno;
 
-/// The ids of the cpumaps that a process has open.
+/// Ids of the cpumaps that a process has open.
 pub fn cpumaps(pid: u32) -> Result<BTreeSet<u32>> {
     const BPF_MAP_TYPE_CPUMAP: &str = "map_type:\t16";
     let mut ids = BTreeSet::new();
@@ -22,7 +22,7 @@ pub fn cpumaps(pid: u32) -> Result<BTreeSet<u32>> {
     Ok(ids)
 }
 
-/// The kernel threads that serve these cpumaps, by their name: `cpumap/CPU/map:ID`.
+/// The kernel threads of these cpumaps, found by name: `cpumap/CPU/map:ID`.
 pub fn kthreads(cpumaps: &BTreeSet<u32>) -> Result<Vec<u32>> {
     let mut kthreads = Vec::new();
     for entry in fs::read_dir("/proc")?.flatten() {
@@ -38,7 +38,7 @@ pub fn kthreads(cpumaps: &BTreeSet<u32>) -> Result<Vec<u32>> {
     Ok(kthreads)
 }
 
-/// Gives threads a nice value. Those that have ended meanwhile need none.
+/// Sets the nice value of threads; those that have ended are skipped.
 pub fn renice(threads: &[u32], nice: i32) -> Result<()> {
     for &thread in threads {
         // SAFETY: no memory is involved.

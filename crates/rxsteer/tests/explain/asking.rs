@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who asks, and what is asked about.
+//! Questions, and applications to ask about.
 
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, UdpSocket};
@@ -26,8 +26,8 @@ use crate::common::threads::kthreads;
 
 pub const UDP: u8 = libc::IPPROTO_UDP as u8;
 
-/// Flows from a port of this process's own: applications are watched on the whole host, and the same
-/// names may be in use in another lab.
+/// Flows from a source port of this process: applications are watched on the whole host, and
+/// another lab may use the same addresses.
 pub fn own(flows: UdpFlows) -> UdpFlows {
     UdpFlows {
         sport: 1024 + (std::process::id() % 32768) as u16,
@@ -40,7 +40,7 @@ pub fn flow_of(flows: &UdpFlows) -> Flow {
     Flow::of_socket(UDP, SocketAddr::new(flows.saddr, flows.sport), flows.dport)
 }
 
-/// Tables that are read in no time.
+/// Options with small tables, which are read quickly.
 pub fn options(bed: &Bed) -> Options {
     Options {
         policy: Policy::RFS,
@@ -59,7 +59,7 @@ pub fn bind(netns: &Netns, flows: &UdpFlows, connect: bool) -> Result<UdpSocket>
     })
 }
 
-/// An application that takes what comes, and doesn't ask from whom.
+/// An application that receives packets without the sender's address.
 pub fn app(netns: &Netns, socket: UdpSocket) -> Result<App> {
     let mut buffer = [0; 2048];
     App::start(netns, Box::new(move || socket.recv(&mut buffer)))
@@ -79,7 +79,7 @@ pub fn explain(netns: &Netns, target: &str) -> Result<Answer> {
     netns.run(|| explain::ask(target, 100))
 }
 
-/// The only flow that is explained, and the only queue where it was seen.
+/// The only explained flow and its only queue.
 pub fn one(answer: &Answer) -> Result<(&Explanation, &Seen)> {
     let [explanation] = &answer.explanations.flows[..] else {
         anyhow::bail!("not one flow: {answer:?}");
@@ -97,7 +97,7 @@ pub fn command(netns: &Netns, args: &[&str]) -> Result<Output> {
         .output()?)
 }
 
-/// Ends with status 1, and one line that says `why`.
+/// The command must exit with status 1 and print one line that contains `why`.
 pub fn refused(netns: &Netns, args: &[&str], why: &str) -> Result<()> {
     let output = command(netns, args)?;
     let stderr = String::from_utf8_lossy(&output.stderr);
@@ -108,7 +108,7 @@ pub fn refused(netns: &Netns, args: &[&str], why: &str) -> Result<()> {
     Ok(())
 }
 
-/// Sends until the flow is at this place, and wants to be there.
+/// Sends until the flow is at this location and wants to be there.
 pub fn settle_at(bed: &Bed, flows: &UdpFlows, place: Location) -> Result<Answer> {
     let name = flow_of(flows).to_string();
     until(&format!("the flow is at {place}"), || {
@@ -119,7 +119,7 @@ pub fn settle_at(bed: &Bed, flows: &UdpFlows, place: Location) -> Result<Answer>
     })
 }
 
-/// Gives the threads of cpumaps a scheduling policy.
+/// Sets the scheduling policy of the threads of cpumaps.
 pub fn schedule(cpumaps: &BTreeSet<u32>, policy: i32) -> Result<()> {
     for thread in kthreads(cpumaps)? {
         let param = libc::sched_param { sched_priority: 0 };
@@ -130,7 +130,7 @@ pub fn schedule(cpumaps: &BTreeSet<u32>, policy: i32) -> Result<()> {
     Ok(())
 }
 
-/// Until no packet is on its way, and everything that was sent is in the tables.
+/// Waits until no packet is queued and the tables have all packets sent.
 pub fn rest(active: &Active<'_>) -> Result<u64> {
     until("all packets have been processed", || {
         let queue = &status(active)?.devices[0].queues[0];

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rxsteer flows` and `rxsteer explain`, asked about real flows.
+//! `rxsteer flows` and `rxsteer explain` about real flows.
 
 mod asking;
 #[path = "../common/mod.rs"]
@@ -92,7 +92,7 @@ fn a_sockets_flow_is_found_by_all_its_names() -> Result<()> {
             assert_eq!(answer.notes.len(), usize::from(bare), "{answer:?}");
         }
 
-        // The same in the command's words, and for programs.
+        // The same as text and as JSON.
         let text = command(&dut.netns, &["explain", &names[0]])?;
         let text = String::from_utf8(text.stdout)?;
         assert!(text.starts_with(&names[0]), "{text}");
@@ -144,17 +144,17 @@ fn a_flow_that_is_not_where_it_wants_says_what_it_waits_for() -> Result<()> {
             Ok(found.then_some(answer))
         })
     };
-    // No packet since the application moved, and none is queued.
+    // The application moves without a packet after it; nothing is queued.
     app.move_to(POLLING_CPU)?;
     let answer = wants(Location::Inline)?;
     let seen = one(&answer)?.1;
     assert_eq!(seen.entry.location, Location::Cpu(OTHER_CPU));
     assert_eq!(seen.waits, Some(Wait::Packet), "{answer:?}");
-    // As it says.
+    // The next packet moves the flow, as printed.
     settle_at(&bed, &udp, Location::Inline)?;
     rest(&active)?;
 
-    // From INLINE it may go when a poll is known to be over, which only another packet can tell.
+    // A flow may leave INLINE when a poll is over, which shows only at another packet.
     app.move_to(OTHER_CPU)?;
     let answer = wants(Location::Cpu(OTHER_CPU))?;
     let seen = one(&answer)?.1;
@@ -163,8 +163,7 @@ fn a_flow_that_is_not_where_it_wants_says_what_it_waits_for() -> Result<()> {
     settle_at(&bed, &udp, Location::Cpu(OTHER_CPU))?;
     rest(&active)?;
 
-    // Packets are queued where it is, and their thread gets next to nothing of its CPU. It may be
-    // done with them before it is asked about: again then.
+    // The thread gets almost no CPU time. Repeat if it has processed its packets nevertheless.
     let cpumaps = cpumaps(std::process::id())?;
     let held = until("the flow is held behind its packets", || {
         app.move_to(OTHER_CPU)?;
@@ -206,8 +205,8 @@ fn a_flow_that_is_not_where_it_wants_says_what_it_waits_for() -> Result<()> {
 }
 
 #[test]
-fn an_application_that_is_not_known_is_not_known_for_a_reason() -> Result<()> {
-    let Some(_guard) = lab("an_application_that_is_not_known_is_not_known_for_a_reason") else {
+fn an_unknown_application_has_a_reason() -> Result<()> {
+    let Some(_guard) = lab("an_unknown_application_has_a_reason") else {
         return Ok(());
     };
     let bed = Bed::new(&LinkConfig::default())?;
@@ -231,7 +230,7 @@ fn an_application_that_is_not_known_is_not_known_for_a_reason() -> Result<()> {
         ..udp.clone()
     };
 
-    // No socket at all, and a socket that only ever asks for data.
+    // First no socket at all, then a socket that only receives.
     let target = flow_of(&to(7)).to_string();
     let got = unknown(Frames::Udp(to(7)), &target)?;
     assert_eq!(got, Some(Unknown::NotSeen));
@@ -259,7 +258,7 @@ fn an_application_that_is_not_known_is_not_known_for_a_reason() -> Result<()> {
     let got = unknown(Frames::Raw(frame), &target)?;
     assert_eq!(got, Some(Unknown::NoPorts));
 
-    // One entry for all: who comes later has it.
+    // A table with one entry: the latest application takes it.
     let target = flow_of(&udp).to_string();
     let set = |change: Change| dut.netns.run(|| client::set(change));
     set(Change {
@@ -305,8 +304,8 @@ fn an_application_that_is_not_known_is_not_known_for_a_reason() -> Result<()> {
     active.stop()
 }
 
-/// The lab's few packets leave the CPU that polls its room; what else runs there may not, but nothing
-/// presses, and a flow that is there stays.
+/// The lab's few packets leave room on the polling CPU. Other work may not, but does not saturate
+/// it, so that the flow stays where it is.
 #[test]
 fn a_lightly_loaded_flow_stays_for_its_room() -> Result<()> {
     let Some(_guard) = lab("a_lightly_loaded_flow_stays_for_its_room") else {
@@ -363,7 +362,7 @@ fn a_lightly_loaded_flow_stays_for_its_room() -> Result<()> {
     assert_eq!(load.polling_cpu, Some(POLLING_CPU), "{load:?}");
     assert!(load.polls_percent <= load.busy_percent && load.busy_percent <= 100);
 
-    // The same load, and nobody asks.
+    // The same load, under a policy that ignores it.
     let change = Change {
         policy: Some(Policy::RFS),
         ..Change::default()
@@ -379,8 +378,8 @@ fn a_lightly_loaded_flow_stays_for_its_room() -> Result<()> {
 }
 
 #[test]
-fn who_lost_packets_is_said_and_why() -> Result<()> {
-    let Some(_guard) = lab("who_lost_packets_is_said_and_why") else {
+fn dropped_packets_are_explained() -> Result<()> {
+    let Some(_guard) = lab("dropped_packets_are_explained") else {
         return Ok(());
     };
     let bed = Bed::new(&LinkConfig::default())?;
@@ -396,7 +395,7 @@ fn who_lost_packets_is_said_and_why() -> Result<()> {
     at_rest(&active, 0, 1)?;
     assert_eq!(status(&active)?.dropped_flows, None);
 
-    // More at once than the backlog holds.
+    // More frames at once than the backlog holds.
     let mut sent = 1;
     let queue = until("packets have been dropped", || {
         let hog = Hog::new(OTHER_CPU)?;
@@ -429,10 +428,10 @@ fn who_lost_packets_is_said_and_why() -> Result<()> {
     active.stop()
 }
 
-/// Its own name is no use to a flow whose slot another has.
+/// A flow is not found by its name while another flow has its slot.
 #[test]
-fn a_flow_without_a_slot_is_told_who_has_it() -> Result<()> {
-    let Some(_guard) = lab("a_flow_without_a_slot_is_told_who_has_it") else {
+fn a_flow_without_a_slot_names_the_owner() -> Result<()> {
+    let Some(_guard) = lab("a_flow_without_a_slot_names_the_owner") else {
         return Ok(());
     };
     let bed = Bed::new(&LinkConfig::default())?;
@@ -456,20 +455,20 @@ fn a_flow_without_a_slot_is_told_who_has_it() -> Result<()> {
         .hash;
     bed.send(Frames::Udp(second.clone()), 1)?;
     at_rest(&active, 0, 2)?;
-    let whose = format!("is now that of {}", flow_of(&second));
+    let owner = format!("is now that of {}", flow_of(&second));
     refused(
         &dut.netns,
         &["explain", &flow_of(&first).to_string()],
-        &whose,
+        &owner,
     )?;
-    refused(&dut.netns, &["explain", &hash.to_string()], &whose)?;
+    refused(&dut.netns, &["explain", &hash.to_string()], &owner)?;
     assert_eq!(flows(&dut.netns, 10)?.total, 1);
     active.stop()
 }
 
 #[test]
-fn what_there_is_not_is_said_in_one_line() -> Result<()> {
-    let Some(_guard) = lab("what_there_is_not_is_said_in_one_line") else {
+fn missing_flows_are_one_line() -> Result<()> {
+    let Some(_guard) = lab("missing_flows_are_one_line") else {
         return Ok(());
     };
     let bed = Bed::new(&LinkConfig::default())?;
@@ -547,18 +546,18 @@ fn the_limit_leaves_those_with_the_most_packets() -> Result<()> {
     let waited = sent.elapsed();
     let list = flows(&dut.netns, 3)?;
     let since = start.elapsed();
-    // Flows that share one of the 2^16 slots are one: one run in thirty has such a pair.
+    // Flows that share one of the 2^16 slots count as one; one run in thirty has such a pair.
     ensure!(list.total >= 63, "{list:?}");
-    // The last two had their slots to themselves: they came last.
+    // These flows sent last, so that they have their slots.
     let seen: Vec<_> = list.flows.iter().map(|e| e.packets).collect();
     assert_eq!(seen, [5, 3, 1]);
-    // A tick more or less at either end, and ticks may be late on a busy machine.
+    // Ticks have limited resolution, and may be late on a busy machine.
     let slack = Duration::from_millis(100);
     for entry in &list.flows {
         let idle = Duration::from_secs_f64(entry.idle_seconds);
         assert!(idle + slack > waited && idle < since + slack, "{entry:?}");
     }
-    // Who is named by a socket as well is not counted twice.
+    // A flow found both by its socket and in the tables counts once.
     let _socket = bind(&dut.netns, &to(9, 1), true)?;
     let answer = dut.netns.run(|| explain::ask(Target::Port(9), 7))?;
     assert_eq!(answer.explanations.flows.len(), 7);

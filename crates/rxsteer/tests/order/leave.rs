@@ -1,20 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A flow leaves where it is, sooner or later.
+//! Every flow leaves its location eventually.
 
 use super::mix::*;
 use crate::common::cases::{config, fixed};
 use crate::sim::gro::Kind;
 use crate::sim::path::Path;
-use crate::sim::shape::{End, Event, Kernel, Lie, Shape};
+use crate::sim::shape::{End, Event, Fault, Kernel, Shape};
 use proptest::prelude::*;
 
-/// Rounds that a flow may take to get where it wants to be, when everybody gets a turn in each:
-/// the first ends what was under way; in the second it leaves the backlog it is in, for INLINE if
-/// the one it wants has no entry yet; in the third its frame finds INLINE's GRO in use by others
-/// and says so; then the first of the fourth sees it empty. One more if the NAPI is not known.
+/// Rounds within which a flow reaches its wanted location if every component runs in each round.
+/// The first one finishes earlier work. In the second the flow leaves its backlog, for INLINE if
+/// the wanted backlog has no entry yet. In the third its frame finds INLINE's GRO in use by other
+/// flows and requests a check; the first frame of the fourth finds it empty. One more round if the
+/// NAPI is unknown.
 const ROUNDS: usize = 5;
 
-/// What everybody wants in the end.
+/// The final targets of flows, interrupts and policy.
 #[derive(Clone, Debug)]
 struct Wants {
     interrupt: u32,
@@ -44,17 +45,17 @@ fn wants() -> impl Strategy<Value = Wants> {
         })
 }
 
-/// Whether flows get where they want to be in [`ROUNDS`], and stay.
-fn settle(shape: &Shape, mix: Mix, turns: &[u32], wants: &Wants) -> Result<(), String> {
-    // Room for what a round brings: who finds its new backlog full is dropped, and has not moved.
+/// Whether flows reach their wanted location within [`ROUNDS`], and stay there.
+fn settle(shape: &Shape, mix: Mix, events: &[u32], wants: &Wants) -> Result<(), String> {
+    // Room for a round's frames: a flow dropped by a full backlog has not moved.
     let shape = &Shape {
         limit: 40,
         flow_limit: 0,
         ..shape.clone()
     };
-    let mut path = run(shape, mix, turns)?;
+    let mut path = run(shape, mix, events)?;
 
-    // What was begun comes to its end.
+    // Finish what has begun.
     path.apply(Event::EndPoll(End::Complete));
     for cpu in 0..shape.nr_cpus {
         path.apply(Event::PollTraced(cpu));
@@ -83,8 +84,8 @@ fn settle(shape: &Shape, mix: Mix, turns: &[u32], wants: &Wants) -> Result<(), S
         round(&mut path, shape, &wants.frames);
     }
 
-    // Flows of one slot share its location. If they want different ones, nothing but their order
-    // is promised: each of their frames may move the slot.
+    // Flows in one slot share its location. If they want different ones, only their order is
+    // guaranteed: each frame may move the slot.
     let wanted: Vec<u16> = (0..HASHES.len()).map(|flow| path.wanted(flow)).collect();
     let alone = |&flow: &usize| {
         (0..HASHES.len()).all(|f| path.slot(f) != path.slot(flow) || wanted[f] == wanted[flow])
@@ -112,14 +113,14 @@ proptest! {
     fn flows_get_where_they_want_to_be_and_stay(
         shape in shapes(),
         mix in mixes(),
-        turns in turns(300),
+        events in events(300),
         wants in wants(),
     ) {
-        prop_assert_eq!(settle(&shape, mix, &turns, &wants).err(), None);
+        prop_assert_eq!(settle(&shape, mix, &events, &wants).err(), None);
     }
 }
 
-/// All that has entered may have been lost before the thread, which nobody knows then, took any.
+/// All frames of a backlog may be lost before the thread, still unknown then, dequeues any.
 #[test]
 fn a_flow_leaves_a_backlog_that_lost_all_its_frames() {
     let shape = busy(Kernel::ALL[2], 40);
@@ -140,27 +141,27 @@ fn a_flow_leaves_a_backlog_that_lost_all_its_frames() {
     assert!(!path.going_home());
 }
 
-/// The control: a proof that is never had keeps flows where they are.
+/// The control: without its proof of delivery a flow stays.
 #[test]
 fn without_its_proofs_a_flow_never_moves() {
-    for lie in [Lie::Sleepless, Lie::NapiGroHolds] {
-        let mut cases = fixed((shapes(), mixes(), turns(300), wants())).take(100);
-        let stuck = cases.any(|(mut shape, mix, turns, wants)| {
-            shape.lie = Some(lie);
-            settle(&shape, mix, &turns, &wants).is_err()
+    for fault in [Fault::Sleepless, Fault::NapiGroHolds] {
+        let mut cases = fixed((shapes(), mixes(), events(300), wants())).take(100);
+        let stuck = cases.any(|(mut shape, mix, events, wants)| {
+            shape.fault = Some(fault);
+            settle(&shape, mix, &events, &wants).is_err()
         });
-        assert!(stuck, "{lie:?}");
+        assert!(stuck, "{fault:?}");
     }
 }
 
-/// The flow that is to leave, and those that stay.
+/// The flow that is to leave. OTHERS stay.
 const MOVER: usize = 0;
 
 const OTHERS: [usize; 4] = [4, 5, 6, 7];
 
-/// A poll, and a batch of CPU 1's thread, which always has more: others see to it that `standing`
-/// frames wait, or as many as may. The mover sends as the first, where there is room, and as the
-/// last, where there may be none.
+/// One poll, and one batch of CPU 1's thread, which never runs empty: other flows keep `standing`
+/// frames queued, or as many as fit. The mover sends the first frame, with room left, and the last
+/// one.
 fn busy_round(path: &mut Path, standing: usize, mover: [bool; 2]) {
     if mover[0] {
         path.apply(Event::Frame(MOVER, Kind::Merge));
@@ -179,16 +180,16 @@ fn busy_round(path: &mut Path, standing: usize, mover: [bool; 2]) {
     }
     path.apply(Event::EndPoll(End::Complete));
     path.apply(Event::PollTraced(0));
-    let taken = path.backlogs[1].taken;
-    while path.backlogs[1].taken == taken {
+    let dequeued = path.backlogs[1].taken;
+    while path.backlogs[1].taken == dequeued {
         path.apply(Event::Thread(1, 1));
     }
     assert!(!path.thread(1).unwrap().asleep());
 }
 
-/// Frames that the thread takes until the mover has left the backlog for CPU 1, where its last
-/// frame is the latest of `standing`; a jiffy is `jiffy` batches, and it sends in every `gap`th
-/// poll. None if it doesn't leave in 2,000.
+/// Frames that the thread dequeues until the mover has left the backlog for CPU 1, where its last
+/// frame is the latest of `standing`. A jiffy has `jiffy` batches; the mover sends in every `gap`th
+/// poll. None if it doesn't leave in 2,000 polls.
 fn frames_to_leave(shape: &Shape, standing: usize, jiffy: usize, gap: usize) -> Option<u64> {
     let mut path = Path::new(shape.clone());
     path.apply(Event::Map(0, 1023, 1));
@@ -199,18 +200,18 @@ fn frames_to_leave(shape: &Shape, standing: usize, jiffy: usize, gap: usize) -> 
         }
         assert_eq!(path.location(MOVER), mover);
     }
-    for turn in 0..30 {
+    for poll in 0..30 {
         busy_round(&mut path, standing - 1, [false, true]);
-        if turn % jiffy == 0 {
+        if poll % jiffy == 0 {
             path.apply(Event::Jiffy);
         }
     }
     path.apply(Event::Map(0, 0, 2));
     let from = path.backlogs[1].taken;
-    for turn in 0..2000 {
-        let sends = turn % gap == 0;
+    for poll in 0..2000 {
+        let sends = poll % gap == 0;
         busy_round(&mut path, standing, [sends, sends]);
-        if turn % jiffy == 0 {
+        if poll % jiffy == 0 {
             path.apply(Event::Jiffy);
         }
         if path.location(MOVER) == 2 {
@@ -231,13 +232,13 @@ fn busy(kernel: Kernel, limit: u32) -> Shape {
         sock_flow_order: 3,
         driver_batch: 1,
         flow_limit: 0,
-        lie: None,
+        fault: None,
     }
 }
 
-/// What the thread takes until GRO is known to hold nothing of what was taken before: nothing
-/// without GRO; a flush with it; and where flushes spare the present jiffy, one that is being
-/// waited for, and then another (backlog_age_gro()): each a jiffy, a flush, and a batch to see it.
+/// Frames that the thread dequeues until GRO is known to hold none of the frames dequeued before.
+/// Without GRO: 0. With GRO: a flush. If flushes spare the present jiffy: first the flush under
+/// way, then another one (backlog_age_gro()); each takes a jiffy, a flush and a batch.
 fn gro_lag(kernel: Kernel, jiffy: u64) -> u64 {
     const BATCH: u64 = 8;
     const FLUSH: u64 = 64;
@@ -248,8 +249,8 @@ fn gro_lag(kernel: Kernel, jiffy: u64) -> u64 {
     }
 }
 
-/// The saturated backlog: others keep it full for ever. The flow is shed, so that the thread has at
-/// most the limit to take, what is known of it trails by a batch, and GRO has its lag.
+/// The saturated backlog: other flows keep it full for ever. The flow is shed, so that the thread
+/// has to dequeue at most the limit, plus a batch by which the counters trail, plus the lag of GRO.
 #[test]
 fn a_flow_leaves_a_backlog_that_others_keep_full() {
     for kernel in Kernel::ALL {
@@ -264,9 +265,9 @@ fn a_flow_leaves_a_backlog_that_others_keep_full() {
     }
 }
 
-/// A backlog that is neither full nor ever empty: the flow leaves with its first frame after a
-/// pause as long as the queue. Without such a pause it stays, as in kernel RFS: there always is a
-/// frame of it in the queue, and nothing is dropped while there is room.
+/// A backlog that is neither full nor empty: the flow leaves with its first frame after a pause as
+/// long as the queue. Without such a pause it stays, as in kernel RFS: the queue always has a frame
+/// of it, and nothing is dropped while there is room.
 #[test]
 fn a_flow_leaves_a_standing_queue_in_its_first_pause() {
     for kernel in Kernel::ALL {
@@ -285,8 +286,8 @@ fn a_flow_leaves_a_standing_queue_in_its_first_pause() {
     }
 }
 
-/// Polls until a flow has left INLINE, while others stay there whose latest packet GRO always
-/// holds. A jiffy is `jiffy` polls. None if it doesn't leave in 2,000.
+/// Polls until a flow has left INLINE, while GRO always holds the latest packet of flows that stay.
+/// A jiffy has `jiffy` polls. None if it doesn't leave in 2,000 polls.
 fn polls_to_leave(kernel: Kernel, end: End, jiffy: usize) -> Option<usize> {
     let shape = busy(kernel, 100);
     let mut path = Path::new(shape.clone());
@@ -317,9 +318,9 @@ fn polls_to_leave(kernel: Kernel, end: End, jiffy: usize) -> Option<usize> {
     None
 }
 
-/// The first poll is that in which it says that it waits, the second that which looks. Where every
-/// poll spares the present jiffy's packets, GRO may never be empty, and the flow stays: its own
-/// packets have long gone up, but nobody knows.
+/// The first poll requests a check of GRO, the second one makes it. If every poll spares packets of
+/// the present jiffy, GRO may never be empty, and the flow stays: nothing shows that its own
+/// packets have been delivered.
 #[test]
 fn a_flow_leaves_inline_once_a_poll_leaves_nothing_behind() {
     for kernel in Kernel::ALL {

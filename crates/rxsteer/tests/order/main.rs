@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The rule of order, steer.h and backlog.h as they are, on a simulated receive path whose turns
-//! come in any order: no packet overtakes an earlier one of its flow, no frame is lost to the
-//! accounts, and every flow gets where it wants to be.
+//! The rule of order (steer.h and backlog.h unchanged) on a simulated receive path with events in
+//! any order: no packet overtakes an earlier one of its flow, every frame is accounted for, and
+//! every flow reaches its wanted location.
 
 #[path = "../common/mod.rs"]
 mod common;
@@ -14,7 +14,7 @@ use common::cases::{config, fixed};
 use mix::*;
 use proptest::prelude::*;
 use rxsteer::types::{rx_pressure, rx_reason};
-use sim::shape::Lie;
+use sim::shape::Fault;
 
 proptest! {
     #![proptest_config(config(5000))]
@@ -23,13 +23,13 @@ proptest! {
     fn no_packet_overtakes_and_every_frame_is_accounted_for(
         shape in shapes(),
         mix in mixes(),
-        turns in turns(600),
+        events in events(600),
     ) {
-        prop_assert_eq!(run(&shape, mix, &turns).err(), None);
+        prop_assert_eq!(run(&shape, mix, &events).err(), None);
     }
 }
 
-/// The control: every reason to be somewhere comes up, and every kind of load.
+/// The control: every reason for a location occurs, and every kind of load.
 #[test]
 fn flows_have_every_reason_to_move() {
     let all = (
@@ -37,10 +37,10 @@ fn flows_have_every_reason_to_move() {
         (1 << (rx_pressure::RX_POLLED.0 + 1)) - 1,
     );
     let mut had = (0, 0);
-    let seen = fixed((shapes(), mixes(), turns(600)))
+    let seen = fixed((shapes(), mixes(), events(600)))
         .take(2000)
-        .any(|(shape, mix, turns)| {
-            let path = run(&shape, mix, &turns).unwrap();
+        .any(|(shape, mix, events)| {
+            let path = run(&shape, mix, &events).unwrap();
             had.0 |= path.reasons;
             had.1 |= path.pressures;
             had == all
@@ -48,44 +48,44 @@ fn flows_have_every_reason_to_move() {
     assert!(seen, "{:b} {:b}", had.0, had.1);
 }
 
-/// The control: each fault of the data path is seen as packets out of order.
+/// The control: each fault of the data path leads to packets out of order.
 #[test]
-fn every_lie_lets_packets_overtake() {
+fn every_fault_lets_packets_overtake() {
     const RUNS: usize = 20_000;
-    for lie in [
-        Lie::Unguarded,
-        Lie::NapiGroEmpty,
-        Lie::PollEnds,
-        Lie::ThreadGroEmpty,
-        Lie::Sleeping,
-        Lie::SleepingBefore,
-        Lie::FreshBelieved,
-        Lie::HeadAhead,
-        Lie::TakenMore,
-        Lie::QtailBefore,
-        Lie::LostTwice,
-        Lie::EpochAbroad,
-        Lie::RemovedFull,
+    for fault in [
+        Fault::Unguarded,
+        Fault::NapiGroEmpty,
+        Fault::PollEnds,
+        Fault::ThreadGroEmpty,
+        Fault::Sleeping,
+        Fault::SleepingBefore,
+        Fault::FreshBelieved,
+        Fault::HeadAhead,
+        Fault::TakenMore,
+        Fault::QtailBefore,
+        Fault::LostTwice,
+        Fault::EpochAbroad,
+        Fault::RemovedFull,
     ] {
-        let found = fixed((shapes(), mixes(), turns(600))).take(RUNS).position(
-            |(mut shape, mix, turns)| {
-                shape.lie = Some(lie);
-                run(&shape, mix, &turns).is_err()
+        let found = fixed((shapes(), mixes(), events(600))).take(RUNS).position(
+            |(mut shape, mix, events)| {
+                shape.fault = Some(fault);
+                run(&shape, mix, &events).is_err()
             },
         );
-        assert!(found.is_some(), "{lie:?}");
+        assert!(found.is_some(), "{fault:?}");
     }
 }
 
 /// The control of the accounts.
 #[test]
 fn miscounting_is_seen() {
-    for lie in [Lie::TakenMore, Lie::LostTwice] {
-        let mut cases = fixed((shapes(), mixes(), turns(600))).take(200);
-        let seen = cases.any(|(mut shape, mix, turns)| {
-            shape.lie = Some(lie);
-            run(&shape, mix, &turns).is_ok_and(|path| path.balance().is_err())
+    for fault in [Fault::TakenMore, Fault::LostTwice] {
+        let mut cases = fixed((shapes(), mixes(), events(600))).take(200);
+        let seen = cases.any(|(mut shape, mix, events)| {
+            shape.fault = Some(fault);
+            run(&shape, mix, &events).is_ok_and(|path| path.balance().is_err())
         });
-        assert!(seen, "{lie:?}");
+        assert!(seen, "{fault:?}");
     }
 }

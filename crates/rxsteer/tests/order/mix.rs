@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What happens to flows: packets, and all that moves them.
+//! Random events: packets, and everything that moves flows.
 
 use proptest::prelude::*;
 use rxsteer::types::{rps_location, rx_policy};
@@ -12,8 +12,8 @@ pub const INLINE: u16 = rps_location::RPS_INLINE.0 as u16;
 
 pub const FOLLOW: u16 = rx_policy::RX_FOLLOW.0 as u16;
 
-/// Flows whose places in the tables collide in every way: one slot, neighbouring slots of one
-/// eighth of the map, one entry of the sock_flow_table, or nothing in common.
+/// Flows that collide in the tables in every way: one slot, neighbouring slots of one eighth of the
+/// map, one entry of the sock_flow_table, or nothing in common.
 pub const HASHES: [u32; 8] = [
     0x0000_0010,
     0x0000_5018,
@@ -49,14 +49,14 @@ pub fn shapes() -> impl Strategy<Value = Shape> {
                     sock_flow_order,
                     driver_batch,
                     flow_limit,
-                    lie: None,
+                    fault: None,
                 }
             },
         )
 }
 
-/// Turns at random, each a number: proptest makes and shrinks numbers faster than anything else.
-pub fn turns(max: usize) -> impl Strategy<Value = Vec<u32>> {
+/// Random events as numbers, which proptest generates and shrinks fastest.
+pub fn events(max: usize) -> impl Strategy<Value = Vec<u32>> {
     proptest::collection::vec(any::<u32>(), 0..max)
 }
 
@@ -68,19 +68,19 @@ pub fn end(number: u32) -> End {
     [End::Complete, End::CompleteOld, End::Budget, End::Busy][number as usize % 4]
 }
 
-/// How turns are spread: what makes one thing likely makes another rare.
+/// Distribution of events: one that makes some frequent makes others rare.
 #[derive(Clone, Copy, Debug)]
 pub struct Mix {
-    /// flows that send
+    /// number of flows that send
     pub flows: usize,
-    /// frames of a burst, and steps of a thread, at most
+    /// most frames of a burst, and most steps of a thread
     pub burst: u32,
     pub steps: u32,
-    /// turns in 256 that stir what flows want, which is also what user space does
+    /// events of 256 that change what flows want; the same for events of user space
     pub stir: u32,
-    /// flows are where they want to be, when it begins
+    /// flows are at their wanted locations at the start
     pub warm: bool,
-    /// policies that look at the load, and a load that changes
+    /// policies depend on the load, which changes
     pub load: bool,
 }
 
@@ -101,10 +101,10 @@ pub fn mixes() -> impl Strategy<Value = Mix> {
     )
 }
 
-/// Policies are numbers below this: sets of three bits.
+/// Upper bound of policies, which are sets of three bits.
 pub const POLICIES: u16 = (FOLLOW | (rx_policy::RX_IDLE.0 | rx_policy::RX_ADAPT.0) as u16) + 1;
 
-/// Where an application is: on a CPU, or it polls.
+/// Location of an application: a CPU, or INLINE if it polls.
 pub fn application(number: u32, nr_cpus: u32) -> u16 {
     match number % (nr_cpus + 1) {
         cpu if cpu == nr_cpus => INLINE,
@@ -112,7 +112,7 @@ pub fn application(number: u32, nr_cpus: u32) -> u16 {
     }
 }
 
-/// The event that a number stands for, and how often it happens.
+/// The event of a number, and its repetitions.
 pub fn event(number: u32, nr_cpus: u32, mix: Mix) -> (Event, u32) {
     let [which, a, b, c] = number.to_le_bytes().map(u32::from);
     let (cpu, flow) = (a % nr_cpus, a as usize % mix.flows);
@@ -133,8 +133,8 @@ pub fn event(number: u32, nr_cpus: u32, mix: Mix) -> (Event, u32) {
             11 if b < 64 => Event::Home,
             11 if b < 128 => Event::Shed,
             11..14 => Event::Check,
-            // By thirds: little, more than a relaxed CPU has, all.
-            16..20 => Event::Turn(a % 3 * 512, b % 3 * 512),
+            // 0, more than a relaxed CPU has, and all of the time.
+            16..20 => Event::Window(a % 3 * 512, b % 3 * 512),
             20..22 => Event::Cpu(cpu, b % 2 > 0, [b % 5, c % 5].map(|n| n * 256)),
             22 => Event::Waits(b % 2 > 0),
             _ => Event::Interrupt(cpu),
@@ -150,7 +150,7 @@ pub fn event(number: u32, nr_cpus: u32, mix: Mix) -> (Event, u32) {
     }
 }
 
-/// A path on which flows want to be on different CPUs, some by RPS and some by RFS.
+/// A path with flows that want different CPUs, some by RPS and some by RFS.
 pub fn begun(shape: &Shape) -> Path {
     let mut path = Path::new(shape.clone());
     for slot in 0..4u16 {
@@ -161,7 +161,7 @@ pub fn begun(shape: &Shape) -> Path {
     path
 }
 
-/// A poll that receives these flows' frames, and then everybody's turn until nobody has work.
+/// A poll that receives these flows' frames; then every component runs until none has work.
 pub fn round(path: &mut Path, shape: &Shape, frames: &[usize]) {
     for &flow in frames {
         path.apply(Event::Frame(flow, Kind::Merge));
@@ -184,24 +184,24 @@ pub fn rest(path: &mut Path, shape: &Shape) {
     path.apply(Event::OldThread(1000));
 }
 
-/// What went wrong, if anything, on the way.
-pub fn run(shape: &Shape, mix: Mix, turns: &[u32]) -> Result<Path, String> {
+/// Runs the events; returns the first error, if any.
+pub fn run(shape: &Shape, mix: Mix, events: &[u32]) -> Result<Path, String> {
     let mut path = begun(shape);
     for _ in 0..if mix.warm { 4 } else { 0 } {
         round(&mut path, shape, &[0, 1, 2, 3, 4, 5, 6, 7]);
     }
-    for (i, &number) in turns.iter().enumerate() {
+    for (i, &number) in events.iter().enumerate() {
         let (event, times) = event(number, shape.nr_cpus, mix);
         for _ in 0..times {
             path.apply(event);
         }
         if path.stack.nr_overtaken > 0 {
-            return Err(format!("overtaken at turn {i}, {event:?}"));
+            return Err(format!("overtaken at event {i}, {event:?}"));
         }
-        if shape.lie.is_none() {
+        if shape.fault.is_none() {
             path.balance()?;
             if path.nr_overflows > 0 {
-                return Err(format!("a ring had no room at turn {i}, {event:?}"));
+                return Err(format!("a ring had no room at event {i}, {event:?}"));
             }
         }
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Large flows are limited, and no others.
+//! Only large flows are limited.
 
 use super::world::*;
 use crate::common::cases::config;
@@ -7,19 +7,18 @@ use proptest::prelude::*;
 use rxsteer::datapath::rps_map::SLOTS;
 use rxsteer::types::{rps_dev_flow, rx_verdict};
 
-/// Frames of a turn, the part of them that is one flow's, of 1024, and the turn's load, as for
-/// [`World::turn`].
+/// Frames of a window, the part of one flow in 1/1024, and the arguments of [`World::window`].
 type Flood = (u32, u32, [u32; 2]);
 
 fn floods() -> impl Strategy<Value = Vec<Flood>> {
     let load = prop_oneof![Just([0, 0]), Just([256, 700]), Just([WHOLE, WHOLE])];
-    let turns = (200u32..2000, 0..WHOLE, load)
-        .prop_flat_map(|turn| (1usize..12).prop_map(move |times| vec![turn; times]));
-    proptest::collection::vec(turns, 1..6).prop_map(|turns| turns.concat())
+    let windows = (200u32..2000, 0..WHOLE, load)
+        .prop_flat_map(|window| (1usize..12).prop_map(move |times| vec![window; times]));
+    proptest::collection::vec(windows, 1..6).prop_map(|windows| windows.concat())
 }
 
-/// Frames that were dropped of those of 50 modest flows, with an even share each of what is left,
-/// and of the one that floods. Wherever they go it is crowded, but nowhere full.
+/// Dropped frames of 50 modest flows, which share the rest equally, and of the flooding one. All
+/// backlogs are crowded, and none is full.
 fn limited(policy: u16, waits: bool, floods: &[Flood]) -> (u32, u32) {
     const MODEST: usize = 50;
     let mut world = World::new(policy, MODEST + 1);
@@ -39,7 +38,7 @@ fn limited(policy: u16, waits: bool, floods: &[Flood]) -> (u32, u32) {
             };
             world.frame(flow);
         }
-        world.turn(polls, all);
+        world.window(polls, all);
     }
     let dropped = |flows: &[rps_dev_flow]| flows.iter().map(|flow| flow.nr_dropped).sum();
     (
@@ -65,7 +64,7 @@ proptest! {
     }
 }
 
-/// The control: a large one is, at a CPU and INLINE.
+/// The control: a large flow is limited, on a CPU and INLINE.
 #[test]
 fn a_large_flow_is_limited() {
     for policy in [0, FOLLOW | ADAPT] {
@@ -74,7 +73,7 @@ fn a_large_flow_is_limited() {
     }
 }
 
-/// After a pause, a flow's frames in its last turns may be more than all of the queue's since.
+/// After a pause, the frames of a flow's last windows may exceed those of the queue since then.
 #[test]
 fn a_flow_that_comes_back_is_not_large_before_there_are_others() {
     let mut world = World::new(0, 2);
@@ -88,32 +87,32 @@ fn a_flow_that_comes_back_is_not_large_before_there_are_others() {
                 world.frame(flow);
             }
         }
-        world.turn(0, 0);
+        world.window(0, 0);
     }
     assert_eq!(world.frame(0), rx_verdict::RX_REDIRECTED);
     assert_eq!(world.flows[0].load, 500);
 }
 
-/// Frames for a CPU's backlog in each poll, and those that its thread takes meanwhile.
+/// Frames for a CPU's backlog in each poll, and frames that its thread dequeues meanwhile.
 #[derive(Clone, Copy, Debug)]
 struct Rates {
     flood: u32,
     modest: u32,
-    taken: u32,
+    dequeued: u32,
 }
 
-/// More than is taken, by the one that floods.
+/// The flood alone exceeds what is dequeued.
 fn rates() -> impl Strategy<Value = Rates> {
-    (1u32..48, 1u32..16, 0u32..200).prop_map(|(taken, modest, flood)| Rates {
-        flood: taken + flood,
-        modest: modest.min(taken),
-        taken,
+    (1u32..48, 1u32..16, 0u32..200).prop_map(|(dequeued, modest, flood)| Rates {
+        flood: dequeued + flood,
+        modest: modest.min(dequeued),
+        dequeued,
     })
 }
 
-/// Frames that are lost of those of a thousand modest flows, and those of the one that floods that
-/// are not. It begins in the second turn, and is known to be large in the third, from which on they
-/// are counted; a turn is 50 polls.
+/// Frames lost by a thousand modest flows, and frames of the flooding flow that got through. The
+/// flood begins in the second window and counts as large from the third on, where counting starts.
+/// A window has 50 polls.
 fn flooded(limit: u64, flow_limit: u32, rates: Rates) -> (u32, u32) {
     const MODEST: usize = 1000;
     let mut world = World::new(0, MODEST + 1);
@@ -122,8 +121,8 @@ fn flooded(limit: u64, flow_limit: u32, rates: Rates) -> (u32, u32) {
     let mut modest = (0..MODEST).cycle();
     let mut queued = 0;
     let mut early = (0, 0);
-    for turn in 1..=FLOOD_TURNS + 2 {
-        let flood = if turn == 1 { 0 } else { rates.flood };
+    for window in 1..=FLOOD_WINDOWS + 2 {
+        let flood = if window == 1 { 0 } else { rates.flood };
         let frames = flood + rates.modest;
         for i in (0..50).flat_map(|_| 0..frames) {
             let is_modest = i * rates.modest / frames != (i + 1) * rates.modest / frames;
@@ -136,26 +135,26 @@ fn flooded(limit: u64, flow_limit: u32, rates: Rates) -> (u32, u32) {
             world.frame(flow);
             queued += world.backlogs[1].tail - tail;
             if i + 1 == frames {
-                queued = queued.saturating_sub(rates.taken.into());
+                queued = queued.saturating_sub(rates.dequeued.into());
             }
             world.backlogs[1].taken = world.backlogs[1].tail - queued;
         }
-        world.turn(WHOLE / 4, WHOLE / 4);
+        world.window(WHOLE / 4, WHOLE / 4);
         let lost = world.flows[..MODEST]
             .iter()
             .map(|flow| flow.nr_dropped)
             .sum::<u32>();
         let counts = (lost, world.flows[MODEST].nr_packets);
-        if turn == 2 {
+        if window == 2 {
             early = counts;
-        } else if turn == FLOOD_TURNS + 2 {
+        } else if window == FLOOD_WINDOWS + 2 {
             return (counts.0 - early.0, counts.1 - early.1);
         }
     }
-    unreachable!("it returns in the last turn")
+    unreachable!("it returns in the last window")
 }
 
-const FLOOD_TURNS: u32 = 40;
+const FLOOD_WINDOWS: u32 = 40;
 
 proptest! {
     #![proptest_config(config(20))]
@@ -164,21 +163,20 @@ proptest! {
     fn modest_flows_lose_nothing_to_a_flood(rates in rates(), limit in 200u64..2000) {
         let (lost, flood) = flooded(limit, FLOW_LIMIT, rates);
         prop_assert_eq!(lost, 0);
-        // And the flood has what they leave, but for half a backlog that was full.
-        let left = (rates.taken - rates.modest) * 50 * FLOOD_TURNS;
+        // The flood gets what the modest flows leave, except half a full backlog.
+        let left = (rates.dequeued - rates.modest) * 50 * FLOOD_WINDOWS;
         prop_assert!(u64::from(flood) + limit >= left.into());
-        // The control: without a limit they lose, once the backlog is full.
-        let excess = u64::from(rates.flood + rates.modest - rates.taken);
+        // The control: without a limit modest flows lose frames once the backlog is full.
+        let excess = u64::from(rates.flood + rates.modest - rates.dequeued);
         if excess * 1000 > limit {
             prop_assert!(flooded(limit, 0, rates).0 > 0);
         }
     }
 }
 
-/// A flow that has to leave a backlog, but can't yet: its frames are shed where they would be dropped
-/// if it stayed, and else are not.
+/// Frames of a flow that can't leave its backlog yet are shed only if they would be dropped in it.
 #[test]
-fn who_waits_to_leave_is_shed_only_where_frames_are_dropped() {
+fn a_leaving_flow_is_shed_only_where_frames_are_dropped() {
     for (crowded, part, verdict) in [
         (LIMIT * 3 / 4, WHOLE / 50, rx_verdict::RX_REDIRECTED),
         (LIMIT * 3 / 4, WHOLE / 4, rx_verdict::RX_DROP),

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where flows want to be, by policy.h, load.h and steer.h as they are, on CPUs whose load is made
-//! up. Whether they may go there is left out: whatever came earlier counts as delivered (tests/order.rs
-//! has the rule of order).
+//! Wanted locations according to policy.h, load.h and steer.h on CPUs with a simulated load. All
+//! earlier packets count as delivered; the rule of order has its own test (tests/order).
 
 mod adapt;
 #[path = "../common/mod.rs"]
@@ -29,7 +28,7 @@ proptest! {
     }
 }
 
-/// What a packet's way is decided by, and what becomes of it: all but the policies' own notes.
+/// The inputs of decisions and their results, without the policies' own counters.
 fn decided(world: &World) -> String {
     let flows = world.flows.iter().map(|&flow| rps_dev_flow {
         turn: 0,
@@ -48,23 +47,23 @@ fn decided(world: &World) -> String {
     format!("{:?} {q:?} {:?}", Vec::from_iter(flows), world.backlogs)
 }
 
-/// Whether all becomes of packets that would become of them without a load.
+/// Whether the results are the same as without a load.
 fn is_plain(policy: u16, numbers: &[u32]) -> bool {
     let [mut loaded, mut plain] = [World::new(policy, NR_FLOWS), World::new(policy, NR_FLOWS)];
-    numbers.iter().all(|&number| match turn(number) {
-        Turn::Load => {
+    numbers.iter().all(|&number| match step(number) {
+        Step::Load => {
             loaded.load(number);
-            // What waits in backlogs is no knob's.
+            // Frames in backlogs don't belong to the policies.
             plain.crowded = loaded.crowded;
             plain.serve();
             true
         }
-        Turn::Stir => {
+        Step::Stir => {
             loaded.stir(number);
             plain.stir(number);
             true
         }
-        Turn::Frame(flow) => {
+        Step::Frame(flow) => {
             loaded.frame(flow) == plain.frame(flow) && decided(&loaded) == decided(&plain)
         }
     })
@@ -82,7 +81,7 @@ proptest! {
     }
 }
 
-/// The control: with any of the knobs, it does.
+/// The control: with any of the knobs, the load has an effect.
 #[test]
 fn with_its_knobs_the_load_matters() {
     for policy in LOADED {

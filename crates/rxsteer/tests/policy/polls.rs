@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Beside an application that polls for its own packets.
+//! Flows beside an application that polls for its own packets.
 
 use super::world::*;
 use crate::common::cases::config;
@@ -7,12 +7,12 @@ use proptest::prelude::*;
 use rxsteer::datapath::native;
 use rxsteer::types::{rx_queue, rx_reason};
 
-/// Flow 0's application polls and finds `busy_polls` of the polls' packets; flow 1's is on CPU 2.
-/// Where flow 1 is after some turns, with its reason.
-fn beside_who_polls(world: &mut World, busy_polls: u32) -> (u16, u8) {
+/// Flow 0's application polls and finds `busy_polls` of a window's polls; flow 1's application is
+/// on CPU 2. Returns location and reason of flow 1 after 50 windows.
+fn beside_poller(world: &mut World, busy_polls: u32) -> (u16, u8) {
     world.busy_polls = busy_polls;
     for _ in 0..50 {
-        world.turn(WHOLE / 16, WHOLE / 8);
+        world.window(WHOLE / 16, WHOLE / 8);
         for flow in 0..2 {
             world.frame(flow);
         }
@@ -40,34 +40,34 @@ fn others_leave_the_polls_of_an_application() {
     };
     for policy in [ADAPT | FOLLOW, ADAPT | FOLLOW | IDLE] {
         let mut world = world(policy);
-        assert_eq!(beside_who_polls(&mut world, 0), (INLINE, room));
-        // Interrupts find most.
-        assert_eq!(beside_who_polls(&mut world, POLLS / 2 - 1), (INLINE, room));
-        assert_eq!(beside_who_polls(&mut world, POLLS), (2, consumer));
+        assert_eq!(beside_poller(&mut world, 0), (INLINE, room));
+        // Interrupts find most packets.
+        assert_eq!(beside_poller(&mut world, POLLS / 2 - 1), (INLINE, room));
+        assert_eq!(beside_poller(&mut world, POLLS), (2, consumer));
         assert_eq!(world.q.load.pressure, POLLED);
-        // Once it is known that it polls, less will do.
-        assert_eq!(beside_who_polls(&mut world, POLLS / 2 - 1), (2, consumer));
-        assert_eq!(beside_who_polls(&mut world, 0), (INLINE, room));
+        // The threshold is lower once the state is `POLLED`.
+        assert_eq!(beside_poller(&mut world, POLLS / 2 - 1), (2, consumer));
+        assert_eq!(beside_poller(&mut world, 0), (INLINE, room));
     }
-    // No application is known for flow 1: by its hash.
+    // Flow 1 without a known application goes by its hash.
     let mut spreads = world(ADAPT | FOLLOW);
     spreads.applications[1] = 0;
-    assert_eq!(beside_who_polls(&mut spreads, POLLS), (2, spread));
-    // Somebody polls whose packets no table knows: they might have to leave as well.
+    assert_eq!(beside_poller(&mut spreads, POLLS), (2, spread));
+    // An unknown application polls: its packets would have to leave as well.
     let mut unknown = world(ADAPT | FOLLOW);
     unknown.applications[0] = 0;
     unknown.map.location.fill(INLINE);
-    assert_eq!(beside_who_polls(&mut unknown, POLLS), (INLINE, stay));
-    let mut nobody = world(ADAPT);
-    assert_eq!(beside_who_polls(&mut nobody, POLLS), (INLINE, room));
-    // Nowhere to go.
+    assert_eq!(beside_poller(&mut unknown, POLLS), (INLINE, stay));
+    let mut unfollowed = world(ADAPT);
+    assert_eq!(beside_poller(&mut unfollowed, POLLS), (INLINE, room));
+    // The other CPU is crowded.
     let mut crowded = world(ADAPT | FOLLOW);
     crowded.crowded = 1 << 2;
     crowded.serve();
-    assert_eq!(beside_who_polls(&mut crowded, POLLS), (INLINE, no_gain));
+    assert_eq!(beside_poller(&mut crowded, POLLS), (INLINE, no_gain));
 }
 
-/// Polls of a turn, in ns, with what each received and sent elsewhere.
+/// A poll of a window: times in ns, frames received, and frames sent to other CPUs.
 #[derive(Clone, Debug)]
 struct Poll {
     gap: u64,
@@ -79,7 +79,7 @@ struct Poll {
     busy: bool,
 }
 
-/// From nothing at all to what a machine that stood still makes of it.
+/// Includes empty polls, and those of a machine that stood still.
 fn polls() -> impl Strategy<Value = Vec<Poll>> {
     let time = || prop_oneof![Just(0), 0..2_000_000u64, Just(1 << 31), Just(1 << 50)];
     let frames = prop_oneof![Just(0), 1..100u32, Just(u32::MAX)];
@@ -101,7 +101,7 @@ proptest! {
     #![proptest_config(config(1000))]
 
     #[test]
-    fn a_turn_counts_what_was_in_it(
+    fn a_window_counts_what_was_in_it(
         polls in polls(),
         first in prop_oneof![Just(0), Just(u32::MAX)],
         tasks in 0..=WHOLE,
@@ -130,7 +130,7 @@ proptest! {
             (nr_busy, nr_others) = (nr_busy + busy, nr_others + 1 - busy);
             let over =
                 native::load_polled(&mut q, start, now, poll.over_idle, poll.exhausted, poll.busy);
-            prop_assert_eq!(over, now - q.load.turn_start >= TURN_NS);
+            prop_assert_eq!(over, now - q.load.turn_start >= WINDOW_NS);
             if !over {
                 continue;
             }
@@ -144,7 +144,7 @@ proptest! {
             prop_assert!(l.police <= before.police || l.pressure == PRESSED);
             prop_assert!([PRESSED, POLLED].contains(&l.pressure) || l.leaving == u32::MAX);
             prop_assert!(l.pressure != POLLED || known && policy & FOLLOW != 0 && l.leaving == 0);
-            // The part goes a quarter of the way towards this turn's, but for what is rounded off.
+            // The average moves by a quarter of the difference, up to rounding.
             let (was, now_polled) = (i64::from(before_polled), i64::from(q.busy_polled));
             let part = i64::from(nr_busy * WHOLE / (nr_busy + nr_others));
             prop_assert!((now_polled - (was * 3 + part) / 4).abs() <= 2);
@@ -152,7 +152,7 @@ proptest! {
             (nr_busy, nr_others) = (0, 0);
             // 32 frames in 8.6 s: the machine stood still.
             let still = poll_ns >= 1 << 33;
-            let short = now - before.turn_start < 100 * TURN_NS;
+            let short = now - before.turn_start < 100 * WINDOW_NS;
             let known = received >= 32 && elsewhere <= received / 8;
             let cost = match known && short {
                 true => (poll_ns * 16 / received) as u32,

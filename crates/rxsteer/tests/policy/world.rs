@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A host that is only imagined, and flows in it.
+//! A simulated host with flows.
 
 use proptest::prelude::*;
 use proptest::sample::subsequence;
@@ -28,7 +28,7 @@ pub const POLLED: u16 = rx_pressure::RX_POLLED.0 as u16;
 
 pub const IDLE_CPU: u8 = rx_reason::RX_IDLE_CPU.0 as u8;
 
-/// Policies that look at the load.
+/// Policies that depend on the load.
 pub const LOADED: [u16; 5] = [
     IDLE | FOLLOW,
     ADAPT | FOLLOW,
@@ -39,18 +39,18 @@ pub const LOADED: [u16; 5] = [
 
 pub const NR_CPUS: u32 = 8;
 
-/// Polls in a turn.
+/// Polls of a window.
 pub const POLLS: u32 = 8;
 
-/// All of a CPU's time.
+/// A CPU's time.
 pub const WHOLE: u32 = 1024;
 
-pub const TURN_NS: u64 = 10_000_000;
+pub const WINDOW_NS: u64 = 10_000_000;
 
-/// Frames that a backlog may hold.
+/// Limit of frames in a backlog.
 pub const LIMIT: u64 = 400;
 
-/// An eighth of a queue's frames.
+/// An eighth of a queue's frames, in 1/1024.
 pub const FLOW_LIMIT: u32 = 123;
 
 pub struct World {
@@ -61,15 +61,15 @@ pub struct World {
     pub flows: Vec<rps_dev_flow>,
     /// entries of the sock_flow_table
     pub applications: Vec<u32>,
-    /// CPUs to which frames come faster than they take them: three quarters of the limit wait
+    /// CPUs with a backlog filled to three quarters of the limit, which counts as crowded
     pub crowded: u64,
     pub polling: u32,
-    /// of a turn's polls, those that an application does
+    /// polls of a window by an application
     pub busy_polls: u32,
 }
 
 impl World {
-    /// CPU 0 polls; all CPUs are busy, have room, and wait for a flow's first packet.
+    /// CPU 0 polls; all CPUs are busy, have room, and have seen no packet.
     pub fn new(policy: u16, nr_flows: usize) -> Self {
         let backlog = backlog {
             head: u64::MAX,
@@ -104,7 +104,7 @@ impl World {
         world
     }
 
-    /// Where an idle CPU is looked for, by CPU.
+    /// Sets the CPUs among which an idle one is searched, by CPU.
     pub fn near(&mut self, near: &[Vec<u16>]) {
         for (cpu, near) in self.facts.cpus.iter_mut().zip(near) {
             cpu.near[..near.len()].copy_from_slice(near);
@@ -116,7 +116,7 @@ impl World {
         (flow as u32).wrapping_mul(0x9e37_79b1)
     }
 
-    /// Its application is on a CPU, or polls.
+    /// Sets the CPU of a flow's application, or INLINE if it polls.
     pub fn application(&mut self, flow: usize, location: u32) {
         self.applications[flow] =
             native::sock_flow_entry(Self::hash(flow), location as u16, self.facts.cpu_mask);
@@ -139,7 +139,7 @@ impl World {
         verdict
     }
 
-    /// Each backlog is as full as it is meant to be.
+    /// Fills each backlog according to `crowded`.
     pub fn serve(&mut self) {
         for (cpu, b) in self.backlogs.iter_mut().enumerate() {
             let waiting = LIMIT * 3 / 4 * (self.crowded >> cpu & 1);
@@ -148,10 +148,10 @@ impl World {
         }
     }
 
-    /// A turn ends in which polls, and everything, took so much of the polling CPU's time.
-    pub fn turn(&mut self, polls: u32, all: u32) {
-        let now = self.q.load.turn_start + TURN_NS;
-        self.q.load.poll_ns = u64::from(polls) * TURN_NS / u64::from(WHOLE);
+    /// Ends a window in which polls and all work took these 1024ths of the polling CPU.
+    pub fn window(&mut self, polls: u32, all: u32) {
+        let now = self.q.load.turn_start + WINDOW_NS;
+        self.q.load.poll_ns = u64::from(polls) * WINDOW_NS / u64::from(WHOLE);
         (self.q.load.nr_polls, self.q.nr_busy_polls) = (POLLS, self.busy_polls);
         self.q.load.nr_exhausted = POLLS - self.busy_polls;
         native::load_turn(&mut self.q, now, all, 0);
@@ -165,7 +165,7 @@ impl World {
         self.facts.idle >> cpu & 1 == 1
     }
 
-    /// Where a packet may be processed that is not processed here.
+    /// Whether packets can be processed on this CPU by redirect.
     pub fn is_elsewhere(&self, cpu: u16) -> bool {
         u32::from(cpu) != self.polling && self.backlogs[usize::from(cpu)].closed == 0
     }
@@ -178,18 +178,17 @@ impl World {
         }
     }
 
-    /// A flow's part of a CPU's time.
+    /// A flow's share of a CPU's time, in 1/1024.
     pub fn share(&self, flow: &rps_dev_flow) -> u32 {
         let inline_ns = match self.q.load.inline_ns {
             0 => 2000 * 16,
             known => known,
         };
         let ns = u64::from(flow.load) * u64::from(inline_ns) / 16;
-        (ns * u64::from(WHOLE) / TURN_NS).min(u64::from(WHOLE)) as u32
+        (ns * u64::from(WHOLE) / WINDOW_NS).min(u64::from(WHOLE)) as u32
     }
 
-    /// The nearest idle CPU on which the flow would find the time that it needs. The one that polls
-    /// counts as idle while it has room for all.
+    /// The nearest idle CPU with time for the flow; the polling CPU is idle while it has room.
     pub fn idle_near(&self, flow: &rps_dev_flow, cpu: u16) -> Option<u16> {
         let center = &self.facts.cpus[usize::from(cpu)];
         let mut near = center.near[..center.nr_near as usize].iter().copied();
@@ -207,7 +206,7 @@ impl World {
         near.map(|near| self.location(near))
     }
 
-    /// What a number makes of everything that is neither a flow's nor a table's.
+    /// Changes the load from a number: everything except flows and tables.
     pub fn load(&mut self, number: u32) {
         let [a, b, c, d] = number.to_le_bytes().map(u32::from);
         let cpu = a % NR_CPUS;
@@ -221,15 +220,15 @@ impl World {
                 self.facts.consumer_waits = b % 2;
                 self.facts.consumer_busy = (b >> 1) * WHOLE / 127;
             }
-            // Up to 2 ms a frame: few frames make a CPU busy here.
+            // Up to 2 ms a frame, so that few frames make a CPU busy.
             6 => self.q.load.inline_ns = b % 5 * 8_000_000,
             7 => self.busy_polls = b % (POLLS + 1),
-            _ => self.turn(b % 3 * 512, d % 3 * 512),
+            _ => self.window(b % 3 * 512, d % 3 * 512),
         }
         self.serve();
     }
 
-    /// What a number makes of where applications and CPUs are.
+    /// Changes the CPUs of applications, the map, and the state of CPUs from a number.
     pub fn stir(&mut self, number: u32) {
         let [a, b, c, _] = number.to_le_bytes().map(u32::from);
         let cpu = a % NR_CPUS;
@@ -252,7 +251,7 @@ impl World {
         }
     }
 
-    /// What is wrong with where a flow is now that was `before`.
+    /// A wrong decision of a flow that was `before`, in words.
     pub fn mistake(&self, before: &rps_dev_flow, flow: &rps_dev_flow) -> Option<&'static str> {
         let begins = before.epoch != self.q.epoch;
         let wanted = self.location(before.wanted);
@@ -262,8 +261,8 @@ impl World {
             && (before.reason, wanted) != (IDLE_CPU, self.location(flow.wanted));
         let adapts = self.q.policy & ADAPT != 0;
         let pressure = self.q.load.pressure;
-        // For what is moving already.
-        let waits = self.q.load.moving_ns > TURN_NS / 64;
+        // Flows return only as far as the limit of moving load allows.
+        let waits = self.q.load.moving_ns > WINDOW_NS / 64;
         if flow.location != INLINE && !self.is_elsewhere(flow.location) {
             Some("a CPU that is offline, or polls")
         } else if chosen && self.idle_near(flow, flow.base) != Some(flow.wanted) {
@@ -286,44 +285,44 @@ pub fn loaded() -> impl Strategy<Value = u16> {
     proptest::sample::select(&LOADED)
 }
 
-/// For each CPU, some of the CPUs in some order.
+/// For each CPU, a random subset of the CPUs in random order.
 pub fn near() -> impl Strategy<Value = Vec<Vec<u16>>> {
     let cpus = Vec::from_iter(0..NR_CPUS as u16);
     let some = subsequence(cpus, 0..=NR_CPUS as usize).prop_shuffle();
     proptest::collection::vec(some, NR_CPUS as usize)
 }
 
-/// Turns at random, each a number: proptest makes and shrinks numbers faster than anything else.
+/// Random steps as numbers, which proptest generates and shrinks fastest.
 pub fn numbers(max: usize) -> impl Strategy<Value = Vec<u32>> {
     proptest::collection::vec(any::<u32>(), 0..max)
 }
 
 pub const NR_FLOWS: usize = 6;
 
-/// What a number of [`numbers`] does.
-pub enum Turn {
+/// A step of [`run`].
+pub enum Step {
     Frame(usize),
     Load,
     Stir,
 }
 
-pub fn turn(number: u32) -> Turn {
+pub fn step(number: u32) -> Step {
     match number >> 24 {
-        0..160 => Turn::Frame(number as usize % NR_FLOWS),
-        160..232 => Turn::Load,
-        _ => Turn::Stir,
+        0..160 => Step::Frame(number as usize % NR_FLOWS),
+        160..232 => Step::Load,
+        _ => Step::Stir,
     }
 }
 
-/// The first mistake on the way, if any.
+/// Runs the steps; returns the first wrong decision, if any.
 pub fn run(policy: u16, near: &[Vec<u16>], numbers: &[u32]) -> Result<(), String> {
     let mut world = World::new(policy, NR_FLOWS);
     world.near(near);
     for (i, &number) in numbers.iter().enumerate() {
-        match turn(number) {
-            Turn::Load => world.load(number),
-            Turn::Stir => world.stir(number),
-            Turn::Frame(flow) => {
+        match step(number) {
+            Step::Load => world.load(number),
+            Step::Stir => world.stir(number),
+            Step::Frame(flow) => {
                 let before = world.flows[flow];
                 world.frame(flow);
                 if let Some(mistake) = world.mistake(&before, &world.flows[flow]) {

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! GRO (net/core/gro.c): packets that wait to be merged, and those on their way up.
+//! GRO (net/core/gro.c): packets held for merging, and packets to deliver.
 
 use std::collections::VecDeque;
 
-/// Packets of one hash bucket that may be held (`MAX_GRO_SKBS`). All flows share a bucket here.
+/// Limit of packets held in a hash bucket (`MAX_GRO_SKBS`). All flows share one bucket here.
 const MAX_HELD: usize = 8;
 
-/// Packets on `rx_list` that go up together (`net.core.gro_normal_batch`).
+/// Packets on `rx_list` that are delivered together (`net.core.gro_normal_batch`).
 const NORMAL_BATCH: usize = 8;
 
-/// A packet of a flow; numbered within it as it arrived.
+/// A packet of a flow, numbered in the order of arrival.
 #[derive(Clone, Copy, Debug)]
 pub struct Packet {
-    /// By its place among the flows.
+    /// Index of the flow.
     pub flow: usize,
     /// From 1.
     pub number: u64,
@@ -20,24 +20,24 @@ pub struct Packet {
     pub kind: Kind,
 }
 
-/// What GRO makes of a packet.
+/// How GRO treats a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Held, or merged with what is held of its flow.
+    /// Held, or merged with a held packet of the flow.
     Merge,
-    /// As [`Kind::Merge`], and what has been merged goes up (TCP's PSH).
+    /// As [`Kind::Merge`]; the merged packet is then delivered (TCP's PSH).
     Push,
-    /// Not for GRO: goes up, after what is held of its flow.
+    /// Not merged: delivered after held packets of the flow.
     Normal,
 }
 
-/// The network stack: where packets arrive, in order or not.
+/// The network stack: counts packets delivered, and those out of order.
 #[derive(Clone, Debug, Default)]
 pub struct Stack {
     latest: Vec<u64>,
-    /// Packets that arrived after a later one of their flow.
+    /// Packets delivered after a later one of their flow.
     pub nr_overtaken: u64,
-    /// All that arrived.
+    /// Packets delivered.
     pub nr_delivered: u64,
 }
 
@@ -59,7 +59,7 @@ struct Held {
     age: u64,
 }
 
-/// One instance: a NAPI's, or a cpumap thread's.
+/// The GRO state of a NAPI or of a cpumap thread.
 #[derive(Clone, Debug, Default)]
 pub struct Gro {
     held: VecDeque<Held>,
@@ -67,12 +67,12 @@ pub struct Gro {
 }
 
 impl Gro {
-    /// Packets in it.
+    /// Packets held.
     pub fn len(&self) -> usize {
         self.rx_list.len() + self.held.iter().map(|h| h.packets.len()).sum::<usize>()
     }
 
-    /// Whether it has no packets at all (`gro.bitmask` and `gro.rx_count`).
+    /// Whether no packet is held (`gro.bitmask` and `gro.rx_count`).
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -104,7 +104,7 @@ impl Gro {
         }
     }
 
-    /// `gro_flush()`; with `old`, only what has been held since an earlier jiffy.
+    /// `gro_flush()`; with `old`, only packets held since an earlier jiffy.
     pub fn flush(&mut self, old: bool, jiffies: u64, stack: &mut Stack) {
         while let Some(oldest) = self.held.front()
             && !(old && oldest.age == jiffies)

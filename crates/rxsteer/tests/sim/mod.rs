@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The data path's decisions on a kernel that is only imagined.
+//! The data path's decisions on a simulated kernel.
 
 pub mod gro;
 pub mod path;

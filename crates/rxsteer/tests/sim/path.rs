@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The way of packets from one receive queue to the stack: NAPI polls, the decision (`steer.h`
-//! itself), backlogs and their threads. Nothing happens by itself: each [`Event`] is somebody's turn.
+//! The path of packets from one receive queue to the stack: NAPI polls, the decision (`steer.h`
+//! itself), backlogs and their threads. All progress is made by [`Event`]s.
 //!
-//! Sequentially consistent: what another order of memory accesses could do is not seen here.
+//! Sequentially consistent: effects of memory reordering are not simulated (tests/litmus.rs).
 
 use rxsteer::datapath::native;
 use rxsteer::datapath::rps_map::SLOTS;
@@ -22,13 +22,13 @@ pub struct Path {
     pub q: rx_queue,
     /// The backlogs', by CPU.
     pub backlogs: Vec<backlog>,
-    /// Where packets arrive.
+    /// The network stack.
     pub stack: Stack,
-    /// Frames that rings had no room for, without an [`Event::Lose`].
+    /// Frames for which a ring had no room, without an [`Event::Lose`].
     pub nr_overflows: u64,
-    /// Why flows wanted to be where they did: a bit for each `enum rx_reason`.
+    /// Reasons for wanted locations: a bit for each `enum rx_reason`.
     pub reasons: u32,
-    /// How the queue's turns ended: a bit for each `enum rx_pressure`.
+    /// States at the end of windows: a bit for each `enum rx_pressure`.
     pub pressures: u32,
     map: Box<rps_map>,
     table: Vec<rps_dev_flow>,
@@ -51,14 +51,14 @@ pub struct Path {
 }
 
 impl Path {
-    /// At attach: nothing has been seen, every flow wants INLINE.
+    /// The state at attach: no packets yet, every flow wants INLINE.
     pub fn new(shape: Shape) -> Self {
         let n = shape.nr_cpus as usize;
         let mut facts = rx_facts {
             limit: shape.limit.into(),
             nr_cpus: shape.nr_cpus,
             cpu_mask: cpu_mask(shape.nr_cpus),
-            unguarded: (shape.lie == Some(Lie::Unguarded)).into(),
+            unguarded: (shape.fault == Some(Fault::Unguarded)).into(),
             flow_limit: shape.flow_limit,
             ..Default::default()
         };
@@ -103,7 +103,7 @@ impl Path {
         }
     }
 
-    /// Does what the event says.
+    /// Executes an event.
     pub fn apply(&mut self, event: Event) {
         match event {
             Event::Frame(flow, kind) => self.receive(flow, kind),
@@ -129,7 +129,7 @@ impl Path {
                 }
             }
             Event::Policy(policy) => self.q.policy = policy,
-            Event::Turn(polls, all) => self.turn(polls, all),
+            Event::Window(polls, all) => self.end_window(polls, all),
             Event::Cpu(cpu, idle, [busy, demand]) => {
                 self.facts.idle = self.facts.idle & !(1 << cpu) | u64::from(idle) << cpu;
                 self.facts.busy[cpu as usize] = busy;
@@ -140,7 +140,7 @@ impl Path {
             Event::Lose(n) => self.lose = n,
             Event::Online(cpu, online) => {
                 self.cpus[cpu as usize].offline = !online;
-                // A closed backlog opens again once it is empty.
+                // A closed backlog is reopened once it is empty.
                 if !online {
                     self.backlogs[cpu as usize].closed = 1;
                 }
@@ -184,7 +184,7 @@ impl Path {
         );
         self.cpus[cpu as usize].asked |= self.facts.poll_asked != 0;
         self.reasons |= 1 << self.table[slot].reason;
-        if self.shape.lie == Some(Lie::PollEnds) {
+        if self.shape.fault == Some(Fault::PollEnds) {
             self.cpus[cpu as usize].nr_polls += 1;
         }
         match verdict {
@@ -196,7 +196,7 @@ impl Path {
             }
             rx_verdict::RX_REDIRECTED => {
                 let to = self.table[slot].location;
-                if self.shape.lie == Some(Lie::QtailBefore) {
+                if self.shape.fault == Some(Fault::QtailBefore) {
                     self.table[slot].last_qtail -= 1;
                 }
                 if self.bulk[usize::from(to)].len() == BULK {
@@ -215,9 +215,9 @@ impl Path {
         self.facts.nr_polls = self.cpus[cpu as usize].nr_polls;
         self.facts.sock_flow = *self.sock_flow(hash);
         self.facts.jiffies = self.jiffies as u32;
-        let empty = match self.shape.lie {
-            Some(Lie::NapiGroEmpty) => true,
-            Some(Lie::NapiGroHolds) => false,
+        let empty = match self.shape.fault {
+            Some(Fault::NapiGroEmpty) => true,
+            Some(Fault::NapiGroHolds) => false,
             _ => self.gro.is_empty(),
         };
         self.facts.gro_empty = (self.q.napi != 0 && empty).into();
@@ -257,8 +257,7 @@ impl Path {
         self.q.load.nr_exhausted += u32::from(matches!(end, End::Budget));
         self.q.nr_busy_polls += u32::from(matches!(end, End::Busy));
         self.cpus[cpu as usize].owed = true;
-        // Who gives the instance up does it in the poll's function, others may begin before the
-        // tracepoint.
+        // Released within the poll's function; else the next poll may precede the tracepoint.
         if matches!(end, End::Budget | End::Busy) {
             self.poll_traced(cpu);
         }
@@ -275,11 +274,11 @@ impl Path {
         }
     }
 
-    /// `queue_polled()` in napi.h, at the end of a turn.
-    fn turn(&mut self, polls: u32, all: u32) {
+    /// `queue_polled()` in napi.h, at the end of a window.
+    fn end_window(&mut self, polls: u32, all: u32) {
         let l = &mut self.q.load;
-        let now = l.turn_start + TURN_NS;
-        l.poll_ns = u64::from(polls) * TURN_NS / 1024;
+        let now = l.turn_start + WINDOW_NS;
+        l.poll_ns = u64::from(polls) * WINDOW_NS / 1024;
         native::load_turn(&mut self.q, now, all, 0);
         self.pressures |= 1 << self.q.load.pressure;
     }
@@ -300,7 +299,7 @@ impl Path {
                 self.nr_overflows += 1;
             }
         }
-        if self.shape.lie == Some(Lie::LostTwice) {
+        if self.shape.fault == Some(Fault::LostTwice) {
             lost *= 2;
         }
         self.backlogs[to as usize].nr_lost += lost;
@@ -344,11 +343,12 @@ impl Path {
         if b.in_loop == 0 {
             b.in_loop = traced.running.into();
         }
-        let lie = self.shape.lie;
-        let n = traced.n + u32::from(lie == Some(Lie::TakenMore));
-        let empty = !self.shape.kernel.gro || traced.gro_empty || lie == Some(Lie::ThreadGroEmpty);
+        let fault = self.shape.fault;
+        let n = traced.n + u32::from(fault == Some(Fault::TakenMore));
+        let empty =
+            !self.shape.kernel.gro || traced.gro_empty || fault == Some(Fault::ThreadGroEmpty);
         native::backlog_take(b, n, empty, self.jiffies);
-        if lie == Some(Lie::HeadAhead) && empty {
+        if fault == Some(Fault::HeadAhead) && empty {
             b.head = b.taken;
         }
     }
@@ -360,10 +360,10 @@ impl Path {
         let sleeps = |b: &backlog| {
             let thread = threads.iter().find(|e| e.id == b.kthread);
             b.kthread == 0
-                || thread.is_some_and(|Entry { thread, .. }| match self.shape.lie {
-                    Some(Lie::Sleeping) => true,
-                    Some(Lie::Sleepless) => false,
-                    Some(Lie::FreshBelieved) => thread.interruptible(),
+                || thread.is_some_and(|Entry { thread, .. }| match self.shape.fault {
+                    Some(Fault::Sleeping) => true,
+                    Some(Fault::Sleepless) => false,
+                    Some(Fault::FreshBelieved) => thread.interruptible(),
                     _ => thread.interruptible() && (b.in_loop != 0 || !thread.on_rq()),
                 })
         };
@@ -388,25 +388,25 @@ impl Path {
     }
 
     fn drained(&mut self, cpu: u32) -> bool {
-        self.facts.sleeping = match self.shape.lie {
-            Some(Lie::SleepingBefore) => self.slept,
+        self.facts.sleeping = match self.shape.fault {
+            Some(Fault::SleepingBefore) => self.slept,
             _ => self.sleeping(),
         };
         native::backlog_asleep(&mut self.facts, &mut self.backlogs, cpu)
     }
 
     fn check(&mut self) {
-        let lie = self.shape.lie;
+        let fault = self.shape.fault;
         for cpu in 0..self.shape.nr_cpus {
             if self.backlogs[cpu as usize].closed != 0
-                && (self.drained(cpu) || lie == Some(Lie::RemovedFull))
+                && (self.drained(cpu) || fault == Some(Fault::RemovedFull))
             {
                 self.remove(cpu as usize);
             }
         }
         if self.home
             && ((0..self.shape.nr_cpus).all(|cpu| self.drained(cpu))
-                || lie == Some(Lie::EpochAbroad))
+                || fault == Some(Fault::EpochAbroad))
         {
             self.home = false;
             self.table.fill(rps_dev_flow::default());
@@ -449,8 +449,8 @@ impl Path {
         }
     }
 
-    /// Where it wants to be, by the tables alone, when interrupts go where they go: what the documentation says, not
-    /// what steer.h does.
+    /// The location that a flow wants by the tables alone, with interrupts as they are: according
+    /// to the documentation, not computed by steer.h.
     pub fn wanted(&mut self, flow: usize) -> u16 {
         let hash = self.shape.hashes[flow];
         let entry = *self.sock_flow(hash);
@@ -480,7 +480,7 @@ impl Path {
         self.entries[cpu as usize].as_ref().map(|e| &e.thread)
     }
 
-    /// Frames that wait for a CPU's thread.
+    /// Frames queued for a CPU's thread.
     pub fn waiting(&self, cpu: u32) -> usize {
         self.bulk[cpu as usize].len() + self.thread(cpu).map_or(0, Thread::untraced)
     }
@@ -490,10 +490,10 @@ impl Path {
         self.home
     }
 
-    /// Both sums (docs/backlog.md): every frame is in exactly one place.
+    /// Checks both sums (docs/backlog.md): every frame is in exactly one place.
     ///
     /// # Errors
-    /// What does not add up, in words.
+    /// The difference, in words.
     pub fn balance(&self) -> Result<(), String> {
         let sum = |b: &backlog| b.tail + b.nr_dropped + b.nr_shed + b.nr_limited;
         let inline = self.q.nr_inline + self.q.load.nr_limited;

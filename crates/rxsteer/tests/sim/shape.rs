@@ -1,29 +1,29 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a path is like, and what happens on it.
+//! Configuration of a path, and its events.
 
 use rxsteer::types::{rps_location, rx_policy};
 
 use super::gro::Kind;
 use super::thread::Thread;
 
-/// The queue's flows follow their applications.
+/// Policy bit: flows follow their applications.
 pub const FOLLOW: u16 = rx_policy::RX_FOLLOW.0 as u16;
 
-/// A turn's length in ns.
-pub const TURN_NS: u64 = 10_000_000;
+/// Length of a window in ns.
+pub const WINDOW_NS: u64 = 10_000_000;
 
 /// Ring slots beyond the limit.
 pub const RING_SLACK: usize = 16;
 
-/// Frames of a bulk queue (`CPU_MAP_BULK_SIZE`).
+/// Size of a bulk queue (`CPU_MAP_BULK_SIZE`).
 pub const BULK: usize = 8;
 
-/// What kernels differ in.
+/// Differences between kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
     /// A cpumap's threads do GRO (6.15).
     pub gro: bool,
-    /// The tracepoint of a cpumap's thread fires after the batch went up (before 6.12).
+    /// The tracepoint of a cpumap's thread fires after the batch was delivered (before 6.12).
     pub traces_after: bool,
     /// HZ >= 1000: GRO's flushes under load spare the packets of the present jiffy.
     pub hz1000: bool,
@@ -47,14 +47,14 @@ impl Kernel {
     }
 }
 
-/// What the path is made of.
+/// Configuration of a path.
 #[derive(Clone, Debug)]
 pub struct Shape {
     /// The kernel's variant.
     pub kernel: Kernel,
     /// CPUs, 64 at most.
     pub nr_cpus: u32,
-    /// Frames a backlog may hold.
+    /// Limit of frames in a backlog.
     pub limit: u32,
     /// The flows' hashes.
     pub hashes: Vec<u32>,
@@ -62,17 +62,17 @@ pub struct Shape {
     pub flow_order: u32,
     /// log2 of the entries of the `sock_flow_table`
     pub sock_flow_order: u32,
-    /// Packets that the driver keeps before it passes them to GRO.
+    /// Packets that the driver collects before it passes them to GRO.
     pub driver_batch: usize,
-    /// The part of a queue's frames, of 1024, that makes a flow large; 0: none is.
+    /// The share of a queue's frames, in 1/1024, from which a flow is large; 0: none is.
     pub flow_limit: u32,
-    /// What the path is not told truly: tests' controls.
-    pub lie: Option<Lie>,
+    /// A fault to inject, for controls of the tests.
+    pub fault: Option<Fault>,
 }
 
-/// Faults of the data path, each of which must be seen.
+/// Faults of the data path; the tests must detect each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lie {
+pub enum Fault {
     /// The rule of order is off.
     Unguarded,
     /// The NAPI's GRO is always empty.
@@ -81,23 +81,23 @@ pub enum Lie {
     PollEnds,
     /// A thread's GRO is always empty.
     ThreadGroEmpty,
-    /// Every thread sleeps.
+    /// All threads count as asleep.
     Sleeping,
-    /// User space reads a thread's state, long before it reads `taken`.
+    /// User space reads a thread's state long before `taken`.
     SleepingBefore,
-    /// A fresh thread's state is believed.
+    /// The state of a new thread is trusted.
     FreshBelieved,
-    /// `head` includes the batch that is about to go up.
+    /// `head` includes the batch that is about to be delivered.
     HeadAhead,
-    /// A batch counts for one frame more.
+    /// Each batch counts one frame too many.
     TakenMore,
     /// `last_qtail` is the tail before the frame.
     QtailBefore,
     /// Lost frames are counted twice.
     LostTwice,
-    /// A new epoch begins although not all flows came home.
+    /// A new epoch begins before all flows have returned to INLINE.
     EpochAbroad,
-    /// An offline CPU's entry is made anew although it is not empty.
+    /// The entry of an offline CPU is replaced although it is not empty.
     RemovedFull,
     /// No thread ever sleeps.
     Sleepless,
@@ -105,60 +105,59 @@ pub enum Lie {
     NapiGroHolds,
 }
 
-/// How a poll ends, and what becomes of what its GRO holds.
+/// How a poll ends, and which packets its GRO delivers.
 #[derive(Clone, Copy, Debug)]
 pub enum End {
-    /// All work done: everything goes up.
+    /// All work done: all packets.
     Complete,
-    /// All work done, `gro_flush_timeout` is set: what is older than this jiffy goes up.
+    /// All work done with `gro_flush_timeout`: packets older than this jiffy.
     CompleteOld,
-    /// The budget is used up: everything, or with HZ >= 1000 what is older.
+    /// Budget used up: all packets, or with HZ >= 1000 those older than this jiffy.
     Budget,
-    /// An application polled: nothing that is held.
+    /// An application polled: none of the held packets.
     Busy,
 }
 
-/// Somebody's turn. What can't be done now is not done.
+/// A step of one component. An event that is not possible at present does nothing.
 #[derive(Clone, Copy, Debug)]
 pub enum Event {
-    /// A flow's frame is received: in the poll in progress, or a new one where interrupts go.
+    /// A flow's frame is received, in the present poll or in a new one on the CPU of the interrupt.
     Frame(usize, Kind),
     /// The poll's function returns.
     EndPoll(End),
-    /// The tracepoint of a poll that has ended on this CPU.
+    /// The tracepoint of a poll that ended on this CPU.
     PollTraced(u32),
     /// Interrupts go to this CPU from now on.
     Interrupt(u32),
-    /// The thread for this CPU goes so many steps.
+    /// The thread of a CPU executes this number of steps.
     Thread(u32, u32),
-    /// So does the one that was told to end.
+    /// The oldest thread that was told to end executes this number of steps.
     OldThread(u32),
-    /// Time passes.
+    /// A jiffy passes.
     Jiffy,
-    /// A flow's application takes data on this CPU, or polls for it: `RPS_INLINE`.
+    /// A flow's application receives data on this CPU, or polls: `RPS_INLINE`.
     Application(usize, u16),
-    /// The map's slots, from the first to the last, want this location.
+    /// Map slots, from the first to the last, get this location.
     Map(u16, u16, u16),
-    /// What flows do besides what RPS says: bits of `enum rx_policy`.
+    /// The policy: bits of `enum rx_policy`.
     Policy(u16),
-    /// The queue's turn ends, in which so much of the polling CPU's time, of 1024 parts, went into
-    /// polls, and into everything.
-    Turn(u32, u32),
-    /// Whether a CPU is idle; how busy it was lately, and how wanted, of 1024.
+    /// A window ends in which polls and all work took these 1024ths of the polling CPU.
+    Window(u32, u32),
+    /// Idle state of a CPU, its load, and the demand for it, in 1/1024.
     Cpu(u32, bool, [u32; 2]),
-    /// Whether applications have nothing to do before their next packet.
+    /// Whether applications wait for packets.
     Waits(bool),
-    /// User space makes the backlogs that were asked for.
+    /// User space creates the requested backlogs.
     Make,
-    /// The ring will have no room for so many frames of the next bulk.
+    /// The ring has no room for this number of frames of the next bulk.
     Lose(usize),
     /// A CPU goes offline, or comes back.
     Online(u32, bool),
-    /// User space looks whether what it waits for has drained.
+    /// User space checks whether the backlogs that it waits for are empty.
     Check,
-    /// User space begins to bring every flow home, for a new epoch.
+    /// User space starts to return every flow to INLINE, for a new epoch.
     Home,
-    /// It loses patience.
+    /// User space stops waiting for it: flows are shed.
     Shed,
 }
 

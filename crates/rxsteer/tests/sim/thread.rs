@@ -1,31 +1,31 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A cpumap entry: the ring, and the thread that empties it, step by step
-//! (kernel/bpf/cpumap.c, `cpu_map_kthread_run()`).
+//! A cpumap entry: the ring and its thread, step by step (kernel/bpf/cpumap.c,
+//! `cpu_map_kthread_run()`).
 
 use std::collections::VecDeque;
 
 use super::gro::{Gro, Packet, Stack};
 use super::shape::Kernel;
 
-/// Frames that the thread takes at once (`CPUMAP_BATCH`).
+/// Frames that the thread dequeues at once (`CPUMAP_BATCH`).
 const BATCH: usize = 8;
 
-/// Frames after which it flushes GRO (`NAPI_POLL_WEIGHT`).
+/// Frames after which the thread flushes GRO (`NAPI_POLL_WEIGHT`).
 const FLUSH: usize = 64;
 
-/// Slots that a `ptr_ring` gives back together.
+/// Slots that a `ptr_ring` releases together.
 const RETURNED: usize = 16;
 
-/// Where a thread is in its function: what it does next.
+/// The next step of a thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// It has signalled that it runs, and has not set its state yet.
+    /// The thread has signalled that it runs, and has not set its state yet.
     Fresh,
     Top,
     Recheck,
     Asleep,
     Take,
-    /// The tracepoint, before or after the batch goes up.
+    /// The tracepoint, before or after the batch is delivered.
     Trace,
     PassUp,
     Flush,
@@ -37,34 +37,34 @@ enum Step {
 pub struct Thread {
     ring: VecDeque<Packet>,
     size: usize,
-    /// slots consumed and not given back, and the place of the next
+    /// slots consumed but not released, and the index of the next
     owed: usize,
     place: usize,
     step: Step,
     interruptible: bool,
     on_rq: bool,
     batch: Vec<Packet>,
-    /// frames taken since the tracepoint
+    /// frames dequeued since the tracepoint
     untraced: usize,
     since_flush: usize,
     gro: Gro,
-    /// It was told to end.
+    /// The thread was told to end.
     pub stopping: bool,
 }
 
-/// What the tracepoint `xdp_cpumap_kthread` finds.
+/// The values that the tracepoint `xdp_cpumap_kthread` reads.
 #[derive(Clone, Copy, Debug)]
 pub struct Traced {
     /// Frames in the batch.
     pub n: u32,
     /// The thread's state is `TASK_RUNNING`.
     pub running: bool,
-    /// Its GRO has no packets.
+    /// GRO holds no packets.
     pub gro_empty: bool,
 }
 
 impl Thread {
-    /// One that was just made, with a ring for `size` frames.
+    /// A new thread, with a ring for `size` frames.
     pub fn new(size: usize) -> Self {
         Self {
             ring: VecDeque::new(),
@@ -82,7 +82,7 @@ impl Thread {
         }
     }
 
-    /// Puts a frame into the ring; false if it has no slot.
+    /// Puts a frame into the ring; false if it is full.
     pub fn produce(&mut self, packet: Packet) -> bool {
         let room = self.ring.len() + self.owed < self.size;
         if room {
@@ -100,32 +100,32 @@ impl Thread {
         }
     }
 
-    /// Frames in the ring, or taken and not yet seen by the tracepoint.
+    /// Frames in the ring, or dequeued since the last tracepoint.
     pub fn untraced(&self) -> usize {
         self.ring.len() + self.untraced
     }
 
-    /// Whether it waits to be woken.
+    /// Whether the thread waits to be woken.
     pub fn asleep(&self) -> bool {
         self.step == Step::Asleep
     }
 
-    /// Whether it has come to its end.
+    /// Whether the thread has ended.
     pub fn ended(&self) -> bool {
         self.step == Step::Ended
     }
 
-    /// Its `__state` is `TASK_INTERRUPTIBLE`.
+    /// Whether `__state` is `TASK_INTERRUPTIBLE`.
     pub fn interruptible(&self) -> bool {
         self.interruptible
     }
 
-    /// It is on the run queue.
+    /// Whether the thread is on the run queue.
     pub fn on_rq(&self) -> bool {
         self.on_rq
     }
 
-    /// Goes one step; returns what the tracepoint saw if that was the step.
+    /// Executes one step; returns the values of the tracepoint if that was the step.
     pub fn run(&mut self, kernel: Kernel, jiffies: u64, stack: &mut Stack) -> Option<Traced> {
         let mut traced = None;
         self.step = match self.step {
@@ -143,7 +143,7 @@ impl Thread {
                 self.interruptible = false;
                 Step::Take
             }
-            // schedule(): somebody who was woken meanwhile only yields
+            // schedule(): a thread woken meanwhile only yields
             Step::Recheck if self.interruptible && !self.stopping => {
                 self.on_rq = false;
                 Step::Asleep
@@ -206,7 +206,7 @@ impl Thread {
         traced
     }
 
-    /// `__ptr_ring_discard_one()`, n times: small rings give each slot back at once.
+    /// `__ptr_ring_discard_one()`, n times: small rings release each slot at once.
     fn give_back(&mut self, n: usize) {
         let together = if self.size < 2 * RETURNED {
             1
