@@ -150,13 +150,13 @@ int cpumap(struct xdp_md *ctx)
 
 /* ---- wire: the generator, run by BPF_PROG_TEST_RUN with live frames ------- */
 
-#define WIRE_TEMPLATE_LEN 256
+#define GENERATOR_TEMPLATE_LEN 256
 
 /* The first bytes of each payload. */
-struct wire_stamp {
+struct generator_stamp {
 	__be64 seq;  /* of the wire, from 0 */
 	__be32 flow; /* below nr_flows */
-	__be32 wire;
+	__be32 generator;
 };
 
 /*
@@ -164,7 +164,7 @@ struct wire_stamp {
  * start of the frame; the offset 0 means that there is no such field. Masks are
  * powers of two less one.
  */
-struct wire_layout {
+struct generator_layout {
 	__u32 template_len; /* bytes of the template, all headers included */
 	__u32 ipv4;	    /* IPv4 header, whose checksum is to be filled in */
 	__u32 saddr;	    /* the low 32 bits of the source address */
@@ -181,34 +181,34 @@ struct wire_layout {
 	__u32 saddr_shift;	 /* flow >> shift is added to the source port */
 	__u32 dport_mask;	 /* flow & mask is added to the destination port */
 	__u32 flood;		 /* frames of one more flow, nr_flows, after each other frame */
-	struct wire_stamp first; /* stamp of the first frame */
+	struct generator_stamp first; /* stamp of the first frame */
 };
 
-const volatile struct wire_layout wire_layout = {.nr_flows = 1, .run = 1};
+const volatile struct generator_layout generator_layout = {.nr_flows = 1, .run = 1};
 /* Checksum fields hold the folded sum of all constant words of their coverage, not inverted. */
-const volatile __u8 wire_template[WIRE_TEMPLATE_LEN];
+const volatile __u8 generator_template[GENERATOR_TEMPLATE_LEN];
 
 /*
- * A paced wire sends wire_burst frames every wire_burst_ns; 0 is as fast as it can.
+ * A paced wire sends generator_burst frames every generator_burst_ns; 0 is as fast as it can.
  * Pacing is done here and not by the caller: each test_run makes a page pool, and
  * thousands of them a second keep the kernel busy with getting rid of them.
  */
-const volatile __u64 wire_burst_ns = 0;
-const volatile __u32 wire_burst = 1;
-__u64 wire_due; /* when the next burst is, ns of bpf_ktime_get_ns() */
-__u32 wire_credit;
+const volatile __u64 generator_burst_ns = 0;
+const volatile __u32 generator_burst = 1;
+__u64 generator_due; /* when the next burst is, ns of bpf_ktime_get_ns() */
+__u32 generator_credit;
 
 /* Frames sent, and how many may be. What may not go yet is dropped, back into its pool. */
-__u64 wire_nr_sent;
-__u64 wire_nr_refused; /* template and frame don't fit each other */
-__u64 wire_limit;
+__u64 generator_nr_sent;
+__u64 generator_nr_refused; /* template and frame don't fit each other */
+__u64 generator_limit;
 
 /* Whose turn it is: a flow, the frames of its run that are sent, and the runs of every flow. */
-__u32 wire_flow;
-__u32 wire_step;
-__u32 wire_turn;
+__u32 generator_flow;
+__u32 generator_step;
+__u32 generator_round;
 
-static __always_inline __u16 wire_checksum(__u64 sum)
+static __always_inline __u16 generator_checksum(__u64 sum)
 {
 	sum = (sum & 0xffffffff) + (sum >> 32);
 	sum = (sum & 0xffff) + (sum >> 16);
@@ -218,23 +218,23 @@ static __always_inline __u16 wire_checksum(__u64 sum)
 }
 
 /* Lost time is caught up with up to a millisecond: more would be a flood, not a rate. */
-static __always_inline bool wire_is_due(void)
+static __always_inline bool generator_is_due(void)
 {
 	const __u64 millisecond = 1000000;
 	__u64 now;
 
-	if (!wire_burst_ns)
+	if (!generator_burst_ns)
 		return true;
-	if (!wire_credit) {
+	if (!generator_credit) {
 		now = bpf_ktime_get_ns();
-		if (now < wire_due)
+		if (now < generator_due)
 			return false;
-		if (now - wire_due > millisecond)
-			wire_due = now - millisecond;
-		wire_due += wire_burst_ns;
-		wire_credit = wire_burst;
+		if (now - generator_due > millisecond)
+			generator_due = now - millisecond;
+		generator_due += generator_burst_ns;
+		generator_credit = generator_burst;
 	}
-	wire_credit--;
+	generator_credit--;
 	return true;
 }
 
@@ -243,86 +243,86 @@ static __always_inline bool wire_is_due(void)
  * every header is written anew.
  */
 SEC("?xdp")
-int wire(struct xdp_md *ctx)
+int generator(struct xdp_md *ctx)
 {
-	__u32 flow = wire_flow, step = wire_step, len = wire_layout.template_len;
-	__u64 seq = wire_nr_sent, sum = 0;
-	bool flood = seq % (wire_layout.flood + 1);
-	struct wire_stamp *stamp;
+	__u32 flow = generator_flow, step = generator_step, len = generator_layout.template_len;
+	__u64 seq = generator_nr_sent, sum = 0;
+	bool flood = seq % (generator_layout.flood + 1);
+	struct generator_stamp *stamp;
 	char *data, *data_end;
 	__be16 *ports;
 	__be32 *saddr;
 
-	if (seq >= wire_limit || !wire_is_due())
+	if (seq >= generator_limit || !generator_is_due())
 		return XDP_DROP;
 	if (flood)
-		flow = wire_layout.nr_flows;
-	if (!len || len > WIRE_TEMPLATE_LEN)
+		flow = generator_layout.nr_flows;
+	if (!len || len > GENERATOR_TEMPLATE_LEN)
 		goto refuse;
-	if (bpf_xdp_store_bytes(ctx, 0, (void *)wire_template, len))
+	if (bpf_xdp_store_bytes(ctx, 0, (void *)generator_template, len))
 		goto refuse;
-	if (!wire_layout.ports)
+	if (!generator_layout.ports)
 		goto out;
 
 	data = (char *)(long)ctx->data;
 	data_end = (char *)(long)ctx->data_end;
-	stamp = (struct wire_stamp *)(data + wire_layout.stamp);
+	stamp = (struct generator_stamp *)(data + generator_layout.stamp);
 	if ((char *)(stamp + 1) > data_end)
 		goto refuse;
 	/* All headers are before the stamp. */
-	saddr = (__be32 *)(data + wire_layout.saddr);
-	ports = (__be16 *)(data + wire_layout.ports);
-	*saddr = bpf_htonl(bpf_ntohl(*saddr) + (flow & wire_layout.saddr_mask));
-	ports[0] = bpf_htons(bpf_ntohs(ports[0]) + (flow >> wire_layout.saddr_shift));
-	ports[1] = bpf_htons(bpf_ntohs(ports[1]) + (flow & wire_layout.dport_mask));
+	saddr = (__be32 *)(data + generator_layout.saddr);
+	ports = (__be16 *)(data + generator_layout.ports);
+	*saddr = bpf_htonl(bpf_ntohl(*saddr) + (flow & generator_layout.saddr_mask));
+	ports[0] = bpf_htons(bpf_ntohs(ports[0]) + (flow >> generator_layout.saddr_shift));
+	ports[1] = bpf_htons(bpf_ntohs(ports[1]) + (flow & generator_layout.dport_mask));
 	stamp->seq = bpf_cpu_to_be64(seq);
 	stamp->flow = bpf_htonl(flow);
-	stamp->wire = wire_layout.first.wire;
+	stamp->generator = generator_layout.first.generator;
 
-	if (wire_layout.ipv4) {
-		struct iphdr *ip = (struct iphdr *)(data + wire_layout.ipv4);
+	if (generator_layout.ipv4) {
+		struct iphdr *ip = (struct iphdr *)(data + generator_layout.ipv4);
 
-		ip->check = wire_checksum((__u64)ip->check + *saddr);
+		ip->check = generator_checksum((__u64)ip->check + *saddr);
 	}
-	if (wire_layout.tcp_seq) {
+	if (generator_layout.tcp_seq) {
 		struct tcphdr *tcp = (struct tcphdr *)ports;
-		__u32 nr_before = wire_turn * wire_layout.run + step;
+		__u32 nr_before = generator_round * generator_layout.run + step;
 
-		tcp->seq = bpf_htonl(wire_layout.first_seq + nr_before * wire_layout.payload_len);
+		tcp->seq = bpf_htonl(generator_layout.first_seq + nr_before * generator_layout.payload_len);
 		sum += tcp->seq;
-		if (wire_layout.push && step + 1 == wire_layout.run) {
+		if (generator_layout.push && step + 1 == generator_layout.run) {
 			tcp->psh = 1;
 			sum += bpf_htons(0x0008);
 		}
 	}
-	if (wire_layout.checksum) {
-		__sum16 *check = (__sum16 *)(data + wire_layout.checksum);
+	if (generator_layout.checksum) {
+		__sum16 *check = (__sum16 *)(data + generator_layout.checksum);
 
 		sum += (__u64)*check + *saddr + ports[0] + ports[1];
 		sum += (stamp->seq & 0xffffffff) + (stamp->seq >> 32);
-		sum += (__u64)stamp->flow + stamp->wire;
-		*check = wire_checksum(sum);
-		if (!*check && !wire_layout.tcp_seq)
+		sum += (__u64)stamp->flow + stamp->generator;
+		*check = generator_checksum(sum);
+		if (!*check && !generator_layout.tcp_seq)
 			*check = 0xffff; /* RFC 768: zero would mean none */
 	}
 
 out:
-	wire_nr_sent = seq + 1;
+	generator_nr_sent = seq + 1;
 	if (flood)
 		return XDP_TX;
-	wire_step = step + 1;
-	if (wire_step >= wire_layout.run) {
-		wire_step = 0;
-		wire_flow = flow + 1;
-		if (wire_flow >= wire_layout.nr_flows) {
-			wire_flow = 0;
-			wire_turn++;
+	generator_step = step + 1;
+	if (generator_step >= generator_layout.run) {
+		generator_step = 0;
+		generator_flow = flow + 1;
+		if (generator_flow >= generator_layout.nr_flows) {
+			generator_flow = 0;
+			generator_round++;
 		}
 	}
 	return XDP_TX;
 
 refuse:
-	wire_nr_refused++;
+	generator_nr_refused++;
 	return XDP_ABORTED;
 }
 
@@ -348,7 +348,7 @@ __u64 witness_nr_reordered;
 SEC("?tc")
 int witness(struct __sk_buff *skb)
 {
-	struct wire_stamp stamp;
+	struct generator_stamp stamp;
 	__u64 *next, seq;
 	__u32 flow;
 

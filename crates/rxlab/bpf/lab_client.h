@@ -145,7 +145,7 @@ int client(struct xdp_md *ctx)
 		tcp->seq = tcp->ack_seq;
 		tcp->ack_seq = bpf_htonl(state->ack);
 		sum = (__u16)~tcp->check + (__u64)(__u32)~seq + tcp->ack_seq;
-		tcp->check = wire_checksum(sum);
+		tcp->check = generator_checksum(sum);
 	}
 	client_swap(eth, ip);
 	port = ports[0];
@@ -185,7 +185,7 @@ static __always_inline int client_send(struct xdp_md *ctx, __u32 ports, __u32 se
 	client_swap(eth, ip);
 	sum = (__u16)~ip->check + (__u32)(__u16)~ip->tot_len + total;
 	ip->tot_len = total;
-	ip->check = wire_checksum(sum);
+	ip->check = generator_checksum(sum);
 	words[0] = bpf_htonl(ports);
 	words[1] = bpf_htonl(seq);
 	words[2] = bpf_htonl(ack);
@@ -193,7 +193,7 @@ static __always_inline int client_send(struct xdp_md *ctx, __u32 ports, __u32 se
 	sum = (__u64)ip->saddr + ip->daddr + bpf_htonl((__u32)IPPROTO_TCP << 16 | segment);
 	sum += (__u64)words[0] + words[1] + words[2] + words[3];
 	words[4] = 0;
-	((struct tcphdr *)words)->check = wire_checksum(sum);
+	((struct tcphdr *)words)->check = generator_checksum(sum);
 	return XDP_TX;
 }
 

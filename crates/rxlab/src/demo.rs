@@ -10,15 +10,15 @@ use serde::Serialize;
 
 use crate::bench::experiment::{Condition, Gro, Napi};
 use crate::bench::scenario::flood::{Sample, Sockets, measure};
-use crate::bench::setup::bed::{Bed, INTERRUPT_CPU};
 use crate::bench::setup::mode::{Cpus, Mode, Way};
+use crate::bench::setup::testbed::{INTERRUPT_CPU, Testbed};
 use crate::bench::setup::watch::STEAL;
 
 /// Each mode's turns, interleaved: the machine has other things to do too.
-const TURNS: usize = 3;
+const ROUNDS: usize = 3;
 
 /// Of one turn.
-const SECONDS: f64 = 1.5;
+const WINDOW_SECONDS: f64 = 1.5;
 
 /// Spread over CPUs by the flow's hash; in this order, in every round.
 const SPREAD: [Mode; 3] = [Mode::None, Mode::KernelRps, Mode::RxsteerRps];
@@ -75,7 +75,7 @@ pub struct Demo {
 /// # Errors
 /// When the host does not allow the lab, or a turn did not measure what it claims.
 pub fn demo(progress: &dyn Fn(&str, u64)) -> Result<Demo> {
-    let bed = Bed::new(Condition {
+    let testbed = Testbed::new(Condition {
         napi: Napi::Thread,
         gro: Gro::On,
     })?;
@@ -85,28 +85,28 @@ pub fn demo(progress: &dyn Fn(&str, u64)) -> Result<Demo> {
         (Cpus::All, Sockets::Connected, FOLLOW),
     ];
     let mut steal_share = 0f64;
-    let total = (cases.len() * TURNS * SPREAD.len()) as u64;
+    let total = (cases.len() * ROUNDS * SPREAD.len()) as u64;
     let cases = cases
         .into_iter()
         .map(|(cpus, sockets, modes)| {
             let mut samples = modes.map(|_| Vec::new());
-            for _ in 0..TURNS {
+            for _ in 0..ROUNDS {
                 for (mode, samples) in modes.iter().zip(&mut samples) {
                     let way = Way { mode: *mode, cpus };
                     progress(&way.to_string(), total);
-                    let sample = measure(&bed, way, sockets, SECONDS)?;
+                    let sample = measure(&testbed, way, sockets, WINDOW_SECONDS)?;
                     steal_share = steal_share.max(sample.seen.steal_share);
                     samples.push(sample);
                 }
             }
             let rows = modes.iter().zip(samples).map(|(mode, mut samples)| {
                 samples.sort_by_key(|s: &Sample| s.traffic.meanwhile.delivered);
-                Row::new(*mode, &samples[TURNS / 2])
+                Row::new(*mode, &samples[ROUNDS / 2])
             });
             Ok(Case {
                 rps_cpus: match cpus {
-                    Cpus::Others => bed.masks().others.to_string(),
-                    _ => bed.masks().all.to_string(),
+                    Cpus::Others => testbed.masks().others.to_string(),
+                    _ => testbed.masks().all.to_string(),
                 },
                 follow: sockets == Sockets::Connected,
                 flows: sockets.nr_flows(),
@@ -152,7 +152,7 @@ impl Demo {
         let _ = writeln!(
             out,
             "One receive queue, polled on CPU {}; UDP flows, as fast as they can be made;\n\
-             an application elsewhere. Packets per second, medians of {TURNS} turns.",
+             an application elsewhere. Packets per second, medians of {ROUNDS} turns.",
             self.interrupt_cpu
         );
         for case in &self.cases {

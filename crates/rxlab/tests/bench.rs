@@ -12,13 +12,13 @@ use rxlab::bench::measurement::Measurement;
 use rxlab::bench::report::document as report;
 use rxlab::bench::report::document::Refusal;
 use rxlab::bench::scenario::Scenario;
-use rxlab::bench::setup::bed::{Bed, INTERRUPT_CPU, Masks};
 use rxlab::bench::setup::mode::{Cpus, Mode, Way};
 use rxlab::bench::setup::router::{NR_BLOCKED, Passed, Router, Ruleset, blocked};
+use rxlab::bench::setup::testbed::{INTERRUPT_CPU, Masks, Testbed};
 use rxlab::bench::setup::traffic::{Traffic, check};
 use rxlab::lab::frame::{Frames, UdpFlows};
-use rxlab::lab::sink::{Sink, SinkConfig};
-use rxlab::testing::bed::{lab, until};
+use rxlab::lab::receiver::{Receiver, ReceiverConfig};
+use rxlab::testing::testbed::{lab, until};
 use rxsteer::host::kthread;
 
 const CONDITION: Condition = Condition {
@@ -303,22 +303,28 @@ fn a_paced_stream_keeps_its_pace() -> Result<()> {
 
 /// Sends while kernel RPS is on, after something has been done to the device; what came of it, and
 /// of the check.
-fn under_rps(done: impl FnOnce(&Bed) -> Result<()>) -> Result<(Traffic, Result<()>)> {
-    let bed = Bed::new(CONDITION)?;
-    let dut = &bed.link.dut;
+fn under_rps(done: impl FnOnce(&Testbed) -> Result<()>) -> Result<(Traffic, Result<()>)> {
+    let testbed = Testbed::new(CONDITION)?;
+    let dut = &testbed.link.dut;
     let flows = UdpFlows::to(dut, 512);
     let way = Way {
         mode: Mode::KernelRps,
         cpus: Cpus::Others,
     };
-    let active = bed.start(way)?;
-    done(&bed)?;
-    let sink = SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport));
-    let sink = Sink::start(&dut.netns, &sink)?;
-    let watch = bed.watch()?;
-    let traffic = Traffic::send(&bed, &sink, &Frames::Udp(flows), Some(RATE), SECONDS)?;
+    let active = testbed.start(way)?;
+    done(&testbed)?;
+    let receiver = ReceiverConfig::new(SocketAddr::new(flows.daddr, flows.dport));
+    let receiver = Receiver::start(&dut.netns, &receiver)?;
+    let watch = testbed.watch()?;
+    let traffic = Traffic::send(
+        &testbed,
+        &receiver,
+        &Frames::Udp(flows),
+        Some(RATE),
+        SECONDS,
+    )?;
     let seen = watch.end()?;
-    let checked = check(&bed, &active, way, &traffic, &seen);
+    let checked = check(&testbed, &active, way, &traffic, &seen);
     Ok((traffic, checked))
 }
 
@@ -335,8 +341,8 @@ fn a_mode_that_was_not_in_effect_is_refused() -> Result<()> {
     let Some(_guard) = lab("a_mode_that_was_not_in_effect_is_refused") else {
         return Ok(());
     };
-    let (_, checked) = under_rps(|bed| {
-        let dut = &bed.link.dut;
+    let (_, checked) = under_rps(|testbed| {
+        let dut = &testbed.link.dut;
         let path = format!("/sys/class/net/{}/queues/rx-0/rps_cpus", dut.name);
         dut.netns.run(|| Ok(fs::write(&path, "0")?))
     })?;
@@ -370,10 +376,10 @@ fn napi_threads(device: &str) -> usize {
 }
 
 /// Sends to the host behind a router; what its firewall saw of it.
-fn forwarded(bed: &Bed, router: &Router, flows: &UdpFlows) -> Result<(Traffic, Passed)> {
+fn forwarded(testbed: &Testbed, router: &Router, flows: &UdpFlows) -> Result<(Traffic, Passed)> {
     let before = router.passed()?;
     let frames = Frames::Udp(flows.clone());
-    let traffic = Traffic::send(bed, router, &frames, Some(RATE), SECONDS)?;
+    let traffic = Traffic::send(testbed, router, &frames, Some(RATE), SECONDS)?;
     let after = router.passed()?;
     let passed = Passed {
         expected: after.expected - before.expected,
@@ -394,13 +400,13 @@ fn a_router_knows_its_connections_and_leaves_nothing() -> Result<()> {
         );
         return Ok(());
     }
-    let bed = Bed::new(CONDITION)?;
-    let dut = &bed.link.dut;
+    let testbed = Testbed::new(CONDITION)?;
+    let dut = &testbed.link.dut;
     let router = Router::new(dut, Ruleset::Stateful)?;
     let flows = router.flows(dut, 512);
-    let plain = bed.start(Way::by_default(Mode::None))?;
+    let plain = testbed.start(Way::by_default(Mode::None))?;
     let send = |flows: &UdpFlows| {
-        let (traffic, passed) = forwarded(&bed, &router, flows)?;
+        let (traffic, passed) = forwarded(&testbed, &router, flows)?;
         anyhow::Ok((traffic, passed.expected, passed.others))
     };
     // The control: without a reply, every packet is a connection's first.
@@ -411,7 +417,7 @@ fn a_router_knows_its_connections_and_leaves_nothing() -> Result<()> {
         (0, traffic.all.delivered + traffic.dropped)
     );
 
-    router.establish(&bed.link, INTERRUPT_CPU, &flows)?;
+    router.establish(&testbed.link, INTERRUPT_CPU, &flows)?;
     let (traffic, established, fresh) = send(&flows)?;
     assert!(traffic.all.delivered > 0, "{traffic:?}");
     assert_eq!(
@@ -427,7 +433,7 @@ fn a_router_knows_its_connections_and_leaves_nothing() -> Result<()> {
     plain.stop()?;
     let device = dut.name.clone();
     assert_eq!(napi_threads(&device), 1);
-    drop((bed, router));
+    drop((testbed, router));
     until("the router's device is gone", || {
         Ok((napi_threads(&device) == 0).then_some(()))
     })
@@ -444,11 +450,11 @@ fn a_router_compares_each_packet_with_the_whole_list() -> Result<()> {
         rxlab::testing::not_run(name, "nft is missing");
         return Ok(());
     }
-    let bed = Bed::new(CONDITION)?;
-    let router = Router::new(&bed.link.dut, Ruleset::Blocklist)?;
-    let flows = router.flows(&bed.link.dut, 512);
-    let plain = bed.start(Way::by_default(Mode::None))?;
-    let (traffic, passed) = forwarded(&bed, &router, &flows)?;
+    let testbed = Testbed::new(CONDITION)?;
+    let router = Router::new(&testbed.link.dut, Ruleset::Blocklist)?;
+    let flows = router.flows(&testbed.link.dut, 512);
+    let plain = testbed.start(Way::by_default(Mode::None))?;
+    let (traffic, passed) = forwarded(&testbed, &router, &flows)?;
     let delivered = traffic.all.delivered;
     assert!(delivered > 0, "{traffic:?}");
     assert_eq!(
@@ -466,10 +472,10 @@ fn a_router_compares_each_packet_with_the_whole_list() -> Result<()> {
             dport,
             ..flows.clone()
         };
-        let (traffic, passed) = forwarded(&bed, &router, &of(dport))?;
+        let (traffic, passed) = forwarded(&testbed, &router, &of(dport))?;
         assert_eq!((traffic.all.delivered, passed.expected), (0, 0));
         assert_eq!(passed.others, traffic.all.accepted, "{traffic:?}");
-        let (traffic, passed) = forwarded(&bed, &router, &of(flows.dport))?;
+        let (traffic, passed) = forwarded(&testbed, &router, &of(flows.dport))?;
         assert!(traffic.all.delivered > 0, "{traffic:?}");
         assert_eq!(passed.others, 0, "{traffic:?}");
     }

@@ -8,9 +8,9 @@ use std::time::Duration;
 use anyhow::Result;
 use rxlab::bench::experiment::{Condition, Gro, Napi, Unfit};
 use rxlab::bench::scenario::closed_loop::ClosedLoop;
-use rxlab::bench::setup::bed::Bed;
 use rxlab::bench::setup::mode::{Mode, Way};
 use rxlab::bench::setup::place::Place;
+use rxlab::bench::setup::testbed::Testbed;
 use rxlab::lab::client::Client;
 use rxlab::lab::ethtool::Offload;
 use rxlab::lab::frame::{Frames, TcpFlows, UdpFlows};
@@ -20,7 +20,7 @@ use rxlab::lab::server::Server;
 use rxlab::lab::sockets;
 use rxlab::lab::softnet;
 use rxlab::lab::xdp::Xdp;
-use rxlab::testing::bed::{lab, until};
+use rxlab::testing::testbed::{lab, until};
 use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::device::XdpMode;
 
@@ -236,7 +236,7 @@ fn polling_that_finds_nothing_gives_no_figure() -> Result<()> {
         };
         let way = Way::by_default(Mode::None);
         case.measure(
-            &Place::Lab(Bed::new(condition)?),
+            &Place::Lab(Testbed::new(condition)?),
             way,
             A_WHILE.as_secs_f64(),
         )

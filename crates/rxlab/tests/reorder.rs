@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use anyhow::Result;
 use rxlab::bench::scenario::reorder::{Case, Progress, measure};
-use rxlab::testing::bed::{OTHER_CPU, lab, until};
+use rxlab::testing::testbed::{OTHER_CPU, lab, until};
 use rxsteer::host::setting::Setting;
 use rxsteer::host::topology::Topology;
 
 /// How long a run may take to show what it must.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Packets delivered, with everything moving.
 const PACKETS: u64 = 100_000;
@@ -24,7 +24,7 @@ fn nothing_overtakes(case: Case) -> Result<()> {
     };
     let run = |unguarded, enough: fn(&Progress) -> bool| {
         measure(case, unguarded, &|now| {
-            now.eventful && enough(now) || now.elapsed > PATIENCE
+            now.eventful && enough(now) || now.elapsed > TIMEOUT
         })
     };
     let guarded = run(false, |now| now.packets >= PACKETS)?;
@@ -106,7 +106,7 @@ fn victim(cpu: u32) -> Result<()> {
     let online = Setting::keep(&format!("/sys/devices/system/cpu/cpu{cpu}/online"))?;
     online.set("0")?;
     eprintln!("offline");
-    std::thread::sleep(PATIENCE);
+    std::thread::sleep(TIMEOUT);
     Ok(())
 }
 

@@ -26,16 +26,16 @@ use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::{client_flow, client_step};
 
 /// A request without a reply for so long was lost, and is sent again.
-const LOST: Duration = Duration::from_millis(500);
+const RETRANSMIT_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How often it is looked for those.
-const LOOK: Duration = Duration::from_millis(20);
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 /// First requests sent in a row: a quarter of a veth's ring.
 const BURST: usize = 64;
 
 /// How long the next ones wait for the replies to these, at most.
-const GENTLY: Duration = Duration::from_millis(250);
+const START_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// linux/in.h
 const IPPROTO_TCP: u8 = 6;
@@ -200,7 +200,7 @@ impl Client {
                 .map(|&flow| self.request(flow))
                 .collect::<Result<_>>()?;
             let since = Instant::now();
-            while since.elapsed() < GENTLY {
+            while since.elapsed() < START_TIMEOUT {
                 sleep(Duration::from_millis(1));
                 // Each reply is followed by the next request.
                 let mut sent = burst.iter().zip(&sent);
@@ -219,7 +219,7 @@ impl Client {
     pub fn run(&mut self, duration: Duration) -> Result<Replies> {
         let before = self.counters()?;
         while before.at.elapsed() < duration {
-            sleep(LOOK.min(duration.saturating_sub(before.at.elapsed())));
+            sleep(CHECK_INTERVAL.min(duration.saturating_sub(before.at.elapsed())));
             self.resend()?;
         }
         Replies::between(&before, &self.counters()?)
@@ -237,7 +237,7 @@ impl Client {
                 .cast::<u8>()
                 .write_volatile(1)
         };
-        let deadline = Instant::now() + LOST;
+        let deadline = Instant::now() + RETRANSMIT_TIMEOUT;
         loop {
             let under_way = |flow| self.state(flow).is_ok_and(|state| state.sent_ns != 0);
             let unanswered = (0..self.flows.nr_flows).filter(|&f| under_way(f)).count();
@@ -277,7 +277,7 @@ impl Client {
         let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
         for flow in 0..self.flows.nr_flows {
             let sent = Duration::from_nanos(self.state(flow)?.sent_ns);
-            if now.saturating_sub(sent) > LOST {
+            if now.saturating_sub(sent) > RETRANSMIT_TIMEOUT {
                 self.lost += 1;
                 self.request(flow)?;
             }

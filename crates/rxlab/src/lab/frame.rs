@@ -10,7 +10,7 @@ use etherparse::{
 };
 
 use super::link::{self, End, VXLAN_PORT};
-use crate::lab_skel::types::{wire_layout, wire_stamp};
+use crate::lab_skel::types::{generator_layout, generator_stamp};
 
 /// A VLAN tag: its EtherType (0x8100, 0x88a8) and VLAN id.
 pub type Tag = (u16, u16);
@@ -18,7 +18,7 @@ pub type Tag = (u16, u16);
 /// UDP flows. Flow i of `nr_flows` differs from flow 0 by: source address + i mod `nr_saddrs`,
 /// source port + i / `nr_saddrs`, destination port + i mod `nr_dports`. Flows take turns.
 ///
-/// A payload begins with a `wire_stamp` (bpf/lab.bpf.c), then zeros.
+/// A payload begins with a `generator_stamp` (bpf/lab.bpf.c), then zeros.
 #[derive(Clone, Debug)]
 pub struct UdpFlows {
     /// Ethernet addresses.
@@ -68,7 +68,7 @@ impl UdpFlows {
             nr_dports: 1,
             run: 1,
             flood: 0,
-            payload_len: size_of::<wire_stamp>(),
+            payload_len: size_of::<generator_stamp>(),
             checksum: true,
         }
     }
@@ -94,8 +94,8 @@ impl UdpFlows {
     }
 
     /// The frame all others are made from, and where they differ: UDP, or segments of `tcp`.
-    fn template(&self, tcp: Option<&TcpFlows>) -> Result<(Vec<u8>, wire_layout)> {
-        let stamp = size_of::<wire_stamp>();
+    fn template(&self, tcp: Option<&TcpFlows>) -> Result<(Vec<u8>, generator_layout)> {
+        let stamp = size_of::<generator_stamp>();
         ensure!(
             self.payload_len >= stamp,
             "a payload holds at least {stamp} bytes, not {}",
@@ -200,7 +200,7 @@ impl UdpFlows {
         frame.extend(transport);
         frame.resize(stamp_at + self.payload_len, 0);
 
-        let layout = wire_layout {
+        let layout = generator_layout {
             template_len: stamp_at as u32,
             ipv4: if self.saddr.is_ipv4() { ip as u32 } else { 0 },
             saddr: low as u32,
@@ -331,7 +331,7 @@ impl Frames {
     }
 
     /// The first frame, and where the others differ.
-    pub(super) fn template(&self) -> Result<(Vec<u8>, wire_layout)> {
+    pub(super) fn template(&self) -> Result<(Vec<u8>, generator_layout)> {
         match self {
             Self::Udp(flows) => flows.template(None),
             Self::Tcp(tcp) => tcp.flows.template(Some(tcp)),
@@ -341,14 +341,14 @@ impl Frames {
                 frame.extend(inner);
                 Ok((frame, layout))
             }),
-            Self::Raw(frame) => Ok((frame.clone(), wire_layout::default())),
+            Self::Raw(frame) => Ok((frame.clone(), generator_layout::default())),
         }
         .context("such frames can't be sent")
     }
 }
 
 /// The layout of a frame that `by` bytes have been put before.
-fn shift(mut layout: wire_layout, by: u32) -> wire_layout {
+fn shift(mut layout: generator_layout, by: u32) -> generator_layout {
     layout.template_len += by;
     for offset in [
         &mut layout.ipv4,

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The lab: real packets on one machine, in namespaces that vanish with the process.
 //!
-//! A [`link::Link`] joins a tester and a device under test (RFC 2544's words); a [`wire::Wire`]
+//! A [`link::Link`] joins a tester and a device under test (RFC 2544's words); a [`generator::Generator`]
 //! sends frames from inside the kernel; a [`nic::Nic`] makes the other end behave as a NIC whose
-//! queues have CPUs; a [`sink::Sink`] is the application, or [`jumper::Jumpers`] that never stay on a
+//! queues have CPUs; a [`receiver::Receiver`] is the application, or [`migrator::Migrators`] that never stay on a
 //! CPU.
 
 pub mod client;
 pub mod ethtool;
 pub mod frame;
+pub mod generator;
 pub mod hog;
-pub mod jumper;
 pub mod link;
+pub mod migrator;
 pub mod netns;
 pub mod nic;
+pub mod receiver;
 mod ring;
 mod rtnl;
 pub mod server;
-pub mod sink;
 pub mod sockets;
 pub mod softnet;
 pub mod stream;
 pub mod switches;
-pub mod wire;
 pub mod witness;
 pub mod xdp;
 

@@ -12,11 +12,11 @@ use super::link::{End, Link};
 /// (ptr_ring); with more than this in it, a burst may not fit.
 const RING_ROOM: u64 = 256 - 16;
 
-/// A ring from which nothing was taken for so long is empty.
-const EMPTIED: Duration = Duration::from_millis(25);
+/// A ring from which nothing was dequeued for so long is empty.
+const QUIET: Duration = Duration::from_millis(25);
 
 /// How long a wire waits for a receiver that takes nothing, or a kernel without page pools.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Of a veth before Linux 5.7.
 const UNCOUNTED: &str = "this kernel's veth doesn't count what it takes and refuses";
@@ -36,7 +36,7 @@ pub(super) struct Ring {
     dut: Ethtool,
     accepted: String,
     refused: String,
-    taken: String,
+    dequeued: String,
     /// Several CPUs send into it. Each adds to the sender's counters what it sent without a lock, so
     /// that some additions get lost; the receiver's counter has one NAPI to write it.
     pub(super) shared: bool,
@@ -52,11 +52,11 @@ impl Ring {
             dut: open(&link.dut)?,
             accepted: format!("tx_queue_{queue}_xdp_xmit"),
             refused: format!("tx_queue_{queue}_xdp_xmit_errors"),
-            taken: format!("rx_queue_{queue}_xdp_packets"),
+            dequeued: format!("rx_queue_{queue}_xdp_packets"),
             shared: false,
             offset: 0,
         };
-        ring.offset = ring.taken()?.wrapping_sub(ring.counts()?.accepted);
+        ring.offset = ring.dequeued()?.wrapping_sub(ring.counts()?.accepted);
         Ok(ring)
     }
 
@@ -66,7 +66,7 @@ impl Ring {
         let count = |name: &str| counters.get(name).copied().context(UNCOUNTED);
         Ok(RingCounts {
             accepted: match self.shared {
-                true => self.taken()?,
+                true => self.dequeued()?,
                 false => count(&self.accepted)?,
             },
             refused: count(&self.refused)?,
@@ -79,10 +79,10 @@ impl Ring {
         let mut accepted = self.counts()?.accepted;
         loop {
             if self.shared {
-                std::thread::sleep(EMPTIED);
+                std::thread::sleep(QUIET);
             }
             let now = self.counts()?.accepted;
-            if now == accepted || start.elapsed() > PATIENCE {
+            if now == accepted || start.elapsed() > TIMEOUT {
                 return Ok(now);
             }
             accepted = now;
@@ -90,9 +90,9 @@ impl Ring {
     }
 
     /// Frames polled out of it, counted at the end of each poll.
-    pub(super) fn taken(&self) -> Result<u64> {
+    pub(super) fn dequeued(&self) -> Result<u64> {
         let counters = self.dut.counters()?;
-        let counter = counters.get(self.taken.as_str());
+        let counter = counters.get(self.dequeued.as_str());
         counter.copied().context(UNCOUNTED)
     }
 
@@ -101,17 +101,17 @@ impl Ring {
         let start = Instant::now();
         let accepted = self.counts()?.accepted;
         loop {
-            let taken = self.taken()?.wrapping_sub(accepted);
-            let held = self.offset.wrapping_sub(taken) as i64;
+            let dequeued = self.dequeued()?.wrapping_sub(accepted);
+            let held = self.offset.wrapping_sub(dequeued) as i64;
             if held < 0 {
                 // It still held another wire's frames when this one began.
-                self.offset = taken;
+                self.offset = dequeued;
             }
             if held.max(0) as u64 + burst <= RING_ROOM {
                 return Ok(());
             }
             ensure!(
-                start.elapsed() < PATIENCE,
+                start.elapsed() < TIMEOUT,
                 "the receiver takes no frames: has its device a NAPI, and is that running?"
             );
             std::thread::sleep(Duration::from_micros(20));

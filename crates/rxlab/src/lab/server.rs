@@ -17,7 +17,7 @@ use nix::sys::socket::{MsgFlags, recv, send};
 use rxsteer::host::cpumask::CpuMask;
 
 use super::netns::Netns;
-use super::sink::{Counters, IDLE};
+use super::receiver::{Counters, IDLE};
 use super::sockets;
 
 /// The longest request, bytes.

@@ -18,7 +18,7 @@ use rxsteer::host::polling::Polling;
 
 use super::frame::{TcpFlows, UdpFlows};
 use super::netns::Netns;
-use super::sink::IDLE;
+use super::receiver::IDLE;
 
 /// One unconnected UDP socket for all flows.
 ///
@@ -199,9 +199,9 @@ pub fn listener(local: SocketAddr) -> Result<TcpListener> {
 /// Takes `count` TCP connections that are made to a listener, whose reads wake up now and then.
 ///
 /// # Errors
-/// When one does not come within `patience`.
-pub fn accepted(listener: &TcpListener, count: u32, patience: Duration) -> Result<Vec<TcpStream>> {
-    let deadline = Instant::now() + patience;
+/// When one does not come within `timeout`.
+pub fn accepted(listener: &TcpListener, count: u32, timeout: Duration) -> Result<Vec<TcpStream>> {
+    let deadline = Instant::now() + timeout;
     listener.set_nonblocking(true)?;
     let mut streams = Vec::new();
     while streams.len() < count as usize {

@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 
 use super::link::Link;
 use super::netns::Netns;
-use super::sink::{Counters, IDLE};
+use super::receiver::{Counters, IDLE};
 
 /// Bytes of a read, and of a write: netperf's default for its receiver, rounded up.
 const BLOCK: usize = 128 << 10;

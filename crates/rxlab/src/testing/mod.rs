@@ -5,7 +5,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 
 pub mod app;
-pub mod bed;
+pub mod testbed;
 pub mod usage;
 
 /// Says that a test did not run and why; `make test` counts the lines, and never as passed.

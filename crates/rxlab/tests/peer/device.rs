@@ -17,7 +17,7 @@ use rxlab::bench::setup::mode::{Active, Mode};
 use rxlab::bench::setup::pair::Pair;
 use rxlab::lab::link::End;
 use rxlab::lab::xdp::Xdp;
-use rxlab::testing::bed::{OTHER_CPU, lab, mask, until};
+use rxlab::testing::testbed::{OTHER_CPU, lab, mask, until};
 use rxsteer::host::device::{Device, XdpMode};
 use rxsteer::host::setting::Setting;
 

@@ -14,7 +14,7 @@ use rxlab::bench::peer::load::{Kind, Load, SIZE_MAX, Transport};
 use rxlab::bench::peer::server::{Peer, Server};
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::Netns;
-use rxlab::testing::bed::until;
+use rxlab::testing::testbed::until;
 
 pub const RXLAB: &str = env!("CARGO_BIN_EXE_rxlab");
 

@@ -17,7 +17,7 @@ use nix::unistd::Pid;
 use rxlab::bench::peer::load::{CONNECTIONS_MAX, Kind, Load, SIZE_MAX, Transport};
 use rxlab::bench::peer::server::Peer;
 use rxlab::lab::link::{End, Link, LinkConfig};
-use rxlab::testing::bed::{lab, until};
+use rxlab::testing::testbed::{lab, until};
 
 #[test]
 fn transactions() -> Result<()> {

@@ -24,7 +24,7 @@ use crate::bench::peer::latency::Latency;
 use crate::lab::sockets;
 
 /// How long all connections together may take.
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Written at once to a stream, bytes.
 const CHUNK: usize = 128 << 10;
@@ -62,7 +62,7 @@ impl Generator {
         load.check()?;
         from.set_port(0);
         to.set_port(load.port);
-        let deadline = Instant::now() + CONNECT;
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
         let open = || open(load.transport(), from, to, deadline);
         let sockets = (0..load.connections)
             .map(|n| open().with_context(|| format!("connection {n} to {to}")))
@@ -220,7 +220,11 @@ fn open(
     }
     socket.bind(&from.into())?;
     let left = deadline.saturating_duration_since(Instant::now());
-    ensure!(!left.is_zero(), "{} s have passed", CONNECT.as_secs());
+    ensure!(
+        !left.is_zero(),
+        "{} s have passed",
+        CONNECT_TIMEOUT.as_secs()
+    );
     socket
         .connect_timeout(&to.into(), left)
         .context("is the server there?")?;

@@ -9,10 +9,10 @@ use nix::sys::epoll::EpollFlags;
 use socket2::Socket;
 
 use super::load::Transport;
-use super::tally::{LOOK, Ready, Shared, Tally};
+use super::tally::{CHECK_INTERVAL, Ready, Shared, Tally};
 
 /// A datagram without an answer for so long is lost, and sent again.
-const LOST: Duration = Duration::from_secs(1);
+const RETRANSMIT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Of TCP.
 const ENDED: &str = "the server has ended a connection";
@@ -68,10 +68,10 @@ impl Rr<'_> {
             for n in ready.wait()? {
                 self.go_on(&mut connections[n])?;
             }
-            if self.transport == Transport::Udp && now.elapsed() > LOOK {
+            if self.transport == Transport::Udp && now.elapsed() > CHECK_INTERVAL {
                 now = Instant::now();
                 for connection in &mut connections {
-                    if now.saturating_duration_since(connection.sent) > LOST {
+                    if now.saturating_duration_since(connection.sent) > RETRANSMIT_TIMEOUT {
                         self.tally.lost += u64::from(self.shared.is_counted());
                         self.send_new(connection, now)?;
                     }

@@ -28,10 +28,10 @@ pub const PORT: u16 = 5533;
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// How long either side waits for a line that should come at once.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long connecting all sockets may take.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(20);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long a host under test may be silent between its requests.
 const IDLE: Duration = Duration::from_secs(120);
@@ -90,7 +90,7 @@ struct Control {
 impl Control {
     fn new(stream: TcpStream) -> Result<Self> {
         stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
         let read = Vec::new();
         Ok(Self { stream, read })
     }
@@ -105,9 +105,9 @@ impl Control {
     fn hear<T: DeserializeOwned>(
         &mut self,
         stop: Option<BorrowedFd>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Heard<T>> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         loop {
             if let Some(end) = self.read.iter().position(|&byte| byte == b'\n') {
                 let line: Vec<u8> = self.read.drain(..=end).collect();
@@ -118,7 +118,7 @@ impl Control {
             let mut fds = vec![self.stream.as_fd()];
             fds.extend(stop);
             match readable(&fds, Some(deadline))? {
-                None => bail!("silent for {} s", patience.as_secs()),
+                None => bail!("silent for {} s", timeout.as_secs()),
                 Some(0) => {}
                 Some(_) => return Ok(Heard::Stop),
             }
@@ -282,7 +282,7 @@ impl Peer {
                 let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
                 let from = SocketAddr::new(end.address_towards(to.ip())?, 0);
                 socket.bind(&from.into())?;
-                socket.connect_timeout(&to.into(), PATIENCE)?;
+                socket.connect_timeout(&to.into(), TIMEOUT)?;
                 Ok(TcpStream::from(socket))
             })
             .with_context(|| {
@@ -293,7 +293,7 @@ impl Peer {
             })?;
         let mut control = Control::new(stream)?;
         let Heard::Line(Greeting { rxsteer }) = control
-            .hear(None, PATIENCE)
+            .hear(None, TIMEOUT)
             .with_context(|| format!("{to} does not greet: does it serve another host?"))?
         else {
             bail!("{to} has ended the connection");
@@ -321,10 +321,10 @@ impl Peer {
     /// When the peer can't.
     pub fn prepare(&self, load: &Load) -> Result<Session<'_>> {
         self.say(&Request::Connect(load.clone()))?;
-        match self.hear(CONNECT_PATIENCE)? {
+        match self.hear(CONNECT_TIMEOUT)? {
             Reply::Connected(ports) => Ok(Session {
                 peer: self,
-                patience: Duration::from_secs_f64(load.warm_up + load.seconds) + PATIENCE,
+                timeout: Duration::from_secs_f64(load.warm_up + load.seconds) + TIMEOUT,
                 ports,
             }),
             reply => bail!("{}: unexpected {reply:?}", self.address),
@@ -352,9 +352,9 @@ impl Peer {
         said.with_context(|| format!("peer {}", self.address))
     }
 
-    fn hear(&self, patience: Duration) -> Result<Reply> {
+    fn hear(&self, timeout: Duration) -> Result<Reply> {
         let mut control = self.control.borrow_mut();
-        let heard = control.hear(None, patience);
+        let heard = control.hear(None, timeout);
         let reply = match heard.with_context(|| format!("peer {}", self.address))? {
             Heard::Line(reply) => reply,
             Heard::End | Heard::Stop => bail!("the peer {} is gone", self.address),
@@ -370,7 +370,7 @@ impl Peer {
 /// A load whose sockets are connected; they are closed when it is dropped.
 pub struct Session<'a> {
     peer: &'a Peer,
-    patience: Duration,
+    timeout: Duration,
     ports: Vec<u16>,
 }
 
@@ -387,7 +387,7 @@ impl Session<'_> {
     /// When it failed, or the peer is gone.
     pub fn start(&self) -> Result<()> {
         self.peer.say(&Request::Start)?;
-        match self.peer.hear(self.patience)? {
+        match self.peer.hear(self.timeout)? {
             Reply::Started => Ok(()),
             reply => bail!("{}: unexpected {reply:?}", self.peer.address),
         }
@@ -398,7 +398,7 @@ impl Session<'_> {
     /// # Errors
     /// When it failed, or the peer is gone.
     pub fn end(&self) -> Result<Loaded> {
-        match self.peer.hear(self.patience)? {
+        match self.peer.hear(self.timeout)? {
             Reply::Loaded(loaded) => Ok(loaded),
             reply => bail!("{}: unexpected {reply:?}", self.peer.address),
         }

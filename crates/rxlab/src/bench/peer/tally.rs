@@ -19,7 +19,7 @@ pub(super) const LATENCY_MAX: u64 = 60_000_000_000;
 pub(super) const LATENCY_DIGITS: u8 = 3;
 
 /// How often it is looked for those, and whether the load is over.
-pub(super) const LOOK: Duration = Duration::from_millis(50);
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(super) const COUNTED: u8 = 1;
 
@@ -94,7 +94,7 @@ impl Ready {
 
     /// Their numbers; none after a while.
     pub(super) fn wait(&mut self) -> Result<impl Iterator<Item = usize>> {
-        let timeout = EpollTimeout::from(LOOK.as_millis() as u16);
+        let timeout = EpollTimeout::from(CHECK_INTERVAL.as_millis() as u16);
         let count = match self.epoll.wait(&mut self.events, timeout) {
             Err(Errno::EINTR) => 0,
             count => count?,

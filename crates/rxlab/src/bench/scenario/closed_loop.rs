@@ -13,18 +13,18 @@ use crate::bench::experiment::{Unfit, Values, detail, fit, headline};
 use crate::bench::peer::latency::Latency;
 use crate::bench::peer::load::{Kind, Load, Transport};
 use crate::bench::report::document::{Better, Metric};
-use crate::bench::setup::bed::{Bed, Masks};
 use crate::bench::setup::mode::{Mode, Way};
 use crate::bench::setup::pair::Pair;
 use crate::bench::setup::place::Place;
+use crate::bench::setup::testbed::{Masks, Testbed};
 use crate::bench::setup::watch::{Seen, Watch};
 use crate::lab::client::Client;
 use crate::lab::frame::{Frames, TcpFlows, UdpFlows};
+use crate::lab::generator::{Generator, GeneratorConfig};
 use crate::lab::netns::Netns;
+use crate::lab::receiver::{Receiver, ReceiverConfig};
 use crate::lab::server::{Server, Work};
-use crate::lab::sink::{Sink, SinkConfig};
 use crate::lab::sockets;
-use crate::lab::wire::{Wire, WireConfig};
 
 /// The modes that are compared, but for busy polling's.
 pub(super) const MODES: [Mode; 5] = [
@@ -42,7 +42,7 @@ pub const NOTE: &str = "A server has a thread for each connection, unless the ca
      transaction, is part of the service demand in all modes.";
 
 /// How long connections may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Of a CPU of the peer, or of the lab's client: busier, and that is what is measured.
 const SATURATED: f64 = 0.95;
@@ -105,22 +105,22 @@ const SENT: f64 = 0.9;
 
 /// Others on their way.
 struct OthersSent {
-    wire: Wire,
-    sink: Sink,
+    generator: Generator,
+    receiver: Receiver,
     pps: u64,
 }
 
 impl Others {
     /// To a port of their own.
-    fn start(self, bed: &Bed) -> Result<OthersSent> {
-        let dut = &bed.link.dut;
+    fn start(self, testbed: &Testbed) -> Result<OthersSent> {
+        let dut = &testbed.link.dut;
         let to = UdpFlows::to(dut, self.flows);
         let to = UdpFlows {
             dport: to.dport + 1,
             ..to
         };
         let local = SocketAddr::new(to.daddr, to.dport);
-        let config = WireConfig {
+        let config = GeneratorConfig {
             frames: Frames::Udp(to),
             count: None,
             rate: Some(self.pps),
@@ -128,8 +128,8 @@ impl Others {
             window: None,
         };
         Ok(OthersSent {
-            sink: Sink::start(&dut.netns, &SinkConfig::new(local))?,
-            wire: bed.send(&config)?,
+            receiver: Receiver::start(&dut.netns, &ReceiverConfig::new(local))?,
+            generator: testbed.send(&config)?,
             pps: self.pps,
         })
     }
@@ -137,8 +137,8 @@ impl Others {
 
 impl OthersSent {
     fn stop(self) -> Result<()> {
-        let sent = self.wire.stop()?;
-        self.sink.stop()?;
+        let sent = self.generator.stop()?;
+        self.receiver.stop()?;
         let pps = sent.sent as f64 * 1e9 / sent.elapsed_ns as f64;
         fit!(
             pps >= SENT * self.pps as f64,
@@ -184,7 +184,7 @@ impl ClosedLoop {
     pub fn measure(&self, place: &Place, way: Way, seconds: f64) -> Result<Values> {
         let active = place.start(way)?;
         let sample = match place {
-            Place::Lab(bed) => self.in_the_lab(bed, seconds)?,
+            Place::Lab(testbed) => self.in_the_lab(testbed, seconds)?,
             Place::Device(pair) => self.on_device(pair, seconds)?,
         };
         sample.check()?;
@@ -209,8 +209,8 @@ impl ClosedLoop {
     }
 
     /// The client is a program at the far end of a veth.
-    fn in_the_lab(&self, bed: &Bed, seconds: f64) -> Result<Sample> {
-        let link = &bed.link;
+    fn in_the_lab(&self, testbed: &Testbed, seconds: f64) -> Result<Sample> {
+        let link = &testbed.link;
         let flows = UdpFlows::to(&link.dut, self.connections);
         let (frames, sockets) = match self.tcp {
             true => {
@@ -228,9 +228,9 @@ impl ClosedLoop {
                 (Frames::Udp(flows), sockets)
             }
         };
-        let server = self.serve(&link.dut.netns, sockets, bed.masks())?;
+        let server = self.serve(&link.dut.netns, sockets, testbed.masks())?;
         let client = Client::new(link, &frames, self.len)?;
-        Sample::take(bed, client, server, self.others, seconds)
+        Sample::take(testbed, client, server, self.others, seconds)
     }
 
     /// The client is the peer's.
@@ -253,7 +253,7 @@ impl ClosedLoop {
                 let listener = listener(address, self.connections)?;
                 let port = listener.local_addr()?.port();
                 let session = pair.peer.prepare(&load(Transport::Tcp, port))?;
-                let streams = sockets::accepted(&listener, self.connections, PATIENCE)?;
+                let streams = sockets::accepted(&listener, self.connections, TIMEOUT)?;
                 (session, streams.into_iter().map(OwnedFd::from).collect())
             }
             false => {
@@ -312,22 +312,22 @@ pub(super) struct Sample {
 impl Sample {
     /// Lets a lab's client ask a server, and waits until both have ended.
     pub(super) fn take(
-        bed: &Bed,
+        testbed: &Testbed,
         mut client: Client,
         server: Server,
         others: Option<Others>,
         seconds: f64,
     ) -> Result<Self> {
         // The sender's side stands for the wire and the interrupt.
-        let apart = bed.masks().apart();
-        let _far_end = match bed.nic {
+        let apart = testbed.masks().apart();
+        let _far_end = match testbed.nic {
             Some(_) if !apart => None,
-            _ => Some(bed.far_end()?.before_others()?),
+            _ => Some(testbed.far_end()?.before_others()?),
         };
         client.start()?;
-        let others = others.map(|others| others.start(bed)).transpose()?;
+        let others = others.map(|others| others.start(testbed)).transpose()?;
         client.run(WARM_UP)?;
-        let watch = bed.watch()?;
+        let watch = testbed.watch()?;
         let replies = client.run(Duration::from_secs_f64(seconds))?;
         let seen = watch.end()?;
         // A wire keeps the time by never sleeping.

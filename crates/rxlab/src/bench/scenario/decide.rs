@@ -142,28 +142,28 @@ impl Experiment for Decide {
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
         let (packet, subject, seconds) = (&self.packets[case], Subject::ALL[mode], self.seconds);
-        let turns = || turns(packet, subject, seconds);
-        let ns = std::thread::scope(|scope| scope.spawn(turns).join())
+        let mean_ns = || mean_ns(packet, subject, seconds);
+        let ns = std::thread::scope(|scope| scope.spawn(mean_ns).join())
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         Ok(vec![("ns_per_packet", ns)])
     }
 }
 
 /// Mean ns of a run on CPU 0: a flow that is for CPU 1 would be at home there.
-fn turns(packet: &Packet, subject: Subject, seconds: f64) -> Result<f64> {
+fn mean_ns(packet: &Packet, subject: Subject, seconds: f64) -> Result<f64> {
     bind(Pid::from_raw(0), 0)?;
     let runner = Runner::new(packet, subject)?;
     // Twice around: the first time every slot is empty.
     for _ in 0..(2 * packet.nr_flows).div_ceil(REPEAT) {
         runner.run(packet)?;
     }
-    let (mut sum, mut turns) = (0.0, 0.0);
+    let (mut sum, mut nr_windows) = (0.0, 0.0);
     let start = Instant::now();
-    while turns == 0.0 || start.elapsed().as_secs_f64() < seconds {
+    while nr_windows == 0.0 || start.elapsed().as_secs_f64() < seconds {
         sum += f64::from(runner.run(packet)?);
-        turns += 1.0;
+        nr_windows += 1.0;
     }
-    Ok(sum / turns)
+    Ok(sum / nr_windows)
 }
 
 /// A program, and what it needs.

@@ -14,13 +14,13 @@ use crate::bench::experiment::{
     CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, headline,
 };
 use crate::bench::report::document::Better;
-use crate::bench::setup::bed::{Bed, Masks};
 use crate::bench::setup::mode::{Mode, Way};
-use crate::bench::setup::traffic::{NR_CONNECTED, Receiver, SETTLING, Traffic, check};
+use crate::bench::setup::testbed::{Masks, Testbed};
+use crate::bench::setup::traffic::{Destination, NR_CONNECTED, SETTLING, Traffic, check};
 use crate::bench::setup::watch::Seen;
 use crate::lab::frame::{Frames, UdpFlows};
-use crate::lab::jumper::{Jumpers, Reads};
-use crate::lab::sink::{Sink, SinkConfig};
+use crate::lab::migrator::{Migrators, Reads};
+use crate::lab::receiver::{Receiver, ReceiverConfig};
 use crate::lab::sockets;
 
 /// Flows of the flood.
@@ -46,17 +46,17 @@ pub struct Sample {
 /// # Errors
 /// When something of the lab failed; [`Unfit`](crate::bench::experiment::Unfit) when the way had no effect, or packets
 /// are unaccounted for.
-pub fn measure(bed: &Bed, way: Way, to: Sockets, seconds: f64) -> Result<Sample> {
-    let active = bed.start(way)?;
-    let frames = Frames::Udp(to.flows(bed));
-    let application = Application::start(bed, to)?;
-    let watch = bed.watch()?;
-    let traffic = Traffic::send(bed, &application, &frames, None, seconds);
+pub fn measure(testbed: &Testbed, way: Way, to: Sockets, seconds: f64) -> Result<Sample> {
+    let active = testbed.start(way)?;
+    let frames = Frames::Udp(to.flows(testbed));
+    let application = Application::start(testbed, to)?;
+    let watch = testbed.watch()?;
+    let traffic = Traffic::send(testbed, &application, &frames, None, seconds);
     let seen = watch.end();
     // Before the next one binds its socket, also when this measurement is refused.
     application.stop()?;
     let (traffic, seen) = (traffic?, seen?);
-    check(bed, &active, way, &traffic, &seen)?;
+    check(testbed, &active, way, &traffic, &seen)?;
     traffic.exceeds_the_host()?;
     active.stop()?;
     Ok(Sample { traffic, seen })
@@ -86,8 +86,8 @@ impl Sockets {
     }
 
     /// What is sent to them.
-    pub(super) fn flows(self, bed: &Bed) -> UdpFlows {
-        UdpFlows::to(&bed.link.dut, self.nr_flows())
+    pub(super) fn flows(self, testbed: &Testbed) -> UdpFlows {
+        UdpFlows::to(&testbed.link.dut, self.nr_flows())
     }
 }
 
@@ -104,37 +104,37 @@ impl fmt::Display for Sockets {
 
 /// Its threads.
 pub(super) enum Application {
-    Server(Sink),
-    Connected(Jumpers),
+    Server(Receiver),
+    Connected(Migrators),
 }
 
 impl Application {
     /// On a CPU that does not poll the queue, unless its threads are many; with more sockets than one
     /// on all such CPUs, where the generators have theirs.
-    pub(super) fn start(bed: &Bed, to: Sockets) -> Result<Self> {
-        let (dut, flows) = (&bed.link.dut, to.flows(bed));
-        let others = &bed.masks().others;
-        let mut sink = SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport));
+    pub(super) fn start(testbed: &Testbed, to: Sockets) -> Result<Self> {
+        let (dut, flows) = (&testbed.link.dut, to.flows(testbed));
+        let others = &testbed.masks().others;
+        let mut receiver = ReceiverConfig::new(SocketAddr::new(flows.daddr, flows.dport));
         Ok(match to {
             Sockets::Server | Sockets::Shared => {
-                sink.threads = match to {
+                receiver.threads = match to {
                     Sockets::Shared => vec![None; NR_THREADS],
                     _ => vec![others.first()],
                 };
-                sink.reuseport = false;
-                Self::Server(Sink::start(&dut.netns, &sink)?)
+                receiver.reuseport = false;
+                Self::Server(Receiver::start(&dut.netns, &receiver)?)
             }
             Sockets::Reuseport => {
-                sink.threads = others.iter().map(Some).collect();
-                Self::Server(Sink::start(&dut.netns, &sink)?)
+                receiver.threads = others.iter().map(Some).collect();
+                Self::Server(Receiver::start(&dut.netns, &receiver)?)
             }
             Sockets::Connected => {
                 let sockets = sockets::connected(&dut.netns, &flows, RCVBUF)?;
-                let cpus = match bed.masks().apart() {
+                let cpus = match testbed.masks().apart() {
                     true => others.clone(),
                     false => others.first().into_iter().collect(),
                 };
-                let threads = Jumpers::spread(&dut.netns, sockets, Reads::Datagrams, &cpus)?;
+                let threads = Migrators::spread(&dut.netns, sockets, Reads::Datagrams, &cpus)?;
                 Self::Connected(threads)
             }
         })
@@ -143,24 +143,24 @@ impl Application {
     /// Stops it, and says so if it had failed meanwhile.
     pub(super) fn stop(self) -> Result<()> {
         match self {
-            Self::Server(sink) => sink.stop().map(drop),
+            Self::Server(receiver) => receiver.stop().map(drop),
             Self::Connected(threads) => threads.stop().map(drop),
         }
     }
 }
 
-impl Receiver for Application {
+impl Destination for Application {
     fn received(&self) -> u64 {
         match self {
-            Self::Server(sink) => Receiver::received(sink),
-            Self::Connected(threads) => Receiver::received(threads),
+            Self::Server(receiver) => Destination::received(receiver),
+            Self::Connected(threads) => Destination::received(threads),
         }
     }
 
     fn dropped(&self) -> Result<u64> {
         match self {
-            Self::Server(sink) => Receiver::dropped(sink),
-            Self::Connected(threads) => Receiver::dropped(threads),
+            Self::Server(receiver) => Destination::dropped(receiver),
+            Self::Connected(threads) => Destination::dropped(threads),
         }
     }
 }
@@ -211,7 +211,7 @@ impl Flood {
 /// A lab for each condition, and in each the same sockets and ways to steer.
 pub(super) struct Labs {
     conditions: Vec<Condition>,
-    beds: Vec<Bed>,
+    testbeds: Vec<Testbed>,
     cases: Vec<(usize, Sockets, Vec<Way>)>,
 }
 
@@ -219,24 +219,24 @@ impl Labs {
     /// Of each case the sockets, and the modes over all masks.
     pub(super) fn new(effort: &Effort, cases: &[(Sockets, &[Mode])]) -> Result<Self> {
         let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
-        let beds = Bed::each(&conditions)?;
-        let ways = |modes| beds[0].masks().ways(modes);
-        let in_bed = |bed| cases.iter().map(move |&(to, modes)| (bed, to, modes));
-        let cases = (0..beds.len())
-            .flat_map(in_bed)
-            .map(|(bed, to, modes)| (bed, to, ways(modes)))
+        let testbeds = Testbed::each(&conditions)?;
+        let ways = |modes| testbeds[0].masks().ways(modes);
+        let in_testbed = |testbed| cases.iter().map(move |&(to, modes)| (testbed, to, modes));
+        let cases = (0..testbeds.len())
+            .flat_map(in_testbed)
+            .map(|(testbed, to, modes)| (testbed, to, ways(modes)))
             .collect();
         Ok(Self {
             conditions,
-            beds,
+            testbeds,
             cases,
         })
     }
 
     /// For a plan.
     pub(super) fn cases(&self) -> Vec<CasePlan> {
-        let plan = |(bed, to, ways): &(usize, Sockets, Vec<Way>)| CasePlan {
-            case: self.conditions[*bed].case(&to.to_string(), &self.conditions),
+        let plan = |(testbed, to, ways): &(usize, Sockets, Vec<Way>)| CasePlan {
+            case: self.conditions[*testbed].case(&to.to_string(), &self.conditions),
             modes: ways.iter().map(Way::to_string).collect(),
         };
         self.cases.iter().map(plan).collect()
@@ -244,13 +244,13 @@ impl Labs {
 
     /// For a plan.
     pub(super) fn conditions(&self) -> IndexMap<String, String> {
-        self.beds[0].conditions(&self.conditions)
+        self.testbeds[0].conditions(&self.conditions)
     }
 
     /// What the numbers of a plan stand for.
-    pub(super) fn get(&self, case: usize, mode: usize) -> (&Bed, Sockets, Way) {
-        let (bed, to, ways) = &self.cases[case];
-        (&self.beds[*bed], *to, ways[mode])
+    pub(super) fn get(&self, case: usize, mode: usize) -> (&Testbed, Sockets, Way) {
+        let (testbed, to, ways) = &self.cases[case];
+        (&self.testbeds[*testbed], *to, ways[mode])
     }
 }
 
@@ -280,8 +280,8 @@ impl Experiment for Flood {
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let (bed, to, way) = self.labs.get(case, mode);
-        let Sample { traffic, seen } = measure(bed, way, to, self.seconds)?;
+        let (testbed, to, way) = self.labs.get(case, mode);
+        let Sample { traffic, seen } = measure(testbed, way, to, self.seconds)?;
         let mut values = vec![
             ("delivered_pps", traffic.delivered_pps()),
             ("accepted_pps", traffic.accepted_pps()),

@@ -22,13 +22,13 @@ use crate::bench::experiment::{
 };
 use crate::bench::report::document::Better;
 use crate::bench::report::document::SUBJECT;
-use crate::bench::setup::bed::Bed;
 use crate::bench::setup::mode::{Cpus, Mode, Way};
+use crate::bench::setup::testbed::Testbed;
 use crate::lab::frame::{Frames, UdpFlows};
+use crate::lab::generator::GeneratorConfig;
 use crate::lab::netns::bind;
-use crate::lab::sink::{Sink, SinkConfig};
+use crate::lab::receiver::{Receiver, ReceiverConfig};
 use crate::lab::sockets;
-use crate::lab::wire::WireConfig;
 
 /// Packets per second of each flow.
 const RATE: u64 = 10_000;
@@ -37,10 +37,10 @@ const RATE: u64 = 10_000;
 const NR_FLOWS: u32 = 8;
 
 /// How long a thread stays before it goes again.
-const STAY: Duration = Duration::from_millis(5);
+const MIN_STAY: Duration = Duration::from_millis(5);
 
 /// A flow that takes longer has not followed.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Those that follow whatever the load: rxsteer's default leaves flows where they are received while
 /// that CPU has room.
@@ -48,7 +48,7 @@ const MODES: [(&str, Mode); 2] = [("kernel-rfs", Mode::KernelRfs), (SUBJECT, Mod
 
 /// The scenario: kernel RFS and rxsteer.
 pub struct Follow {
-    bed: Bed,
+    testbed: Testbed,
     condition: Condition,
     seconds: f64,
 }
@@ -61,7 +61,7 @@ impl Follow {
     pub fn new(effort: &Effort) -> Result<Self> {
         let condition = effort.conditions(&[Napi::Thread], &[Gro::On])[0];
         Ok(Self {
-            bed: Bed::new(condition)?,
+            testbed: Testbed::new(condition)?,
             condition,
             seconds: effort.seconds,
         })
@@ -92,7 +92,7 @@ impl Experiment for Follow {
                 case: format!("{RATE} packets/s in each of {NR_FLOWS} flows"),
                 modes: MODES.map(|(name, _)| name.to_owned()).to_vec(),
             }],
-            conditions: self.bed.conditions(&[self.condition]),
+            conditions: self.testbed.conditions(&[self.condition]),
             notes: vec![
                 "rxsteer runs under --policy rfs: by default, flows stay where they are received while \
                  that CPU has room."
@@ -103,7 +103,7 @@ impl Experiment for Follow {
     }
 
     fn measure(&mut self, _: usize, mode: usize) -> Result<Values> {
-        let mut times = measure(&self.bed, MODES[mode].1, self.seconds)?;
+        let mut times = measure(&self.testbed, MODES[mode].1, self.seconds)?;
         fit!(!times.is_empty(), "the application never moved");
         times.sort_by(f64::total_cmp);
         let quantile = |q: f64| times[((times.len() - 1) as f64 * q) as usize];
@@ -116,21 +116,21 @@ impl Experiment for Follow {
 }
 
 /// Microseconds from each move to the flow's arrival.
-fn measure(bed: &Bed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
-    let cpus: Vec<u32> = bed.masks().all.iter().collect();
-    let dut = &bed.link.dut;
-    let active = bed.start(Way {
+fn measure(testbed: &Testbed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
+    let cpus: Vec<u32> = testbed.masks().all.iter().collect();
+    let dut = &testbed.link.dut;
+    let active = testbed.start(Way {
         mode,
         cpus: Cpus::All,
     })?;
     let flows = UdpFlows::to(dut, NR_FLOWS);
     let local = SocketAddr::new(flows.daddr, flows.dport);
     // Unconnected: it gets what the other socket is not connected to.
-    let sink = Sink::start(&dut.netns, &SinkConfig::new(local))?;
+    let receiver = Receiver::start(&dut.netns, &ReceiverConfig::new(local))?;
     let socket = dut
         .netns
         .run(|| connected(local, SocketAddr::new(flows.saddr, flows.sport)))?;
-    let config = WireConfig {
+    let config = GeneratorConfig {
         frames: Frames::Udp(flows),
         count: None,
         rate: Some(RATE * u64::from(NR_FLOWS)),
@@ -139,7 +139,7 @@ fn measure(bed: &Bed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
     };
     let stop = Arc::new(AtomicBool::new(false));
     let seen = stop.clone();
-    let wire = bed.send(&config)?;
+    let generator = testbed.send(&config)?;
     let thread = dut
         .netns
         .spawn(None, "app", move || wander(&socket, &cpus, &seen))?;
@@ -149,8 +149,8 @@ fn measure(bed: &Bed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
         Ok(times) => times.context("the application did not start")??,
         Err(panic) => std::panic::resume_unwind(panic),
     };
-    wire.stop()?;
-    sink.stop()?;
+    generator.stop()?;
+    receiver.stop()?;
     active.stop()?;
     Ok(times)
 }
@@ -158,7 +158,7 @@ fn measure(bed: &Bed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
 fn connected(local: SocketAddr, peer: SocketAddr) -> Result<UdpSocket> {
     let socket = sockets::reuseport(local)?;
     socket.connect(peer)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
     Ok(socket)
 }
 
@@ -175,12 +175,12 @@ fn wander(socket: &UdpSocket, cpus: &[u32], stop: &AtomicBool) -> Result<Vec<f64
                 break;
             }
             ensure!(
-                gone.elapsed() < PATIENCE,
+                gone.elapsed() < TIMEOUT,
                 "the flow does not follow to CPU {cpu}"
             );
         }
         times.push(gone.elapsed().as_secs_f64() * 1e6);
-        while gone.elapsed() < STAY {
+        while gone.elapsed() < MIN_STAY {
             socket.recv(&mut buffer).context("no packet comes")?;
         }
         if stop.load(Ordering::Relaxed) {

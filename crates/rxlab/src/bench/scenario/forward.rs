@@ -12,9 +12,9 @@ use crate::bench::experiment::{
 };
 use crate::bench::scenario::flood::NR_FLOWS;
 use crate::bench::scenario::lossfree::{metrics, notes, search, search_seconds};
-use crate::bench::setup::bed::{Bed, INTERRUPT_CPU};
 use crate::bench::setup::mode::{Mode, Way};
 use crate::bench::setup::router::{NR_BLOCKED, Passed, Router, Ruleset};
+use crate::bench::setup::testbed::{INTERRUPT_CPU, Testbed};
 use crate::bench::setup::traffic::Traffic;
 use crate::lab::frame::Frames;
 
@@ -25,7 +25,7 @@ const OTHERS: f64 = 0.001;
 pub struct Forward {
     ruleset: Ruleset,
     conditions: Vec<Condition>,
-    beds: Vec<(Bed, Router)>,
+    testbeds: Vec<(Testbed, Router)>,
     ways: Vec<Way>,
     seconds: f64,
 }
@@ -38,31 +38,31 @@ impl Forward {
     /// `nft`, or no connection tracking.
     pub fn new(effort: &Effort, ruleset: Ruleset) -> Result<Self> {
         let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
-        let beds = conditions
+        let testbeds = conditions
             .iter()
             .map(|condition| {
-                let bed = Bed::new(*condition)?;
-                let router = Router::new(&bed.link.dut, ruleset)?;
-                establish(&bed, &router)?;
-                Ok((bed, router))
+                let testbed = Testbed::new(*condition)?;
+                let router = Router::new(&testbed.link.dut, ruleset)?;
+                establish(&testbed, &router)?;
+                Ok((testbed, router))
             })
             .collect::<Result<Vec<_>>>()?;
         let modes = [Mode::None, Mode::KernelRps, Mode::Cpumap, Mode::Rxsteer];
         Ok(Self {
             ruleset,
             conditions,
-            ways: beds[0].0.masks().ways(&modes),
-            beds,
+            ways: testbeds[0].0.masks().ways(&modes),
+            testbeds,
             seconds: effort.seconds,
         })
     }
 }
 
 /// Makes all flows known connections, whatever is measured next.
-fn establish(bed: &Bed, router: &Router) -> Result<()> {
-    let plain = bed.start(Way::by_default(Mode::None))?;
-    let flows = router.flows(&bed.link.dut, NR_FLOWS);
-    router.establish(&bed.link, INTERRUPT_CPU, &flows)?;
+fn establish(testbed: &Testbed, router: &Router) -> Result<()> {
+    let plain = testbed.start(Way::by_default(Mode::None))?;
+    let flows = router.flows(&testbed.link.dut, NR_FLOWS);
+    router.establish(&testbed.link, INTERRUPT_CPU, &flows)?;
     plain.stop()
 }
 
@@ -121,19 +121,19 @@ impl Experiment for Forward {
             question,
             metrics: metrics(),
             cases: cases.collect(),
-            conditions: self.beds[0].0.conditions(&self.conditions),
+            conditions: self.testbeds[0].0.conditions(&self.conditions),
             notes,
             seconds_each: search_seconds(self.seconds),
         }
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let ((bed, router), way) = (&self.beds[case], self.ways[mode]);
-        establish(bed, router)?;
-        let frames = Frames::Udp(router.flows(&bed.link.dut, NR_FLOWS));
-        let active = bed.start(way)?;
+        let ((testbed, router), way) = (&self.testbeds[case], self.ways[mode]);
+        establish(testbed, router)?;
+        let frames = Frames::Udp(router.flows(&testbed.link.dut, NR_FLOWS));
+        let active = testbed.start(way)?;
         let before = router.passed()?;
-        let (values, all) = search(bed, &active, way, router, &frames, self.seconds)?;
+        let (values, all) = search(testbed, &active, way, router, &frames, self.seconds)?;
         check(before, router.passed()?, &all)?;
         active.stop()?;
         Ok(values)

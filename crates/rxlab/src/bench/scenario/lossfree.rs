@@ -10,10 +10,10 @@ use indexmap::IndexMap;
 use crate::bench::experiment::{Effort, Experiment, Plan, Values, detail, fit, headline};
 use crate::bench::report::document::{Better, Metric};
 use crate::bench::scenario::flood::{Application, Labs, Sockets};
-use crate::bench::setup::bed::Bed;
 use crate::bench::setup::mode::{Active, Mode, Way};
+use crate::bench::setup::testbed::Testbed;
 use crate::bench::setup::throughput::{FLOOR, LOSSFREE, Throughput, Trial};
-use crate::bench::setup::traffic::{Receiver, SETTLING, Traffic, check};
+use crate::bench::setup::traffic::{Destination, SETTLING, Traffic, check};
 use crate::lab::frame::Frames;
 
 /// Trials in a measurement's length; a search takes about six.
@@ -130,28 +130,28 @@ pub(super) fn notes(seconds: f64) -> Vec<String> {
 /// When something of the lab failed; [`Unfit`](crate::bench::experiment::Unfit) when the way had no effect, packets are
 /// unaccounted for, or are lost at any rate.
 pub(super) fn search(
-    bed: &Bed,
+    testbed: &Testbed,
     active: &Active<'_>,
     way: Way,
-    receiver: &dyn Receiver,
+    destination: &dyn Destination,
     frames: &Frames,
     seconds: f64,
 ) -> Result<(Values, Traffic)> {
     let length = trial_seconds(seconds);
     let mut all = Traffic::default();
     let mut send = |rate| -> Result<Traffic> {
-        let traffic = Traffic::send(bed, receiver, frames, rate, length)?;
+        let traffic = Traffic::send(testbed, destination, frames, rate, length)?;
         all += &traffic;
         Ok(traffic)
     };
-    let watch = bed.watch()?;
+    let watch = testbed.watch()?;
     let found = Throughput::find(|rate| send(rate).map(|traffic| Trial::from(&traffic)))?;
     let steady = (found.lossfree > STEADY as f64).then(|| send(Some(STEADY)));
     let steady = steady.transpose()?;
     let seen = watch.end()?;
-    check(bed, active, way, &all, &seen)?;
+    check(testbed, active, way, &all, &seen)?;
     fit!(
-        !(bed.masks().apart() && found.generator_bound),
+        !(testbed.masks().apart() && found.generator_bound),
         "the generators were the limit: they offered {:.0} packets/s at most, and without loss {:.0}",
         found.at_most.offered,
         found.lossfree
@@ -227,11 +227,11 @@ impl Experiment for Lossfree {
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let (bed, to, way) = self.labs.get(case, mode);
-        let active = bed.start(way)?;
-        let application = Application::start(bed, to)?;
-        let frames = Frames::Udp(to.flows(bed));
-        let found = search(bed, &active, way, &application, &frames, self.seconds);
+        let (testbed, to, way) = self.labs.get(case, mode);
+        let active = testbed.start(way)?;
+        let application = Application::start(testbed, to)?;
+        let frames = Frames::Udp(to.flows(testbed));
+        let found = search(testbed, &active, way, &application, &frames, self.seconds);
         // Before the next one binds its socket, also when this measurement is refused.
         application.stop()?;
         let (values, _) = found?;

@@ -31,7 +31,7 @@ const REACHED: f64 = 0.9;
 const FIRST: f64 = 0.1;
 
 /// How long the first packet may take.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The scenario: to connected sockets, which kernel RFS follows too.
 pub struct Ramp {
@@ -90,18 +90,18 @@ impl Experiment for Ramp {
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let (bed, to, way) = self.labs.get(case, mode);
-        let active = bed.start(way)?;
-        let frames = Frames::Udp(to.flows(bed));
-        let application = Application::start(bed, to)?;
-        let watch = bed.watch()?;
-        let flooded = Sending::start(bed, &application, &frames, None)
+        let (testbed, to, way) = self.labs.get(case, mode);
+        let active = testbed.start(way)?;
+        let frames = Frames::Udp(to.flows(testbed));
+        let application = Application::start(testbed, to)?;
+        let watch = testbed.watch()?;
+        let flooded = Sending::start(testbed, &application, &frames, None)
             .and_then(|sending| flood(sending, self.seconds));
         let seen = watch.end();
         // Before the next one binds its sockets, also when this measurement is refused.
         application.stop()?;
         let ((traffic, curve), seen) = (flooded?, seen?);
-        check(bed, &active, way, &traffic, &seen)?;
+        check(testbed, &active, way, &traffic, &seen)?;
         traffic.exceeds_the_host()?;
         active.stop()?;
         let rate = curve.final_pps();
@@ -122,7 +122,7 @@ fn flood(sending: Sending<'_>, seconds: f64) -> Result<(Traffic, Curve)> {
     let waiting = Instant::now();
     while sending.look()?.accepted == 0 {
         fit!(
-            waiting.elapsed() < PATIENCE,
+            waiting.elapsed() < TIMEOUT,
             "the device accepted nothing: the generator did not run"
         );
         sleep(Duration::from_micros(200));

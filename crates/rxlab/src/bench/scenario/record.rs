@@ -87,14 +87,14 @@ impl Experiment for Record {
         fit!(unseen.is_empty(), "{}", unseen.join("; "));
         let call = &mut self.cases[case].1;
         let seconds = self.seconds;
-        let ns = std::thread::scope(|scope| scope.spawn(|| turns(call, seconds)).join())
+        let ns = std::thread::scope(|scope| scope.spawn(|| mean_ns(call, seconds)).join())
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         Ok(vec![("ns_per_call", ns)])
     }
 }
 
 /// Mean ns of a call, on one CPU, since the table is written when the caller has moved.
-fn turns(call: &mut Call, seconds: f64) -> Result<f64> {
+fn mean_ns(call: &mut Call, seconds: f64) -> Result<f64> {
     let mut cpu = CpuSet::new();
     cpu.set(0)?;
     sched_setaffinity(Pid::from_raw(0), &cpu)?;

@@ -15,10 +15,10 @@ use crate::bench::experiment::{
 };
 use crate::bench::peer::load::{Kind, Load};
 use crate::bench::report::document::Better;
-use crate::bench::setup::bed::{Bed, INTERRUPT_CPU};
 use crate::bench::setup::mode::{Mode, Way};
 use crate::bench::setup::pair::Pair;
 use crate::bench::setup::place::{Place, Places};
+use crate::bench::setup::testbed::{INTERRUPT_CPU, Testbed};
 use crate::bench::setup::watch::{Seen, Watch};
 use crate::lab::stream::{self, Consumer, Worker};
 use crate::lab::xdp::Xdp;
@@ -72,7 +72,7 @@ const CASES: [Bulk; 3] = [
 ];
 
 /// How long a connection may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Until the windows are open and the flow has found its CPU.
 const WARM_UP: Duration = Duration::from_millis(200);
@@ -117,22 +117,22 @@ impl TcpStream {
         })
     }
 
-    fn in_the_lab(&self, bed: &Bed, bulk: Bulk) -> Result<Sample> {
-        let link = &bed.link;
+    fn in_the_lab(&self, testbed: &Testbed, bulk: Bulk) -> Result<Sample> {
+        let link = &testbed.link;
         // Acknowledgements are the sender's business, on its CPU.
         let _polled = Xdp::pass(&link.tester, XdpMode::Native)?;
-        let _thread = bed.far_end()?;
+        let _thread = testbed.far_end()?;
         let (to, from) = stream::connect(link)?;
         if let Some(pace) = bulk.pace {
             sockets::pace(&to, pace)?;
         }
-        let cpu = bed.masks().others.first();
+        let cpu = testbed.masks().others.first();
         let consumer = Worker::consume(&link.dut.netns, cpu, from, bulk.consumer)?;
-        let cpu = bed.masks().generators.first().unwrap_or(INTERRUPT_CPU);
+        let cpu = testbed.masks().generators.first().unwrap_or(INTERRUPT_CPU);
         let sender = Worker::produce(&link.tester.netns, cpu, to)?;
         sleep(WARM_UP);
         let sent = softnet::tcp(&link.tester.netns)?;
-        let watch = bed.watch()?;
+        let watch = testbed.watch()?;
         let before = (consumer.read(), consumer.worked());
         sleep(Duration::from_secs_f64(self.seconds));
         let after = (consumer.read(), consumer.worked());
@@ -159,7 +159,7 @@ impl TcpStream {
             warm_up: WARM_UP.as_secs_f64(),
             seconds: self.seconds,
         })?;
-        let mut streams = sockets::accepted(&listener, 1, PATIENCE)?;
+        let mut streams = sockets::accepted(&listener, 1, TIMEOUT)?;
         let from = streams.pop().context("a connection")?;
         let cpu = pair.masks().others.first();
         let consumer = Worker::consume(&pair.end.netns, cpu, from, bulk.consumer)?;
@@ -224,7 +224,7 @@ impl Experiment for TcpStream {
         let (place, way) = (self.places.get(place), self.ways[mode]);
         let active = place.start(way)?;
         let sample = match place {
-            Place::Lab(bed) => self.in_the_lab(bed, bulk)?,
+            Place::Lab(testbed) => self.in_the_lab(testbed, bulk)?,
             Place::Device(pair) => self.on_device(pair, bulk)?,
         };
         fit!(sample.bytes > 0.0, "nothing came");

@@ -29,7 +29,7 @@ use crate::lab::xdp::Xdp;
 const CPUMAP_RING: u32 = 2048;
 
 /// How long a mode may take to come into effect: seconds, where every instruction is emulated more.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A way to steer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -330,7 +330,7 @@ fn steer(end: &End, options: Options) -> Result<Steering> {
     let thread = end
         .netns
         .spawn(None, "rxsteer", move || daemon::run(&options, wait.as_fd()))?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if end.netns.run(client::status).is_ok() {
             return Ok(Steering {
@@ -344,7 +344,7 @@ fn steer(end: &End, options: Options) -> Result<Steering> {
                 .unwrap_or_else(|| anyhow!("rxsteer ended by itself")));
         }
         if Instant::now() > deadline {
-            bail!("rxsteer is not ready after {PATIENCE:?}");
+            bail!("rxsteer is not ready after {TIMEOUT:?}");
         }
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -27,7 +27,7 @@ const PERIOD: Duration = Duration::from_millis(40);
 const UNEQUAL: f64 = 1.1;
 
 /// How long the first turn may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The threads, until dropped.
 pub struct Pace {
@@ -65,7 +65,7 @@ impl Pace {
             let shared = shared.clone();
             let thread = thread::Builder::new().name(format!("pace/{index}"));
             pace.threads
-                .push(thread.spawn(move || shared.turns(index))?);
+                .push(thread.spawn(move || shared.run_loops(index))?);
         }
         Ok(pace)
     }
@@ -80,8 +80,8 @@ impl Pace {
         let start = Instant::now();
         while self.shared.paces().len() < self.shared.fastest.len() {
             ensure!(
-                start.elapsed() < PATIENCE,
-                "a thread that looks how fast its CPU is did not run for {PATIENCE:?}"
+                start.elapsed() < TIMEOUT,
+                "a thread that looks how fast its CPU is did not run for {TIMEOUT:?}"
             );
             thread::sleep(Duration::from_millis(1));
         }
@@ -131,7 +131,7 @@ impl Shared {
     }
 
     /// A thread's work.
-    fn turns(&self, index: usize) -> Result<()> {
+    fn run_loops(&self, index: usize) -> Result<()> {
         let (cpu, fastest) = &self.fastest[index];
         let this = Pid::from_raw(0);
         bind(this, *cpu)?;

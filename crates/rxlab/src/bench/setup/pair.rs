@@ -7,11 +7,11 @@ use rxsteer::host::device::Device;
 
 use crate::bench::experiment::On;
 use crate::bench::peer::server::Peer;
-use crate::bench::setup::bed::Masks;
 use crate::bench::setup::mode::{Active, Way};
+use crate::bench::setup::testbed::Masks;
 use crate::lab::link::End;
 
-/// What a [`Bed`](super::bed::Bed) is in the lab.
+/// What a [`Testbed`](super::testbed::Testbed) is in the lab.
 pub struct Pair {
     /// The device under test.
     pub end: End,

@@ -5,15 +5,15 @@ use anyhow::Result;
 use indexmap::IndexMap;
 
 use crate::bench::experiment::{Condition, Effort, Gro, Napi};
-use crate::bench::setup::bed::{Bed, Masks};
 use crate::bench::setup::mode::{Active, Way};
 use crate::bench::setup::pair::Pair;
+use crate::bench::setup::testbed::{Masks, Testbed};
 use crate::bench::setup::watch::Seen;
 
 /// One of them.
 pub enum Place {
     /// In namespaces.
-    Lab(Bed),
+    Lab(Testbed),
     /// Between two hosts.
     Device(Pair),
 }
@@ -22,7 +22,7 @@ impl Place {
     /// The CPUs to choose from.
     pub fn masks(&self) -> &Masks {
         match self {
-            Self::Lab(bed) => bed.masks(),
+            Self::Lab(testbed) => testbed.masks(),
             Self::Device(pair) => pair.masks(),
         }
     }
@@ -33,7 +33,7 @@ impl Place {
     /// When it can't be, with the reason.
     pub fn start(&self, way: Way) -> Result<Active<'_>> {
         match self {
-            Self::Lab(bed) => bed.start(way),
+            Self::Lab(testbed) => testbed.start(way),
             Self::Device(pair) => pair.start(way),
         }
     }
@@ -67,9 +67,9 @@ impl Places {
             });
         }
         let conditions = effort.conditions(napi, gro);
-        let beds = Bed::each(&conditions)?;
+        let testbeds = Testbed::each(&conditions)?;
         Ok(Self {
-            places: beds.into_iter().map(Place::Lab).collect(),
+            places: testbeds.into_iter().map(Place::Lab).collect(),
             conditions,
         })
     }
@@ -103,7 +103,7 @@ impl Places {
     /// What shapes all figures.
     pub fn conditions(&self) -> IndexMap<String, String> {
         match &self.places[0] {
-            Place::Lab(bed) => bed.conditions(&self.conditions),
+            Place::Lab(testbed) => testbed.conditions(&self.conditions),
             Place::Device(pair) => pair.conditions(),
         }
     }

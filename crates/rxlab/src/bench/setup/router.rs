@@ -13,11 +13,11 @@ use rxsteer::host::device::XdpMode;
 use serde_json::Value;
 
 use crate::bench::experiment::{Unfit, fit};
-use crate::bench::setup::traffic::Receiver;
+use crate::bench::setup::traffic::Destination;
 use crate::lab::frame::{Frames, UdpFlows};
+use crate::lab::generator::{Generator, GeneratorConfig};
 use crate::lab::link::{End, Link, LinkConfig};
 use crate::lab::netns::Netns;
-use crate::lab::wire::{Wire, WireConfig};
 use crate::lab::xdp::Xdp;
 
 /// The firewall's rules.
@@ -93,7 +93,7 @@ pub fn blocked(n: u8) -> (Ipv4Addr, u16) {
 const WARM_UP: u64 = 50_000;
 
 /// How long these may take to arrive.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The router's other side. It vanishes with its namespaces.
 pub struct Router {
@@ -164,14 +164,14 @@ impl Router {
         }
         let all = u64::from(flows.nr_flows);
         let before = self.received();
-        let config = WireConfig {
+        let config = GeneratorConfig {
             frames: Frames::Udp(flows.clone()),
             count: Some(all),
             rate: Some(WARM_UP),
             lossless: true,
             window: None,
         };
-        Wire::start(outside, cpu, &config)?.wait()?;
+        Generator::start(outside, cpu, &config)?.wait()?;
         until(|| Ok(self.received() - before), all, "packets")?;
         let before = self.passed()?.expected;
         self.behind.tester.netns.run(|| {
@@ -207,7 +207,7 @@ impl Router {
     }
 }
 
-impl Receiver for Router {
+impl Destination for Router {
     fn received(&self) -> u64 {
         self.end.received(0)
     }
@@ -231,7 +231,7 @@ fn until(count: impl Fn() -> Result<u64>, all: u64, what: &str) -> Result<()> {
             return Ok(());
         }
         fit!(
-            start.elapsed() < PATIENCE,
+            start.elapsed() < TIMEOUT,
             "the router forwarded {passed} of {all} {what} that make its connections"
         );
         sleep(Duration::from_millis(10));

@@ -9,13 +9,13 @@ use anyhow::Result;
 use rxsteer::api::status::Queue;
 
 use crate::bench::experiment::fit;
-use crate::bench::setup::bed::Bed;
 use crate::bench::setup::mode::{Active, Mode, Way};
+use crate::bench::setup::testbed::Testbed;
 use crate::bench::setup::watch::Seen;
 use crate::lab::frame::Frames;
-use crate::lab::jumper::Jumpers;
-use crate::lab::sink::Sink;
-use crate::lab::wire::{RingCounts, Wire, WireConfig};
+use crate::lab::generator::{Generator, GeneratorConfig, RingCounts};
+use crate::lab::migrator::Migrators;
+use crate::lab::receiver::Receiver;
 
 /// Flows to connected sockets: before Linux 6.13 the kernel finds one of many on a port
 /// only by looking at each.
@@ -43,10 +43,10 @@ const LOOKS: u32 = 16;
 const BETWEEN_LOOKS: Duration = Duration::from_micros(130);
 
 /// How long the last packets may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where the packets should arrive.
-pub trait Receiver {
+pub trait Destination {
     /// Packets that it got so far.
     fn received(&self) -> u64;
 
@@ -57,7 +57,7 @@ pub trait Receiver {
     fn dropped(&self) -> Result<u64>;
 }
 
-impl Receiver for Sink {
+impl Destination for Receiver {
     fn received(&self) -> u64 {
         self.received()
     }
@@ -67,7 +67,7 @@ impl Receiver for Sink {
     }
 }
 
-impl Receiver for Jumpers {
+impl Destination for Migrators {
     fn received(&self) -> u64 {
         self.received().sum()
     }
@@ -179,8 +179,8 @@ impl AddAssign<&Self> for Traffic {
 
 /// A wire that sends, and who receives.
 pub(in crate::bench) struct Sending<'a> {
-    wire: Wire,
-    receiver: &'a dyn Receiver,
+    generator: Generator,
+    destination: &'a dyn Destination,
     /// What the receiver had got and dropped.
     before: (u64, u64),
     apart: bool,
@@ -189,15 +189,15 @@ pub(in crate::bench) struct Sending<'a> {
 impl<'a> Sending<'a> {
     /// Sends from now on, as fast as the generator can, or at `rate` frames per second.
     pub(in crate::bench) fn start(
-        bed: &Bed,
-        receiver: &'a dyn Receiver,
+        testbed: &Testbed,
+        destination: &'a dyn Destination,
         frames: &Frames,
         rate: Option<u64>,
     ) -> Result<Self> {
         // The scheduler may give a generator that shares the CPU a whole tick, at any priority,
         // while the thread that empties the ring is runnable: at a rate, that would look like loss.
-        let apart = bed.masks().apart();
-        let config = WireConfig {
+        let apart = testbed.masks().apart();
+        let config = GeneratorConfig {
             frames: frames.clone(),
             count: None,
             rate,
@@ -205,38 +205,38 @@ impl<'a> Sending<'a> {
             window: None,
         };
         Ok(Self {
-            before: (receiver.received(), receiver.dropped()?),
-            wire: bed.send(&config)?,
-            receiver,
+            before: (destination.received(), destination.dropped()?),
+            generator: testbed.send(&config)?,
+            destination,
             apart,
         })
     }
 
     /// Packets so far. What has been delivered by then had been accepted before.
     pub(in crate::bench) fn look(&self) -> Result<Counts> {
-        let delivered = self.receiver.received() - self.before.0;
-        Ok(Counts::at(self.wire.counts()?, delivered))
+        let delivered = self.destination.received() - self.before.0;
+        Ok(Counts::at(self.generator.counts()?, delivered))
     }
 
     /// CPU time of the host that went to the generator, ns.
     pub(in crate::bench) fn generator_ns(&self) -> Result<u64> {
         match self.apart {
             true => Ok(0),
-            false => self.wire.cpu_ns(),
+            false => self.generator.cpu_ns(),
         }
     }
 
     /// Stops, and waits until all has come or is lost: what became of all packets.
     pub(in crate::bench) fn end(self) -> Result<Traffic> {
-        let sent = self.wire.stop()?;
-        drain(self.receiver)?;
+        let sent = self.generator.stop()?;
+        drain(self.destination)?;
         Ok(Traffic {
             all: Counts {
                 accepted: sent.sent - sent.lost,
                 refused: sent.lost,
-                delivered: self.receiver.received() - self.before.0,
+                delivered: self.destination.received() - self.before.0,
             },
-            dropped: self.receiver.dropped()? - self.before.1,
+            dropped: self.destination.dropped()? - self.before.1,
             apart: self.apart,
             ..Default::default()
         })
@@ -250,14 +250,14 @@ impl Traffic {
     /// # Errors
     /// When something of the lab failed; [`Unfit`](crate::bench::experiment::Unfit) when the generator did not run.
     pub fn send(
-        bed: &Bed,
-        receiver: &dyn Receiver,
+        testbed: &Testbed,
+        destination: &dyn Destination,
         frames: &Frames,
         rate: Option<u64>,
         seconds: f64,
     ) -> Result<Self> {
-        let rx_cpu_ns = || bed.nic.as_ref().map(|nic| nic.cpu_ns(0)).transpose();
-        let sending = Sending::start(bed, receiver, frames, rate)?;
+        let rx_cpu_ns = || testbed.nic.as_ref().map(|nic| nic.cpu_ns(0)).transpose();
+        let sending = Sending::start(testbed, destination, frames, rate)?;
         sleep(SETTLING);
         let cpu_before = rx_cpu_ns()?;
         let then = Counts::when_few_are_under_way(|| sending.look())?;
@@ -332,11 +332,11 @@ impl Traffic {
 }
 
 /// Waits until nothing more comes.
-pub(in crate::bench) fn drain(receiver: &dyn Receiver) -> Result<()> {
+pub(in crate::bench) fn drain(destination: &dyn Destination) -> Result<()> {
     let start = Instant::now();
     let mut last = None;
-    while start.elapsed() < PATIENCE {
-        let now = Some((receiver.received(), receiver.dropped()?));
+    while start.elapsed() < TIMEOUT {
+        let now = Some((destination.received(), destination.dropped()?));
         if now == last {
             break;
         }
@@ -352,13 +352,13 @@ pub(in crate::bench) fn drain(receiver: &dyn Receiver) -> Result<()> {
 /// # Errors
 /// [`Unfit`](crate::bench::experiment::Unfit), with the reason.
 pub fn check(
-    bed: &Bed,
+    testbed: &Testbed,
     active: &Active<'_>,
     way: Way,
     traffic: &Traffic,
     seen: &Seen,
 ) -> Result<()> {
-    bed.verify(active, way, seen, NR_CONNECTED)?;
+    testbed.verify(active, way, seen, NR_CONNECTED)?;
     let astray = seen.processed_by_generators;
     fit!(
         astray as f64 <= UNACCOUNTED * traffic.all.accepted as f64,

@@ -10,16 +10,15 @@
 //! Order is looked at twice: where the device hands its packets to the stack, which is what the rule
 //! of order is about, and where the application reads them.
 
-mod bed;
 mod case;
 mod storm;
+mod testbed;
 
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use bed::{Bed, INTERRUPT_CPU};
 use indexmap::IndexMap;
 use rxsteer::api::status::Queue;
 use rxsteer::cli::run::Tunnel;
@@ -27,6 +26,7 @@ use rxsteer::daemon::options::{Mode, Options, RpsCpus};
 use rxsteer::datapath::backlogs::LIMIT_MAX;
 use rxsteer::datapath::policy::Policy;
 use storm::{Storm, queue};
+use testbed::{INTERRUPT_CPU, Testbed};
 
 pub use case::Case;
 
@@ -35,8 +35,8 @@ use crate::bench::report::document::Better;
 use crate::bench::report::document::SUBJECT;
 use crate::bench::setup::mode::Active;
 use crate::lab::frame::Frames;
-use crate::lab::jumper::{Jumpers, JumpersReport, Reads};
-use crate::lab::wire::{Window, Wire, WireConfig};
+use crate::lab::generator::{Generator, GeneratorConfig, Window};
+use crate::lab::migrator::{Migrators, MigratorsReport, Reads};
 use crate::lab::witness::Witness;
 use crate::lab::{sockets, softnet};
 
@@ -54,7 +54,7 @@ const BUSY_POLL_WINDOW: u64 = 256;
 const BUSY_POLL_US: u32 = 500;
 
 /// How long the last packets may take to arrive.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What one measurement, or several together, found.
 #[derive(Clone, Debug, Default)]
@@ -116,7 +116,7 @@ const TCP_DROPS: [&str; 9] = [
 /// When the run did not measure what it claims: nothing moved, packets are unaccounted for, a TCP
 /// packet was dropped, the host does not allow it.
 pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) -> Result<Sample> {
-    let Bed {
+    let Testbed {
         link,
         nic,
         frames,
@@ -125,7 +125,7 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         polling,
         online,
         _second,
-    } = Bed::new(case)?;
+    } = Testbed::new(case)?;
     let options = Options {
         // So that all moves that can: what the policies do is a case of its own.
         policy: Policy::RFS,
@@ -149,8 +149,8 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
     let mut active = Active::steer(&link.dut, options.clone())?;
     let tcp_before = softnet::tcp(&application)?;
     let cpus: Vec<u32> = online.iter().collect();
-    let jumpers = Jumpers::start(&application, sockets, reads, &cpus)?;
-    let read = jumpers.received();
+    let migrators = Migrators::start(&application, sockets, reads, &cpus)?;
+    let read = migrators.received();
     let read: Arc<dyn Fn() -> u64 + Send + Sync> = Arc::new(move || read.sum());
     let seen = witness.clone();
     let seen: Arc<dyn Fn() -> u64 + Send + Sync> = Arc::new(move || seen.seen());
@@ -162,7 +162,7 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         Case::BusyPoll => (BUSY_POLL_WINDOW, &read),
         _ => (WINDOW, packets),
     };
-    let config = WireConfig {
+    let config = GeneratorConfig {
         frames,
         count: None,
         rate: None,
@@ -173,7 +173,7 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
             may_drop: !case.is_tcp(),
         }),
     };
-    let wire = Wire::start(&link, INTERRUPT_CPU, &config)?;
+    let generator = Generator::start(&link, INTERRUPT_CPU, &config)?;
 
     let mut storm = Storm::new(case, &link, nic, &online, &options)?;
     let start = Instant::now();
@@ -183,7 +183,7 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         if let (Some(polling), Some(us)) = (&polling, polls.next()) {
             sockets::busy_poll(polling, us)?;
         }
-        active = storm.step(active, &wire)?;
+        active = storm.step(active, &generator)?;
         sleep(next.saturating_duration_since(Instant::now()));
         let events = match case {
             Case::BusyPoll => {
@@ -196,7 +196,7 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
             elapsed: start.elapsed(),
             packets: packets(),
             overtaken: witness.reordered(),
-            eventful: jumpers.jumps() > 0 && (events > 0 || !case.is_eventful()),
+            eventful: migrators.migrations() > 0 && (events > 0 || !case.is_eventful()),
         };
         if enough(&progress) {
             break;
@@ -205,12 +205,12 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
     // All CPUs are online again.
     drop(storm.hotplug.take());
     let (events, moves, held) = (storm.events, storm.moves_before, storm.held_before);
-    let sent = wire.stop()?;
+    let sent = generator.stop()?;
     let seconds = start.elapsed().as_secs_f64();
     let accepted = sent.sent - sent.lost;
     let queue = at_rest(&active, case, accepted)?;
     let passed = queue.inline + queue.sums.delivered;
-    let read = read_all(jumpers, |read| {
+    let read = read_all(migrators, |read| {
         if case.is_tcp() {
             Some(read.received == sent.sent)
         } else if case.has_devices_above() {
@@ -240,7 +240,7 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         },
         moves: moves + queue.moves,
         held: held + queue.held,
-        jumps: read.jumps,
+        jumps: read.migrations,
         events: if case == Case::BusyPoll {
             count("BusyPollRxPackets")?
         } else {
@@ -291,16 +291,16 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
 /// Stops the application when it has read all; where that can't be known (`None`), when nothing more
 /// comes.
 fn read_all(
-    jumpers: Jumpers,
-    all: impl Fn(&JumpersReport) -> Option<bool>,
-) -> Result<JumpersReport> {
-    let deadline = Instant::now() + PATIENCE;
+    migrators: Migrators,
+    all: impl Fn(&MigratorsReport) -> Option<bool>,
+) -> Result<MigratorsReport> {
+    let deadline = Instant::now() + TIMEOUT;
     let mut last = None;
     loop {
-        let now = jumpers.report()?;
+        let now = migrators.report()?;
         let done = all(&now).unwrap_or(last == Some(now.received));
         if done || Instant::now() > deadline {
-            return jumpers.stop();
+            return migrators.stop();
         }
         last = Some(now.received);
         sleep(Duration::from_millis(100));
@@ -309,7 +309,7 @@ fn read_all(
 
 /// The queue once nothing is under way. Both sums close then.
 fn at_rest(active: &Active<'_>, case: Case, accepted: u64) -> Result<Queue> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut last = 0;
     loop {
         let queue = queue(active)?;

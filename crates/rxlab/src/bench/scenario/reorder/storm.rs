@@ -13,13 +13,13 @@ use rxsteer::datapath::policy::Policy;
 use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::setting::Setting;
 
-use super::bed::INTERRUPT_CPU;
 use super::case::Case;
+use super::testbed::INTERRUPT_CPU;
 use crate::bench::setup::mode::Active;
+use crate::lab::generator::Generator;
 use crate::lab::hog::Hog;
 use crate::lab::link::Link;
 use crate::lab::nic::Nic;
-use crate::lab::wire::Wire;
 
 /// For how long a CPU does nothing else, before a change and after it.
 pub(super) const HOG: Duration = Duration::from_millis(2);
@@ -82,7 +82,11 @@ impl<'a> Storm<'a> {
     }
 
     /// The next step; rxsteer may be another afterwards.
-    pub(super) fn step(&mut self, mut active: Active<'a>, wire: &Wire) -> Result<Active<'a>> {
+    pub(super) fn step(
+        &mut self,
+        mut active: Active<'a>,
+        generator: &Generator,
+    ) -> Result<Active<'a>> {
         let dut = &self.link.dut;
         let online = self.online_now();
         let masks = masks(&online);
@@ -103,7 +107,7 @@ impl<'a> Storm<'a> {
             let next = self.online.iter().nth(next).context("no CPU is online")?;
             match &mut self.nic {
                 Some(nic) => nic.move_to(0, next)?,
-                None => wire.move_to(next)?,
+                None => generator.move_to(next)?,
             }
             self.events += 1;
         }

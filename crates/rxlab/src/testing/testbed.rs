@@ -16,11 +16,11 @@ use rxsteer::host::netdev;
 use crate::bench::setup::mode::Active;
 use crate::lab;
 use crate::lab::frame::{Frames, UdpFlows};
+use crate::lab::generator::{Generator, GeneratorConfig};
 use crate::lab::link::{Link, LinkConfig};
 use crate::lab::netns::Netns;
 use crate::lab::nic::Nic;
-use crate::lab::sink::{Sink, SinkConfig};
-use crate::lab::wire::{Wire, WireConfig};
+use crate::lab::receiver::{Receiver, ReceiverConfig};
 
 /// Polls every queue, unless a test says otherwise.
 pub const POLLING_CPU: u32 = 0;
@@ -30,7 +30,7 @@ pub const OTHER_CPU: u32 = 1;
 
 /// How long a condition may take to come true: no test's result depends on how fast it did. In an emulated
 /// machine loading the programs alone takes 20 s.
-const PATIENCE: Duration = Duration::from_secs(90);
+const TIMEOUT: Duration = Duration::from_secs(90);
 
 /// One lab at a time, if this machine allows one that is of use.
 pub fn lab(test: &str) -> Option<MutexGuard<'static, ()>> {
@@ -67,20 +67,20 @@ pub fn until<T>(what: &str, mut answer: impl FnMut() -> Result<Option<T>>) -> Re
         if let Some(answer) = answer()? {
             return Ok(answer);
         }
-        if start.elapsed() > PATIENCE {
-            bail!("still not after {PATIENCE:?}: {what}");
+        if start.elapsed() > TIMEOUT {
+            bail!("still not after {TIMEOUT:?}: {what}");
         }
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
 /// A link into a NIC.
-pub struct Bed {
+pub struct Testbed {
     pub link: Link,
     pub nic: Nic,
 }
 
-impl Bed {
+impl Testbed {
     pub fn new(config: &LinkConfig) -> Result<Self> {
         Self::between(&Netns::new("tester")?, &Netns::new("dut")?, config)
     }
@@ -109,32 +109,33 @@ impl Bed {
 
     /// A sink whose reports tell the CPU that processed each datagram, and that has room for all
     /// that a test sends.
-    pub fn sink_by_cpu(&self, flows: &UdpFlows) -> Result<Sink> {
-        Sink::start(
+    pub fn receiver_by_cpu(&self, flows: &UdpFlows) -> Result<Receiver> {
+        Receiver::start(
             &self.link.dut.netns,
-            &SinkConfig {
+            &ReceiverConfig {
                 threads: vec![None, None],
                 by_cpu: true,
                 rcvbuf: 64 << 20,
-                ..SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport))
+                ..ReceiverConfig::new(SocketAddr::new(flows.daddr, flows.dport))
             },
         )
     }
 
     /// One socket that checks the order of what it gets: what it gets in order was delivered in
     /// order.
-    pub fn sink_in_order(&self, flows: &UdpFlows) -> Result<Sink> {
-        let config = SinkConfig {
+    pub fn receiver_in_order(&self, flows: &UdpFlows) -> Result<Receiver> {
+        let config = ReceiverConfig {
             check_order: true,
             rcvbuf: 64 << 20,
-            ..SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport))
+            ..ReceiverConfig::new(SocketAddr::new(flows.daddr, flows.dport))
         };
-        Sink::start(&self.link.dut.netns, &config)
+        Receiver::start(&self.link.dut.netns, &config)
     }
 
     /// Sends exactly `count` frames into queue 0, and loses none on the way.
     pub fn send(&self, frames: Frames, count: u64) -> Result<()> {
-        let report = Wire::start(&self.link, 0, &lossless(frames, Some(count), 200_000))?.wait()?;
+        let report =
+            Generator::start(&self.link, 0, &lossless(frames, Some(count), 200_000))?.wait()?;
         assert_eq!((report.sent, report.lost), (count, 0));
         Ok(())
     }
@@ -158,8 +159,8 @@ pub fn mask(cpus: &[u32]) -> CpuMask {
 }
 
 /// A wire that waits for its receiver.
-pub fn lossless(frames: Frames, count: Option<u64>, rate: u64) -> WireConfig {
-    WireConfig {
+pub fn lossless(frames: Frames, count: Option<u64>, rate: u64) -> GeneratorConfig {
+    GeneratorConfig {
         frames,
         count,
         rate: Some(rate),
@@ -198,11 +199,11 @@ pub fn queue_at_rest(
 
 /// Waits until a sink has received, or dropped for want of room, `count` datagrams; then stops it.
 /// Returns what it received, by thread.
-pub fn received(sink: Sink, count: u64) -> Result<Vec<u64>> {
+pub fn received(receiver: Receiver, count: u64) -> Result<Vec<u64>> {
     until("all datagrams received", || {
-        Ok((sink.received() + sink.dropped()? >= count).then_some(()))
+        Ok((receiver.received() + receiver.dropped()? >= count).then_some(()))
     })?;
-    let report = sink.stop()?;
+    let report = receiver.stop()?;
     assert_eq!(report.dropped, 0, "{report:?}");
     Ok(report.received)
 }

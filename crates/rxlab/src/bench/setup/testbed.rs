@@ -17,10 +17,10 @@ use crate::bench::experiment::{Condition, Gro, Napi};
 use crate::bench::setup::mode::{Active, Cpus, Mode, Way};
 use crate::bench::setup::watch::{Seen, Watch};
 use crate::lab::ethtool::Offload;
+use crate::lab::generator::{Generator, GeneratorConfig};
 use crate::lab::link::{Link, LinkConfig};
 use crate::lab::netns::Netns;
 use crate::lab::nic::Nic;
-use crate::lab::wire::{Wire, WireConfig};
 use crate::lab::xdp::Xdp;
 
 /// The CPU that polls the queue.
@@ -30,7 +30,7 @@ pub const INTERRUPT_CPU: u32 = 0;
 const REPLY_QUEUES: u32 = 4;
 
 /// The lab of a scenario.
-pub struct Bed {
+pub struct Testbed {
     /// From the generator to the steered device.
     pub link: Link,
     /// Without it, the queue is polled in softirq, on the CPU that sends.
@@ -223,7 +223,7 @@ impl Drop for Confined {
     }
 }
 
-impl Bed {
+impl Testbed {
     /// Makes a lab for each condition.
     ///
     /// # Errors
@@ -277,11 +277,11 @@ impl Bed {
     /// that polls it.
     ///
     /// # Errors
-    /// As [`Wire::start`] and [`Wire::apart`].
-    pub(in crate::bench) fn send(&self, config: &WireConfig) -> Result<Wire> {
+    /// As [`Generator::start`] and [`Generator::apart`].
+    pub(in crate::bench) fn send(&self, config: &GeneratorConfig) -> Result<Generator> {
         match self.masks.apart() {
-            true => Wire::apart(&self.link, &self.masks.generators, config),
-            false => Wire::start(&self.link, INTERRUPT_CPU, config),
+            true => Generator::apart(&self.link, &self.masks.generators, config),
+            false => Generator::start(&self.link, INTERRUPT_CPU, config),
         }
     }
 

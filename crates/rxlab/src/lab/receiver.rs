@@ -25,9 +25,9 @@ const DATAGRAM: usize = 2048;
 /// How long a thread sleeps in the kernel before it looks whether it should stop.
 pub(super) const IDLE: Duration = Duration::from_millis(20);
 
-/// How a [`Sink`] listens.
+/// How a [`Receiver`] listens.
 #[derive(Clone, Debug)]
-pub struct SinkConfig {
+pub struct ReceiverConfig {
     /// The local address, or the wildcard address.
     pub local: SocketAddr,
     /// Connects the sockets to this peer, so that nothing else reaches them.
@@ -47,7 +47,7 @@ pub struct SinkConfig {
     pub rcvbuf: usize,
 }
 
-impl SinkConfig {
+impl ReceiverConfig {
     /// One thread on no particular CPU, 4 MiB of buffer.
     pub fn new(local: SocketAddr) -> Self {
         Self {
@@ -64,7 +64,7 @@ impl SinkConfig {
 
 /// What a sink got.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SinkReport {
+pub struct ReceiverReport {
     /// Datagrams per thread.
     pub received: Vec<u64>,
     /// Datagrams that the kernel dropped at the sockets: full buffers, wrong checksums.
@@ -76,7 +76,7 @@ pub struct SinkReport {
 }
 
 /// Threads that receive, until stopped.
-pub struct Sink {
+pub struct Receiver {
     sockets: Vec<Arc<OwnedFd>>,
     threads: Vec<JoinHandle<Option<Result<Done>>>>,
     shared: Arc<Shared>,
@@ -101,7 +101,7 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// A payload begins with a `wire_stamp`: the sequence number, then what names flow and wire.
+    /// A payload begins with a `generator_stamp`: the sequence number, then what names flow and wire.
     pub(super) fn see(&mut self, payload: &[u8]) {
         let Some((seq, rest)) = payload.split_first_chunk() else {
             return;
@@ -151,10 +151,10 @@ impl Counters {
     }
 }
 
-impl Sink {
+impl Receiver {
     /// Binds the sockets, then starts the threads: what is sent after this returns is received.
-    pub fn start(netns: &Netns, config: &SinkConfig) -> Result<Self> {
-        ensure!(!config.threads.is_empty(), "a sink needs a thread");
+    pub fn start(netns: &Netns, config: &ReceiverConfig) -> Result<Self> {
+        ensure!(!config.threads.is_empty(), "a receiver needs a thread");
         let count = if config.reuseport {
             config.threads.len()
         } else {
@@ -178,20 +178,20 @@ impl Sink {
             stop: AtomicBool::new(false),
             received: Counters::new(config.threads.len()),
         });
-        let mut sink = Self {
+        let mut receiver = Self {
             sockets,
             threads: Vec::new(),
             shared,
         };
         for (i, &cpu) in config.threads.iter().enumerate() {
-            let socket = sink.sockets[i % count].clone();
-            let shared = sink.shared.clone();
-            let thread = netns.spawn(cpu, &format!("sink/{i}"), move || {
+            let socket = receiver.sockets[i % count].clone();
+            let shared = receiver.shared.clone();
+            let thread = netns.spawn(cpu, &format!("receiver/{i}"), move || {
                 receive(&socket, shared.received.of(i), &shared.stop, check_order)
             })?;
-            sink.threads.push(thread);
+            receiver.threads.push(thread);
         }
-        Ok(sink)
+        Ok(receiver)
     }
 
     /// Datagrams received so far by all threads.
@@ -205,21 +205,21 @@ impl Sink {
     }
 
     /// Stops the threads once their sockets are empty.
-    pub fn stop(mut self) -> Result<SinkReport> {
+    pub fn stop(mut self) -> Result<ReceiverReport> {
         self.shared.stop.store(true, Ordering::Relaxed);
         let mut cpu_ns = Vec::new();
         let mut reordered = 0;
         for thread in self.threads.drain(..) {
             match thread.join() {
                 Ok(done) => {
-                    let done = done.context("a sink's thread did not start")??;
+                    let done = done.context("a receiver's thread did not start")??;
                     cpu_ns.push(done.cpu_ns);
                     reordered += done.reordered;
                 }
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         }
-        Ok(SinkReport {
+        Ok(ReceiverReport {
             received: self.shared.received.each(),
             dropped: self.dropped()?,
             reordered,
@@ -228,14 +228,14 @@ impl Sink {
     }
 }
 
-impl Drop for Sink {
+impl Drop for Receiver {
     /// The threads end by themselves, within their idle time.
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
     }
 }
 
-fn open(config: &SinkConfig) -> Result<OwnedFd> {
+fn open(config: &ReceiverConfig) -> Result<OwnedFd> {
     let family = match config.local {
         SocketAddr::V4(_) => AddressFamily::Inet,
         SocketAddr::V6(_) => AddressFamily::Inet6,

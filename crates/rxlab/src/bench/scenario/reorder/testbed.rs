@@ -28,7 +28,7 @@ pub(super) const NR_BUSY_POLL_FLOWS: u32 = 32;
 pub(super) const RCVBUF: usize = 64 << 20;
 
 /// A link, its sockets, and what is sent to them.
-pub(super) struct Bed {
+pub(super) struct Testbed {
     pub(super) link: Link,
     pub(super) _second: Option<Link>,
     /// Without it, the queue is polled where the wire sends.
@@ -42,7 +42,7 @@ pub(super) struct Bed {
     pub(super) online: CpuMask,
 }
 
-impl Bed {
+impl Testbed {
     pub(super) fn new(case: Case) -> Result<Self> {
         let online = Topology::host().online()?;
         ensure!(online.len() > 1, "a flow can't move on one CPU");

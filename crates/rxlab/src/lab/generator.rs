@@ -18,7 +18,7 @@ pub use super::ring::RingCounts;
 use super::frame::Frames;
 use super::link::{Link, LinkConfig};
 use super::netns::{self, Netns};
-use super::ring::{PATIENCE, Ring};
+use super::ring::{Ring, TIMEOUT};
 use super::{run_ns, schedule, thread_cpu_ns, xdp};
 use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::xdp_md;
@@ -38,11 +38,11 @@ const BURST: u64 = 128;
 const APART_BURST: u64 = 32;
 
 /// Frames that may be dropped have been if none was received for so long.
-const DROPPED: Duration = Duration::from_millis(50);
+const DROP_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// What and how a [`Wire`] sends.
+/// What and how a [`Generator`] sends.
 #[derive(Clone, Debug)]
-pub struct WireConfig {
+pub struct GeneratorConfig {
     /// What it sends.
     pub frames: Frames,
     /// Frames to send; None: until stopped.
@@ -76,7 +76,7 @@ impl fmt::Debug for Window {
 
 /// What a wire did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WireReport {
+pub struct GeneratorReport {
     /// Frames sent.
     pub sent: u64,
     /// Of these, frames that found the receiver's ring full. `sent - lost` reached its NAPI.
@@ -90,14 +90,14 @@ pub struct WireReport {
 
 /// What is sent into one queue: by a generator at the tester's end, a thread on one CPU, or by several
 /// that send the same flows.
-pub struct Wire {
-    generators: Vec<Generator>,
+pub struct Generator {
+    threads: Vec<Thread>,
     ring: Ring,
     before: RingCounts,
 }
 
-struct Generator {
-    thread: JoinHandle<Option<Result<(WireReport, Sender)>>>,
+struct Thread {
+    handle: JoinHandle<Option<Result<(GeneratorReport, Sender)>>>,
     shared: Arc<Shared>,
 }
 
@@ -106,16 +106,16 @@ struct Shared {
     stop: AtomicBool,
     sent: AtomicU64,
     /// The thread's id, once it has begun.
-    thread: AtomicI32,
+    tid: AtomicI32,
 }
 
-impl Wire {
+impl Generator {
     /// Starts to send on `cpu`, which decides the receiving queue: `cpu` modulo the link's queues.
     ///
     /// # Errors
     /// A frame is longer than the MTU or a page allows; the receiving end has no NAPI (neither GRO
     /// nor an XDP program); the kernel has no live frames (before 5.18).
-    pub fn start(link: &Link, cpu: u32, config: &WireConfig) -> Result<Self> {
+    pub fn start(link: &Link, cpu: u32, config: &GeneratorConfig) -> Result<Self> {
         Self::start_all(link, &[cpu], config, false)
     }
 
@@ -125,13 +125,13 @@ impl Wire {
     /// # Errors
     /// As [`Self::start`]; when the CPUs send into several queues; when the wire is to lose nothing, or
     /// to send TCP, whose sequence numbers only one can count.
-    pub fn apart(link: &Link, cpus: &CpuMask, config: &WireConfig) -> Result<Self> {
+    pub fn apart(link: &Link, cpus: &CpuMask, config: &GeneratorConfig) -> Result<Self> {
         let cpus: Vec<u32> = cpus.iter().collect();
         Self::start_all(link, &cpus, config, true)
     }
 
-    fn start_all(link: &Link, cpus: &[u32], config: &WireConfig, apart: bool) -> Result<Self> {
-        let first = *cpus.first().context("a wire needs a CPU to send on")?;
+    fn start_all(link: &Link, cpus: &[u32], config: &GeneratorConfig, apart: bool) -> Result<Self> {
+        let first = *cpus.first().context("a generator needs a CPU to send on")?;
         let queue = first % link.dut.queues;
         ensure!(
             cpus.iter().all(|cpu| cpu % link.dut.queues == queue),
@@ -140,12 +140,12 @@ impl Wire {
         );
         ensure!(
             !apart || !(config.lossless || matches!(config.frames, Frames::Tcp(_))),
-            "a lossless wire, or one of TCP, has one generator, which yields"
+            "a lossless generator, or one of TCP, has one thread, which yields"
         );
         let mut ring = Ring::new(link, queue)?;
         ring.shared = cpus.len() > 1;
-        let mut wire = Self {
-            generators: Vec::new(),
+        let mut generator = Self {
+            threads: Vec::new(),
             before: ring.counts()?,
             ring,
         };
@@ -153,7 +153,7 @@ impl Wire {
         let nr = cpus.len() as u64;
         let senders = (0..).zip(cpus).map(|(index, &cpu)| {
             let share = |all: u64| (all + nr - 1 - index) / nr;
-            let config = WireConfig {
+            let config = GeneratorConfig {
                 count: config.count.map(share),
                 rate: config.rate.map(share),
                 ..config.clone()
@@ -169,10 +169,12 @@ impl Wire {
         for (cpu, sender) in senders {
             let shared = sender.shared.clone();
             let netns = &link.tester.netns;
-            let thread = netns.spawn(Some(cpu), &format!("wire/{cpu}"), move || sender.send())?;
-            wire.generators.push(Generator { thread, shared });
+            let handle = netns.spawn(Some(cpu), &format!("generator/{cpu}"), move || {
+                sender.send()
+            })?;
+            generator.threads.push(Thread { handle, shared });
         }
-        Ok(wire)
+        Ok(generator)
     }
 
     /// Frames put into the receiver's ring so far, and those that found it full. No other wire may send
@@ -190,8 +192,8 @@ impl Wire {
 
     /// Frames sent so far; up to 65536 of each generator late at full speed.
     pub fn sent(&self) -> u64 {
-        let sent = |g: &Generator| g.shared.sent.load(Ordering::Relaxed);
-        self.generators.iter().map(sent).sum()
+        let sent = |g: &Thread| g.shared.sent.load(Ordering::Relaxed);
+        self.threads.iter().map(sent).sum()
     }
 
     /// Sends on another CPU from now on, on links of one queue: where a device is polled in softirq,
@@ -200,8 +202,8 @@ impl Wire {
     /// # Errors
     /// The CPU is offline.
     pub fn move_to(&self, cpu: u32) -> Result<()> {
-        for generator in &self.generators {
-            match generator.shared.thread.load(Ordering::Relaxed) {
+        for thread in &self.threads {
+            match thread.shared.tid.load(Ordering::Relaxed) {
                 0 => (),
                 thread => netns::bind(Pid::from_raw(thread), cpu)?,
             }
@@ -214,26 +216,26 @@ impl Wire {
     /// # Errors
     /// When one has ended.
     pub fn cpu_ns(&self) -> Result<u64> {
-        let threads = self.generators.iter();
-        let threads = threads.map(|g| g.shared.thread.load(Ordering::Relaxed));
+        let threads = self.threads.iter();
+        let threads = threads.map(|g| g.shared.tid.load(Ordering::Relaxed));
         let running = threads.filter(|&thread| thread != 0);
         running.map(|thread| run_ns(Pid::from_raw(thread))).sum()
     }
 
     /// Stops it.
-    pub fn stop(self) -> Result<WireReport> {
+    pub fn stop(self) -> Result<GeneratorReport> {
         self.tell_to_stop();
         self.wait()
     }
 
     /// Waits until it has sent its count.
-    pub fn wait(mut self) -> Result<WireReport> {
-        let mut all = WireReport::default();
+    pub fn wait(mut self) -> Result<GeneratorReport> {
+        let mut all = GeneratorReport::default();
         // They go together: each takes its program out of the XDP dispatcher, code that all others run.
         let mut ended = Vec::new();
-        for generator in self.generators.drain(..) {
-            let (report, sender) = match generator.thread.join() {
-                Ok(report) => report.context("the wire did not start")??,
+        for thread in self.threads.drain(..) {
+            let (report, sender) = match thread.handle.join() {
+                Ok(report) => report.context("the generator did not start")??,
                 Err(panic) => std::panic::resume_unwind(panic),
             };
             ended.push(sender);
@@ -246,13 +248,13 @@ impl Wire {
     }
 
     fn tell_to_stop(&self) {
-        for generator in &self.generators {
-            generator.shared.stop.store(true, Ordering::Relaxed);
+        for thread in &self.threads {
+            thread.shared.stop.store(true, Ordering::Relaxed);
         }
     }
 }
 
-impl Drop for Wire {
+impl Drop for Generator {
     /// The threads end by themselves, after what they send just now.
     fn drop(&mut self) {
         self.tell_to_stop();
@@ -265,7 +267,7 @@ struct Sender {
     frame: Vec<u8>,
     ifindex: u32,
     ring: Ring,
-    config: WireConfig,
+    config: GeneratorConfig,
     /// Leaves the CPU to all others.
     yields: bool,
     shared: Arc<Shared>,
@@ -276,29 +278,29 @@ impl Sender {
     fn new(
         link: &Link,
         cpu: u32,
-        config: WireConfig,
+        config: GeneratorConfig,
         burst: Option<u64>,
         yields: bool,
     ) -> Result<Self> {
         let (frame, mut layout) = config.frames.template()?;
         let skel = xdp::load(|open| {
-            open.progs.wire.set_autoload(true);
+            open.progs.generator.set_autoload(true);
             let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;
             let written = match layout.template_len {
-                0 => frame.len().min(constants.wire_template.len()),
+                0 => frame.len().min(constants.generator_template.len()),
                 len => len as usize,
             };
             ensure!(
-                written <= constants.wire_template.len(),
+                written <= constants.generator_template.len(),
                 "headers of {written} bytes are too long"
             );
             layout.template_len = written as u32;
-            layout.first.wire = cpu.to_be();
-            constants.wire_template[..written].copy_from_slice(&frame[..written]);
-            constants.wire_layout = layout;
+            layout.first.generator = cpu.to_be();
+            constants.generator_template[..written].copy_from_slice(&frame[..written]);
+            constants.generator_layout = layout;
             if let (Some(rate), Some(burst), false) = (config.rate, burst, config.lossless) {
-                constants.wire_burst = burst as u32;
-                constants.wire_burst_ns = burst * 1_000_000_000 / rate.max(1);
+                constants.generator_burst = burst as u32;
+                constants.generator_burst_ns = burst * 1_000_000_000 / rate.max(1);
             }
             Ok(())
         })?;
@@ -314,9 +316,9 @@ impl Sender {
         })
     }
 
-    fn send(mut self) -> Result<(WireReport, Self)> {
-        let thread = nix::unistd::gettid().as_raw();
-        self.shared.thread.store(thread, Ordering::Relaxed);
+    fn send(mut self) -> Result<(GeneratorReport, Self)> {
+        let tid = nix::unistd::gettid().as_raw();
+        self.shared.tid.store(tid, Ordering::Relaxed);
         // Sleeps between bursts are shorter than the default slack of 50 us.
         nix::sys::prctl::set_timerslack(1)?;
         if self.yields {
@@ -329,7 +331,7 @@ impl Sender {
         let sent = self.send_frames(count)?;
         let elapsed_ns = start.elapsed().as_nanos() as u64;
         let cpu_ns = thread_cpu_ns()? - cpu;
-        let report = WireReport {
+        let report = GeneratorReport {
             sent,
             // Known of all generators together.
             lost: 0,
@@ -367,8 +369,8 @@ impl Sender {
     /// start; returns how many are.
     fn run(&mut self, limit: u64, repeat: i32) -> Result<u64> {
         let bss = self.skel.maps.bss_data.as_mut().context("no .bss")?;
-        bss.wire_limit = limit;
-        let before = bss.wire_nr_refused;
+        bss.generator_limit = limit;
+        let before = bss.generator_nr_refused;
         let context = xdp_md {
             data_end: self.frame.len() as u32,
             ingress_ifindex: self.ifindex,
@@ -385,7 +387,7 @@ impl Sender {
             batch_size: BATCH.min(repeat as u32),
             ..Default::default()
         };
-        let program = self.skel.progs.wire.as_fd().as_raw_fd();
+        let program = self.skel.progs.generator.as_fd().as_raw_fd();
         let start = Instant::now();
         let ret = loop {
             // SAFETY: the options, and all they point to, outlive the call.
@@ -393,7 +395,7 @@ impl Sender {
             // Each test_run makes a page pool, of which the kernel can number 65534. One whose
             // frames are still under way when it returns is looked at again a second later: many
             // runs use the numbers up (net/core/xdp.c, page_pool.c).
-            if Errno::from_raw(-ret) != Errno::ENOSPC || start.elapsed() > PATIENCE {
+            if Errno::from_raw(-ret) != Errno::ENOSPC || start.elapsed() > TIMEOUT {
                 break ret;
             }
             std::thread::sleep(Duration::from_millis(10));
@@ -401,8 +403,8 @@ impl Sender {
         // SAFETY: only the program above writes them, and that has returned.
         let (sent, refused) = unsafe {
             (
-                (&raw const bss.wire_nr_sent).read_volatile(),
-                (&raw const bss.wire_nr_refused).read_volatile(),
+                (&raw const bss.generator_nr_sent).read_volatile(),
+                (&raw const bss.generator_nr_refused).read_volatile(),
             )
         };
         match Errno::from_raw(-ret) {
@@ -423,11 +425,11 @@ impl Sender {
 /// Attaches the program to a device that carries nothing. Otherwise each test_run would put it into
 /// the XDP dispatcher and take it out again, and wait for RCU each time: tens of milliseconds.
 fn park(skel: &LabSkel) -> Result<(Netns, OwnedFd)> {
-    let netns = Netns::new("wire")?;
+    let netns = Netns::new("generator")?;
     let link = Link::new(&netns, &netns, &LinkConfig::default())?;
     let attached = xdp::attach(
         &link.dut,
-        skel.progs.wire.as_fd(),
+        skel.progs.generator.as_fd(),
         rxsteer::host::device::XdpMode::Native,
     )?;
     Ok((netns, attached))
@@ -452,11 +454,11 @@ impl Window {
             let now = (self.received)();
             if now != received {
                 (received, since) = (now, Instant::now());
-            } else if self.may_drop && since.elapsed() > DROPPED {
+            } else if self.may_drop && since.elapsed() > DROP_TIMEOUT {
                 return Ok(sent.saturating_sub(received));
             }
             ensure!(
-                since.elapsed() < PATIENCE,
+                since.elapsed() < TIMEOUT,
                 "{} frames are under way and nobody receives one",
                 sent - received
             );

@@ -14,11 +14,11 @@ use nix::unistd::Pid;
 use rxsteer::host::cpumask::CpuMask;
 
 use super::netns::{Netns, bind};
-use super::sink::{Counters, IDLE, Messages, Order, drops};
+use super::receiver::{Counters, IDLE, Messages, Order, drops};
 
 /// How long a thread stays, at least: to go costs a good part of it, and where there are more
 /// threads than CPUs much more.
-const STAY: Duration = Duration::from_micros(500);
+const MIN_STAY: Duration = Duration::from_micros(500);
 
 /// What is read, and how it is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +31,7 @@ pub enum Reads {
 }
 
 /// The threads, until stopped.
-pub struct Jumpers {
+pub struct Migrators {
     sockets: Vec<Arc<Vec<OwnedFd>>>,
     threads: Vec<JoinHandle<Option<Result<()>>>>,
     shared: Arc<Shared>,
@@ -41,12 +41,12 @@ struct Shared {
     stop: AtomicBool,
     received: Arc<Counters>,
     reordered: Counters,
-    jumps: Counters,
+    migrations: Counters,
 }
 
 /// What they saw.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct JumpersReport {
+pub struct MigratorsReport {
     /// Datagrams or segments read.
     pub received: u64,
     /// Datagrams read after a later one, or the same, of their flow and wire.
@@ -54,10 +54,10 @@ pub struct JumpersReport {
     /// Datagrams that the kernel dropped at the sockets.
     pub dropped: u64,
     /// Times that a thread changed its CPU.
-    pub jumps: u64,
+    pub migrations: u64,
 }
 
-impl Jumpers {
+impl Migrators {
     /// Starts a thread for each list of sockets, which it alone reads. After a read it
     /// goes to the next of `cpus`; those that are offline then are passed over.
     ///
@@ -69,17 +69,17 @@ impl Jumpers {
         reads: Reads,
         cpus: &[u32],
     ) -> Result<Self> {
-        ensure!(!cpus.is_empty(), "there is no CPU to jump to");
+        ensure!(!cpus.is_empty(), "there is no CPU to migrate to");
         // Threads that begin on different CPUs stay apart for a while.
-        let turned = |index: usize| {
-            let mut turned = cpus.to_vec();
-            turned.rotate_left(index % cpus.len());
-            turned
+        let rotated = |index: usize| {
+            let mut rotated = cpus.to_vec();
+            rotated.rotate_left(index % cpus.len());
+            rotated
         };
         let lists = sockets.into_iter().enumerate();
         Self::start_each(
             netns,
-            lists.map(|(i, list)| (list, turned(i))).collect(),
+            lists.map(|(i, list)| (list, rotated(i))).collect(),
             reads,
         )
     }
@@ -111,25 +111,25 @@ impl Jumpers {
     ) -> Result<Self> {
         let count = lists.len();
         let (sockets, cpus): (Vec<_>, Vec<_>) = lists.into_iter().unzip();
-        let mut jumpers = Self {
+        let mut migrators = Self {
             sockets: sockets.into_iter().map(Arc::new).collect(),
             threads: Vec::new(),
             shared: Arc::new(Shared {
                 stop: AtomicBool::new(false),
                 received: Arc::new(Counters::new(count)),
                 reordered: Counters::new(count),
-                jumps: Counters::new(count),
+                migrations: Counters::new(count),
             }),
         };
-        let each = jumpers.sockets.clone().into_iter().zip(cpus);
+        let each = migrators.sockets.clone().into_iter().zip(cpus);
         for (index, (sockets, cpus)) in each.enumerate() {
-            let shared = jumpers.shared.clone();
-            let thread = netns.spawn(None, &format!("jumper/{index}"), move || {
-                Jumper::new(index, &shared, &cpus, reads).run(&sockets)
+            let shared = migrators.shared.clone();
+            let thread = netns.spawn(None, &format!("migrator/{index}"), move || {
+                Migrator::new(index, &shared, &cpus, reads).run(&sockets)
             })?;
-            jumpers.threads.push(thread);
+            migrators.threads.push(thread);
         }
-        Ok(jumpers)
+        Ok(migrators)
     }
 
     /// What each has read so far.
@@ -138,21 +138,21 @@ impl Jumpers {
     }
 
     /// How often a thread has changed its CPU so far.
-    pub fn jumps(&self) -> u64 {
-        self.shared.jumps.sum()
+    pub fn migrations(&self) -> u64 {
+        self.shared.migrations.sum()
     }
 
     /// What they have seen so far.
     ///
     /// # Errors
     /// When the kernel does not tell a socket's drops.
-    pub fn report(&self) -> Result<JumpersReport> {
+    pub fn report(&self) -> Result<MigratorsReport> {
         let sockets = self.sockets.iter().flat_map(|sockets| sockets.iter());
-        Ok(JumpersReport {
+        Ok(MigratorsReport {
             received: self.shared.received.sum(),
             reordered: self.shared.reordered.sum(),
             dropped: sockets.map(drops).sum::<Result<u64>>()?,
-            jumps: self.shared.jumps.sum(),
+            migrations: self.shared.migrations.sum(),
         })
     }
 
@@ -160,11 +160,11 @@ impl Jumpers {
     ///
     /// # Errors
     /// When a thread could not read.
-    pub fn stop(mut self) -> Result<JumpersReport> {
+    pub fn stop(mut self) -> Result<MigratorsReport> {
         self.shared.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
             match thread.join() {
-                Ok(done) => done.context("a jumper did not start")??,
+                Ok(done) => done.context("a migrator did not start")??,
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         }
@@ -172,7 +172,7 @@ impl Jumpers {
     }
 }
 
-impl Drop for Jumpers {
+impl Drop for Migrators {
     /// The threads end by themselves, within their idle time.
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
@@ -180,7 +180,7 @@ impl Drop for Jumpers {
 }
 
 /// One of the threads.
-struct Jumper<'a> {
+struct Migrator<'a> {
     index: usize,
     shared: &'a Shared,
     cpus: std::iter::Cycle<std::slice::Iter<'a, u32>>,
@@ -191,7 +191,7 @@ struct Jumper<'a> {
     since: Instant,
 }
 
-impl<'a> Jumper<'a> {
+impl<'a> Migrator<'a> {
     fn new(index: usize, shared: &'a Shared, cpus: &'a [u32], reads: Reads) -> Self {
         Self {
             index,
@@ -205,7 +205,7 @@ impl<'a> Jumper<'a> {
         }
     }
 
-    /// Reads and jumps until told to stop and nothing is left.
+    /// Reads and migrations until told to stop and nothing is left.
     fn run(mut self, sockets: &[OwnedFd]) -> Result<()> {
         // One socket is read as servers do, and waited for in the read itself: only so is its
         // device's queue polled.
@@ -252,27 +252,27 @@ impl<'a> Jumper<'a> {
                 all.fetch_add(reordered, Ordering::Relaxed);
             }
             received.fetch_add(count as u64, Ordering::Relaxed);
-            self.jump();
+            self.migrate();
             return Ok(count);
         };
         let bytes = discard(socket)?;
         self.bytes += bytes as u64;
         received.store(self.bytes / len, Ordering::Relaxed);
-        self.jump();
+        self.migrate();
         Ok(bytes)
     }
 
     /// To the next CPU, if it takes us and it is time.
-    fn jump(&mut self) {
-        if self.since.elapsed() < STAY {
+    fn migrate(&mut self) {
+        if self.since.elapsed() < MIN_STAY {
             return;
         }
         self.since = Instant::now();
         if let Some(&cpu) = self.cpus.next()
             && bind(Pid::from_raw(0), cpu).is_ok()
         {
-            let jumps = self.shared.jumps.of(self.index);
-            jumps.fetch_add(1, Ordering::Relaxed);
+            let migrations = self.shared.migrations.of(self.index);
+            migrations.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
