@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The in-kernel generator: BPF_PROG_TEST_RUN with live frames.
+//! The in-kernel packet generator: BPF_PROG_TEST_RUN with live frames.
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -23,48 +23,48 @@ use super::{run_ns, schedule, thread_cpu_ns, xdp};
 use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::xdp_md;
 
-/// Frames that test_run hands over before it flushes, and lets others have the CPU: one NAPI poll.
+/// Frames that test_run sends before it flushes and may reschedule: one NAPI poll.
 const BATCH: u32 = 64;
 
-/// Runs of the program in one test_run, some tens of milliseconds: each test_run makes a page pool,
-/// and the kernel is slow to get rid of one.
+/// Program runs per test_run, some tens of milliseconds. Each test_run creates a page pool, which
+/// the kernel is slow to free.
 const REPEAT: i32 = 65536;
 
-/// The longest burst of a paced or lossless wire: half a veth ring.
+/// The longest burst of a paced or lossless generator: half a veth ring.
 const BURST: u64 = 128;
 
-/// The longest burst of a paced wire whose generators have their CPUs to themselves, all of them together:
-/// they keep the time to a few us, and a ring of 256 frames need not hold more.
+/// The longest burst, all threads together, of a paced generator with CPUs of its own: its timing
+/// is exact to a few us, so bursts need not fill the ring of 256 frames.
 const APART_BURST: u64 = 32;
 
-/// Frames that may be dropped have been if none was received for so long.
+/// Frames under way count as dropped when none was received for this time.
 const DROP_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// What and how a [`Generator`] sends.
+/// Frames, count and rate of a [`Generator`].
 #[derive(Clone, Debug)]
 pub struct GeneratorConfig {
-    /// What it sends.
     pub frames: Frames,
     /// Frames to send; None: until stopped.
     pub count: Option<u64>,
-    /// Frames per second; None: as fast as the CPU can. Unless it is lossless, with the CPU
-    /// time that nobody else wants: it must not starve the NAPI there.
+    /// Frames per second; None: as fast as the CPU can. A generator that shares its CPU and is not
+    /// lossless runs as SCHED_IDLE, so that it does not starve the NAPI there.
     pub rate: Option<u64>,
-    /// Never more in the ring than it holds: it waits for the receiver and loses nothing there.
-    /// No other wire or socket may send into the same queue meanwhile.
+    /// Waits until the ring has room, so that nothing is lost there. No other generator or socket
+    /// may send into the same queue.
     pub lossless: bool,
-    /// A lossless wire's way to wait for the application too.
+    /// Makes a lossless generator wait for the application, too.
     pub window: Option<Window>,
 }
 
-/// Frames that may be under way: so many fewer to be dropped anywhere.
+/// Limit on the frames under way.
 #[derive(Clone)]
 pub struct Window {
-    /// That is sent and not received.
+    /// Frames sent and not yet received, at most.
     pub frames: u64,
-    /// Of this wire's frames, those that have been received.
+    /// Number of this generator's frames that were received.
     pub received: Arc<dyn Fn() -> u64 + Send + Sync>,
-    /// Some may be dropped: when none has been received for 50 ms, the others are given up.
+    /// Frames may be dropped on the way: when none was received for 50 ms, those under way are
+    /// given up.
     pub may_drop: bool,
 }
 
@@ -74,21 +74,20 @@ impl fmt::Debug for Window {
     }
 }
 
-/// What a wire did.
+/// What a generator has sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GeneratorReport {
-    /// Frames sent.
     pub sent: u64,
-    /// Of these, frames that found the receiver's ring full. `sent - lost` reached its NAPI.
+    /// Frames that found the receiver's ring full, of those sent. `sent - lost` reached its NAPI.
     pub lost: u64,
-    /// CPU time of the sending thread, ns. With a NAPI in softirq it includes what that did on
-    /// this CPU between the thread's own work.
+    /// CPU time of the sending threads, ns. Includes the NAPI's work if that runs in softirq on the
+    /// same CPU.
     pub cpu_ns: u64,
-    /// From first to last frame, ns.
+    /// Time from first to last frame, ns.
     pub elapsed_ns: u64,
 }
 
-/// What is sent into one queue: by a generator at the tester's end, a thread on one CPU, or by several
+/// Sends frames from the tester's end into one queue, with one thread on one CPU or with several
 /// that send the same flows.
 pub struct Generator {
     threads: Vec<Thread>,
@@ -105,26 +104,26 @@ struct Thread {
 struct Shared {
     stop: AtomicBool,
     sent: AtomicU64,
-    /// The thread's id, once it has begun.
+    /// 0 until the thread runs.
     tid: AtomicI32,
 }
 
 impl Generator {
-    /// Starts to send on `cpu`, which decides the receiving queue: `cpu` modulo the link's queues.
+    /// Starts to send on `cpu`. The receiving queue is `cpu` modulo the link's queues.
     ///
     /// # Errors
-    /// A frame is longer than the MTU or a page allows; the receiving end has no NAPI (neither GRO
-    /// nor an XDP program); the kernel has no live frames (before 5.18).
+    /// A frame exceeds the MTU or a page; the receiving end has no NAPI (neither GRO nor an XDP
+    /// program); the kernel has no live frames (before 5.18).
     pub fn start(link: &Link, cpu: u32, config: &GeneratorConfig) -> Result<Self> {
         Self::start_all(link, &[cpu], config, false)
     }
 
-    /// Starts to send on several CPUs, of which each sends its share, into one queue. Nothing else runs
-    /// on them: the generators leave the CPU time to nobody.
+    /// Starts to send into one queue on several CPUs, each of which sends its share. The CPUs must
+    /// be reserved for this: the threads never yield.
     ///
     /// # Errors
-    /// As [`Self::start`]; when the CPUs send into several queues; when the wire is to lose nothing, or
-    /// to send TCP, whose sequence numbers only one can count.
+    /// As [`Self::start`]; the CPUs belong to several queues; the generator is lossless, or sends
+    /// TCP, which takes one counter of sequence numbers.
     pub fn apart(link: &Link, cpus: &CpuMask, config: &GeneratorConfig) -> Result<Self> {
         let cpus: Vec<u32> = cpus.iter().collect();
         Self::start_all(link, &cpus, config, true)
@@ -149,7 +148,7 @@ impl Generator {
             before: ring.counts()?,
             ring,
         };
-        // All are ready before the first one sends.
+        // All senders are loaded before the first one sends.
         let nr = cpus.len() as u64;
         let senders = (0..).zip(cpus).map(|(index, &cpu)| {
             let share = |all: u64| (all + nr - 1 - index) / nr;
@@ -177,8 +176,8 @@ impl Generator {
         Ok(generator)
     }
 
-    /// Frames put into the receiver's ring so far, and those that found it full. No other wire may send
-    /// into the same queue meanwhile.
+    /// Frames accepted by the receiver's ring so far, and frames refused. No other generator may
+    /// send into the same queue.
     ///
     /// # Errors
     /// When the device is gone.
@@ -190,14 +189,14 @@ impl Generator {
         })
     }
 
-    /// Frames sent so far; up to 65536 of each generator late at full speed.
+    /// Frames sent so far; at full speed up to 65536 frames per thread behind.
     pub fn sent(&self) -> u64 {
         let sent = |g: &Thread| g.shared.sent.load(Ordering::Relaxed);
         self.threads.iter().map(sent).sum()
     }
 
-    /// Sends on another CPU from now on, on links of one queue: where a device is polled in softirq,
-    /// it is polled there.
+    /// Moves the generator to another CPU, on a link with one queue. A device that is polled in
+    /// softirq is then polled on that CPU.
     ///
     /// # Errors
     /// The CPU is offline.
@@ -211,10 +210,10 @@ impl Generator {
         Ok(())
     }
 
-    /// CPU time of the generators so far, ns.
+    /// CPU time of the threads so far, ns.
     ///
     /// # Errors
-    /// When one has ended.
+    /// When a thread has ended.
     pub fn cpu_ns(&self) -> Result<u64> {
         let threads = self.threads.iter();
         let threads = threads.map(|g| g.shared.tid.load(Ordering::Relaxed));
@@ -222,16 +221,17 @@ impl Generator {
         running.map(|thread| run_ns(Pid::from_raw(thread))).sum()
     }
 
-    /// Stops it.
+    /// Stops the threads and returns what was sent.
     pub fn stop(self) -> Result<GeneratorReport> {
         self.tell_to_stop();
         self.wait()
     }
 
-    /// Waits until it has sent its count.
+    /// Waits until the configured count was sent.
     pub fn wait(mut self) -> Result<GeneratorReport> {
         let mut all = GeneratorReport::default();
-        // They go together: each takes its program out of the XDP dispatcher, code that all others run.
+        // Detach all programs at once at the end: each detaching rewrites the XDP dispatcher, which
+        // the other threads still execute.
         let mut ended = Vec::new();
         for thread in self.threads.drain(..) {
             let (report, sender) = match thread.handle.join() {
@@ -255,7 +255,7 @@ impl Generator {
 }
 
 impl Drop for Generator {
-    /// The threads end by themselves, after what they send just now.
+    /// The threads end on their own, after the current test_run.
     fn drop(&mut self) {
         self.tell_to_stop();
     }
@@ -268,13 +268,13 @@ struct Sender {
     ifindex: u32,
     ring: Ring,
     config: GeneratorConfig,
-    /// Leaves the CPU to all others.
+    /// Runs as SCHED_IDLE.
     yields: bool,
     shared: Arc<Shared>,
 }
 
 impl Sender {
-    /// `burst`: frames at a time of a paced one.
+    /// `burst`: frames per burst of a paced generator.
     fn new(
         link: &Link,
         cpu: u32,
@@ -319,10 +319,9 @@ impl Sender {
     fn send(mut self) -> Result<(GeneratorReport, Self)> {
         let tid = nix::unistd::gettid().as_raw();
         self.shared.tid.store(tid, Ordering::Relaxed);
-        // Sleeps between bursts are shorter than the default slack of 50 us.
+        // Sleeps between bursts are shorter than the default timer slack of 50 us.
         nix::sys::prctl::set_timerslack(1)?;
         if self.yields {
-            // Behind everybody else on its CPU.
             schedule(Pid::from_raw(0), libc::SCHED_IDLE, 0)?;
         }
         let cpu = thread_cpu_ns()?;
@@ -333,7 +332,7 @@ impl Sender {
         let cpu_ns = thread_cpu_ns()? - cpu;
         let report = GeneratorReport {
             sent,
-            // Known of all generators together.
+            // Known for all threads together only.
             lost: 0,
             cpu_ns,
             elapsed_ns,
@@ -341,8 +340,8 @@ impl Sender {
         Ok((report, self))
     }
 
-    /// Sends `count` frames, or until it is to stop; a lossless wire in bursts, each when there is
-    /// room for it in the ring.
+    /// Sends `count` frames, or until stopped. A lossless generator sends bursts, each when the
+    /// ring has room for it.
     fn send_frames(&mut self, count: u64) -> Result<u64> {
         let rate = self.config.rate.filter(|_| self.config.lossless);
         let mut schedule = rate.map(|rate| Schedule::new(rate, Instant::now()));
@@ -365,8 +364,8 @@ impl Sender {
         Ok(sent)
     }
 
-    /// Runs the program `repeat` times, or a batch more, until `limit` frames are sent since the
-    /// start; returns how many are.
+    /// Runs the program `repeat` times, rounded up to a batch, until `limit` frames were sent since
+    /// the start. Returns the frames sent since the start.
     fn run(&mut self, limit: u64, repeat: i32) -> Result<u64> {
         let bss = self.skel.maps.bss_data.as_mut().context("no .bss")?;
         bss.generator_limit = limit;
@@ -390,17 +389,17 @@ impl Sender {
         let program = self.skel.progs.generator.as_fd().as_raw_fd();
         let start = Instant::now();
         let ret = loop {
-            // SAFETY: the options, and all they point to, outlive the call.
+            // SAFETY: the options and everything they point to outlive the call.
             let ret = unsafe { libbpf_sys::bpf_prog_test_run_opts(program, &mut options) };
-            // Each test_run makes a page pool, of which the kernel can number 65534. One whose
-            // frames are still under way when it returns is looked at again a second later: many
-            // runs use the numbers up (net/core/xdp.c, page_pool.c).
+            // Each test_run takes one of 65534 page pool ids. A pool with frames still under way is
+            // checked for release once a second only, so many runs can exhaust the ids
+            // (net/core/xdp.c, page_pool.c).
             if Errno::from_raw(-ret) != Errno::ENOSPC || start.elapsed() > TIMEOUT {
                 break ret;
             }
             std::thread::sleep(Duration::from_millis(10));
         };
-        // SAFETY: only the program above writes them, and that has returned.
+        // SAFETY: only the program writes these words, and it has returned.
         let (sent, refused) = unsafe {
             (
                 (&raw const bss.generator_nr_sent).read_volatile(),
@@ -408,7 +407,7 @@ impl Sender {
             )
         };
         match Errno::from_raw(-ret) {
-            // A signal for another purpose; the caller comes back for the rest.
+            // Interrupted by an unrelated signal; the caller runs the rest.
             Errno::EINTR => Ok(sent),
             _ if ret == 0 && refused > before => {
                 bail!("frames of {} bytes can't be written", self.frame.len())
@@ -422,8 +421,8 @@ impl Sender {
     }
 }
 
-/// Attaches the program to a device that carries nothing. Otherwise each test_run would put it into
-/// the XDP dispatcher and take it out again, and wait for RCU each time: tens of milliseconds.
+/// Keeps the program attached to an idle device. Otherwise each test_run would add it to the XDP
+/// dispatcher and remove it again, and wait for RCU each time: tens of milliseconds.
 fn park(skel: &LabSkel) -> Result<(Netns, OwnedFd)> {
     let netns = Netns::new("generator")?;
     let link = Link::new(&netns, &netns, &LinkConfig::default())?;
@@ -435,17 +434,18 @@ fn park(skel: &LabSkel) -> Result<(Netns, OwnedFd)> {
     Ok((netns, attached))
 }
 
-/// Frames per burst of a paced wire: 500 us worth, up to 256,000 frames a second. A test_run costs about
-/// 50 us however little it sends. Its page pool outlives it by up to a second where frames are still
-/// under way, and the kernel then looks through all pools for each of them, in a worker on the same CPU
-/// (page_pool_release_retry()): 5,000 of them a second kept the generator from it for 4 ms at a time.
+/// Frames per burst of a paced generator: 500 us worth, up to 256,000 frames/s. A test_run costs
+/// about 50 us regardless of its length. Its page pool lives on for up to a second while frames are
+/// under way, and a worker on the same CPU walks all pools for each of them
+/// (page_pool_release_retry()): with 5,000 test_runs/s it kept the generator off the CPU for 4 ms
+/// at a time.
 fn burst(rate: u64) -> u64 {
     (rate / 2_000).clamp(1, BURST)
 }
 
 impl Window {
-    /// Waits until `burst` more frames may be under way. Returns how many of the `sent` ones have
-    /// been given up.
+    /// Waits until `burst` more frames may be under way. Returns the number of `sent` frames that
+    /// were given up.
     fn wait(&self, sent: u64, burst: u64) -> Result<u64> {
         let mut received = (self.received)();
         let mut since = Instant::now();
@@ -467,10 +467,10 @@ impl Window {
     }
 }
 
-/// When the next burst of a paced wire is due.
+/// Due times of the bursts of a paced generator.
 struct Schedule {
     rate: u64,
-    /// Frames, see [`burst`].
+    /// Frames per burst, see [`burst`].
     burst: u64,
     due: Instant,
 }
@@ -484,7 +484,7 @@ impl Schedule {
         }
     }
 
-    /// Sleeps until the next burst is due; returns its size.
+    /// Sleeps until the next burst is due; returns its size, frames.
     fn wait(&mut self) -> u64 {
         let now = Instant::now();
         if let Some(early) = self.due.checked_duration_since(now) {
@@ -493,9 +493,9 @@ impl Schedule {
         self.next(now)
     }
 
-    /// The size of the burst that is sent now, or as soon as it is due. Lost time is caught up with by
-    /// longer bursts, where a test_run takes longer than the time between two; up to a millisecond of
-    /// it: more would be a flood, not a rate.
+    /// Size of the burst due next, frames. If a test_run takes longer than the interval between
+    /// bursts, longer bursts make up for it, for a delay of up to 1 ms: more would turn the rate
+    /// into a flood.
     fn next(&mut self, now: Instant) -> u64 {
         self.due = self.due.max(now - Duration::from_millis(1));
         let late = now.saturating_duration_since(self.due).as_nanos() as u64;
@@ -509,7 +509,7 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    /// Frames of a second in which each burst takes so long.
+    /// Frames sent in one second if each burst takes `takes`.
     fn sent(rate: u64, takes: Duration) -> u64 {
         let start = Instant::now();
         let mut schedule = Schedule::new(rate, start);
@@ -533,7 +533,7 @@ mod tests {
                 );
             }
         }
-        // The control: no burst is longer than half a ring, and more than a millisecond is lost.
+        // Control: bursts are limited to half a ring, and delays beyond 1 ms are not made up for.
         assert!(sent(640_000, Duration::from_micros(500)) < 300_000);
         assert!(sent(20_000, Duration::from_millis(2)) < 16_000);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Applications that never stay: threads that read and change their CPU as fast as they can.
+//! Applications on the move: threads that read and change their CPU as often as possible.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -16,21 +16,21 @@ use rxsteer::host::cpumask::CpuMask;
 use super::netns::{Netns, bind};
 use super::receiver::{Counters, IDLE, Messages, Order, drops};
 
-/// How long a thread stays, at least: to go costs a good part of it, and where there are more
-/// threads than CPUs much more.
+/// Minimum stay on a CPU. A migration takes a good part of it, and much more if there are more
+/// threads than CPUs.
 const MIN_STAY: Duration = Duration::from_micros(500);
 
-/// What is read, and how it is counted.
+/// What the threads read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reads {
-    /// Datagrams with a wire's stamp, whose order is checked; their sources are asked for.
+    /// Datagrams of a generator, in checked order; source addresses are received, too.
     Datagrams,
-    /// Streams, thrown away as they are read and counted in segments of so many bytes. TCP's own
-    /// counters tell of their order.
+    /// TCP streams, discarded and counted in segments of so many bytes. TCP's own counters show
+    /// reordering.
     Segments(u64),
 }
 
-/// The threads, until stopped.
+/// Reading threads.
 pub struct Migrators {
     sockets: Vec<Arc<Vec<OwnedFd>>>,
     threads: Vec<JoinHandle<Option<Result<()>>>>,
@@ -44,22 +44,22 @@ struct Shared {
     migrations: Counters,
 }
 
-/// What they saw.
+/// Counts of all threads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MigratorsReport {
     /// Datagrams or segments read.
     pub received: u64,
-    /// Datagrams read after a later one, or the same, of their flow and wire.
+    /// Datagrams read after a later one, or a duplicate, of their flow and generator.
     pub reordered: u64,
-    /// Datagrams that the kernel dropped at the sockets.
+    /// Datagrams dropped at the sockets.
     pub dropped: u64,
-    /// Times that a thread changed its CPU.
+    /// Changes of a thread's CPU.
     pub migrations: u64,
 }
 
 impl Migrators {
-    /// Starts a thread for each list of sockets, which it alone reads. After a read it
-    /// goes to the next of `cpus`; those that are offline then are passed over.
+    /// Starts one thread per list of sockets. After a read a thread migrates to the next of `cpus`;
+    /// offline CPUs are skipped.
     ///
     /// # Errors
     /// When a thread can't be started.
@@ -70,7 +70,7 @@ impl Migrators {
         cpus: &[u32],
     ) -> Result<Self> {
         ensure!(!cpus.is_empty(), "there is no CPU to migrate to");
-        // Threads that begin on different CPUs stay apart for a while.
+        // Different first CPUs keep the threads apart for a while.
         let rotated = |index: usize| {
             let mut rotated = cpus.to_vec();
             rotated.rotate_left(index % cpus.len());
@@ -84,7 +84,7 @@ impl Migrators {
         )
     }
 
-    /// Deals sockets out to threads that stay, one on each of these CPUs.
+    /// Distributes sockets over threads that do not migrate, one per CPU.
     ///
     /// # Errors
     /// When a thread can't be started.
@@ -103,7 +103,7 @@ impl Migrators {
         Self::start_each(netns, lists, reads)
     }
 
-    /// A thread for each list of sockets, with the CPUs to which it goes in turn.
+    /// Starts a thread per list of sockets, with its CPUs in order.
     fn start_each(
         netns: &Netns,
         lists: Vec<(Vec<OwnedFd>, Vec<u32>)>,
@@ -132,20 +132,20 @@ impl Migrators {
         Ok(migrators)
     }
 
-    /// What each has read so far.
+    /// Datagrams or segments read so far, by thread.
     pub fn received(&self) -> Arc<Counters> {
         self.shared.received.clone()
     }
 
-    /// How often a thread has changed its CPU so far.
+    /// Changes of a thread's CPU so far.
     pub fn migrations(&self) -> u64 {
         self.shared.migrations.sum()
     }
 
-    /// What they have seen so far.
+    /// Counts so far.
     ///
     /// # Errors
-    /// When the kernel does not tell a socket's drops.
+    /// When the kernel has no drop counters of sockets.
     pub fn report(&self) -> Result<MigratorsReport> {
         let sockets = self.sockets.iter().flat_map(|sockets| sockets.iter());
         Ok(MigratorsReport {
@@ -156,7 +156,7 @@ impl Migrators {
         })
     }
 
-    /// Stops them once their sockets are empty.
+    /// Stops the threads once their sockets are empty.
     ///
     /// # Errors
     /// When a thread could not read.
@@ -173,13 +173,13 @@ impl Migrators {
 }
 
 impl Drop for Migrators {
-    /// The threads end by themselves, within their idle time.
+    /// The threads end on their own, within [`IDLE`].
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
     }
 }
 
-/// One of the threads.
+/// State of one thread.
 struct Migrator<'a> {
     index: usize,
     shared: &'a Shared,
@@ -205,17 +205,17 @@ impl<'a> Migrator<'a> {
         }
     }
 
-    /// Reads and migrations until told to stop and nothing is left.
+    /// Reads and migrates until told to stop and nothing is left.
     fn run(mut self, sockets: &[OwnedFd]) -> Result<()> {
-        // One socket is read as servers do, and waited for in the read itself: only so is its
-        // device's queue polled.
+        // A single socket blocks in the read itself, as most servers do: only then does the read
+        // busy-poll the device.
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         for (index, socket) in (0..).zip(sockets) {
             epoll.add(socket, EpollEvent::new(EpollFlags::EPOLLIN, index))?;
         }
         let mut events = vec![EpollEvent::empty(); sockets.len().clamp(1, 64)];
         loop {
-            // Read before the sockets are found empty.
+            // Read before the sockets are drained.
             let last = self.shared.stop.load(Ordering::Relaxed);
             let count = if let [socket] = sockets {
                 self.read(socket, !last)?
@@ -237,7 +237,7 @@ impl<'a> Migrator<'a> {
         }
     }
 
-    /// Reads once, and goes; returns the number of datagrams, or bytes.
+    /// Reads once and migrates; returns the number of datagrams, or bytes.
     fn read(&mut self, socket: &OwnedFd, wait: bool) -> Result<usize> {
         let received = self.shared.received.of(self.index);
         let Reads::Segments(len) = self.reads else {
@@ -262,7 +262,7 @@ impl<'a> Migrator<'a> {
         Ok(bytes)
     }
 
-    /// To the next CPU, if it takes us and it is time.
+    /// Migrates to the next CPU if it is online and [`MIN_STAY`] is over.
     fn migrate(&mut self) {
         if self.since.elapsed() < MIN_STAY {
             return;
@@ -277,7 +277,7 @@ impl<'a> Migrator<'a> {
     }
 }
 
-/// Takes up to a mebibyte off a stream without looking at it; 0 if there is nothing.
+/// Discards up to 1 MiB of a stream; returns the bytes, 0 if there are none.
 fn discard(socket: &OwnedFd) -> Result<usize> {
     const MOST: usize = 1 << 20;
     // SAFETY: with MSG_TRUNC, TCP copies nothing (tcp(7)).

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The receiving queue of a veth, a ring of 256 frames, as the counters of both ends show it.
+//! The receive queue of a veth, a ring of 256 frames, as the counters of both ends show it.
 
 use std::time::{Duration, Instant};
 
@@ -8,39 +8,39 @@ use anyhow::{Context, Result, ensure};
 use super::ethtool::Ethtool;
 use super::link::{End, Link};
 
-/// A veth ring holds 256 frames (VETH_RING_SIZE), and gives consumed slots back in batches of 16
-/// (ptr_ring); with more than this in it, a burst may not fit.
+/// A veth ring holds 256 frames (VETH_RING_SIZE) and frees consumed slots in batches of 16
+/// (ptr_ring): above this fill, a burst may not fit.
 const RING_ROOM: u64 = 256 - 16;
 
-/// A ring from which nothing was dequeued for so long is empty.
+/// A ring from which nothing was dequeued for this time is empty.
 const QUIET: Duration = Duration::from_millis(25);
 
-/// How long a wire waits for a receiver that takes nothing, or a kernel without page pools.
+/// Limit on waiting for a receiver that dequeues nothing, or for a free page pool id.
 pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Of a veth before Linux 5.7.
+/// A veth before Linux 5.7.
 const UNCOUNTED: &str = "this kernel's veth doesn't count what it takes and refuses";
 
-/// What became of the frames that were sent into a queue.
+/// Results of sending into a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingCounts {
-    /// Frames put into the receiver's ring.
+    /// Frames enqueued in the receiver's ring.
     pub accepted: u64,
-    /// Frames that found it full.
+    /// Frames refused because the ring was full.
     pub refused: u64,
 }
 
-/// The queue.
 pub(super) struct Ring {
     tester: Ethtool,
     dut: Ethtool,
     accepted: String,
     refused: String,
     dequeued: String,
-    /// Several CPUs send into it. Each adds to the sender's counters what it sent without a lock, so
-    /// that some additions get lost; the receiver's counter has one NAPI to write it.
+    /// Several CPUs send into it. They update the sender's counters without a lock, so additions
+    /// get lost; the receiver's counter has a single writer, its NAPI.
     pub(super) shared: bool,
-    /// Taken less accepted when the ring is empty: as when the wire begins, or the most seen since.
+    /// `dequeued` less `accepted` of the empty ring: at the start of the generator, or the largest
+    /// difference seen since.
     offset: u64,
 }
 
@@ -60,7 +60,7 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Since the device was made. Of a shared one, what it still holds is not yet accepted.
+    /// Counts since the device was created. Frames still in a shared ring are not yet accepted.
     pub(super) fn counts(&self) -> Result<RingCounts> {
         let counters = self.tester.counters()?;
         let count = |name: &str| counters.get(name).copied().context(UNCOUNTED);
@@ -73,7 +73,7 @@ impl Ring {
         })
     }
 
-    /// What it has accepted, once nothing is sent into it any more and a shared one is empty.
+    /// Accepted frames after the last one was sent; waits until a shared ring is empty.
     pub(super) fn emptied(&self) -> Result<u64> {
         let start = Instant::now();
         let mut accepted = self.counts()?.accepted;
@@ -89,7 +89,7 @@ impl Ring {
         }
     }
 
-    /// Frames polled out of it, counted at the end of each poll.
+    /// Frames polled out of the ring, counted at the end of each poll.
     pub(super) fn dequeued(&self) -> Result<u64> {
         let counters = self.dut.counters()?;
         let counter = counters.get(self.dequeued.as_str());
@@ -104,7 +104,7 @@ impl Ring {
             let dequeued = self.dequeued()?.wrapping_sub(accepted);
             let held = self.offset.wrapping_sub(dequeued) as i64;
             if held < 0 {
-                // It still held another wire's frames when this one began.
+                // The ring held frames of another generator when this one started.
                 self.offset = dequeued;
             }
             if held.max(0) as u64 + burst <= RING_ROOM {
