@@ -173,7 +173,7 @@ impl Migrators {
 }
 
 impl Drop for Migrators {
-    /// The threads end on their own, within [`IDLE`].
+    /// The threads end on their own, within `IDLE`.
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
     }

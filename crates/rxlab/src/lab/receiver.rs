@@ -230,7 +230,7 @@ impl Receiver {
 }
 
 impl Drop for Receiver {
-    /// The threads end on their own, within [`IDLE`].
+    /// The threads end on their own, within `IDLE`.
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
     }

@@ -181,13 +181,13 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// The threads end on their own, within [`IDLE`].
+    /// The threads end on their own, within `IDLE`.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 }
 
-/// Waits for events, for [`IDLE`] at most.
+/// Waits for events, for `IDLE` at most.
 fn ready<'a>(epoll: &Epoll, events: &'a mut [EpollEvent]) -> Result<&'a [EpollEvent]> {
     match epoll.wait(events, EpollTimeout::from(IDLE.as_millis() as u16)) {
         Err(Errno::EINTR) => Ok(&[]),

@@ -195,7 +195,7 @@ pub fn listener(local: SocketAddr) -> Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Accepts `count` TCP connections. Reads from them time out after [`IDLE`].
+/// Accepts `count` TCP connections. Reads from them time out after `IDLE`.
 ///
 /// # Errors
 /// When a connection does not come within `timeout`.

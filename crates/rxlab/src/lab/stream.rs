@@ -124,7 +124,7 @@ impl Worker {
 }
 
 impl Drop for Worker {
-    /// The thread ends on its own, within [`IDLE`].
+    /// The thread ends on its own, within `IDLE`.
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
     }

@@ -60,7 +60,7 @@ pub fn instances_are_told(test: &str) -> bool {
     told
 }
 
-/// Repeats `answer` until it returns Some; fails after [`TIMEOUT`].
+/// Repeats `answer` until it returns Some; fails after `TIMEOUT`.
 pub fn until<T>(what: &str, mut answer: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let start = Instant::now();
     loop {

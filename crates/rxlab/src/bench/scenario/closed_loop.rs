@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Transactions: each connection has one request under way, and a server that answers.
+//! Closed loops of transactions: one request under way per connection, and a server that answers.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -26,7 +26,7 @@ use crate::lab::receiver::{Receiver, ReceiverConfig};
 use crate::lab::server::{Server, Work};
 use crate::lab::sockets;
 
-/// The modes that are compared, but for busy polling's.
+/// Modes to compare, without those for busy polling.
 pub(super) const MODES: [Mode; 5] = [
     Mode::None,
     Mode::KernelRps,
@@ -35,64 +35,63 @@ pub(super) const MODES: [Mode; 5] = [
     Mode::Rxsteer,
 ];
 
-/// What should be known of the lab.
+/// Remark for the reader of the lab's figures.
 pub const NOTE: &str = "A server has a thread for each connection, unless the case says otherwise; a \
      single one is bound to the first CPU that does not poll the queue. The client is an XDP program \
      at the other end: unless it has CPUs of its own, what it costs, some hundred ns for each \
      transaction, is part of the service demand in all modes.";
 
-/// How long connections may take.
+/// Limit on waiting for connections.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Of a CPU of the peer, or of the lab's client: busier, and that is what is measured.
+/// Above this busy share, the peer's or the client's CPU is the limit.
 const SATURATED: f64 = 0.95;
 
-/// Before anything is counted: connections leave their slow beginning, flows arrive at their CPUs.
+/// Time before counting starts: TCP leaves slow start, flows find their CPUs.
 const WARM_UP: Duration = Duration::from_millis(150);
 
-/// Of the transactions, those whose request had to be sent again: more than that, and the figures
-/// are about loss.
+/// Largest share of transactions with a lost request; above, figures would reflect the loss.
 const LOST: f64 = 0.001;
 
-/// Bytes of each socket's buffers.
+/// Receive buffer of each socket, bytes.
 const RCVBUF: usize = 1 << 18;
 
-/// How long a read may poll, us: what the text on busy polling recommends.
+/// Busy polling per read, us: the value that the kernel's documentation recommends
+/// (admin-guide/sysctl/net.rst).
 pub const BUSY_POLL_US: u32 = 50;
 
-/// What answers, and what is asked.
+/// Server and requests of a case.
 #[derive(Clone)]
 pub struct ClosedLoop {
     /// TCP, or connected UDP sockets.
     pub tcp: bool,
-    /// Of requests and replies, bytes.
+    /// Size of requests and replies, bytes.
     pub len: usize,
-    /// Flows, each on a socket of its own.
+    /// Number of flows, each with a socket of its own.
     pub connections: u32,
-    /// The server's; with fewer than connections each reads several by epoll.
+    /// Threads of the server. With fewer than connections, each uses epoll on several sockets.
     pub threads: u32,
-    /// Done for each request.
+    /// Work per request.
     pub work: Option<Work>,
-    /// Reads poll the device's queue themselves.
+    /// Reads busy-poll the device's queue.
     pub busy_poll: bool,
-    /// Meanwhile other flows come to another application, in the lab.
+    /// Flows to another application at the same time, in the lab only.
     pub others: Option<Others>,
 }
 
 /// Flows beside those that are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Others {
-    /// So many,
     pub flows: u32,
-    /// so many packets a second, of all of them.
+    /// Packets per second of all of them.
     pub pps: u64,
 }
 
-/// Connections at most where the client has CPUs of its own: if then the CPU that polls is the limit, all
-/// requests wait in the device's ring, which holds 256 frames.
+/// Limit on the connections if the client has CPUs of its own: all requests may then wait in the
+/// device's ring of 256 frames.
 const MOST_APART: u32 = 200;
 
-/// Of so many connections, those that a place takes.
+/// Number of connections in this place, of those wanted.
 pub(super) fn connections(wanted: u32, masks: &Masks) -> u32 {
     match masks.apart() {
         true => wanted.min(MOST_APART),
@@ -100,10 +99,10 @@ pub(super) fn connections(wanted: u32, masks: &Masks) -> u32 {
     }
 }
 
-/// Of its packets, what the wire has to send at least.
+/// Smallest share of the requested rate that the generator must send.
 const SENT: f64 = 0.9;
 
-/// Others on their way.
+/// The generator and the receiver of [`Others`].
 struct OthersSent {
     generator: Generator,
     receiver: Receiver,
@@ -111,7 +110,7 @@ struct OthersSent {
 }
 
 impl Others {
-    /// To a port of their own.
+    /// Sends to a port of its own.
     fn start(self, testbed: &Testbed) -> Result<OthersSent> {
         let dut = &testbed.link.dut;
         let to = UdpFlows::to(dut, self.flows);
@@ -149,7 +148,7 @@ impl OthersSent {
 }
 
 impl ClosedLoop {
-    /// What [`measure`](Self::measure) finds.
+    /// Metrics of [`measure`](Self::measure).
     pub fn metrics() -> IndexMap<String, Metric> {
         use Better::{Higher, Lower, Neither};
         IndexMap::from([
@@ -176,11 +175,11 @@ impl ClosedLoop {
         ])
     }
 
-    /// Runs it in one way to steer.
+    /// Measures the loop under a way to steer.
     ///
     /// # Errors
-    /// When something of the lab failed; [`Unfit`](crate::bench::experiment::Unfit) when the way was not in effect, or
-    /// requests were lost.
+    /// When the lab failed; [`Unfit`](crate::bench::experiment::Unfit) when the way was not in
+    /// effect, or requests were lost.
     pub fn measure(&self, place: &Place, way: Way, seconds: f64) -> Result<Values> {
         let active = place.start(way)?;
         let sample = match place {
@@ -195,7 +194,7 @@ impl ClosedLoop {
             .get("BusyPollRxPackets")
             .copied()
             .unwrap_or(0);
-        // Behind a redirect there is nothing to be found: that is what this mode shows.
+        // Behind a cpumap's redirect, busy polling finds nothing.
         fit!(
             !self.busy_poll || polled > 0 || way.mode == Mode::Cpumap,
             "no packet was found by busy polling"
@@ -208,7 +207,7 @@ impl ClosedLoop {
         Ok(sample.values(way))
     }
 
-    /// The client is a program at the far end of a veth.
+    /// The client is an XDP program at the tester's end.
     fn in_the_lab(&self, testbed: &Testbed, seconds: f64) -> Result<Sample> {
         let link = &testbed.link;
         let flows = UdpFlows::to(&link.dut, self.connections);
@@ -233,7 +232,7 @@ impl ClosedLoop {
         Sample::take(testbed, client, server, self.others, seconds)
     }
 
-    /// The client is the peer's.
+    /// The peer is the client.
     fn on_device(&self, pair: &Pair, seconds: f64) -> Result<Sample> {
         let netns = &pair.end.netns;
         let address = pair.end.address_towards(pair.peer.address().ip())?;
@@ -257,7 +256,7 @@ impl ClosedLoop {
                 (session, streams.into_iter().map(OwnedFd::from).collect())
             }
             false => {
-                // Holds the port until the sockets are there, which need to know their peers.
+                // Reserves the port until the sockets exist, which need the peer's ports.
                 let holder = sockets::reuseaddr(SocketAddr::new(address, 0))?;
                 let local = holder.local_addr()?;
                 let session = pair.peer.prepare(&load(Transport::Udp, local.port()))?;
@@ -293,24 +292,23 @@ impl ClosedLoop {
             }
             threads[index % self.threads as usize].push(socket);
         }
-        // A single one would be put now here, now there by the scheduler, and that be measured.
+        // The scheduler would place a single thread on varying CPUs.
         let cpu = masks.others.first().filter(|_| self.threads == 1);
         Server::start(netns, threads, cpu, self.work.as_ref())
     }
 }
 
-/// What one measurement found.
+/// Result of one measurement.
 pub(super) struct Sample {
     seconds: f64,
     latency: Latency,
-    /// Of the requests, since the first.
+    /// Lost requests since the start.
     lost: u64,
-    /// Meanwhile.
     pub(super) seen: Seen,
 }
 
 impl Sample {
-    /// Lets a lab's client ask a server, and waits until both have ended.
+    /// Runs the lab's client against a server, and stops both.
     pub(super) fn take(
         testbed: &Testbed,
         mut client: Client,
@@ -318,7 +316,7 @@ impl Sample {
         others: Option<Others>,
         seconds: f64,
     ) -> Result<Self> {
-        // The sender's side stands for the wire and the interrupt.
+        // The tester's NAPI acts as wire and interrupt.
         let apart = testbed.masks().apart();
         let _far_end = match testbed.nic {
             Some(_) if !apart => None,
@@ -330,7 +328,7 @@ impl Sample {
         let watch = testbed.watch()?;
         let replies = client.run(Duration::from_secs_f64(seconds))?;
         let seen = watch.end()?;
-        // A wire keeps the time by never sleeping.
+        // A paced generator never sleeps on CPUs of its own, so their load tells nothing.
         fit!(
             !apart || others.is_some() || seen.busiest_generator < SATURATED,
             "a CPU of the client was busy for {:.0} % of the time: that is what was measured",
@@ -354,7 +352,7 @@ impl Sample {
         })
     }
 
-    /// Whether what was lost is too little to matter.
+    /// Checks that few requests were lost.
     pub(super) fn check(&self) -> Result<()> {
         let (count, lost) = (self.latency.count as f64, self.lost);
         fit!(
@@ -389,7 +387,7 @@ fn unanswered() -> Unfit {
     Unfit("no request was answered".to_owned())
 }
 
-/// Many connections may come at once.
+/// With a backlog for all connections.
 fn listener(address: IpAddr, connections: u32) -> Result<TcpListener> {
     let address = SocketAddr::new(address, 0);
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;

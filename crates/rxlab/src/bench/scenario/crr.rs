@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `crr`: netperf's TCP_CRR, a connection for each request, from 100 clients at once.
+//! `crr`: netperf's TCP_CRR, one connection per request, with 100 concurrent clients.
 
 use std::net::SocketAddr;
 
@@ -16,10 +16,10 @@ use crate::lab::client::Client;
 use crate::lab::frame::UdpFlows;
 use crate::lab::server::Server;
 
-/// Clients: each has one connection at a time.
+/// Number of clients, each with one connection at a time.
 const CLIENTS: u32 = 100;
 
-/// What TCP counts when a connection found no room or no socket (/proc/net/snmp and netstat).
+/// TCP counters of refused connections (/proc/net/snmp and netstat).
 const REFUSALS: [&str; 4] = [
     "ListenOverflows",
     "ListenDrops",
@@ -27,7 +27,6 @@ const REFUSALS: [&str; 4] = [
     "OutRsts",
 ];
 
-/// The scenario.
 pub struct Crr {
     conditions: Vec<Condition>,
     testbeds: Vec<Testbed>,
@@ -36,10 +35,10 @@ pub struct Crr {
 }
 
 impl Crr {
-    /// Makes the lab.
+    /// Prepares the lab.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU.
+    /// The host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
         let conditions = effort.conditions(&[Napi::Interrupt], &[Gro::On]);
         let testbeds = Testbed::each(&conditions)?;
@@ -52,7 +51,7 @@ impl Crr {
     }
 }
 
-/// Whether each connection that was lost is one that the client knows of.
+/// Checks that the server refused no connection.
 fn check(seen: &Seen) -> Result<()> {
     for counter in REFUSALS {
         let refused = seen.tcp.get(counter).copied().unwrap_or(0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `fairness`: what modest flows still get beside one that floods.
+//! `fairness`: delivery of modest flows beside one that floods.
 //!
-//! One wire sends a frame of a modest flow, then some of the flood's, and so on, as fast as it can.
+//! The generator sends a frame of a modest flow, then several of the flood, at its maximum rate.
 //! Two applications share a CPU that does not poll the queue, one for the modest flows and one for
 //! the flood.
 
@@ -25,18 +25,17 @@ use crate::lab::generator::GeneratorConfig;
 use crate::lab::migrator::{Migrators, Reads};
 use crate::lab::sockets;
 
-/// The modest flows, each with little to say, and their sockets.
+/// Number of the modest flows, and of their sockets.
 const NR_MODEST: u32 = 1024;
 const NR_SOCKETS: u16 = 64;
 
-/// The flood's packets for each of these. With an odd sum, modest packets come at every place of the
-/// wire's batches of 64 alike: those that find the ring full are lost by all flows in proportion.
+/// Flood packets per modest packet. With an odd sum, modest packets fall on all positions of the
+/// generator's batches of 64, so a full ring drops all flows in proportion.
 const FLOOD: u32 = 32;
 
-/// Bytes of each socket's buffer.
+/// Receive buffer of each socket, bytes.
 const RCVBUF: usize = 1 << 18;
 
-/// The scenario.
 pub struct Fairness {
     conditions: Vec<Condition>,
     testbeds: Vec<Testbed>,
@@ -45,10 +44,10 @@ pub struct Fairness {
 }
 
 impl Fairness {
-    /// Makes the lab.
+    /// Prepares the lab.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU.
+    /// The host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
         let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
         let testbeds = Testbed::each(&conditions)?;
@@ -110,7 +109,7 @@ impl Experiment for Fairness {
         let watch = testbed.watch()?;
         let sent = send(testbed, &applications, self.seconds);
         let seen = watch.end();
-        // Before the next ones bind their sockets, also when this measurement is refused.
+        // Stop also after an error: the next measurement binds the same addresses.
         applications.stop()?;
         let ((traffic, values), seen) = (sent?, seen?);
         check(testbed, &active, way, &traffic, &seen)?;
@@ -119,7 +118,7 @@ impl Experiment for Fairness {
     }
 }
 
-/// The flows: the last one floods.
+/// The modest flows, and as the last one the flood.
 fn flows(testbed: &Testbed) -> UdpFlows {
     UdpFlows {
         nr_dports: NR_SOCKETS,
@@ -128,7 +127,7 @@ fn flows(testbed: &Testbed) -> UdpFlows {
     }
 }
 
-/// One for the modest flows, one for the flood.
+/// Readers of the modest flows and of the flood.
 struct Applications {
     modest: Migrators,
     flood: Migrators,
@@ -146,12 +145,13 @@ impl Applications {
             sockets::server(netns, &flows, RCVBUF)
         };
         let modest = (0..NR_SOCKETS).map(server).collect::<Result<_>>()?;
-        // Connected, so that it takes its flow's packets off the other one on that port.
+        // Connected, so that it receives its flow's packets instead of the other socket on that
+        // port.
         let port = flows.dport + NR_MODEST as u16 % NR_SOCKETS;
         let local = SocketAddr::new(flows.daddr, port);
         let source = flows.source(NR_MODEST);
         let flood = sockets::connected_to(netns, local, std::iter::once(source), RCVBUF)?;
-        // From one CPU to the same: they stay there.
+        // A single CPU: the threads do not migrate.
         let cpus: Vec<u32> = testbed.masks().others.first().into_iter().collect();
         let start = |sockets| Migrators::start(netns, vec![sockets], Reads::Datagrams, &cpus);
         Ok(Self {
@@ -176,7 +176,7 @@ impl Destination for Applications {
     }
 }
 
-/// Sends for [`SETTLING`] and `seconds`. What became of all packets, and what was measured.
+/// Sends for [`SETTLING`] and `seconds`; returns the counts of all packets and the figures.
 fn send(testbed: &Testbed, to: &Applications, seconds: f64) -> Result<(Traffic, Values)> {
     let config = GeneratorConfig {
         frames: Frames::Udp(flows(testbed)),

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `follow`: how long a flow takes to arrive where its application has gone.
+//! `follow`: time until a flow arrives on the CPU to which its application has moved.
 //!
-//! A thread with a connected UDP socket goes from CPU to CPU; each time it measures from its move
-//! to the moment when the socket says that the network stack has processed a packet on its new CPU
-//! (SO_INCOMING_CPU). Other flows of the same rate go to another socket meanwhile.
+//! A thread with a connected UDP socket changes its CPU. It measures the time from its migration
+//! until the socket's SO_INCOMING_CPU, the CPU on which the stack processed the last packet, is the
+//! new one. Other flows of the same rate go to another socket.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -33,20 +33,19 @@ use crate::lab::sockets;
 /// Packets per second of each flow.
 const RATE: u64 = 10_000;
 
-/// The one that is measured, and others.
+/// The flow that is measured, and others.
 const NR_FLOWS: u32 = 8;
 
-/// How long a thread stays before it goes again.
+/// Minimum stay on a CPU.
 const MIN_STAY: Duration = Duration::from_millis(5);
 
-/// A flow that takes longer has not followed.
+/// Limit on following.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Those that follow whatever the load: rxsteer's default leaves flows where they are received while
-/// that CPU has room.
+/// Policies that follow regardless of load: rxsteer's default keeps flows inline while the polling
+/// CPU has room.
 const MODES: [(&str, Mode); 2] = [("kernel-rfs", Mode::KernelRfs), (SUBJECT, Mode::RxsteerRfs)];
 
-/// The scenario: kernel RFS and rxsteer.
 pub struct Follow {
     testbed: Testbed,
     condition: Condition,
@@ -54,10 +53,10 @@ pub struct Follow {
 }
 
 impl Follow {
-    /// Makes the lab.
+    /// Prepares the lab.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU.
+    /// The host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
         let condition = effort.conditions(&[Napi::Thread], &[Gro::On])[0];
         Ok(Self {
@@ -115,7 +114,7 @@ impl Experiment for Follow {
     }
 }
 
-/// Microseconds from each move to the flow's arrival.
+/// Microseconds from each migration to the flow's arrival.
 fn measure(testbed: &Testbed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
     let cpus: Vec<u32> = testbed.masks().all.iter().collect();
     let dut = &testbed.link.dut;
@@ -125,7 +124,7 @@ fn measure(testbed: &Testbed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
     })?;
     let flows = UdpFlows::to(dut, NR_FLOWS);
     let local = SocketAddr::new(flows.daddr, flows.dport);
-    // Unconnected: it gets what the other socket is not connected to.
+    // Unconnected: receives the flows to which the other socket is not connected.
     let receiver = Receiver::start(&dut.netns, &ReceiverConfig::new(local))?;
     let socket = dut
         .netns
@@ -162,7 +161,7 @@ fn connected(local: SocketAddr, peer: SocketAddr) -> Result<UdpSocket> {
     Ok(socket)
 }
 
-/// From CPU to CPU until told to stop, staying a while on each.
+/// Migrates from CPU to CPU until stopped; returns the time of each arrival, us.
 fn wander(socket: &UdpSocket, cpus: &[u32], stop: &AtomicBool) -> Result<Vec<f64>> {
     let mut times = Vec::new();
     let mut buffer = [0; 2048];
@@ -187,12 +186,12 @@ fn wander(socket: &UdpSocket, cpus: &[u32], stop: &AtomicBool) -> Result<Vec<f64
             break;
         }
     }
-    // From where it started, nothing had to move.
+    // The first CPU may be the one where the flow already was.
     times.remove(0);
     Ok(times)
 }
 
-/// The CPU on which the stack processed the socket's latest packet.
+/// CPU on which the stack processed the socket's last packet.
 fn incoming_cpu(socket: &UdpSocket) -> Result<u32> {
     let mut cpu = 0i32;
     let mut len = size_of_val(&cpu) as libc::socklen_t;

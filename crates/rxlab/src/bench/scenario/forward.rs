@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `forward`: what a router carries that has a firewall and tracks connections; and `firewall`: what
-//! it carries when the firewall compares each packet with a long list.
+//! `forward`: throughput of a router with a firewall that tracks connections; `firewall`: of one
+//! that compares each packet with a long list.
 //!
-//! As `lossfree`, but the packets go on through the router to another network, and end there as soon
-//! as they arrive: no application takes a CPU.
+//! As `lossfree`, but packets are routed to another network and dropped on arrival there: no
+//! application takes CPU time.
 
 use anyhow::Result;
 
@@ -18,10 +18,9 @@ use crate::bench::setup::testbed::{INTERRUPT_CPU, Testbed};
 use crate::bench::setup::traffic::Traffic;
 use crate::lab::frame::Frames;
 
-/// Of the forwarded packets, those that may have met another rule than the one that is measured.
+/// Largest share of forwarded packets that may have matched another rule than the measured one.
 const OTHERS: f64 = 0.001;
 
-/// The scenario.
 pub struct Forward {
     ruleset: Ruleset,
     conditions: Vec<Condition>,
@@ -31,11 +30,11 @@ pub struct Forward {
 }
 
 impl Forward {
-    /// Makes the lab.
+    /// Prepares the lab.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU; [`Unfit`](crate::bench::experiment::Unfit) when it has no
-    /// `nft`, or no connection tracking.
+    /// The host does not allow it, or has a single CPU; [`Unfit`](crate::bench::experiment::Unfit)
+    /// when it has no `nft`, or no connection tracking.
     pub fn new(effort: &Effort, ruleset: Ruleset) -> Result<Self> {
         let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
         let testbeds = conditions
@@ -58,7 +57,7 @@ impl Forward {
     }
 }
 
-/// Makes all flows known connections, whatever is measured next.
+/// Makes all flows known connections, before a mode is switched on.
 fn establish(testbed: &Testbed, router: &Router) -> Result<()> {
     let plain = testbed.start(Way::by_default(Mode::None))?;
     let flows = router.flows(&testbed.link.dut, NR_FLOWS);
@@ -66,7 +65,7 @@ fn establish(testbed: &Testbed, router: &Router) -> Result<()> {
     plain.stop()
 }
 
-/// Whether all that was forwarded passed by the rule that is measured.
+/// Checks that all forwarded packets matched the measured rule.
 fn check(before: Passed, after: Passed, traffic: &Traffic) -> Result<()> {
     let forwarded = traffic.all.delivered + traffic.dropped;
     let expected = after.expected - before.expected;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What can be measured: a file for each scenario.
+//! The scenarios, one file each.
 
 pub mod busypoll;
 pub mod closed_loop;
@@ -67,8 +67,8 @@ pub enum Scenario {
 }
 
 impl Scenario {
-    /// Whether a peer host can put its load on: what needs a generator inside the kernel is for the
-    /// lab alone.
+    /// Whether a peer host can generate the load. Scenarios that need the in-kernel generator run
+    /// in the lab only.
     pub fn takes_peer(self) -> bool {
         match self {
             Self::Rr | Self::Rpc | Self::Stream => true,
@@ -79,11 +79,11 @@ impl Scenario {
         }
     }
 
-    /// Makes what it needs.
+    /// Prepares the scenario.
     ///
     /// # Errors
-    /// When the host does not allow it. What this host lacks for this scenario alone is no error: it
-    /// then has nothing to measure, and says why.
+    /// When the host does not allow it. A missing requirement of this scenario alone is no error:
+    /// the result has nothing to measure, and a note with the reason.
     pub fn prepare(self, effort: &Effort) -> Result<Box<dyn Experiment>> {
         if effort.on.is_some() {
             let name = |scenario: &Self| {
@@ -120,7 +120,7 @@ impl Scenario {
     }
 }
 
-/// A scenario that this host lacks something for: nothing to measure, and the reason.
+/// A scenario that this host can't run, with the reason.
 struct Impossible {
     scenario: &'static str,
     why: String,
@@ -144,7 +144,7 @@ impl Experiment for Impossible {
     }
 }
 
-/// The scenario, or if it is [`Unfit`] for this host, one that says so.
+/// The scenario, or an [`Impossible`] one if the host is [`Unfit`] for it.
 fn possible<E: Experiment + 'static>(
     scenario: &'static str,
     made: Result<E>,

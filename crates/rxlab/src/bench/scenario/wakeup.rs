@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `wakeup`: what a packet costs while the host has time to sleep in between.
+//! `wakeup`: cost of a packet at loads that leave the host time to sleep.
 //!
-//! A load is paced, and spread by connected sockets over all CPUs that don't poll. A way that hands
-//! each packet to another CPU then has to wake that CPU.
+//! A paced load is spread by connected sockets over all CPUs that do not poll. Modes that hand each
+//! packet to another CPU have to wake that CPU.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -24,18 +24,17 @@ use crate::lab::migrator::{Migrators, Reads};
 use crate::lab::sockets;
 use crate::lab::switches::{Scheduled, Switches};
 
-/// Packets per second, some 5, 20 and 50 % of what `none` carries on common machines.
+/// Packets per second: about 5, 20 and 50 % of the maximum of `none` on common machines.
 const RATES: [u64; 3] = [20_000, 80_000, 200_000];
 
-/// The shortest measurement, s: idle times come in steps of 10 ms.
+/// Minimum length of a measurement, s: idle time has steps of 10 ms.
 const SHORTEST: f64 = 0.5;
 
-/// Of the rate, what the generator has to offer, and of that what has to arrive: else this is not that
-/// load, or no load with time to spare.
+/// Smallest share of the rate that the generator must offer, and of the offered packets that must
+/// arrive. Less is another load, or leaves no time to sleep.
 const OFFERED: f64 = 0.9;
 const ARRIVE: f64 = 0.98;
 
-/// The scenario.
 pub struct Wakeup {
     conditions: Vec<Condition>,
     testbeds: Vec<Testbed>,
@@ -43,20 +42,20 @@ pub struct Wakeup {
     seconds: f64,
 }
 
-/// What was found while packets came.
+/// Counts of one measurement.
 struct Sample {
     seen: Seen,
     scheduled: Scheduled,
     counts: Counts,
-    /// CPU time of a generator that shares the CPU that polls the queue, s.
+    /// CPU time of a generator on the polling CPU, s.
     generator: f64,
 }
 
 impl Wakeup {
-    /// Makes the lab.
+    /// Prepares the lab.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU.
+    /// The host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
         use Mode::{Cpumap, KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs};
         let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
@@ -125,7 +124,7 @@ impl Experiment for Wakeup {
         let paced = Sending::start(testbed, &application, &Frames::Udp(flows), Some(rate))
             .and_then(|sending| load(testbed, sending, self.seconds));
         let seen = watch.end();
-        // Before the next one binds its sockets, also when this measurement is refused.
+        // Stop also after an error: the next measurement binds the same addresses.
         application.stop()?;
         let ((traffic, sample), seen) = (paced?, seen?);
         check(testbed, &active, way, &traffic, &seen)?;
@@ -134,7 +133,7 @@ impl Experiment for Wakeup {
     }
 }
 
-/// Watches for `seconds` while packets come.
+/// Counts for `seconds` while packets come.
 fn load(testbed: &Testbed, sending: Sending<'_>, seconds: f64) -> Result<(Traffic, Sample)> {
     sleep(SETTLING);
     let switches = Switches::of(&testbed.masks().all)?;
@@ -225,7 +224,7 @@ mod tests {
                 "{name} {value}"
             );
         }
-        // The control: loads that were not offered, or not carried.
+        // Control: loads that were not offered, or not delivered.
         for (accepted, refused, delivered) in [
             (17_000, 0, 17_000),
             (20_000, 0, 19_000),
