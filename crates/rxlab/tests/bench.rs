@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The scenarios of traffic measure what they say they will, and refuse what did not measure it.
+//! Scenarios with traffic measure what they claim, and refuse other measurements.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -26,12 +26,12 @@ const CONDITION: Condition = Condition {
     gro: Gro::On,
 };
 
-/// Of what the tests send themselves: frames per second that any machine carries, and for how long.
+/// Rate and duration of the tests' own traffic: frames per second that any machine carries.
 const RATE: u64 = 20_000;
 const SECONDS: f64 = 0.2;
 
-/// What tells of a mistake of ours. Other refusals tell of a host with other things to do: counters
-/// of all namespaces, CPUs given to others.
+/// Refusals that indicate a bug. Other refusals may come from load on the host: counters are shared
+/// by all namespaces, CPUs with other work.
 const MISTAKES: [&str; 4] = [
     "not in effect",
     "refused connections",
@@ -39,7 +39,7 @@ const MISTAKES: [&str; 4] = [
     "rxsteer received",
 ];
 
-/// What is delivered, and of what.
+/// Pairs of metrics: delivered, and offered.
 const RATES: [(&str, &str); 3] = [
     ("delivered_pps", "accepted_pps"),
     ("delivered_at_2x_pps", "offered_at_2x_pps"),
@@ -50,12 +50,12 @@ fn has_nft() -> bool {
     Command::new("nft").arg("--version").output().is_ok()
 }
 
-/// A round of it: every planned mode of every case has all headlines, or was refused.
+/// Runs one round: every planned mode of every case must have all headlines, or be refused.
 fn run(scenario: Scenario, headlines: &[&str]) -> Result<()> {
     run_only(scenario, Only::default(), headlines)
 }
 
-/// The same of a part of it.
+/// Like [`run`], for a part of the scenario.
 fn run_only(scenario: Scenario, only: Only, headlines: &[&str]) -> Result<()> {
     let effort = Effort {
         on: None,
@@ -129,7 +129,7 @@ fn flood() -> Result<()> {
     run(Scenario::Flood, &["delivered_pps", "accepted_pps"])
 }
 
-/// Of many connections, fewer where the client has CPUs of its own.
+/// Case with many connections; there are fewer if the client has CPUs of its own.
 const MANY: [&str; 2] = ["TCP_RR, 500", "TCP_RR, 200"];
 
 fn only(cases: &[&str], modes: &[&str]) -> Only {
@@ -139,7 +139,7 @@ fn only(cases: &[&str], modes: &[&str]) -> Only {
     }
 }
 
-/// Generators with CPUs of their own: a flood and its limit, and a client.
+/// Needs CPUs for generators: a flood with its limit, and a client.
 #[test]
 fn generators_apart() -> Result<()> {
     let Some(_guard) = lab("generators_apart") else {
@@ -290,7 +290,7 @@ fn a_paced_stream_keeps_its_pace() -> Result<()> {
     };
     let of = |case: &report::Case, metric| Some(case.modes["none"].get(metric)?.median);
     let rates = [at_most, paced].map(|case| of(case, "mbit_per_s"));
-    // The control: without a pace, more comes.
+    // Control: without pacing, more arrives.
     let [Some(2200.0..), Some(rate)] = rates else {
         let why = format!("{rates:?} Mbit/s; refused: {:?}", report.refused);
         rxlab::testing::not_run("a_paced_stream_keeps_its_pace", &why);
@@ -301,8 +301,8 @@ fn a_paced_stream_keeps_its_pace() -> Result<()> {
     Ok(())
 }
 
-/// Sends while kernel RPS is on, after something has been done to the device; what came of it, and
-/// of the check.
+/// Sends with kernel RPS on, after a change of the device; returns the counts and the result of the
+/// check.
 fn under_rps(done: impl FnOnce(&Testbed) -> Result<()>) -> Result<(Traffic, Result<()>)> {
     let testbed = Testbed::new(CONDITION)?;
     let dut = &testbed.link.dut;
@@ -328,7 +328,7 @@ fn under_rps(done: impl FnOnce(&Testbed) -> Result<()>) -> Result<(Traffic, Resu
     Ok((traffic, checked))
 }
 
-/// The reason for which a measurement was refused, if it was.
+/// Reason of a refusal.
 fn refusal(checked: Result<()>) -> Option<String> {
     checked.err().map(|error| {
         assert!(error.is::<Unfit>(), "{error:#}");
@@ -348,7 +348,7 @@ fn a_mode_that_was_not_in_effect_is_refused() -> Result<()> {
     })?;
     let why = refusal(checked).expect("nothing was steered");
     assert!(why.contains("kernel-rps was not in effect"), "{why}");
-    // The control: as it is, it is in effect.
+    // Control: unchanged, the mode is in effect.
     let (traffic, checked) = under_rps(|_| Ok(()))?;
     if let Some(why) = refusal(checked) {
         assert!(!why.contains("not in effect"), "{why}");
@@ -362,7 +362,7 @@ fn a_mode_that_was_not_in_effect_is_refused() -> Result<()> {
         meanwhile.accepted >= meanwhile.delivered && meanwhile.delivered > 0,
         "{traffic:?}"
     );
-    // Settling takes packets too, which count as nothing but sent.
+    // Packets sent while settling count only in the total.
     assert!(
         all.accepted > settled.accepted && settled.accepted >= meanwhile.accepted,
         "{traffic:?}"
@@ -370,12 +370,12 @@ fn a_mode_that_was_not_in_effect_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// Threads that poll a device, on the host.
+/// Threads on the host that poll a device.
 fn napi_threads(device: &str) -> usize {
     kthread::numbered(Path::new("/proc"), &format!("napi/{device}-")).len()
 }
 
-/// Sends to the host behind a router; what its firewall saw of it.
+/// Sends to the host behind a router; returns the counts of the traffic and of the firewall.
 fn forwarded(testbed: &Testbed, router: &Router, flows: &UdpFlows) -> Result<(Traffic, Passed)> {
     let before = router.passed()?;
     let frames = Frames::Udp(flows.clone());
@@ -409,7 +409,7 @@ fn a_router_knows_its_connections_and_leaves_nothing() -> Result<()> {
         let (traffic, passed) = forwarded(&testbed, &router, flows)?;
         anyhow::Ok((traffic, passed.expected, passed.others))
     };
-    // The control: without a reply, every packet is a connection's first.
+    // Control: without replies, every packet counts as a connection's first.
     let (traffic, established, fresh) = send(&flows)?;
     assert!(traffic.all.delivered > 0, "{traffic:?}");
     assert_eq!(
@@ -425,7 +425,7 @@ fn a_router_knows_its_connections_and_leaves_nothing() -> Result<()> {
         (traffic.all.delivered + traffic.dropped, 0)
     );
 
-    // What the firewall does not allow goes nowhere.
+    // Packets that the firewall does not allow are dropped.
     let (traffic, established, fresh) = send(&UdpFlows { dport: 10, ..flows })?;
     assert!(traffic.all.accepted > 0, "{traffic:?}");
     assert_eq!((traffic.all.delivered, established, fresh), (0, 0, 0));
@@ -439,7 +439,7 @@ fn a_router_knows_its_connections_and_leaves_nothing() -> Result<()> {
     })
 }
 
-/// Packets that the last rule of the list is for come through all rules before it, and no further.
+/// Packets that match the last rule pass all rules before it, and stop there.
 #[test]
 fn a_router_compares_each_packet_with_the_whole_list() -> Result<()> {
     let name = "a_router_compares_each_packet_with_the_whole_list";
@@ -462,7 +462,7 @@ fn a_router_compares_each_packet_with_the_whole_list() -> Result<()> {
         (delivered + traffic.dropped, 0)
     );
 
-    // The control: the first and the last rule for what they are meant for, and nothing else.
+    // Control: the first and the last rule match only the intended packets.
     for rule in [1, NR_BLOCKED] {
         let (saddr, dport) = blocked(rule);
         let of = |dport| UdpFlows {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The lab itself: it must be exact before anything else can be measured with it.
+//! The lab itself must be exact.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -21,10 +21,10 @@ use rxlab::lab::xdp::Xdp;
 use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::device::XdpMode;
 
-/// Not a multiple of any batch or burst.
+/// No multiple of a batch or burst.
 const COUNT: u64 = 5_003;
 
-/// One lab at a time, if this machine allows one.
+/// Serializes labs; None, and a report, if this machine allows none.
 fn lab(test: &str) -> Option<MutexGuard<'static, ()>> {
     static SERIAL: Mutex<()> = Mutex::new(());
     let guard = SERIAL.lock().unwrap_or_else(|poison| poison.into_inner());
@@ -45,7 +45,7 @@ fn online_cpus() -> u32 {
     std::thread::available_parallelism().unwrap().get() as u32
 }
 
-/// A paced wire that loses nothing.
+/// A paced generator without loss.
 fn exactly(count: u64, flows: UdpFlows) -> GeneratorConfig {
     GeneratorConfig {
         frames: Frames::Udp(flows),
@@ -62,7 +62,7 @@ fn send(link: &Link, cpu: u32, config: &GeneratorConfig) -> Result<GeneratorRepo
     Ok(report)
 }
 
-/// Waits for `value` to become `expected`, for as long as it changes; returns the last one.
+/// Waits while `value` changes, until it is `expected`; returns the last value.
 fn settle(expected: u64, value: impl Fn() -> u64) -> u64 {
     let (mut last, mut since) = (value(), Instant::now());
     while last != expected && since.elapsed() < Duration::from_secs(3) {
@@ -75,7 +75,7 @@ fn settle(expected: u64, value: impl Fn() -> u64) -> u64 {
     last
 }
 
-/// A sink whose buffer holds all that a test sends, so that no datagram's fate is a matter of time.
+/// A receiver with room for everything that a test sends, so that timing does not matter.
 fn roomy(local: SocketAddr, threads: usize) -> ReceiverConfig {
     ReceiverConfig {
         threads: vec![None; threads],
@@ -102,7 +102,7 @@ fn every_datagram_arrives(ipv6: bool, checksum: bool) -> Result<()> {
     let report = send(&link, 0, &exactly(COUNT, flows))?;
     assert_eq!(report.lost, 0);
     assert_eq!(settle(COUNT, || receiver.received()), COUNT);
-    // No more and no less: nothing else is on this link.
+    // Exact: nothing else sends on this link.
     assert_eq!(pass.received(0), COUNT);
     assert!(nic.cpu_ns(0)? > 0);
     let udp = lab::softnet::udp(&link.dut.netns)?;
@@ -195,7 +195,7 @@ fn tagged_and_raw_frames_reach_xdp() -> Result<()> {
     };
     send(&link, 0, &config)?;
     assert_eq!(settle(COUNT * 4, || pass.received(0)), COUNT * 4);
-    // Nobody here takes tags off, so the stack must not have seen a datagram.
+    // Nothing removes the tags, so the stack must not see a datagram.
     assert_eq!(receiver.stop()?.received, [0]);
     Ok(())
 }
@@ -233,7 +233,7 @@ fn a_generator_per_queue() -> Result<()> {
     Ok(())
 }
 
-/// Several generators send their shares into one queue, and what became of them is counted once.
+/// Several threads send shares into one queue, and the results are counted once.
 #[test]
 fn one_generator_of_several_threads() -> Result<()> {
     let Some(_guard) = lab("one_generator_of_several_threads") else {
@@ -269,14 +269,14 @@ fn one_generator_of_several_threads() -> Result<()> {
         let received = settle(before + accepted, || pass.received(0)) - before;
         assert_eq!(received, accepted);
         if rate.is_some() {
-            // At the whole rate each would be done in half of the time.
+            // With the full rate in each thread, it would take half the time.
             let seconds = report.elapsed_ns as f64 / 1e9;
             assert!(seconds > 0.2, "{seconds} s");
         }
-        // Each generator's stamps are its own.
+        // Each thread has stamps of its own.
         assert_eq!(receiver.stop()?.reordered, 0);
     }
-    // While it sends, both counts are those of all generators.
+    // While sending, both counts include all threads.
     let config = GeneratorConfig {
         count: None,
         rate: None,
@@ -322,7 +322,7 @@ fn what_the_ring_cannot_take_is_counted() -> Result<()> {
     let report = send(&link, 0, &config)?;
     let accepted = report.sent - report.lost;
     assert_eq!(settle(accepted, || drop.received(0)), accepted);
-    // For people; machines differ too much for a limit.
+    // For information: machines differ too much for a limit.
     println!(
         "{:.0} kpps offered, {:.0} kpps accepted by one CPU for both",
         report.sent as f64 * 1e6 / report.elapsed_ns as f64,
@@ -342,7 +342,7 @@ fn a_cpumap_delivers_everything_too() -> Result<()> {
     let flows = UdpFlows::to(&link.dut, 1000);
     let local = SocketAddr::new(flows.daddr, flows.dport);
     let receiver = Receiver::start(&link.dut.netns, &roomy(local, 1))?;
-    // The rings hold more than this.
+    // Fewer frames than the rings hold.
     send(&link, 0, &exactly(COUNT, flows))?;
     assert_eq!(settle(COUNT, || receiver.received()), COUNT);
     assert_eq!(cpumap.received(0), COUNT);
@@ -400,7 +400,7 @@ fn a_child_sees_its_namespace_alone() -> Result<()> {
     Ok(())
 }
 
-/// The NAPI threads of all labs on this host: they exist as long as their devices do.
+/// NAPI threads of all labs on this host, which exist as long as their devices.
 fn napi_threads(device: &str) -> usize {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let names = processes.map(|p| fs::read_to_string(p.path().join("comm")).unwrap_or_default());
@@ -409,7 +409,7 @@ fn napi_threads(device: &str) -> usize {
         .count()
 }
 
-/// Threads on the host that are in a network namespace.
+/// Threads on the host in a network namespace.
 fn members(inode: u64) -> usize {
     let link = format!("net:[{inode}]");
     let processes = fs::read_dir("/proc").unwrap().flatten();
@@ -438,10 +438,10 @@ fn nothing_is_left_when_dropped() -> Result<()> {
     Ok(())
 }
 
-/// Set in the process that is to be killed.
+/// Set in the process to be killed.
 const VICTIM: &str = "RXSTEER_TEST_VICTIM";
 
-/// What `nothing_is_left_when_killed` kills: the same test, in a process of its own.
+/// The same test in a process of its own, killed by `nothing_is_left_when_killed`.
 fn victim() -> Result<()> {
     let link = link(LinkConfig::default())?;
     let _pass = Xdp::pass(&link.dut, XdpMode::Native)?;
