@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * lab.bpf.c: the lab's own programs: who sends (wire) and what others do (pass, cpumap). The
- * clients of closed loops are in lab_client.h.
+ * lab.bpf.c: the lab's own programs: the packet generator, receivers (pass, drop, cpumap), and
+ * programs for measurements. The clients of closed loops are in lab_client.h.
  *
- * None is loaded unless asked for by name ("?" in SEC): each user wants one of them.
+ * "?" in SEC: none is loaded by default, since each user needs only one of them.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -23,7 +23,8 @@
 
 #define NR_LAB_QUEUES 64
 
-/* Frames seen per rx queue. One NAPI owns a queue, so a plain add on its own line is exact. */
+/* Frames per rx queue. A queue has one NAPI, and each counter a cache line: plain adds are exact.
+ */
 struct lab_queue {
 	__u64 nr_received;
 } __attribute__((aligned(64)));
@@ -47,7 +48,7 @@ int pass(struct xdp_md *ctx)
 	return XDP_PASS;
 }
 
-/* ---- drop: where frames end when only the wire is of interest ------------- */
+/* ---- drop: the end of the path, to measure the generator alone ------------ */
 
 SEC("?xdp.frags")
 int drop(struct xdp_md *ctx)
@@ -85,7 +86,7 @@ static __always_inline __u32 lab_mix(__u64 x)
 	return x >> 32;
 }
 
-/* The sum of the 4-tuple, so that both directions meet; 0 for what has no ports. */
+/* Sum over the 4-tuple, the same in both directions; 0 without ports. */
 static __always_inline __u64 lab_tuple(const struct xdp_md *ctx)
 {
 	const char *data = (const char *)(long)ctx->data;
@@ -148,39 +149,38 @@ int cpumap(struct xdp_md *ctx)
 	return bpf_redirect_map(&lab_cpumap, lab_cpus[slot], XDP_PASS);
 }
 
-/* ---- wire: the generator, run by BPF_PROG_TEST_RUN with live frames ------- */
+/* ---- generator: run by BPF_PROG_TEST_RUN with live frames ----------------- */
 
 #define GENERATOR_TEMPLATE_LEN 256
 
 /* The first bytes of each payload. */
 struct generator_stamp {
-	__be64 seq;  /* of the wire, from 0 */
+	__be64 seq;  /* of the generator, from 0 */
 	__be32 flow; /* below nr_flows */
 	__be32 generator;
 };
 
 /*
- * Where the template varies from frame to frame. Offsets are in bytes from the
- * start of the frame; the offset 0 means that there is no such field. Masks are
- * powers of two less one.
+ * Fields of the template that vary between frames. Offsets are in bytes from the start of the
+ * frame; 0: there is no such field. Masks are powers of two less one.
  */
 struct generator_layout {
 	__u32 template_len; /* bytes of the template, all headers included */
-	__u32 ipv4;	    /* IPv4 header, whose checksum is to be filled in */
+	__u32 ipv4;	    /* IPv4 header, to fill in its checksum */
 	__u32 saddr;	    /* the low 32 bits of the source address */
-	__u32 ports;	    /* UDP or TCP header; none: every frame is the template */
+	__u32 ports;	    /* UDP or TCP header; 0: all frames equal the template */
 	__u32 tcp_seq;	    /* sequence number of a TCP header */
 	__u32 checksum;	    /* of UDP or TCP */
-	__u32 stamp;	    /* behind all headers */
-	__u32 payload_len;  /* bytes by which a TCP flow's sequence number advances */
+	__u32 stamp;	    /* after all headers */
+	__u32 payload_len;  /* bytes, by which TCP sequence numbers advance */
 	__u32 first_seq;    /* of every TCP flow */
 	__u32 push;	    /* the last segment of a TCP run has PSH */
 	__u32 nr_flows;
-	__u32 run;		 /* frames of one flow in a row */
-	__u32 saddr_mask;	 /* flow & mask is added to the source address */
-	__u32 saddr_shift;	 /* flow >> shift is added to the source port */
-	__u32 dport_mask;	 /* flow & mask is added to the destination port */
-	__u32 flood;		 /* frames of one more flow, nr_flows, after each other frame */
+	__u32 run;		      /* consecutive frames of one flow */
+	__u32 saddr_mask;	      /* flow & mask is added to the source address */
+	__u32 saddr_shift;	      /* flow >> shift is added to the source port */
+	__u32 dport_mask;	      /* flow & mask is added to the destination port */
+	__u32 flood;		      /* frames of flow nr_flows after each frame of the others */
 	struct generator_stamp first; /* stamp of the first frame */
 };
 
@@ -189,21 +189,21 @@ const volatile struct generator_layout generator_layout = {.nr_flows = 1, .run =
 const volatile __u8 generator_template[GENERATOR_TEMPLATE_LEN];
 
 /*
- * A paced wire sends generator_burst frames every generator_burst_ns; 0 is as fast as it can.
- * Pacing is done here and not by the caller: each test_run makes a page pool, and
- * thousands of them a second keep the kernel busy with getting rid of them.
+ * A paced generator sends generator_burst frames every generator_burst_ns; 0: no pacing. The
+ * program paces instead of the caller: each test_run creates a page pool, and freeing thousands
+ * of them per second keeps the kernel busy.
  */
 const volatile __u64 generator_burst_ns = 0;
 const volatile __u32 generator_burst = 1;
-__u64 generator_due; /* when the next burst is, ns of bpf_ktime_get_ns() */
+__u64 generator_due; /* time of the next burst, ns of bpf_ktime_get_ns() */
 __u32 generator_credit;
 
-/* Frames sent, and how many may be. What may not go yet is dropped, back into its pool. */
+/* Frames sent, and their limit. Frames not due yet are dropped, back into their page pool. */
 __u64 generator_nr_sent;
 __u64 generator_nr_refused; /* template and frame don't fit each other */
 __u64 generator_limit;
 
-/* Whose turn it is: a flow, the frames of its run that are sent, and the runs of every flow. */
+/* The next flow, frames sent of its run, and completed rounds over all flows. */
 __u32 generator_flow;
 __u32 generator_step;
 __u32 generator_round;
@@ -217,7 +217,7 @@ static __always_inline __u16 generator_checksum(__u64 sum)
 	return ~sum;
 }
 
-/* Lost time is caught up with up to a millisecond: more would be a flood, not a rate. */
+/* Makes up for delays of up to 1 ms: more would turn the rate into a flood. */
 static __always_inline bool generator_is_due(void)
 {
 	const __u64 millisecond = 1000000;
@@ -239,8 +239,7 @@ static __always_inline bool generator_is_due(void)
 }
 
 /*
- * Pages are recycled: a frame still holds what its last user left in it, so
- * every header is written anew.
+ * Pages are recycled and keep the contents of the last use, so all headers are rewritten.
  */
 SEC("?xdp")
 int generator(struct xdp_md *ctx)
@@ -288,7 +287,8 @@ int generator(struct xdp_md *ctx)
 		struct tcphdr *tcp = (struct tcphdr *)ports;
 		__u32 nr_before = generator_round * generator_layout.run + step;
 
-		tcp->seq = bpf_htonl(generator_layout.first_seq + nr_before * generator_layout.payload_len);
+		tcp->seq = bpf_htonl(generator_layout.first_seq +
+				     nr_before * generator_layout.payload_len);
 		sum += tcp->seq;
 		if (generator_layout.push && step + 1 == generator_layout.run) {
 			tcp->psh = 1;
@@ -303,7 +303,7 @@ int generator(struct xdp_md *ctx)
 		sum += (__u64)stamp->flow + stamp->generator;
 		*check = generator_checksum(sum);
 		if (!*check && !generator_layout.tcp_seq)
-			*check = 0xffff; /* RFC 768: zero would mean none */
+			*check = 0xffff; /* RFC 768: zero means no checksum */
 	}
 
 out:
@@ -332,18 +332,18 @@ refuse:
 
 #define NR_WITNESS_FLOWS 65536
 
-/* Offset of the stamp, as the wire's layout has it. */
+/* Offset of the stamp, as in generator_layout. */
 const volatile __u32 witness_stamp = 0;
 
-/* By flow: one more than the highest sequence number seen. */
+/* Next sequence number expected, by flow. */
 __u64 witness_next[NR_WITNESS_FLOWS];
 __u64 witness_nr_seen;
 __u64 witness_nr_reordered;
 
 /*
- * At a device's tc ingress, on the CPU that delivers, before any protocol. A flow whose
- * packets are delivered one after the other is seen in order, whatever the CPUs; if
- * two are delivered at once, that is what is looked for.
+ * At a device's tc ingress, on the delivering CPU, before any protocol. Packets of a flow that are
+ * delivered one after the other are seen in order, on any CPUs; concurrent deliveries are the
+ * errors to detect.
  */
 SEC("?tc")
 int witness(struct __sk_buff *skb)
@@ -367,7 +367,7 @@ int witness(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
-/* ---- empty: what running any XDP program costs ----------------------------- */
+/* ---- empty: the cost of running any XDP program ---------------------------- */
 
 SEC("?xdp.frags")
 int empty(struct xdp_md *ctx)
@@ -375,7 +375,7 @@ int empty(struct xdp_md *ctx)
 	return XDP_PASS;
 }
 
-/* ---- vary: one packet of many flows after the other ------------------------ */
+/* ---- vary: changes the flow of a packet before each run -------------------- */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
@@ -385,10 +385,10 @@ struct {
 } vary_target SEC(".maps");
 
 const volatile __u32 vary_nr_flows = 1; /* at most 2^24: the host part of 10.0.0.0/8 */
-const volatile __u32 vary_step = 1;	/* no divisor in common: each flow once a turn */
+const volatile __u32 vary_step = 1;	/* coprime: each flow once per round */
 __u32 vary_flow;
 
-/* The packet is IPv4; the target may not look at its checksums. */
+/* The packet must be IPv4, and the target must ignore its checksums. */
 SEC("?xdp.frags")
 int vary(struct xdp_md *ctx)
 {
@@ -404,9 +404,9 @@ int vary(struct xdp_md *ctx)
 	return XDP_ABORTED;
 }
 
-/* ---- flow_probe: what flow.h makes of a packet ----------------------------- */
+/* ---- flow_probe: key and hash of a packet by flow.h ------------------------ */
 
-/* What flow_probe made of the last packet: compared with the native run. */
+/* Result for the last packet, compared with that of the native build. */
 struct flow_probe {
 	struct flow_key key;
 	__u32 hash;

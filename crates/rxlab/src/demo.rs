@@ -60,7 +60,7 @@ pub struct Case {
 /// Result of the demo.
 #[derive(Debug, Serialize)]
 pub struct Demo {
-    /// The CPU whose NAPI polls the only receive queue.
+    /// The CPU that polls the only receive queue.
     pub interrupt_cpu: u32,
     /// One case per mask that the kernel's documentation recommends (all CPUs, all but the
     /// interrupt's) and one for flows that follow the application.

@@ -31,7 +31,7 @@ pub struct Effort {
 /// A selection of cases and modes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Only {
-    /// Cases whose names contain one of these; empty: all.
+    /// Cases with one of these in their names; empty: all.
     pub cases: Vec<String>,
     /// Modes of these names; empty: all.
     pub modes: Vec<String>,

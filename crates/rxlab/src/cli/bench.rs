@@ -51,7 +51,7 @@ pub struct BenchArgs {
     #[arg(long, value_enum, value_delimiter = ',')]
     pub gro: Vec<Gro>,
 
-    /// Only cases whose names contain this
+    /// Only cases with this text in their names
     #[arg(long, value_name = "TEXT")]
     pub case: Vec<String>,
 

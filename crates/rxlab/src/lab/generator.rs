@@ -392,7 +392,7 @@ impl Sender {
             // SAFETY: the options and everything they point to outlive the call.
             let ret = unsafe { libbpf_sys::bpf_prog_test_run_opts(program, &mut options) };
             // Each test_run takes one of 65534 page pool ids. A pool with frames still under way is
-            // checked for release once a second only, so many runs can exhaust the ids
+            // checked for release once a second only, so a series of runs can exhaust the ids
             // (net/core/xdp.c, page_pool.c).
             if Errno::from_raw(-ret) != Errno::ENOSPC || start.elapsed() > TIMEOUT {
                 break ret;
@@ -459,7 +459,7 @@ impl Window {
             }
             ensure!(
                 since.elapsed() < TIMEOUT,
-                "{} frames are under way and nobody receives one",
+                "{} frames are under way and none is received",
                 sent - received
             );
         }

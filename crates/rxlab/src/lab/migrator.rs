@@ -25,7 +25,7 @@ const MIN_STAY: Duration = Duration::from_micros(500);
 pub enum Reads {
     /// Datagrams of a generator, in checked order; source addresses are received, too.
     Datagrams,
-    /// TCP streams, discarded and counted in segments of so many bytes. TCP's own counters show
+    /// TCP streams, discarded and counted in segments of this size, bytes. TCP's own counters show
     /// reordering.
     Segments(u64),
 }

@@ -20,7 +20,7 @@ use nix::unistd::{Pid, chdir};
 
 use super::rtnl;
 
-/// A network namespace, with a mount namespace whose `/sys` shows this network.
+/// A network namespace, with a mount namespace in which `/sys` shows this network.
 ///
 /// It has no name in the file system: the kernel removes it with all its devices when the last
 /// clone, thread and child process is gone, killed or not. `lo` is up. Kernel defaults that send or

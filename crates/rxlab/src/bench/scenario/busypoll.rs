@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `busypoll`: gain and cost of one connection whose reads poll the device's queue.
+//! `busypoll`: gain and cost of busy-polling reads, for one connection.
 
 use anyhow::Result;
 
@@ -80,7 +80,7 @@ impl Experiment for BusyPoll {
             notes: self.places.notes(&[
                 closed_loop::NOTE,
                 "Behind a redirect, as in the naive cpumap, polling finds nothing: rxsteer leaves the \
-                 flows of who polls where they are received.",
+                 flows of an application that polls where they are received.",
             ]),
             seconds_each: self.seconds + 0.3,
         }

@@ -35,7 +35,7 @@ const XDP_REDIRECT: u32 = 4;
 /// Program runs per test_run.
 const REPEAT: u32 = 200_000;
 
-/// Numbers of flows that take turns, to show how the cost grows.
+/// Numbers of flows in rotation, to show how the cost grows.
 const FLOWS: [u32; 4] = [1_000, 10_000, 100_000, 1_000_000];
 
 struct Packet {

@@ -52,14 +52,14 @@ pub enum Scenario {
     Rpc,
     /// One TCP connection in bulk, to a consumer that polls and to one that sleeps
     Stream,
-    /// One connection whose reads poll the device's queue
+    /// One connection with reads that poll the device's queue
     Busypoll,
     /// The highest rate without loss, what is left of it at twice that rate and at the most that can
     /// be offered, and the receiving CPU's cost per packet
     Lossfree,
     /// The same of a router with a firewall that tracks connections
     Forward,
-    /// The same of a router whose firewall has 150 rules before the one that matches
+    /// The same of a router with a firewall that has 150 rules before the one that matches
     Firewall,
     /// Packets that overtake an earlier one of their flow while masks, applications, interrupts and
     /// CPUs change, against the same without the rule of order

@@ -78,7 +78,7 @@ impl Experiment for Ramp {
                 "As flood, for {:.1} s, but nothing settles before: the way is switched on, and the flood \
                  begins. Packets that the application has read are counted every {SAMPLE:?}; the final \
                  rate is that of the last quarter, and it is reached when the rate over {:.0} ms comes to \
-                 {:.0} % of it for the first time. A way whose final rate is low reaches it soon: ramp_ms \
+                 {:.0} % of it for the first time. A way with a low final rate reaches it soon: ramp_ms \
                  means something beside final_pps alone.",
                 self.seconds,
                 1e3 * WINDOW,

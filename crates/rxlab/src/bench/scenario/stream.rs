@@ -37,7 +37,7 @@ const NOTES: [&str; 3] = [
      that polls included; where none idles, they are the same.",
     "At 2 Gbit/s the throughput is the same in all modes that reach it, and the work done in between \
      tells them apart; the consumer's CPU is busy in any case, so the service demand shows the \
-     others. As fast as it goes, who brings less may have more time to work.",
+     others. At full speed, a mode with less throughput may leave more time to work.",
 ];
 
 /// A case.
