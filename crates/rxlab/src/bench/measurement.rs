@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_was_disturbed_is_measured_again_and_not_for_ever() {
+    fn disturbed_measurements_are_repeated_up_to_a_limit() {
         let unfit = || Err(Unfit("nothing was measured".to_owned()).into());
         for (nr_disturbed, tries) in [(0, 1), (2, 3)] {
             let (values, nr) = measured(nr_disturbed, || Ok(()));

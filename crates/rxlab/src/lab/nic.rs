@@ -28,7 +28,7 @@ impl Nic {
     /// Enables threaded NAPI and binds the threads.
     ///
     /// # Errors
-    /// The end has no NAPI (neither GRO nor an XDP program), or `cpus` has not one entry per queue.
+    /// The end has no NAPI (neither GRO nor an XDP program), or `cpus` lacks an entry per queue.
     pub fn new(end: &End, cpus: &[u32]) -> Result<Self> {
         ensure!(
             cpus.len() == end.queues as usize,

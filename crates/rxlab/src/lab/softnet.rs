@@ -12,7 +12,7 @@ use super::netns::Netns;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Softnet {
     pub cpu: u32,
-    /// Packets processed by net_rx_action(), from NAPI and from the backlog.
+    /// Packets that the stack processed, from NAPI and from the backlog.
     pub processed: u64,
     /// Packets dropped at a full backlog (netdev_max_backlog).
     pub dropped: u64,
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_not_another_whose_name_begins_as_its() {
+    fn a_group_name_matches_as_a_whole() {
         let text = "TcpExt: A B\nTcpExt: 1 2\nTcp: C MaxConn\nTcp: 3 -1\n";
         let expected = [("C", 3), ("MaxConn", 0)];
         assert_eq!(

@@ -252,7 +252,7 @@ fn settings_are_put_back_together() -> Result<()> {
 
 /// Two keepers of one setting would each restore the other's value.
 #[test]
-fn who_keeps_a_setting_keeps_it_alone() -> Result<()> {
+fn a_setting_has_one_keeper() -> Result<()> {
     let file = tempfile::NamedTempFile::new()?;
     let path = file.path().to_string_lossy().into_owned();
     fs::write(&path, "0\n")?;

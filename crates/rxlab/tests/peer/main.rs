@@ -409,8 +409,8 @@ fn other_versions_are_refused() -> Result<()> {
 }
 
 #[test]
-fn whoever_asks_for_something_else_is_not_served() -> Result<()> {
-    let Some(_guard) = lab("whoever_asks_for_something_else") else {
+fn invalid_requests_are_not_served() -> Result<()> {
+    let Some(_guard) = lab("invalid_requests_are_not_served") else {
         return Ok(());
     };
     let hosts = Hosts::new()?;

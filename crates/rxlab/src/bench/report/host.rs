@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_and_who_runs_it() {
+    fn a_guest_and_its_hypervisor() {
         let cpuinfo = cpuinfo("hypervisor");
         let mut files = vec![("proc/cpuinfo", cpuinfo.as_str())];
         let named = |files: &[_]| host(files).1.hypervisor.unwrap();

@@ -149,7 +149,7 @@ impl Experiment for Decide {
     }
 }
 
-/// Mean ns of a run on CPU 0. The flows' home is CPU 1.
+/// Mean ns of a run. On CPU 0, since the flows are steered to CPU 1.
 fn mean_ns(packet: &Packet, subject: Subject, seconds: f64) -> Result<f64> {
     bind(Pid::from_raw(0), 0)?;
     let runner = Runner::new(packet, subject)?;

@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_is_confined_until_the_last_bed_is_gone() {
+    fn a_thread_is_confined_until_the_last_testbed_is_gone() {
         let on = || sched_getaffinity(Pid::from_raw(0)).unwrap();
         let before = on();
         let cpu = Topology::host().online().unwrap().first().unwrap();

@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_under_way_hides_no_loss() {
+    fn packets_under_way_hide_no_loss() {
         let counts = |accepted, delivered| Counts {
             accepted,
             delivered,
@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn packets_that_nobody_has_counted_are_refused() {
+    fn unaccounted_packets_are_refused() {
         let account = |traffic, dropped| account(Mode::KernelRps, &traffic, dropped, None);
         account(traffic(10_000, 7_000, 1_000), 2_000).unwrap();
         account(traffic(10_000, 6_995, 1_000), 2_000).unwrap();
