@@ -123,7 +123,7 @@ impl Generator {
     ///
     /// # Errors
     /// As [`Self::start`]; the CPUs belong to several queues; the generator is lossless, or sends
-    /// TCP, which takes one counter of sequence numbers.
+    /// TCP, which needs a single counter of sequence numbers.
     pub fn apart(link: &Link, cpus: &CpuMask, config: &GeneratorConfig) -> Result<Self> {
         let cpus: Vec<u32> = cpus.iter().collect();
         Self::start_all(link, &cpus, config, true)

@@ -73,7 +73,8 @@ impl Ring {
         })
     }
 
-    /// Accepted frames after the last one was sent; waits until a shared ring is empty.
+    /// Frames accepted in total, for use after the last one was sent. Waits until a shared ring is
+    /// empty.
     pub(super) fn emptied(&self) -> Result<u64> {
         let start = Instant::now();
         let mut accepted = self.counts()?.accepted;
