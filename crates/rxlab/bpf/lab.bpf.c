@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * lab.bpf.c: the lab's own programs: who sends (wire) and what others do (pass, cpumap). The
- * clients of closed loops are in lab_client.h.
+ * lab.bpf.c: the lab's own programs: the packet generator, receivers (pass, drop, cpumap), and
+ * programs for measurements. The clients of closed loops are in lab_client.h.
  *
- * None is loaded unless asked for by name ("?" in SEC): each user wants one of them.
+ * "?" in SEC: none is loaded by default, since each user needs only one of them.
  */
 #include <linux/bpf.h>
 #include <linux/if_ether.h>
@@ -23,7 +23,8 @@
 
 #define NR_LAB_QUEUES 64
 
-/* Frames seen per rx queue. One NAPI owns a queue, so a plain add on its own line is exact. */
+/* Frames per rx queue. A queue has one NAPI, and each counter a cache line: plain adds are exact.
+ */
 struct lab_queue {
 	__u64 nr_received;
 } __attribute__((aligned(64)));
@@ -47,7 +48,7 @@ int pass(struct xdp_md *ctx)
 	return XDP_PASS;
 }
 
-/* ---- drop: where frames end when only the wire is of interest ------------- */
+/* ---- drop: the end of the path, to measure the generator alone ------------ */
 
 SEC("?xdp.frags")
 int drop(struct xdp_md *ctx)
@@ -85,7 +86,7 @@ static __always_inline __u32 lab_mix(__u64 x)
 	return x >> 32;
 }
 
-/* The sum of the 4-tuple, so that both directions meet; 0 for what has no ports. */
+/* Sum over the 4-tuple, the same in both directions; 0 without ports. */
 static __always_inline __u64 lab_tuple(const struct xdp_md *ctx)
 {
 	const char *data = (const char *)(long)ctx->data;
@@ -148,67 +149,66 @@ int cpumap(struct xdp_md *ctx)
 	return bpf_redirect_map(&lab_cpumap, lab_cpus[slot], XDP_PASS);
 }
 
-/* ---- wire: the generator, run by BPF_PROG_TEST_RUN with live frames ------- */
+/* ---- generator: run by BPF_PROG_TEST_RUN with live frames ----------------- */
 
-#define WIRE_TEMPLATE_LEN 256
+#define GENERATOR_TEMPLATE_LEN 256
 
 /* The first bytes of each payload. */
-struct wire_stamp {
-	__be64 seq;  /* of the wire, from 0 */
+struct generator_stamp {
+	__be64 seq;  /* of the generator, from 0 */
 	__be32 flow; /* below nr_flows */
-	__be32 wire;
+	__be32 generator;
 };
 
 /*
- * Where the template varies from frame to frame. Offsets are in bytes from the
- * start of the frame; the offset 0 means that there is no such field. Masks are
- * powers of two less one.
+ * Fields of the template that vary between frames. Offsets are in bytes from the start of the
+ * frame; 0: there is no such field. Masks are powers of two less one.
  */
-struct wire_layout {
+struct generator_layout {
 	__u32 template_len; /* bytes of the template, all headers included */
-	__u32 ipv4;	    /* IPv4 header, whose checksum is to be filled in */
+	__u32 ipv4;	    /* IPv4 header, to fill in its checksum */
 	__u32 saddr;	    /* the low 32 bits of the source address */
-	__u32 ports;	    /* UDP or TCP header; none: every frame is the template */
+	__u32 ports;	    /* UDP or TCP header; 0: all frames equal the template */
 	__u32 tcp_seq;	    /* sequence number of a TCP header */
 	__u32 checksum;	    /* of UDP or TCP */
-	__u32 stamp;	    /* behind all headers */
-	__u32 payload_len;  /* bytes by which a TCP flow's sequence number advances */
+	__u32 stamp;	    /* after all headers */
+	__u32 payload_len;  /* bytes, by which TCP sequence numbers advance */
 	__u32 first_seq;    /* of every TCP flow */
 	__u32 push;	    /* the last segment of a TCP run has PSH */
 	__u32 nr_flows;
-	__u32 run;		 /* frames of one flow in a row */
-	__u32 saddr_mask;	 /* flow & mask is added to the source address */
-	__u32 saddr_shift;	 /* flow >> shift is added to the source port */
-	__u32 dport_mask;	 /* flow & mask is added to the destination port */
-	__u32 flood;		 /* frames of one more flow, nr_flows, after each other frame */
-	struct wire_stamp first; /* stamp of the first frame */
+	__u32 run;		      /* consecutive frames of one flow */
+	__u32 saddr_mask;	      /* flow & mask is added to the source address */
+	__u32 saddr_shift;	      /* flow >> shift is added to the source port */
+	__u32 dport_mask;	      /* flow & mask is added to the destination port */
+	__u32 flood;		      /* frames of flow nr_flows after each frame of the others */
+	struct generator_stamp first; /* stamp of the first frame */
 };
 
-const volatile struct wire_layout wire_layout = {.nr_flows = 1, .run = 1};
+const volatile struct generator_layout generator_layout = {.nr_flows = 1, .run = 1};
 /* Checksum fields hold the folded sum of all constant words of their coverage, not inverted. */
-const volatile __u8 wire_template[WIRE_TEMPLATE_LEN];
+const volatile __u8 generator_template[GENERATOR_TEMPLATE_LEN];
 
 /*
- * A paced wire sends wire_burst frames every wire_burst_ns; 0 is as fast as it can.
- * Pacing is done here and not by the caller: each test_run makes a page pool, and
- * thousands of them a second keep the kernel busy with getting rid of them.
+ * A paced generator sends generator_burst frames every generator_burst_ns; 0: no pacing. The
+ * program paces instead of the caller: each test_run creates a page pool, and freeing thousands
+ * of them per second keeps the kernel busy.
  */
-const volatile __u64 wire_burst_ns = 0;
-const volatile __u32 wire_burst = 1;
-__u64 wire_due; /* when the next burst is, ns of bpf_ktime_get_ns() */
-__u32 wire_credit;
+const volatile __u64 generator_burst_ns = 0;
+const volatile __u32 generator_burst = 1;
+__u64 generator_due; /* time of the next burst, ns of bpf_ktime_get_ns() */
+__u32 generator_credit;
 
-/* Frames sent, and how many may be. What may not go yet is dropped, back into its pool. */
-__u64 wire_nr_sent;
-__u64 wire_nr_refused; /* template and frame don't fit each other */
-__u64 wire_limit;
+/* Frames sent, and their limit. Frames not due yet are dropped, back into their page pool. */
+__u64 generator_nr_sent;
+__u64 generator_nr_refused; /* template and frame don't fit each other */
+__u64 generator_limit;
 
-/* Whose turn it is: a flow, the frames of its run that are sent, and the runs of every flow. */
-__u32 wire_flow;
-__u32 wire_step;
-__u32 wire_turn;
+/* The next flow, frames sent of its run, and completed rounds over all flows. */
+__u32 generator_flow;
+__u32 generator_step;
+__u32 generator_round;
 
-static __always_inline __u16 wire_checksum(__u64 sum)
+static __always_inline __u16 generator_checksum(__u64 sum)
 {
 	sum = (sum & 0xffffffff) + (sum >> 32);
 	sum = (sum & 0xffff) + (sum >> 16);
@@ -217,112 +217,112 @@ static __always_inline __u16 wire_checksum(__u64 sum)
 	return ~sum;
 }
 
-/* Lost time is caught up with up to a millisecond: more would be a flood, not a rate. */
-static __always_inline bool wire_is_due(void)
+/* Makes up for delays of up to 1 ms: more would turn the rate into a flood. */
+static __always_inline bool generator_is_due(void)
 {
 	const __u64 millisecond = 1000000;
 	__u64 now;
 
-	if (!wire_burst_ns)
+	if (!generator_burst_ns)
 		return true;
-	if (!wire_credit) {
+	if (!generator_credit) {
 		now = bpf_ktime_get_ns();
-		if (now < wire_due)
+		if (now < generator_due)
 			return false;
-		if (now - wire_due > millisecond)
-			wire_due = now - millisecond;
-		wire_due += wire_burst_ns;
-		wire_credit = wire_burst;
+		if (now - generator_due > millisecond)
+			generator_due = now - millisecond;
+		generator_due += generator_burst_ns;
+		generator_credit = generator_burst;
 	}
-	wire_credit--;
+	generator_credit--;
 	return true;
 }
 
 /*
- * Pages are recycled: a frame still holds what its last user left in it, so
- * every header is written anew.
+ * Pages are recycled and keep the contents of the last use, so all headers are rewritten.
  */
 SEC("?xdp")
-int wire(struct xdp_md *ctx)
+int generator(struct xdp_md *ctx)
 {
-	__u32 flow = wire_flow, step = wire_step, len = wire_layout.template_len;
-	__u64 seq = wire_nr_sent, sum = 0;
-	bool flood = seq % (wire_layout.flood + 1);
-	struct wire_stamp *stamp;
+	__u32 flow = generator_flow, step = generator_step, len = generator_layout.template_len;
+	__u64 seq = generator_nr_sent, sum = 0;
+	bool flood = seq % (generator_layout.flood + 1);
+	struct generator_stamp *stamp;
 	char *data, *data_end;
 	__be16 *ports;
 	__be32 *saddr;
 
-	if (seq >= wire_limit || !wire_is_due())
+	if (seq >= generator_limit || !generator_is_due())
 		return XDP_DROP;
 	if (flood)
-		flow = wire_layout.nr_flows;
-	if (!len || len > WIRE_TEMPLATE_LEN)
+		flow = generator_layout.nr_flows;
+	if (!len || len > GENERATOR_TEMPLATE_LEN)
 		goto refuse;
-	if (bpf_xdp_store_bytes(ctx, 0, (void *)wire_template, len))
+	if (bpf_xdp_store_bytes(ctx, 0, (void *)generator_template, len))
 		goto refuse;
-	if (!wire_layout.ports)
+	if (!generator_layout.ports)
 		goto out;
 
 	data = (char *)(long)ctx->data;
 	data_end = (char *)(long)ctx->data_end;
-	stamp = (struct wire_stamp *)(data + wire_layout.stamp);
+	stamp = (struct generator_stamp *)(data + generator_layout.stamp);
 	if ((char *)(stamp + 1) > data_end)
 		goto refuse;
 	/* All headers are before the stamp. */
-	saddr = (__be32 *)(data + wire_layout.saddr);
-	ports = (__be16 *)(data + wire_layout.ports);
-	*saddr = bpf_htonl(bpf_ntohl(*saddr) + (flow & wire_layout.saddr_mask));
-	ports[0] = bpf_htons(bpf_ntohs(ports[0]) + (flow >> wire_layout.saddr_shift));
-	ports[1] = bpf_htons(bpf_ntohs(ports[1]) + (flow & wire_layout.dport_mask));
+	saddr = (__be32 *)(data + generator_layout.saddr);
+	ports = (__be16 *)(data + generator_layout.ports);
+	*saddr = bpf_htonl(bpf_ntohl(*saddr) + (flow & generator_layout.saddr_mask));
+	ports[0] = bpf_htons(bpf_ntohs(ports[0]) + (flow >> generator_layout.saddr_shift));
+	ports[1] = bpf_htons(bpf_ntohs(ports[1]) + (flow & generator_layout.dport_mask));
 	stamp->seq = bpf_cpu_to_be64(seq);
 	stamp->flow = bpf_htonl(flow);
-	stamp->wire = wire_layout.first.wire;
+	stamp->generator = generator_layout.first.generator;
 
-	if (wire_layout.ipv4) {
-		struct iphdr *ip = (struct iphdr *)(data + wire_layout.ipv4);
+	if (generator_layout.ipv4) {
+		struct iphdr *ip = (struct iphdr *)(data + generator_layout.ipv4);
 
-		ip->check = wire_checksum((__u64)ip->check + *saddr);
+		ip->check = generator_checksum((__u64)ip->check + *saddr);
 	}
-	if (wire_layout.tcp_seq) {
+	if (generator_layout.tcp_seq) {
 		struct tcphdr *tcp = (struct tcphdr *)ports;
-		__u32 nr_before = wire_turn * wire_layout.run + step;
+		__u32 nr_before = generator_round * generator_layout.run + step;
 
-		tcp->seq = bpf_htonl(wire_layout.first_seq + nr_before * wire_layout.payload_len);
+		tcp->seq = bpf_htonl(generator_layout.first_seq +
+				     nr_before * generator_layout.payload_len);
 		sum += tcp->seq;
-		if (wire_layout.push && step + 1 == wire_layout.run) {
+		if (generator_layout.push && step + 1 == generator_layout.run) {
 			tcp->psh = 1;
 			sum += bpf_htons(0x0008);
 		}
 	}
-	if (wire_layout.checksum) {
-		__sum16 *check = (__sum16 *)(data + wire_layout.checksum);
+	if (generator_layout.checksum) {
+		__sum16 *check = (__sum16 *)(data + generator_layout.checksum);
 
 		sum += (__u64)*check + *saddr + ports[0] + ports[1];
 		sum += (stamp->seq & 0xffffffff) + (stamp->seq >> 32);
-		sum += (__u64)stamp->flow + stamp->wire;
-		*check = wire_checksum(sum);
-		if (!*check && !wire_layout.tcp_seq)
-			*check = 0xffff; /* RFC 768: zero would mean none */
+		sum += (__u64)stamp->flow + stamp->generator;
+		*check = generator_checksum(sum);
+		if (!*check && !generator_layout.tcp_seq)
+			*check = 0xffff; /* RFC 768: zero means no checksum */
 	}
 
 out:
-	wire_nr_sent = seq + 1;
+	generator_nr_sent = seq + 1;
 	if (flood)
 		return XDP_TX;
-	wire_step = step + 1;
-	if (wire_step >= wire_layout.run) {
-		wire_step = 0;
-		wire_flow = flow + 1;
-		if (wire_flow >= wire_layout.nr_flows) {
-			wire_flow = 0;
-			wire_turn++;
+	generator_step = step + 1;
+	if (generator_step >= generator_layout.run) {
+		generator_step = 0;
+		generator_flow = flow + 1;
+		if (generator_flow >= generator_layout.nr_flows) {
+			generator_flow = 0;
+			generator_round++;
 		}
 	}
 	return XDP_TX;
 
 refuse:
-	wire_nr_refused++;
+	generator_nr_refused++;
 	return XDP_ABORTED;
 }
 
@@ -332,23 +332,23 @@ refuse:
 
 #define NR_WITNESS_FLOWS 65536
 
-/* Offset of the stamp, as the wire's layout has it. */
+/* Offset of the stamp, as in generator_layout. */
 const volatile __u32 witness_stamp = 0;
 
-/* By flow: one more than the highest sequence number seen. */
+/* Next sequence number expected, by flow. */
 __u64 witness_next[NR_WITNESS_FLOWS];
 __u64 witness_nr_seen;
 __u64 witness_nr_reordered;
 
 /*
- * At a device's tc ingress, on the CPU that delivers, before any protocol. A flow whose
- * packets are delivered one after the other is seen in order, whatever the CPUs; if
- * two are delivered at once, that is what is looked for.
+ * At a device's tc ingress, on the delivering CPU, before any protocol. Packets of a flow that are
+ * delivered one after the other are seen in order, on any CPUs; concurrent deliveries are the
+ * errors to detect.
  */
 SEC("?tc")
 int witness(struct __sk_buff *skb)
 {
-	struct wire_stamp stamp;
+	struct generator_stamp stamp;
 	__u64 *next, seq;
 	__u32 flow;
 
@@ -367,7 +367,7 @@ int witness(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
-/* ---- empty: what running any XDP program costs ----------------------------- */
+/* ---- empty: the cost of running any XDP program ---------------------------- */
 
 SEC("?xdp.frags")
 int empty(struct xdp_md *ctx)
@@ -375,7 +375,7 @@ int empty(struct xdp_md *ctx)
 	return XDP_PASS;
 }
 
-/* ---- vary: one packet of many flows after the other ------------------------ */
+/* ---- vary: changes the flow of a packet before each run -------------------- */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
@@ -385,10 +385,10 @@ struct {
 } vary_target SEC(".maps");
 
 const volatile __u32 vary_nr_flows = 1; /* at most 2^24: the host part of 10.0.0.0/8 */
-const volatile __u32 vary_step = 1;	/* no divisor in common: each flow once a turn */
+const volatile __u32 vary_step = 1;	/* coprime: each flow once per round */
 __u32 vary_flow;
 
-/* The packet is IPv4; the target may not look at its checksums. */
+/* The packet must be IPv4, and the target must ignore its checksums. */
 SEC("?xdp.frags")
 int vary(struct xdp_md *ctx)
 {
@@ -404,9 +404,9 @@ int vary(struct xdp_md *ctx)
 	return XDP_ABORTED;
 }
 
-/* ---- flow_probe: what flow.h makes of a packet ----------------------------- */
+/* ---- flow_probe: key and hash of a packet by flow.h ------------------------ */
 
-/* What flow_probe made of the last packet: compared with the native run. */
+/* Result for the last packet, compared with that of the native build. */
 struct flow_probe {
 	struct flow_key key;
 	__u32 hash;

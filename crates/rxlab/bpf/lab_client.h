@@ -1,26 +1,26 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * lab_client.h: the other side of a server, in the lab: flows that each have one request under way,
- * on a connection that stays (client), or on a new one for each (client_connect).
+ * lab_client.h: clients of closed loops in the lab: flows with one request under way each, on a
+ * persistent connection (client), or on a new connection per request (client_connect).
  */
 #pragma once
 
 #define NR_CLIENT_FLOWS 1024
 
 /*
- * Buckets of latencies: below 128 ns one each, above 64 for each power of two, so
- * 1.6 % wide at most; up to 2^36 ns (69 s).
+ * Latency buckets: one per ns below 128 ns, 64 per power of two above, so at most 1.6 % wide; up to
+ * 2^36 ns (69 s).
  */
 #define CLIENT_BUCKET_BITS 6
 #define CLIENT_NS_BITS	   36
 #define NR_CLIENT_BUCKETS  ((CLIENT_NS_BITS - CLIENT_BUCKET_BITS + 1) << CLIENT_BUCKET_BITS)
 
 /*
- * Flow i's address is saddr + (i & mask), its port sport + (i >> shift), as the wire's. A flow of
- * new connections has a range of 1 << port_bits ports, and takes one after the other.
+ * Flow i has the address saddr + (i & mask) and the port sport + (i >> shift), as in the generator.
+ * With a connection per request, a flow uses a range of 1 << port_bits ports in order.
  */
 struct client_layout {
-	__u32 saddr; /* in the host's order, as the ports */
+	__u32 saddr; /* host byte order, as the ports */
 	__u32 saddr_mask;
 	__u32 saddr_shift;
 	__u32 port_bits;
@@ -32,18 +32,18 @@ struct client_layout {
 
 enum client_step {
 	CLIENT_SYN_SENT, /* waits for the SYN-ACK */
-	CLIENT_ASKED,	 /* has acknowledged it, with the request; waits for the reply */
-	CLIENT_CLOSING,	 /* has acknowledged the reply, with a FIN; waits for the server's */
+	CLIENT_ASKED,	 /* has acknowledged it with the request; waits for the reply */
+	CLIENT_CLOSING,	 /* has acknowledged the reply with a FIN; waits for the server's */
 };
 
 struct client_flow {
-	__u64 sent_ns;	/* when it last sent, of bpf_ktime_get_ns(); 0: nothing is under way */
-	__u64 begun_ns; /* new connections: when the SYN went */
-	__u32 seq;	/* TCP: of what was sent last */
-	__u32 ack;	/* TCP: what comes next */
-	__u32 port;	/* new connections: this one's, within the flow's range */
+	__u64 sent_ns;	/* last transmission, bpf_ktime_get_ns(); 0: nothing under way */
+	__u64 begun_ns; /* client_connect: time of the SYN */
+	__u32 seq;	/* TCP: of the last segment sent */
+	__u32 ack;	/* TCP: next sequence number expected */
+	__u32 port;	/* client_connect: offset in the flow's range */
 	enum client_step step;
-	/* The final acknowledgement that the connection before this one is still owed. */
+	/* The final acknowledgement of the last connection is still to be sent. */
 	bool owes;
 	__u32 owed_port;
 	__u32 owed_seq;
@@ -52,9 +52,9 @@ struct client_flow {
 
 const volatile struct client_layout client_layout;
 struct client_flow client_flows[NR_CLIENT_FLOWS];
-__u64 client_buckets[NR_CLIENT_BUCKETS]; /* of the ns from request to reply */
-__u64 client_nr_clipped;		 /* too long for the last bucket, where they are counted */
-bool client_stopping;			 /* replies are counted, and no longer answered */
+__u64 client_buckets[NR_CLIENT_BUCKETS]; /* latencies */
+__u64 client_nr_clipped;		 /* beyond the last bucket, and counted there */
+bool client_stopping;			 /* replies are counted, but no longer answered */
 
 static __always_inline __u32 client_bucket(__u64 ns)
 {
@@ -74,7 +74,7 @@ static __always_inline __u32 client_bucket(__u64 ns)
 	return (exponent << CLIENT_BUCKET_BITS) + (ns >> exponent);
 }
 
-/* Replies are counted where their latency is. */
+/* The sum of all buckets is the number of replies. */
 static __always_inline void client_count(__u64 since, __u64 now)
 {
 	__u32 bucket = client_bucket(now - since);
@@ -83,7 +83,7 @@ static __always_inline void client_count(__u64 since, __u64 now)
 		__sync_fetch_and_add(&client_buckets[bucket], 1);
 }
 
-/* One's complement sums don't mind the order: swapping source and destination leaves them. */
+/* Swapping source and destination leaves one's complement sums unchanged. */
 static __always_inline void client_swap(struct ethhdr *eth, struct iphdr *ip)
 {
 	__u8 mac[ETH_ALEN];
@@ -97,8 +97,8 @@ static __always_inline void client_swap(struct ethhdr *eth, struct iphdr *ip)
 }
 
 /*
- * Makes the next request of a reply: it has the same payload. One NAPI runs this,
- * never on two CPUs at once, so plain adds are exact.
+ * Turns a reply into the next request, with the same payload. A flow's state has one writer: the
+ * NAPI that runs this.
  */
 SEC("?xdp.frags")
 int client(struct xdp_md *ctx)
@@ -126,7 +126,7 @@ int client(struct xdp_md *ctx)
 		if ((char *)(tcp + 1) > data_end)
 			return XDP_DROP;
 		len = bpf_ntohs(ip->tot_len) - sizeof(*ip) - tcp->doff * 4;
-		/* A bare acknowledgement is no reply; what was sent again has been answered. */
+		/* Drop bare acknowledgements, and retransmissions of replies already answered. */
 		if (!len || tcp->rst || bpf_ntohl(tcp->seq) != state->ack)
 			return XDP_DROP;
 		state->ack += len;
@@ -145,7 +145,7 @@ int client(struct xdp_md *ctx)
 		tcp->seq = tcp->ack_seq;
 		tcp->ack_seq = bpf_htonl(state->ack);
 		sum = (__u16)~tcp->check + (__u64)(__u32)~seq + tcp->ack_seq;
-		tcp->check = wire_checksum(sum);
+		tcp->check = generator_checksum(sum);
 	}
 	client_swap(eth, ip);
 	port = ports[0];
@@ -155,8 +155,8 @@ int client(struct xdp_md *ctx)
 }
 
 /*
- * Makes a frame that came the next one of a connection: a segment with `len` bytes of zeros,
- * without options. `ports` are its own, source first.
+ * Turns a received frame into the next segment of a connection, without options and with `len`
+ * bytes of zeros. `ports`: source and destination port of the segment.
  */
 static __always_inline int client_send(struct xdp_md *ctx, __u32 ports, __u32 seq, __u32 ack,
 				       __be32 flags, __u32 len)
@@ -185,25 +185,26 @@ static __always_inline int client_send(struct xdp_md *ctx, __u32 ports, __u32 se
 	client_swap(eth, ip);
 	sum = (__u16)~ip->check + (__u32)(__u16)~ip->tot_len + total;
 	ip->tot_len = total;
-	ip->check = wire_checksum(sum);
+	ip->check = generator_checksum(sum);
 	words[0] = bpf_htonl(ports);
 	words[1] = bpf_htonl(seq);
 	words[2] = bpf_htonl(ack);
-	words[3] = flags | bpf_htonl(5U << 28 | 0xffff); /* words of header; window */
+	words[3] = flags | bpf_htonl(5U << 28 | 0xffff); /* header length in words; window */
 	sum = (__u64)ip->saddr + ip->daddr + bpf_htonl((__u32)IPPROTO_TCP << 16 | segment);
 	sum += (__u64)words[0] + words[1] + words[2] + words[3];
 	words[4] = 0;
-	((struct tcphdr *)words)->check = wire_checksum(sum);
+	((struct tcphdr *)words)->check = generator_checksum(sum);
 	return XDP_TX;
 }
 
 /*
- * A connection for each request, as netperf's TCP_CRR: SYN; the request with the acknowledgement of
- * the SYN-ACK; FIN with that of the reply, so that no server is left in TIME_WAIT; and with the
- * server's FIN the next SYN. A frame that came makes one that goes, so the last acknowledgement has
- * to wait for the next connection's request to be acknowledged, which the kernel does at once: it
- * begins each connection with quick acknowledgements (tcp_event_data_recv()). A server that did not
- * get it sends its FIN again, and that is answered.
+ * A connection per request, as netperf's TCP_CRR: SYN; the request with the acknowledgement of the
+ * SYN-ACK; FIN with the acknowledgement of the reply, so that no server socket is left in
+ * TIME_WAIT; in response to the server's FIN, the SYN of the next connection. Each received frame
+ * is turned into one frame, so the final acknowledgement is sent in response to the acknowledgement
+ * of the next connection's request. The kernel sends that at once, since it begins each connection
+ * with quick acknowledgements (tcp_event_data_recv()). A server that misses the final
+ * acknowledgement repeats its FIN, which is then acknowledged.
  */
 SEC("?xdp.frags")
 int client_connect(struct xdp_md *ctx)
@@ -282,7 +283,7 @@ int client_connect(struct xdp_md *ctx)
 		state->owed_ack = seq + 1;
 		state->port = (port + 1) & (range - 1);
 		ports += (state->port - port) << 16;
-		state->seq = now; /* as good as any */
+		state->seq = now; /* any initial sequence number does */
 		state->begun_ns = now;
 		state->sent_ns = now;
 		state->step = CLIENT_SYN_SENT;

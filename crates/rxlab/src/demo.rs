@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rxlab demo`: the main job on real packets, before and after, for a person to see.
+//! `rxlab demo`: one UDP flood without steering, with the kernel's steering and with rxsteer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -10,72 +10,72 @@ use serde::Serialize;
 
 use crate::bench::experiment::{Condition, Gro, Napi};
 use crate::bench::scenario::flood::{Sample, Sockets, measure};
-use crate::bench::setup::bed::{Bed, INTERRUPT_CPU};
 use crate::bench::setup::mode::{Cpus, Mode, Way};
+use crate::bench::setup::testbed::{INTERRUPT_CPU, Testbed};
 use crate::bench::setup::watch::STEAL;
 
-/// Each mode's turns, interleaved: the machine has other things to do too.
-const TURNS: usize = 3;
+/// Rounds. Modes are interleaved within a round, since the load of the machine varies.
+const ROUNDS: usize = 3;
 
-/// Of one turn.
-const SECONDS: f64 = 1.5;
+/// Length of one measurement, s.
+const WINDOW_SECONDS: f64 = 1.5;
 
-/// Spread over CPUs by the flow's hash; in this order, in every round.
+/// Flows spread over CPUs by hash, in the order of a round.
 const SPREAD: [Mode; 3] = [Mode::None, Mode::KernelRps, Mode::RxsteerRps];
 
-/// The same over all CPUs, where rxsteer by default looks at which of them has time.
+/// The same over all CPUs; rxsteer by default considers the load of the CPUs.
 const ADAPT: [Mode; 3] = [Mode::None, Mode::KernelRps, Mode::Rxsteer];
 
-/// To the application's CPU.
+/// Flows follow their application.
 const FOLLOW: [Mode; 3] = [Mode::None, Mode::KernelRfs, Mode::Rxsteer];
 
-/// Packets per second in one mode: the turn with the median of what was delivered.
+/// One mode: the round with the median number of delivered packets.
 #[derive(Debug, Serialize)]
 pub struct Row {
-    /// Its name, as in `rxlab bench`.
+    /// The mode's name, as in `rxlab bench`.
     pub mode: String,
-    /// Packets per second that the device took.
+    /// Packets per second that the device accepted.
     pub accepted_pps: f64,
-    /// Packets per second that the application got.
+    /// Packets per second that the application received.
     pub delivered_pps: f64,
-    /// Packets per second that got lost between the two.
+    /// Packets per second that were accepted and then lost.
     pub dropped_pps: f64,
-    /// Of the packets that the network stack processed, each CPU's share, by CPU number.
+    /// Each CPU's share of the packets that the network stack processed, 0 to 1, by CPU number.
     pub cpu_share: BTreeMap<u32, f64>,
 }
 
-/// The modes over the same CPUs.
+/// Modes that are compared over the same CPUs.
 #[derive(Debug, Serialize)]
 pub struct Case {
-    /// The CPUs that may process packets, in both steering modes; where flows follow the application,
-    /// those that have none.
+    /// CPUs that may process packets in the steering modes; with `follow`, those for flows without
+    /// an application.
     pub rps_cpus: String,
-    /// Flows follow the application, which has a connected socket for each.
+    /// Flows follow the application, which has a connected socket per flow.
     pub follow: bool,
-    /// UDP flows.
+    /// Number of UDP flows.
     pub flows: u32,
-    /// One per mode.
     pub rows: Vec<Row>,
 }
 
-/// What the demo found.
+/// Result of the demo.
 #[derive(Debug, Serialize)]
 pub struct Demo {
-    /// The CPU whose NAPI polls the only receive queue.
+    /// The CPU that polls the only receive queue.
     pub interrupt_cpu: u32,
-    /// One per mask that the kernel's documentation recommends, all CPUs, all but the interrupt's; and
-    /// one for flows that follow the application.
+    /// One case per mask that the kernel's documentation recommends (all CPUs, all but the
+    /// interrupt's) and one for flows that follow the application.
     pub cases: Vec<Case>,
-    /// Of all CPUs' time, what the hypervisor took for others, in the turn where that was most.
+    /// Largest share of all CPUs' time that the hypervisor took during a measurement, 0 to 1.
     pub steal_share: f64,
 }
 
-/// Runs it. `progress` is told what runs now, and how many turns there are.
+/// Runs the demo. `progress` is called before each measurement with the mode and the number of all
+/// measurements.
 ///
 /// # Errors
-/// When the host does not allow the lab, or a turn did not measure what it claims.
+/// When the host does not allow the lab, or a measurement did not measure what it claims.
 pub fn demo(progress: &dyn Fn(&str, u64)) -> Result<Demo> {
-    let bed = Bed::new(Condition {
+    let testbed = Testbed::new(Condition {
         napi: Napi::Thread,
         gro: Gro::On,
     })?;
@@ -85,28 +85,28 @@ pub fn demo(progress: &dyn Fn(&str, u64)) -> Result<Demo> {
         (Cpus::All, Sockets::Connected, FOLLOW),
     ];
     let mut steal_share = 0f64;
-    let total = (cases.len() * TURNS * SPREAD.len()) as u64;
+    let total = (cases.len() * ROUNDS * SPREAD.len()) as u64;
     let cases = cases
         .into_iter()
         .map(|(cpus, sockets, modes)| {
             let mut samples = modes.map(|_| Vec::new());
-            for _ in 0..TURNS {
+            for _ in 0..ROUNDS {
                 for (mode, samples) in modes.iter().zip(&mut samples) {
                     let way = Way { mode: *mode, cpus };
                     progress(&way.to_string(), total);
-                    let sample = measure(&bed, way, sockets, SECONDS)?;
+                    let sample = measure(&testbed, way, sockets, WINDOW_SECONDS)?;
                     steal_share = steal_share.max(sample.seen.steal_share);
                     samples.push(sample);
                 }
             }
             let rows = modes.iter().zip(samples).map(|(mode, mut samples)| {
                 samples.sort_by_key(|s: &Sample| s.traffic.meanwhile.delivered);
-                Row::new(*mode, &samples[TURNS / 2])
+                Row::new(*mode, &samples[ROUNDS / 2])
             });
             Ok(Case {
                 rps_cpus: match cpus {
-                    Cpus::Others => bed.masks().others.to_string(),
-                    _ => bed.masks().all.to_string(),
+                    Cpus::Others => testbed.masks().others.to_string(),
+                    _ => testbed.masks().all.to_string(),
                 },
                 follow: sockets == Sockets::Connected,
                 flows: sockets.nr_flows(),
@@ -138,7 +138,7 @@ impl Row {
             mode: mode.to_string(),
             accepted_pps,
             delivered_pps,
-            // What was under way when the wire stopped is not lost.
+            // Packets under way when the generator stopped are not lost.
             dropped_pps: accepted_pps * traffic.loss(),
             cpu_share: by_cpu.iter().map(|(&cpu, &n)| (cpu, share(n))).collect(),
         }
@@ -146,13 +146,13 @@ impl Row {
 }
 
 impl Demo {
-    /// The tables, with what it takes to read them; ends with a newline.
+    /// The tables and their legend; ends with a newline.
     pub fn render(&self) -> String {
         let mut out = String::new();
         let _ = writeln!(
             out,
             "One receive queue, polled on CPU {}; UDP flows, as fast as they can be made;\n\
-             an application elsewhere. Packets per second, medians of {TURNS} turns.",
+             an application elsewhere. Packets per second, medians of {ROUNDS} turns.",
             self.interrupt_cpu
         );
         for case in &self.cases {

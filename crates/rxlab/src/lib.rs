@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Traffic in network namespaces of its own, and what it shows: the lab, the bench, the demo.
+//! Traffic in network namespaces and measurements on it: the lab, the bench, the demo.
 
 pub mod bench;
 pub mod cli;

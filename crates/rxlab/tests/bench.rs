@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The scenarios of traffic measure what they say they will, and refuse what did not measure it.
+//! Scenarios with traffic measure what they claim, and refuse other measurements.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -12,13 +12,13 @@ use rxlab::bench::measurement::Measurement;
 use rxlab::bench::report::document as report;
 use rxlab::bench::report::document::Refusal;
 use rxlab::bench::scenario::Scenario;
-use rxlab::bench::setup::bed::{Bed, INTERRUPT_CPU, Masks};
 use rxlab::bench::setup::mode::{Cpus, Mode, Way};
 use rxlab::bench::setup::router::{NR_BLOCKED, Passed, Router, Ruleset, blocked};
+use rxlab::bench::setup::testbed::{INTERRUPT_CPU, Masks, Testbed};
 use rxlab::bench::setup::traffic::{Traffic, check};
 use rxlab::lab::frame::{Frames, UdpFlows};
-use rxlab::lab::sink::{Sink, SinkConfig};
-use rxlab::testing::bed::{lab, until};
+use rxlab::lab::receiver::{Receiver, ReceiverConfig};
+use rxlab::testing::testbed::{lab, until};
 use rxsteer::host::kthread;
 
 const CONDITION: Condition = Condition {
@@ -26,12 +26,12 @@ const CONDITION: Condition = Condition {
     gro: Gro::On,
 };
 
-/// Of what the tests send themselves: frames per second that any machine carries, and for how long.
+/// Rate and duration of the tests' own traffic: frames per second that any machine carries.
 const RATE: u64 = 20_000;
 const SECONDS: f64 = 0.2;
 
-/// What tells of a mistake of ours. Other refusals tell of a host with other things to do: counters
-/// of all namespaces, CPUs given to others.
+/// Refusals that indicate a bug. Other refusals may come from load on the host: counters are shared
+/// by all namespaces, CPUs with other work.
 const MISTAKES: [&str; 4] = [
     "not in effect",
     "refused connections",
@@ -39,7 +39,7 @@ const MISTAKES: [&str; 4] = [
     "rxsteer received",
 ];
 
-/// What is delivered, and of what.
+/// Pairs of metrics: delivered, and offered.
 const RATES: [(&str, &str); 3] = [
     ("delivered_pps", "accepted_pps"),
     ("delivered_at_2x_pps", "offered_at_2x_pps"),
@@ -50,12 +50,12 @@ fn has_nft() -> bool {
     Command::new("nft").arg("--version").output().is_ok()
 }
 
-/// A round of it: every planned mode of every case has all headlines, or was refused.
+/// Runs one round: every planned mode of every case must have all headlines, or be refused.
 fn run(scenario: Scenario, headlines: &[&str]) -> Result<()> {
     run_only(scenario, Only::default(), headlines)
 }
 
-/// The same of a part of it.
+/// Like [`run`], for a part of the scenario.
 fn run_only(scenario: Scenario, only: Only, headlines: &[&str]) -> Result<()> {
     let effort = Effort {
         on: None,
@@ -129,7 +129,7 @@ fn flood() -> Result<()> {
     run(Scenario::Flood, &["delivered_pps", "accepted_pps"])
 }
 
-/// Of many connections, fewer where the client has CPUs of its own.
+/// Case with many connections; there are fewer if the client has CPUs of its own.
 const MANY: [&str; 2] = ["TCP_RR, 500", "TCP_RR, 200"];
 
 fn only(cases: &[&str], modes: &[&str]) -> Only {
@@ -139,7 +139,7 @@ fn only(cases: &[&str], modes: &[&str]) -> Only {
     }
 }
 
-/// Generators with CPUs of their own: a flood and its limit, and a client.
+/// Needs CPUs for generators: a flood with its limit, and a client.
 #[test]
 fn generators_apart() -> Result<()> {
     let Some(_guard) = lab("generators_apart") else {
@@ -290,7 +290,7 @@ fn a_paced_stream_keeps_its_pace() -> Result<()> {
     };
     let of = |case: &report::Case, metric| Some(case.modes["none"].get(metric)?.median);
     let rates = [at_most, paced].map(|case| of(case, "mbit_per_s"));
-    // The control: without a pace, more comes.
+    // Control: without pacing, more arrives.
     let [Some(2200.0..), Some(rate)] = rates else {
         let why = format!("{rates:?} Mbit/s; refused: {:?}", report.refused);
         rxlab::testing::not_run("a_paced_stream_keeps_its_pace", &why);
@@ -301,28 +301,34 @@ fn a_paced_stream_keeps_its_pace() -> Result<()> {
     Ok(())
 }
 
-/// Sends while kernel RPS is on, after something has been done to the device; what came of it, and
-/// of the check.
-fn under_rps(done: impl FnOnce(&Bed) -> Result<()>) -> Result<(Traffic, Result<()>)> {
-    let bed = Bed::new(CONDITION)?;
-    let dut = &bed.link.dut;
+/// Sends with kernel RPS on, after a change of the device; returns the counts and the result of the
+/// check.
+fn under_rps(done: impl FnOnce(&Testbed) -> Result<()>) -> Result<(Traffic, Result<()>)> {
+    let testbed = Testbed::new(CONDITION)?;
+    let dut = &testbed.link.dut;
     let flows = UdpFlows::to(dut, 512);
     let way = Way {
         mode: Mode::KernelRps,
         cpus: Cpus::Others,
     };
-    let active = bed.start(way)?;
-    done(&bed)?;
-    let sink = SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport));
-    let sink = Sink::start(&dut.netns, &sink)?;
-    let watch = bed.watch()?;
-    let traffic = Traffic::send(&bed, &sink, &Frames::Udp(flows), Some(RATE), SECONDS)?;
+    let active = testbed.start(way)?;
+    done(&testbed)?;
+    let receiver = ReceiverConfig::new(SocketAddr::new(flows.daddr, flows.dport));
+    let receiver = Receiver::start(&dut.netns, &receiver)?;
+    let watch = testbed.watch()?;
+    let traffic = Traffic::send(
+        &testbed,
+        &receiver,
+        &Frames::Udp(flows),
+        Some(RATE),
+        SECONDS,
+    )?;
     let seen = watch.end()?;
-    let checked = check(&bed, &active, way, &traffic, &seen);
+    let checked = check(&testbed, &active, way, &traffic, &seen);
     Ok((traffic, checked))
 }
 
-/// The reason for which a measurement was refused, if it was.
+/// Reason of a refusal.
 fn refusal(checked: Result<()>) -> Option<String> {
     checked.err().map(|error| {
         assert!(error.is::<Unfit>(), "{error:#}");
@@ -335,14 +341,14 @@ fn a_mode_that_was_not_in_effect_is_refused() -> Result<()> {
     let Some(_guard) = lab("a_mode_that_was_not_in_effect_is_refused") else {
         return Ok(());
     };
-    let (_, checked) = under_rps(|bed| {
-        let dut = &bed.link.dut;
+    let (_, checked) = under_rps(|testbed| {
+        let dut = &testbed.link.dut;
         let path = format!("/sys/class/net/{}/queues/rx-0/rps_cpus", dut.name);
         dut.netns.run(|| Ok(fs::write(&path, "0")?))
     })?;
     let why = refusal(checked).expect("nothing was steered");
     assert!(why.contains("kernel-rps was not in effect"), "{why}");
-    // The control: as it is, it is in effect.
+    // Control: unchanged, the mode is in effect.
     let (traffic, checked) = under_rps(|_| Ok(()))?;
     if let Some(why) = refusal(checked) {
         assert!(!why.contains("not in effect"), "{why}");
@@ -356,7 +362,7 @@ fn a_mode_that_was_not_in_effect_is_refused() -> Result<()> {
         meanwhile.accepted >= meanwhile.delivered && meanwhile.delivered > 0,
         "{traffic:?}"
     );
-    // Settling takes packets too, which count as nothing but sent.
+    // Packets sent while settling count only in the total.
     assert!(
         all.accepted > settled.accepted && settled.accepted >= meanwhile.accepted,
         "{traffic:?}"
@@ -364,16 +370,16 @@ fn a_mode_that_was_not_in_effect_is_refused() -> Result<()> {
     Ok(())
 }
 
-/// Threads that poll a device, on the host.
+/// Threads on the host that poll a device.
 fn napi_threads(device: &str) -> usize {
     kthread::numbered(Path::new("/proc"), &format!("napi/{device}-")).len()
 }
 
-/// Sends to the host behind a router; what its firewall saw of it.
-fn forwarded(bed: &Bed, router: &Router, flows: &UdpFlows) -> Result<(Traffic, Passed)> {
+/// Sends to the host behind a router; returns the counts of the traffic and of the firewall.
+fn forwarded(testbed: &Testbed, router: &Router, flows: &UdpFlows) -> Result<(Traffic, Passed)> {
     let before = router.passed()?;
     let frames = Frames::Udp(flows.clone());
-    let traffic = Traffic::send(bed, router, &frames, Some(RATE), SECONDS)?;
+    let traffic = Traffic::send(testbed, router, &frames, Some(RATE), SECONDS)?;
     let after = router.passed()?;
     let passed = Passed {
         expected: after.expected - before.expected,
@@ -394,16 +400,16 @@ fn a_router_knows_its_connections_and_leaves_nothing() -> Result<()> {
         );
         return Ok(());
     }
-    let bed = Bed::new(CONDITION)?;
-    let dut = &bed.link.dut;
+    let testbed = Testbed::new(CONDITION)?;
+    let dut = &testbed.link.dut;
     let router = Router::new(dut, Ruleset::Stateful)?;
     let flows = router.flows(dut, 512);
-    let plain = bed.start(Way::by_default(Mode::None))?;
+    let plain = testbed.start(Way::by_default(Mode::None))?;
     let send = |flows: &UdpFlows| {
-        let (traffic, passed) = forwarded(&bed, &router, flows)?;
+        let (traffic, passed) = forwarded(&testbed, &router, flows)?;
         anyhow::Ok((traffic, passed.expected, passed.others))
     };
-    // The control: without a reply, every packet is a connection's first.
+    // Control: without replies, every packet counts as a connection's first.
     let (traffic, established, fresh) = send(&flows)?;
     assert!(traffic.all.delivered > 0, "{traffic:?}");
     assert_eq!(
@@ -411,7 +417,7 @@ fn a_router_knows_its_connections_and_leaves_nothing() -> Result<()> {
         (0, traffic.all.delivered + traffic.dropped)
     );
 
-    router.establish(&bed.link, INTERRUPT_CPU, &flows)?;
+    router.establish(&testbed.link, INTERRUPT_CPU, &flows)?;
     let (traffic, established, fresh) = send(&flows)?;
     assert!(traffic.all.delivered > 0, "{traffic:?}");
     assert_eq!(
@@ -419,7 +425,7 @@ fn a_router_knows_its_connections_and_leaves_nothing() -> Result<()> {
         (traffic.all.delivered + traffic.dropped, 0)
     );
 
-    // What the firewall does not allow goes nowhere.
+    // Packets that the firewall does not allow are dropped.
     let (traffic, established, fresh) = send(&UdpFlows { dport: 10, ..flows })?;
     assert!(traffic.all.accepted > 0, "{traffic:?}");
     assert_eq!((traffic.all.delivered, established, fresh), (0, 0, 0));
@@ -427,13 +433,13 @@ fn a_router_knows_its_connections_and_leaves_nothing() -> Result<()> {
     plain.stop()?;
     let device = dut.name.clone();
     assert_eq!(napi_threads(&device), 1);
-    drop((bed, router));
+    drop((testbed, router));
     until("the router's device is gone", || {
         Ok((napi_threads(&device) == 0).then_some(()))
     })
 }
 
-/// Packets that the last rule of the list is for come through all rules before it, and no further.
+/// Packets that match the last rule pass all rules before it, and stop there.
 #[test]
 fn a_router_compares_each_packet_with_the_whole_list() -> Result<()> {
     let name = "a_router_compares_each_packet_with_the_whole_list";
@@ -444,11 +450,11 @@ fn a_router_compares_each_packet_with_the_whole_list() -> Result<()> {
         rxlab::testing::not_run(name, "nft is missing");
         return Ok(());
     }
-    let bed = Bed::new(CONDITION)?;
-    let router = Router::new(&bed.link.dut, Ruleset::Blocklist)?;
-    let flows = router.flows(&bed.link.dut, 512);
-    let plain = bed.start(Way::by_default(Mode::None))?;
-    let (traffic, passed) = forwarded(&bed, &router, &flows)?;
+    let testbed = Testbed::new(CONDITION)?;
+    let router = Router::new(&testbed.link.dut, Ruleset::Blocklist)?;
+    let flows = router.flows(&testbed.link.dut, 512);
+    let plain = testbed.start(Way::by_default(Mode::None))?;
+    let (traffic, passed) = forwarded(&testbed, &router, &flows)?;
     let delivered = traffic.all.delivered;
     assert!(delivered > 0, "{traffic:?}");
     assert_eq!(
@@ -456,7 +462,7 @@ fn a_router_compares_each_packet_with_the_whole_list() -> Result<()> {
         (delivered + traffic.dropped, 0)
     );
 
-    // The control: the first and the last rule for what they are meant for, and nothing else.
+    // Control: the first and the last rule match only the intended packets.
     for rule in [1, NR_BLOCKED] {
         let (saddr, dport) = blocked(rule);
         let of = |dport| UdpFlows {
@@ -466,10 +472,10 @@ fn a_router_compares_each_packet_with_the_whole_list() -> Result<()> {
             dport,
             ..flows.clone()
         };
-        let (traffic, passed) = forwarded(&bed, &router, &of(dport))?;
+        let (traffic, passed) = forwarded(&testbed, &router, &of(dport))?;
         assert_eq!((traffic.all.delivered, passed.expected), (0, 0));
         assert_eq!(passed.others, traffic.all.accepted, "{traffic:?}");
-        let (traffic, passed) = forwarded(&bed, &router, &of(flows.dport))?;
+        let (traffic, passed) = forwarded(&testbed, &router, &of(flows.dport))?;
         assert!(traffic.all.delivered > 0, "{traffic:?}");
         assert_eq!(passed.others, 0, "{traffic:?}");
     }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The lab's closed loop: requests and replies add up, and what was lost is sent again.
+//! The lab's closed loop: the counts of requests and replies agree, and lost requests are sent
+//! again.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -8,9 +9,9 @@ use std::time::Duration;
 use anyhow::Result;
 use rxlab::bench::experiment::{Condition, Gro, Napi, Unfit};
 use rxlab::bench::scenario::closed_loop::ClosedLoop;
-use rxlab::bench::setup::bed::Bed;
 use rxlab::bench::setup::mode::{Mode, Way};
 use rxlab::bench::setup::place::Place;
+use rxlab::bench::setup::testbed::Testbed;
 use rxlab::lab::client::Client;
 use rxlab::lab::ethtool::Offload;
 use rxlab::lab::frame::{Frames, TcpFlows, UdpFlows};
@@ -20,7 +21,7 @@ use rxlab::lab::server::Server;
 use rxlab::lab::sockets;
 use rxlab::lab::softnet;
 use rxlab::lab::xdp::Xdp;
-use rxlab::testing::bed::{lab, until};
+use rxlab::testing::testbed::{lab, until};
 use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::device::XdpMode;
 
@@ -59,13 +60,13 @@ fn server(link: &Link, frames: &Frames) -> Result<Server> {
     Server::start(&link.dut.netns, vec![sockets], None, None)
 }
 
-/// Every request is answered once, and every latency counted.
+/// Each request is answered once, and each latency is counted.
 fn adds_up(tcp: bool, connections: u32, len: usize) -> Result<()> {
     let Some(_guard) = lab("client") else {
         return Ok(());
     };
     let link = link()?;
-    // Without a program here, what one at the other end sends back never arrives.
+    // A veth delivers XDP_TX frames only to a peer with an XDP program.
     let _pass = Xdp::pass(&link.dut, XdpMode::Native)?;
     let frames = frames(&link, tcp, connections);
     let server = server(&link, &frames)?;
@@ -100,13 +101,13 @@ fn many_of_tcp() -> Result<()> {
     adds_up(true, 50, 64)
 }
 
-/// A server of connections at the flows' destination.
+/// A server that listens at the flows' destination.
 fn listening(link: &Link, flows: &UdpFlows) -> Result<Server> {
     let local = SocketAddr::new(flows.daddr, flows.dport);
     Server::listen(&link.dut.netns, local, &CpuMask::from_iter([0, 1]))
 }
 
-/// The server's TCP sockets in use, and those in TIME_WAIT.
+/// The server's TCP sockets in use, and in TIME_WAIT.
 fn in_use(link: &Link) -> Result<(u64, u64)> {
     let text = link
         .dut
@@ -121,14 +122,14 @@ fn in_use(link: &Link) -> Result<(u64, u64)> {
     Ok((value("inuse")?, value("tw")?))
 }
 
-/// Every connection has its request answered once, and ends: nothing is sent twice, and the server
-/// remembers none.
+/// Each connection has its request answered once and ends: nothing is sent twice, and no server
+/// socket is left in TIME_WAIT.
 #[test]
 fn a_connection_for_each_request() -> Result<()> {
     let Some(_guard) = lab("client") else {
         return Ok(());
     };
-    // Many of one flow: its ports come again, from 16 of them.
+    // Many connections of one flow reuse its range of 16 ports.
     for (nr_flows, nr_saddrs, sport) in [(1, 1, 65_520), (100, 16, 1024)] {
         let link = link()?;
         let _pass = Xdp::pass(&link.dut, XdpMode::Native)?;
@@ -160,7 +161,7 @@ fn a_connection_for_each_request() -> Result<()> {
     Ok(())
 }
 
-/// The control: the server reads no request.
+/// Control: the server reads no request.
 #[test]
 fn connections_that_are_not_answered_are_counted() -> Result<()> {
     let Some(_guard) = lab("client") else {
@@ -178,14 +179,14 @@ fn connections_that_are_not_answered_are_counted() -> Result<()> {
         lost += client.run(A_WHILE)?.lost;
         Ok((lost >= 3).then_some(()))
     })?;
-    // Of the first connections and those after them, each was accepted by the kernel.
+    // The kernel accepted the first connections and the repeated ones.
     assert!(softnet::tcp(&link.dut.netns)?["PassiveOpens"] >= 6);
     let ended = client.stop()?;
     assert_eq!((ended.replies, ended.unanswered), (0, 3), "{ended:?}");
     Ok(())
 }
 
-/// What a device drops is sent again, and counted.
+/// Requests that a device drops are sent again and counted.
 #[test]
 fn lost_requests_are_sent_again() -> Result<()> {
     let Some(_guard) = lab("client") else {
@@ -214,7 +215,7 @@ fn lost_requests_are_sent_again() -> Result<()> {
     Ok(())
 }
 
-/// A measurement whose application does not do what the mode says gives no figure.
+/// A measurement gives no figure if the application does not do what the mode says.
 #[test]
 fn polling_that_finds_nothing_gives_no_figure() -> Result<()> {
     let Some(_guard) = lab("client") else {
@@ -236,7 +237,7 @@ fn polling_that_finds_nothing_gives_no_figure() -> Result<()> {
         };
         let way = Way::by_default(Mode::None);
         case.measure(
-            &Place::Lab(Bed::new(condition)?),
+            &Place::Lab(Testbed::new(condition)?),
             way,
             A_WHILE.as_secs_f64(),
         )
@@ -247,7 +248,7 @@ fn polling_that_finds_nothing_gives_no_figure() -> Result<()> {
             .iter()
             .any(|(name, tps)| *name == "tps" && *tps > 0.0)
     );
-    // Sockets that are waited for by epoll don't poll when they are read.
+    // A non-blocking read after epoll does not busy-poll.
     let error = measure(true, 2).expect_err("nothing was polled");
     assert!(error.is::<Unfit>(), "{error:#}");
     Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The lab itself: it must be exact before anything else can be measured with it.
+//! The lab itself must be exact.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,19 +12,19 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rxlab::lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::generator::{Generator, GeneratorConfig, GeneratorReport};
 use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::lab::nic::Nic;
-use rxlab::lab::sink::{Sink, SinkConfig};
-use rxlab::lab::wire::{Wire, WireConfig, WireReport};
+use rxlab::lab::receiver::{Receiver, ReceiverConfig};
 use rxlab::lab::xdp::Xdp;
 use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::device::XdpMode;
 
-/// Not a multiple of any batch or burst.
+/// No multiple of a batch or burst.
 const COUNT: u64 = 5_003;
 
-/// One lab at a time, if this machine allows one.
+/// Serializes labs; None, and a report, if this machine allows none.
 fn lab(test: &str) -> Option<MutexGuard<'static, ()>> {
     static SERIAL: Mutex<()> = Mutex::new(());
     let guard = SERIAL.lock().unwrap_or_else(|poison| poison.into_inner());
@@ -45,9 +45,9 @@ fn online_cpus() -> u32 {
     std::thread::available_parallelism().unwrap().get() as u32
 }
 
-/// A paced wire that loses nothing.
-fn exactly(count: u64, flows: UdpFlows) -> WireConfig {
-    WireConfig {
+/// A paced generator without loss.
+fn exactly(count: u64, flows: UdpFlows) -> GeneratorConfig {
+    GeneratorConfig {
         frames: Frames::Udp(flows),
         count: Some(count),
         rate: Some(200_000),
@@ -56,13 +56,13 @@ fn exactly(count: u64, flows: UdpFlows) -> WireConfig {
     }
 }
 
-fn send(link: &Link, cpu: u32, config: &WireConfig) -> Result<WireReport> {
-    let report = Wire::start(link, cpu, config)?.wait()?;
+fn send(link: &Link, cpu: u32, config: &GeneratorConfig) -> Result<GeneratorReport> {
+    let report = Generator::start(link, cpu, config)?.wait()?;
     assert_eq!(Some(report.sent), config.count);
     Ok(report)
 }
 
-/// Waits for `value` to become `expected`, for as long as it changes; returns the last one.
+/// Waits while `value` changes, until it is `expected`; returns the last value.
 fn settle(expected: u64, value: impl Fn() -> u64) -> u64 {
     let (mut last, mut since) = (value(), Instant::now());
     while last != expected && since.elapsed() < Duration::from_secs(3) {
@@ -75,12 +75,12 @@ fn settle(expected: u64, value: impl Fn() -> u64) -> u64 {
     last
 }
 
-/// A sink whose buffer holds all that a test sends, so that no datagram's fate is a matter of time.
-fn roomy(local: SocketAddr, threads: usize) -> SinkConfig {
-    SinkConfig {
+/// A receiver with room for everything that a test sends, so that timing does not matter.
+fn roomy(local: SocketAddr, threads: usize) -> ReceiverConfig {
+    ReceiverConfig {
         threads: vec![None; threads],
         rcvbuf: 16 << 20,
-        ..SinkConfig::new(local)
+        ..ReceiverConfig::new(local)
     }
 }
 
@@ -97,19 +97,19 @@ fn every_datagram_arrives(ipv6: bool, checksum: bool) -> Result<()> {
     let pass = Xdp::pass(&link.dut, XdpMode::Native)?;
     let nic = Nic::new(&link.dut, &[0])?;
     let local = SocketAddr::new(flows.daddr, flows.dport);
-    let sink = Sink::start(&link.dut.netns, &roomy(local, 2))?;
+    let receiver = Receiver::start(&link.dut.netns, &roomy(local, 2))?;
 
     let report = send(&link, 0, &exactly(COUNT, flows))?;
     assert_eq!(report.lost, 0);
-    assert_eq!(settle(COUNT, || sink.received()), COUNT);
-    // No more and no less: nothing else is on this link.
+    assert_eq!(settle(COUNT, || receiver.received()), COUNT);
+    // Exact: nothing else sends on this link.
     assert_eq!(pass.received(0), COUNT);
     assert!(nic.cpu_ns(0)? > 0);
     let udp = lab::softnet::udp(&link.dut.netns)?;
     let prefix = if ipv6 { "Udp6" } else { "" };
     assert_eq!(udp[&format!("{prefix}InDatagrams")], COUNT);
     assert_eq!(udp[&format!("{prefix}InErrors")], 0);
-    let report = sink.stop()?;
+    let report = receiver.stop()?;
     assert_eq!(report.received.iter().sum::<u64>(), COUNT);
     assert!(report.received.iter().all(|&n| n > 0), "{report:?}");
     assert_eq!(report.dropped, 0);
@@ -174,7 +174,7 @@ fn tagged_and_raw_frames_reach_xdp() -> Result<()> {
     let link = link(LinkConfig::default())?;
     let pass = Xdp::pass(&link.dut, XdpMode::Native)?;
     let local = SocketAddr::new(link.dut.ipv4.into(), 9);
-    let sink = Sink::start(&link.dut.netns, &roomy(local, 1))?;
+    let receiver = Receiver::start(&link.dut.netns, &roomy(local, 1))?;
     let tags = [(0x88a8, 100), (0x8100, 200), (0x8100, 300)];
     for n in 1..=tags.len() {
         let flows = UdpFlows {
@@ -189,24 +189,24 @@ fn tagged_and_raw_frames_reach_xdp() -> Result<()> {
     let mut raw = vec![0; 300];
     raw[..6].copy_from_slice(&link.dut.mac);
     raw[12..14].copy_from_slice(&[0x88, 0xb5]);
-    let config = WireConfig {
+    let config = GeneratorConfig {
         frames: Frames::Raw(raw),
         ..exactly(COUNT, UdpFlows::to(&link.dut, 1))
     };
     send(&link, 0, &config)?;
     assert_eq!(settle(COUNT * 4, || pass.received(0)), COUNT * 4);
-    // Nobody here takes tags off, so the stack must not have seen a datagram.
-    assert_eq!(sink.stop()?.received, [0]);
+    // Nothing removes the tags, so the stack must not see a datagram.
+    assert_eq!(receiver.stop()?.received, [0]);
     Ok(())
 }
 
 #[test]
-fn a_wire_per_queue() -> Result<()> {
-    let Some(_guard) = lab("a_wire_per_queue") else {
+fn a_generator_per_queue() -> Result<()> {
+    let Some(_guard) = lab("a_generator_per_queue") else {
         return Ok(());
     };
     if online_cpus() < 2 {
-        rxlab::testing::not_run("a_wire_per_queue", "this machine has one CPU");
+        rxlab::testing::not_run("a_generator_per_queue", "this machine has one CPU");
         return Ok(());
     }
     let link = link(LinkConfig {
@@ -217,77 +217,80 @@ fn a_wire_per_queue() -> Result<()> {
     let _nic = Nic::new(&link.dut, &[1, 0])?;
     let flows = UdpFlows::to(&link.dut, 100);
     let local = SocketAddr::new(flows.daddr, flows.dport);
-    let sink = Sink::start(&link.dut.netns, &roomy(local, 1))?;
+    let receiver = Receiver::start(&link.dut.netns, &roomy(local, 1))?;
     let counts = [COUNT, COUNT / 2];
-    let wires = [0, 1].map(|cpu: u32| {
+    let generators = [0, 1].map(|cpu: u32| {
         let config = exactly(counts[cpu as usize], flows.clone());
-        Wire::start(&link, cpu, &config)
+        Generator::start(&link, cpu, &config)
     });
-    for (wire, count) in wires.into_iter().zip(counts) {
-        let report = wire?.wait()?;
+    for (generator, count) in generators.into_iter().zip(counts) {
+        let report = generator?.wait()?;
         assert_eq!((report.sent, report.lost), (count, 0));
     }
     let total = counts.iter().sum();
-    assert_eq!(settle(total, || sink.received()), total);
+    assert_eq!(settle(total, || receiver.received()), total);
     assert_eq!([0, 1].map(|queue| pass.received(queue)), counts);
     Ok(())
 }
 
-/// Several generators send their shares into one queue, and what became of them is counted once.
+/// Several threads send shares into one queue, and the results are counted once.
 #[test]
-fn one_wire_of_several_generators() -> Result<()> {
-    let Some(_guard) = lab("one_wire_of_several_generators") else {
+fn one_generator_of_several_threads() -> Result<()> {
+    let Some(_guard) = lab("one_generator_of_several_threads") else {
         return Ok(());
     };
     if online_cpus() < 2 {
-        rxlab::testing::not_run("one_wire_of_several_generators", "this machine has one CPU");
+        rxlab::testing::not_run(
+            "one_generator_of_several_threads",
+            "this machine has one CPU",
+        );
         return Ok(());
     }
     let link = link(LinkConfig::default())?;
     let pass = Xdp::pass(&link.dut, XdpMode::Native)?;
     let _nic = Nic::new(&link.dut, &[0])?;
     let flows = UdpFlows::to(&link.dut, 100);
-    let sink = SinkConfig {
+    let receiver = ReceiverConfig {
         check_order: true,
         ..roomy(SocketAddr::new(flows.daddr, flows.dport), 1)
     };
     let cpus = CpuMask::from_iter([0, 1]);
     for rate in [Some(20_000), None] {
-        let sink = Sink::start(&link.dut.netns, &sink)?;
-        let config = WireConfig {
+        let receiver = Receiver::start(&link.dut.netns, &receiver)?;
+        let config = GeneratorConfig {
             rate,
             lossless: false,
             ..exactly(COUNT, flows.clone())
         };
         let before = pass.received(0);
-        let report = Wire::apart(&link, &cpus, &config)?.wait()?;
+        let report = Generator::apart(&link, &cpus, &config)?.wait()?;
         assert_eq!(report.sent, COUNT);
         let accepted = report.sent - report.lost;
         let received = settle(before + accepted, || pass.received(0)) - before;
         assert_eq!(received, accepted);
         if rate.is_some() {
-            // At the whole rate each would be done in half of the time.
+            // With the full rate in each thread, it would take half the time.
             let seconds = report.elapsed_ns as f64 / 1e9;
             assert!(seconds > 0.2, "{seconds} s");
         }
-        // Each generator's stamps are its own.
-        assert_eq!(sink.stop()?.reordered, 0);
+        // Each thread has stamps of its own.
+        assert_eq!(receiver.stop()?.reordered, 0);
     }
-    // While it sends, both counts are those of all generators.
-    let config = WireConfig {
+    // While sending, both counts include all threads.
+    let config = GeneratorConfig {
         count: None,
         rate: None,
         lossless: false,
         ..exactly(COUNT, flows.clone())
     };
-    let wire = Wire::apart(&link, &cpus, &config)?;
+    let generator = Generator::apart(&link, &cpus, &config)?;
     std::thread::sleep(Duration::from_millis(100));
-    let during = wire.counts()?;
-    let report = wire.stop()?;
+    let during = generator.counts()?;
+    let report = generator.stop()?;
     assert!(during.accepted > 0 && during.accepted <= report.sent - report.lost);
     assert!(during.refused <= report.lost, "{during:?} {report:?}");
 
-    let lossless = Wire::apart(&link, &cpus, &exactly(COUNT, flows.clone()));
+    let lossless = Generator::apart(&link, &cpus, &exactly(COUNT, flows.clone()));
     assert!(lossless.is_err(), "the ring's room is one generator's");
     let queues = LinkConfig {
         queues: 2,
@@ -295,7 +298,10 @@ fn one_wire_of_several_generators() -> Result<()> {
         ..Default::default()
     };
     let link = Link::new(&link.tester.netns, &link.dut.netns, &queues)?;
-    assert!(Wire::apart(&link, &cpus, &config).is_err(), "two queues");
+    assert!(
+        Generator::apart(&link, &cpus, &config).is_err(),
+        "two queues"
+    );
     Ok(())
 }
 
@@ -307,7 +313,7 @@ fn what_the_ring_cannot_take_is_counted() -> Result<()> {
     let link = link(LinkConfig::default())?;
     let drop = Xdp::drop(&link.dut, XdpMode::Native)?;
     let _nic = Nic::new(&link.dut, &[0])?;
-    let config = WireConfig {
+    let config = GeneratorConfig {
         rate: None,
         lossless: false,
         window: None,
@@ -316,7 +322,7 @@ fn what_the_ring_cannot_take_is_counted() -> Result<()> {
     let report = send(&link, 0, &config)?;
     let accepted = report.sent - report.lost;
     assert_eq!(settle(accepted, || drop.received(0)), accepted);
-    // For people; machines differ too much for a limit.
+    // For information: machines differ too much for a limit.
     println!(
         "{:.0} kpps offered, {:.0} kpps accepted by one CPU for both",
         report.sent as f64 * 1e6 / report.elapsed_ns as f64,
@@ -335,10 +341,10 @@ fn a_cpumap_delivers_everything_too() -> Result<()> {
     let cpumap = Xdp::cpumap(&link.dut, &cpus, 16384)?;
     let flows = UdpFlows::to(&link.dut, 1000);
     let local = SocketAddr::new(flows.daddr, flows.dport);
-    let sink = Sink::start(&link.dut.netns, &roomy(local, 1))?;
-    // The rings hold more than this.
+    let receiver = Receiver::start(&link.dut.netns, &roomy(local, 1))?;
+    // Fewer frames than the rings hold.
     send(&link, 0, &exactly(COUNT, flows))?;
-    assert_eq!(settle(COUNT, || sink.received()), COUNT);
+    assert_eq!(settle(COUNT, || receiver.received()), COUNT);
     assert_eq!(cpumap.received(0), COUNT);
     Ok(())
 }
@@ -351,8 +357,8 @@ fn nonsense_is_refused() -> Result<()> {
     let link = link(LinkConfig::default())?;
     let flows = UdpFlows::to(&link.dut, 10);
     let refused = |flows: UdpFlows| {
-        let wire = Wire::start(&link, 0, &exactly(10, flows)).and_then(Wire::wait);
-        format!("{:#}", wire.expect_err("it was not refused"))
+        let generator = Generator::start(&link, 0, &exactly(10, flows)).and_then(Generator::wait);
+        format!("{:#}", generator.expect_err("it was not refused"))
     };
     let short = UdpFlows {
         payload_len: 15,
@@ -394,7 +400,7 @@ fn a_child_sees_its_namespace_alone() -> Result<()> {
     Ok(())
 }
 
-/// The NAPI threads of all labs on this host: they exist as long as their devices do.
+/// NAPI threads of all labs on this host, which exist as long as their devices.
 fn napi_threads(device: &str) -> usize {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     let names = processes.map(|p| fs::read_to_string(p.path().join("comm")).unwrap_or_default());
@@ -403,7 +409,7 @@ fn napi_threads(device: &str) -> usize {
         .count()
 }
 
-/// Threads on the host that are in a network namespace.
+/// Threads on the host in a network namespace.
 fn members(inode: u64) -> usize {
     let link = format!("net:[{inode}]");
     let processes = fs::read_dir("/proc").unwrap().flatten();
@@ -432,19 +438,19 @@ fn nothing_is_left_when_dropped() -> Result<()> {
     Ok(())
 }
 
-/// Set in the process that is to be killed.
+/// Set in the process to be killed.
 const VICTIM: &str = "RXSTEER_TEST_VICTIM";
 
-/// What `nothing_is_left_when_killed` kills: the same test, in a process of its own.
+/// The same test in a process of its own, killed by `nothing_is_left_when_killed`.
 fn victim() -> Result<()> {
     let link = link(LinkConfig::default())?;
     let _pass = Xdp::pass(&link.dut, XdpMode::Native)?;
     let _nic = Nic::new(&link.dut, &[0])?;
-    let config = WireConfig {
+    let config = GeneratorConfig {
         count: None,
         ..exactly(0, UdpFlows::to(&link.dut, 10))
     };
-    let _wire = Wire::start(&link, 0, &config)?;
+    let _wire = Generator::start(&link, 0, &config)?;
     let mut child = link.dut.netns.command("sleep")?.arg("60").spawn()?;
     let inode = link.dut.netns.inode()?;
     eprintln!("victim {} {inode}", link.dut.name);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! No packet overtakes another of its flow, whatever moves; without the rule of order they do.
+//! Packets do not overtake others of their flow under any change; without the rule of order they
+//! do.
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
@@ -7,29 +8,29 @@ use std::time::Duration;
 
 use anyhow::Result;
 use rxlab::bench::scenario::reorder::{Case, Progress, measure};
-use rxlab::testing::bed::{OTHER_CPU, lab, until};
+use rxlab::testing::testbed::{OTHER_CPU, lab, until};
 use rxsteer::host::setting::Setting;
 use rxsteer::host::topology::Topology;
 
-/// How long a run may take to show what it must.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Limit on a run.
+const TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Packets delivered, with everything moving.
+/// Packets to deliver.
 const PACKETS: u64 = 100_000;
 
-/// The case with the rule and, to show that it can be seen, without.
+/// Runs a case with the rule and, as the control, without.
 fn nothing_overtakes(case: Case) -> Result<()> {
     let Some(_guard) = lab(&format!("reorder {case}")) else {
         return Ok(());
     };
     let run = |unguarded, enough: fn(&Progress) -> bool| {
         measure(case, unguarded, &|now| {
-            now.eventful && enough(now) || now.elapsed > PATIENCE
+            now.eventful && enough(now) || now.elapsed > TIMEOUT
         })
     };
     let guarded = run(false, |now| now.packets >= PACKETS)?;
     assert_eq!(guarded.overtaken_at_delivery, 0, "{guarded:?}");
-    // The tunnel has a queue for each CPU, which is no concern of the device below.
+    // The tunnel device has a queue per CPU, outside the rule's scope.
     if case != Case::Vxlan {
         assert_eq!(guarded.overtaken_at_socket, 0, "{guarded:?}");
     }
@@ -98,15 +99,15 @@ fn a_cpu_goes_offline() -> Result<()> {
     nothing_overtakes(Case::Hotplug)
 }
 
-/// Set in the process that is to be killed.
+/// Set in the process to be killed.
 const VICTIM: &str = "RXSTEER_TEST_VICTIM";
 
-/// What `a_cpu_comes_back_when_killed` kills: the same test, in a process of its own.
+/// The same test in a process of its own, killed by `a_cpu_comes_back_when_killed`.
 fn victim(cpu: u32) -> Result<()> {
     let online = Setting::keep(&format!("/sys/devices/system/cpu/cpu{cpu}/online"))?;
     online.set("0")?;
     eprintln!("offline");
-    std::thread::sleep(PATIENCE);
+    std::thread::sleep(TIMEOUT);
     Ok(())
 }
 

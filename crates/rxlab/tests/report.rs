@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The report of `bench` as a page and as JSON, and what `bench compare` says of two. None of it
-//! needs root.
+//! The report of `bench` as page and JSON, and `bench compare`. Needs no root.
 
 use std::fs;
 use std::path::Path;
@@ -21,10 +20,10 @@ const CASES: [&str; 2] = [
     "64 connected sockets",
 ];
 
-/// With what each reaches, over rxsteer.
+/// Modes, and their value relative to rxsteer's.
 const MODES: [(&str, f64); 3] = [("none", 0.5), ("kernel-rps (others)", 1.0), (SUBJECT, 1.0)];
 
-/// A scenario of [`CASES`] and [`MODES`]: `value` is what a mode reaches in a round.
+/// A scenario with [`CASES`] and [`MODES`]; `value` returns the value of a mode in a round.
 fn report(scenario: &str, nr_rounds: u32, value: impl Fn(&str, u32) -> f64) -> Report {
     let mut rounds = Rounds::default();
     for round in 1..=nr_rounds {
@@ -53,10 +52,10 @@ fn report(scenario: &str, nr_rounds: u32, value: impl Fn(&str, u32) -> f64) -> R
     }
 }
 
-/// Rounds that differ a little.
+/// Small differences between rounds.
 fn steady(mode: &str, round: u32) -> f64 {
     let (_, factor) = MODES.into_iter().find(|(name, _)| *name == mode).unwrap();
-    // Not all modes at once, or the ratios would not differ at all.
+    // Different per mode: with common noise, the ratios would be constant.
     let noise = f64::from((round * 7 + mode.len() as u32 * 3) % 5) * 0.01;
     1e6 * factor * (1.0 + noise)
 }
@@ -75,7 +74,7 @@ fn document(scenarios: Vec<Report>) -> Document {
     }
 }
 
-/// The page, of which a browser's parser has nothing to complain about.
+/// Parses the page without an error of the parser.
 fn parsed(document: &Document) -> Html {
     let page = Html::parse_document(&page(document));
     assert!(page.errors.is_empty(), "{:?}", page.errors);
@@ -108,7 +107,7 @@ fn every_case_and_mode_is_plotted_and_judged() {
     let page = parsed(&document);
     let cases = texts(&page, "article h3");
     assert_eq!(cases, CASES);
-    // Two headlines in each case; what explains them is in the tables alone.
+    // Two headlines per case; other metrics are in the tables only.
     let modes = texts(&page, "figure .mode");
     assert_eq!(modes.len(), 2 * CASES.len() * MODES.len());
     for (mode, _) in MODES {
@@ -119,14 +118,14 @@ fn every_case_and_mode_is_plotted_and_judged() {
         );
     }
     assert_eq!(texts(&page, "details tbody").len(), 3 * CASES.len());
-    // A dot for each round, and words for those who don't see them.
+    // A dot per round, and a text alternative.
     let plots = select(&page, "figure svg[role=img]");
     assert_eq!(plots.len(), modes.len());
     for plot in plots {
         assert_eq!(plot.select(&Selector::parse("circle").unwrap()).count(), 5);
         assert!(plot.attr("aria-label").unwrap().contains("rounds from"));
     }
-    // Twice of none's packets is better, twice of its latency worse, and both are seen at once.
+    // Twice none's packets is better, twice its latency is worse.
     for (verdict, of) in [("better", "Delivered"), ("worse", "Latency")] {
         let judged = texts(&page, &format!(".matrix td .{verdict}"));
         assert_eq!(judged.len(), CASES.len(), "{of}");
@@ -136,7 +135,7 @@ fn every_case_and_mode_is_plotted_and_judged() {
         );
     }
     assert_eq!(texts(&page, ".matrix td .same").len(), 2 * CASES.len());
-    // From there to the case.
+    // Links lead to the cases.
     for link in select(&page, ".matrix a") {
         let id = link.attr("href").unwrap().strip_prefix('#').unwrap();
         assert_eq!(texts(&page, &format!("h3#{id}")), [text(link)]);
@@ -174,7 +173,7 @@ fn published_tables_stand_where_they_belong() {
     }
 }
 
-/// What in a page is fetched from elsewhere, or runs.
+/// External resources and active content of a page.
 fn active(page: &Html) -> Vec<String> {
     let elements = select(
         page,
@@ -211,7 +210,7 @@ fn nothing_is_fetched_and_nothing_runs() {
         .map(|table| report(table.scenario, 3, steady));
     let document = document(reports.collect());
     assert_eq!(active(&parsed(&document)), Vec::<String>::new());
-    // The control.
+    // Control.
     let other = "<style>p { background: url(x) }</style><img src=x><p onclick=x><a href=/>x</a>";
     assert_eq!(active(&Html::parse_document(other)).len(), 5);
 }
@@ -276,8 +275,8 @@ fn names_are_text_and_not_markup() {
     );
 }
 
-/// One round, so no interval; zeros; a case whose measurements of one mode were all refused, and one
-/// of which no measurement gave a figure.
+/// One round, so no interval; zeros; a case with all measurements of a mode refused, and one
+/// without any figure.
 #[test]
 fn what_is_missing_is_said_and_breaks_nothing() {
     let mut report = report("flood", 1, |mode, _| if mode == "none" { 0.0 } else { 5.0 });
@@ -348,7 +347,7 @@ fn rxlab(args: &[&str]) -> Output {
         .unwrap()
 }
 
-/// Not after ten minutes: before it is known whether the host can measure at all.
+/// Fails at once, before the host's requirements are checked.
 #[test]
 fn a_report_that_cannot_be_written_is_refused_at_once() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What `make many` and `make guest` do before an emulator is needed. None of it needs root.
+//! Parts of `make many` and `make guest` that run before the emulator. Needs no root.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use std::process::{Command, Output};
 
 use anyhow::{Context, Result};
 
-/// The repository.
+/// Root of the repository.
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
@@ -42,7 +42,7 @@ fn a_machine_that_cannot_be_is_refused_before_anything_is_installed() -> Result<
     Ok(())
 }
 
-/// The list of sources of other suites is the machine's own but for the suites.
+/// The list of sources of another suite differs from the machine's own in the suite only.
 #[test]
 fn other_suites_come_from_where_the_machines_own_do() -> Result<()> {
     let release = fs::read_to_string("/etc/os-release").unwrap_or_default();
@@ -74,13 +74,13 @@ fn other_suites_come_from_where_the_machines_own_do() -> Result<()> {
     assert_eq!(field(&later, "Types").as_deref(), Some("deb deb-src"));
     let host = field(&later, "URIs").context("no URIs")?;
     assert!(own.contains(&host), "{host} is not one of the machine's");
-    // The control: nothing but the suites differs.
+    // Control: nothing but the suites differs.
     assert_ne!(later, other);
     assert_eq!(later.replace("trixie sid", "forky"), other);
     Ok(())
 }
 
-/// What stands in the patch is called from where the patch says, and is there.
+/// The patch's functions exist, and are called where the patch says.
 #[test]
 fn the_patch_calls_what_the_emulators_file_has() -> Result<()> {
     let read =
@@ -105,7 +105,7 @@ fn the_patch_calls_what_the_emulators_file_has() -> Result<()> {
     Ok(())
 }
 
-/// What `make guest` and `make many PROFILE=1` print of what a guest told.
+/// Tables that `make guest` and `make many PROFILE=1` print.
 #[test]
 fn tables_say_what_guests_told() -> Result<()> {
     let profile = bash(
@@ -135,7 +135,7 @@ fn tables_say_what_guests_told() -> Result<()> {
     assert!(good.status.success(), "{good:?}");
     let said = String::from_utf8(good.stdout)?;
     assert!(said.contains("| rfs | 1 passed |"), "{said}");
-    // The control: a test during which the guest ended, and a file that was not reached.
+    // Control: the guest ended during a test, and a file was not reached.
     for missing in ["rfs\tb\tstarted\t0\t\n", ""] {
         let bad = table(&format!("steer\ta\tpassed\t1\t\n{missing}"))?;
         assert_eq!(bad.status.code(), Some(1), "{bad:?}");

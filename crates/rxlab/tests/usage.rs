@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Wrong usage: status 2, and a message that says what to write. None of it needs root.
+//! Wrong usage: status 2, and a message with the correct usage. Needs no root.
 
 use rxlab::testing::usage::{Program, SECONDS};
 
@@ -49,7 +49,7 @@ fn bench() {
 fn bench_between_hosts() {
     wrong(&["bench", "--on=eth0"], &["--peer"]);
     wrong(&["bench", "--peer=192.0.2.1"], &["--on"]);
-    // A device is taken as it is.
+    // The device's own configuration applies.
     let on = ["bench", "--on=eth0", "--peer=192.0.2.1"];
     for condition in ["--napi=thread", "--gro=on"] {
         let args = [&on[..], &[condition]].concat();

@@ -8,11 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::generator::{Generator, GeneratorConfig, Window};
 use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;
-use rxlab::lab::wire::{Window, Wire, WireConfig};
 use rxlab::lab::witness::Witness;
-use rxlab::testing::bed::*;
+use rxlab::testing::testbed::*;
 use rxsteer::api::client;
 use rxsteer::api::flows::{self, Flows, Location, Query};
 use rxsteer::api::set::Change;
@@ -45,14 +45,14 @@ const RPS_BALANCE: Policy = Policy {
 /// A hog takes the time of the other CPU; flows are steered to it and to the polling CPU.
 struct Scene<'a> {
     active: Active<'a>,
-    bed: &'a Bed,
+    bed: &'a Testbed,
     witness: Witness,
-    wire: Wire,
+    wire: Generator,
     hog: Hog,
     start: Instant,
 }
 
-fn options(bed: &Bed, policy: Policy) -> Options {
+fn options(bed: &Testbed, policy: Policy) -> Options {
     Options {
         policy,
         // A short backlog drains soon, although the hog leaves little time.
@@ -64,13 +64,13 @@ fn options(bed: &Bed, policy: Policy) -> Options {
 }
 
 /// Sends in bursts with sleep in between: the generator's own pacing would keep a slow CPU busy.
-fn slowly(frames: Frames, rate: f64) -> WireConfig {
+fn slowly(frames: Frames, rate: f64) -> GeneratorConfig {
     let start = Instant::now();
     let due = move || {
         sleep(Duration::from_millis(2));
         (start.elapsed().as_secs_f64() * rate) as u64
     };
-    WireConfig {
+    GeneratorConfig {
         frames,
         count: None,
         rate: None,
@@ -84,7 +84,7 @@ fn slowly(frames: Frames, rate: f64) -> WireConfig {
 }
 
 impl<'a> Scene<'a> {
-    fn new(bed: &'a Bed, options: Options, rate: f64) -> Result<Self> {
+    fn new(bed: &'a Testbed, options: Options, rate: f64) -> Result<Self> {
         let flows = UdpFlows::to(&bed.link.dut, NR_FLOWS);
         let frames = Frames::Udp(flows);
         let witness = Witness::new(&bed.link.dut, &frames)?;
@@ -94,7 +94,7 @@ impl<'a> Scene<'a> {
             active,
             bed,
             witness,
-            wire: Wire::start(&bed.link, POLLING_CPU, &slowly(frames, rate))?,
+            wire: Generator::start(&bed.link, POLLING_CPU, &slowly(frames, rate))?,
             hog: Hog::new(OTHER_CPU)?,
             start,
         })
@@ -149,7 +149,7 @@ fn slots_leave_a_cpu_that_is_kept_from_its_work() -> Result<()> {
     let Some(_guard) = lab("slots_leave_a_cpu_that_is_kept_from_its_work") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let scene = Scene::new(&bed, options(&bed, RPS_BALANCE), RATE)?;
     until("most flows want to be at the CPU that polls", || {
         let queue = scene.queue()?;
@@ -176,7 +176,7 @@ fn without_the_rule_of_order_packets_overtake() -> Result<()> {
     let Some(_guard) = lab("without_the_rule_of_order_packets_overtake") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let options = Options {
         unguarded: true,
         // Packets must not be dropped before, and must wait long: of 40,000 packets a second the
@@ -201,7 +201,7 @@ fn slots_move_only_while_the_policy_says_so() -> Result<()> {
     let Some(_guard) = lab("slots_move_only_while_the_policy_says_so") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let scene = Scene::new(&bed, options(&bed, Policy::RPS), RATE)?;
     until("all flows are known", || {
         let wants = scene.wants()?;

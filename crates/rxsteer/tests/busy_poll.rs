@@ -19,13 +19,13 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::generator::Generator;
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::sockets;
 use rxlab::lab::softnet;
-use rxlab::lab::wire::Wire;
 use rxlab::testing::app::{App, Take, connected, soon};
-use rxlab::testing::bed::{
-    Bed, OTHER_CPU, POLLING_CPU, all_at, at_rest, lab, lossless, places, status, until,
+use rxlab::testing::testbed::{
+    OTHER_CPU, POLLING_CPU, Testbed, all_at, at_rest, lab, lossless, places, status, until,
 };
 use rxsteer::api::client;
 use rxsteer::api::flows::{Entry, Query, Reason};
@@ -107,7 +107,7 @@ impl Poller {
 }
 
 /// Packets that applications found by polling.
-fn found(bed: &Bed) -> Result<u64> {
+fn found(bed: &Testbed) -> Result<u64> {
     let counters = softnet::tcp(&bed.link.dut.netns)?;
     counters
         .get("BusyPollRxPackets")
@@ -116,7 +116,7 @@ fn found(bed: &Bed) -> Result<u64> {
 }
 
 /// The flow is INLINE while its application polls, and on the application's CPU before and after.
-fn polls(bed: &Bed, waiting: Waiting, mut send: impl FnMut() -> Result<()>) -> Result<()> {
+fn polls(bed: &Testbed, waiting: Waiting, mut send: impl FnMut() -> Result<()>) -> Result<()> {
     let poller = Poller(waiting.socket, waiting.epoll);
     let app = App::start(&bed.link.dut.netns, waiting.take)?;
     app.move_to(OTHER_CPU)?;
@@ -170,7 +170,7 @@ fn udp() -> Result<()> {
     let Some(_guard) = lab("udp") else {
         return Ok(());
     };
-    let bed = Bed::new(&ipv6())?;
+    let bed = Testbed::new(&ipv6())?;
     let dut = &bed.link.dut;
     for flows in [UdpFlows::to(dut, 1), UdpFlows::to_ipv6(dut, 1)] {
         for (wait, connected) in [
@@ -211,7 +211,7 @@ fn udp() -> Result<()> {
             // An epoll instance starts polling with the first packets, and stops when one is late.
             let paced = lossless(Frames::Udp(flows.clone()), Some(100), 10_000);
             polls(&bed, waiting, || {
-                let sent = Wire::start(&bed.link, 0, &paced)?.wait()?;
+                let sent = Generator::start(&bed.link, 0, &paced)?.wait()?;
                 ensure!((sent.sent, sent.lost) == (100, 0), "{sent:?}");
                 Ok(())
             })
@@ -226,7 +226,7 @@ fn tcp() -> Result<()> {
     let Some(_guard) = lab("tcp") else {
         return Ok(());
     };
-    let bed = Bed::new(&ipv6())?;
+    let bed = Testbed::new(&ipv6())?;
     let (dut, tester) = (&bed.link.dut, &bed.link.tester);
     for local in [IpAddr::from(dut.ipv4), dut.ipv6.into()] {
         for wait in [Wait::Read, Wait::Epoll] {
@@ -265,7 +265,7 @@ fn poll_asks_the_whole_host() -> Result<()> {
     let Some(_guard) = lab("poll_asks_the_whole_host") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 1);
     let socket = connected(&dut.netns, &flows)?;
@@ -288,7 +288,7 @@ fn poll_asks_the_whole_host() -> Result<()> {
     let paced = lossless(Frames::Udp(flows), Some(100), 10_000);
     let finds = || {
         let before = found(&bed)?;
-        Wire::start(&bed.link, 0, &paced)?.wait()?;
+        Generator::start(&bed.link, 0, &paced)?.wait()?;
         Ok::<_, anyhow::Error>(found(&bed)? - before)
     };
     let host = Setting::keep("/proc/sys/net/core/busy_poll")?;
@@ -322,7 +322,7 @@ fn by_configuration() -> Result<()> {
     let Some(_guard) = lab("by_configuration") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 1);
     let socket = connected(&dut.netns, &flows)?;
@@ -346,7 +346,7 @@ fn by_configuration() -> Result<()> {
     })?;
     let paced = lossless(Frames::Udp(flows), Some(100), 10_000);
     let application = until("its polls find packets", || {
-        Wire::start(&bed.link, 0, &paced)?.wait()?;
+        Generator::start(&bed.link, 0, &paced)?.wait()?;
         let polling = dut.netns.run(client::busy_poll)?.context("it is there")?;
         let application = polling.applications.into_iter().find(|a| a.pid == pid);
         Ok(application.filter(|a| a.found > 0 && a.won_seconds.is_some()))
@@ -380,7 +380,7 @@ fn two_applications_poll_one_queue() -> Result<()> {
         return Ok(());
     };
     const COUNT: u64 = 2000;
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 2);
     let sockets = sockets::connected(&dut.netns, &flows, 1 << 20)?;
@@ -406,7 +406,7 @@ fn two_applications_poll_one_queue() -> Result<()> {
     let active = Active::steer(dut, options)?;
     let before = found(&bed)?;
     let paced = lossless(Frames::Udp(flows), Some(2 * COUNT), 10_000);
-    let sent = Wire::start(&bed.link, 0, &paced)?.wait()?;
+    let sent = Generator::start(&bed.link, 0, &paced)?.wait()?;
     ensure!((sent.sent, sent.lost) == (2 * COUNT, 0), "{sent:?}");
     until("both have all that came", || {
         let all = taken.iter().all(|n| n.load(Ordering::Relaxed) == COUNT);
@@ -426,7 +426,7 @@ fn others_leave_the_polls_of_an_application() -> Result<()> {
         return Ok(());
     };
     const COUNT: u64 = 100;
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 2);
     let mut apps = Vec::new();
@@ -453,7 +453,7 @@ fn others_leave_the_polls_of_an_application() -> Result<()> {
     let mut send = || {
         let before = places(&at_rest(&active, 0, sent)?);
         // The generator runs on the other CPU, so that the polling application keeps its own.
-        Wire::start(&bed.link, OTHER_CPU, &paced)?.wait()?;
+        Generator::start(&bed.link, OTHER_CPU, &paced)?.wait()?;
         sent += 2 * COUNT;
         let after = places(&at_rest(&active, 0, sent)?);
         Ok::<_, anyhow::Error>([0, 1].map(|i| after[i] - before[i]))

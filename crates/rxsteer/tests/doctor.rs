@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::Netns;
-use rxlab::testing::bed::{instances_are_told, lab};
+use rxlab::testing::testbed::{instances_are_told, lab};
 use rxsteer::daemon::options::Options;
 use serde_json::Value;
 

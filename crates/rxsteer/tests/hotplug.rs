@@ -7,9 +7,9 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::generator::Generator;
 use rxlab::lab::link::LinkConfig;
-use rxlab::lab::wire::Wire;
-use rxlab::testing::bed::{Bed, OTHER_CPU, lab, status, until};
+use rxlab::testing::testbed::{OTHER_CPU, Testbed, lab, status, until};
 use rxsteer::api::status::Queue;
 use rxsteer::host::kthread;
 use rxsteer::host::setting::Setting;
@@ -48,15 +48,15 @@ fn a_cpu_that_goes_is_left_and_found_again() -> Result<()> {
     let Some(online) = switch(test) else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 500);
-    let sink = bed.sink_in_order(&flows)?;
+    let sink = bed.receiver_in_order(&flows)?;
     let active = Active::steer(dut, bed.options(&[OTHER_CPU]))?;
-    let wire = Wire::start(
+    let wire = Generator::start(
         &bed.link,
         0,
-        &rxlab::testing::bed::lossless(Frames::Udp(flows), None, 20_000),
+        &rxlab::testing::testbed::lossless(Frames::Udp(flows), None, 20_000),
     )?;
     let queue = || Ok::<Queue, anyhow::Error>(status(&active)?.devices[0].queues[0].clone());
     // All packets received from now on have the same location.
@@ -89,7 +89,7 @@ fn a_cpu_that_goes_is_left_and_found_again() -> Result<()> {
     }
     let sent = wire.stop()?;
     assert_eq!(sent.lost, 0);
-    let queue = rxlab::testing::bed::at_rest(&active, 0, sent.sent)?;
+    let queue = rxlab::testing::testbed::at_rest(&active, 0, sent.sent)?;
     assert_eq!(
         (queue.sums.lost, queue.sums.dropped + queue.sums.shed),
         (0, 0),
@@ -115,24 +115,27 @@ fn a_cpu_that_comes_later_is_used() -> Result<()> {
     let Some(online) = switch(test) else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let flows = UdpFlows::to(&bed.link.dut, 100);
-    let sink = bed.sink_by_cpu(&flows)?;
+    let sink = bed.receiver_by_cpu(&flows)?;
     online.set("0")?;
     let active = Active::steer(&bed.link.dut, bed.options(&[0, OTHER_CPU]))?;
     assert_eq!(status(&active)?.devices[0].queues[0].rps_cpus, "0");
     bed.send(Frames::Udp(flows.clone()), 500)?;
-    assert_eq!(rxlab::testing::bed::at_rest(&active, 0, 500)?.inline, 500);
+    assert_eq!(
+        rxlab::testing::testbed::at_rest(&active, 0, 500)?.inline,
+        500
+    );
     online.set("1")?;
     let mut sent = 500;
     until("packets are redirected", || {
         sent += 100;
         bed.send(Frames::Udp(flows.clone()), 100)?;
-        let queue = rxlab::testing::bed::at_rest(&active, 0, sent)?;
+        let queue = rxlab::testing::testbed::at_rest(&active, 0, sent)?;
         Ok((queue.sums.redirected > 0).then_some(()))
     })?;
     assert_eq!(status(&active)?.devices[0].queues[0].rps_cpus, "0-1");
     active.stop()?;
-    rxlab::testing::bed::received(sink, sent)?;
+    rxlab::testing::testbed::received(sink, sent)?;
     Ok(())
 }

@@ -12,12 +12,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use anyhow::{Context, Result};
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;
-use rxlab::lab::wire::{Wire, WireConfig};
 use rxlab::lab::witness::Witness;
 use rxlab::testing::app::{App, connected};
-use rxlab::testing::bed::{Bed, OTHER_CPU, POLLING_CPU, lab, lossless, status, until};
+use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, lab, lossless, status, until};
 use rxsteer::api::status::Queue;
 use rxsteer::daemon::options::Options;
 use rxsteer::datapath::load::Pressure;
@@ -47,7 +47,7 @@ fn lab_of(test: &str, cpus: usize) -> Option<impl Sized> {
 
 /// One flow to an application on CPU 1 that either polls its socket or sleeps.
 struct Scene {
-    bed: Bed,
+    bed: Testbed,
     flows: UdpFlows,
     polls: Arc<AtomicBool>,
     _app: App,
@@ -55,7 +55,7 @@ struct Scene {
 
 impl Scene {
     fn new() -> Result<Self> {
-        let bed = Bed::new(&LinkConfig::default())?;
+        let bed = Testbed::new(&LinkConfig::default())?;
         let dut = &bed.link.dut;
         let flows = UdpFlows::to(dut, 1);
         let socket = connected(&dut.netns, &flows)?;
@@ -304,7 +304,7 @@ fn a_chosen_cpu_may_go_offline() -> Result<()> {
     };
     let frames = Frames::Udp(scene.flows.clone());
     let witness = Witness::new(&scene.bed.link.dut, &frames)?;
-    let wire = Wire::start(&scene.bed.link, 0, &lossless(frames, None, 20_000))?;
+    let wire = Generator::start(&scene.bed.link, 0, &lossless(frames, None, 20_000))?;
     let before = queue(&active)?;
     online.set("0")?;
     until("the flow is elsewhere", || {
@@ -357,7 +357,7 @@ fn flows_leave_a_saturated_cpu_and_return() -> Result<()> {
     let Some(_guard) = lab("flows_leave_a_saturated_cpu_and_return") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 256);
     // No application receives: CPU 1 has nothing else to do.
@@ -371,14 +371,14 @@ fn flows_leave_a_saturated_cpu_and_return() -> Result<()> {
     let frames = Frames::Udp(flows.clone());
     let witness = Witness::new(dut, &frames)?;
     let active = Active::steer(dut, options)?;
-    let flood = WireConfig {
+    let flood = GeneratorConfig {
         frames: frames.clone(),
         count: None,
         rate: None,
         lossless: false,
         window: None,
     };
-    let flood = Wire::start(&bed.link, POLLING_CPU, &flood)?;
+    let flood = Generator::start(&bed.link, POLLING_CPU, &flood)?;
     until("flows leave the pressed CPU", || {
         let q = queue(&active)?;
         Ok((q.moves > 0 && q.sums.redirected > 1000).then_some(()))

@@ -14,13 +14,13 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rxlab::lab::ethtool::Offload;
 use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::generator::Generator;
 use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::netns::Netns;
-use rxlab::lab::sink::Sink;
-use rxlab::lab::wire::Wire;
+use rxlab::lab::receiver::Receiver;
 use rxlab::lab::xdp::Xdp;
-use rxlab::testing::bed::*;
+use rxlab::testing::testbed::*;
 use rxsteer::api::client;
 use rxsteer::api::status::Status;
 use rxsteer::host::device::{AttachedXdp, Device, XdpMode};
@@ -171,13 +171,13 @@ fn account(log: &str) -> Result<Account> {
     })
 }
 
-fn attached(bed: &Bed) -> Result<Option<AttachedXdp>> {
+fn attached(bed: &Testbed) -> Result<Option<AttachedXdp>> {
     let dut = &bed.link.dut;
     dut.netns.run(|| Ok(Device::open(&dut.name)?.xdp))
 }
 
 /// All datagrams sent and not counted as dropped arrive in order.
-fn all_arrive_in_order(sink: Sink, count: u64) -> Result<()> {
+fn all_arrive_in_order(sink: Receiver, count: u64) -> Result<()> {
     until("all datagrams received", || {
         Ok((sink.received() + sink.dropped()? >= count).then_some(()))
     })
@@ -201,11 +201,11 @@ fn a_stop_signal_brings_every_packet_home() -> Result<()> {
         return Ok(());
     };
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
-        let bed = Bed::new(&LinkConfig::default())?;
+        let bed = Testbed::new(&LinkConfig::default())?;
         let dut = &bed.link.dut;
         let flows = UdpFlows::to(dut, 500);
-        let sink = bed.sink_in_order(&flows)?;
-        let wire = Wire::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 50_000))?;
+        let sink = bed.receiver_in_order(&flows)?;
+        let wire = Generator::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 50_000))?;
         let rxsteer = Rxsteer::steering(
             &dut.netns,
             &roomy(&dut.name, &["--rps-cpus=1", "--policy=rps"]),
@@ -248,11 +248,11 @@ fn coming_and_going_many_times_loses_nothing() -> Result<()> {
     let Some(_guard) = lab("coming_and_going_many_times_loses_nothing") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 500);
-    let sink = bed.sink_in_order(&flows)?;
-    let wire = Wire::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 20_000))?;
+    let sink = bed.receiver_in_order(&flows)?;
+    let wire = Generator::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 20_000))?;
     let (mut seen, mut redirected, mut dropped) = (0, 0, 0);
     // An emulated machine takes seconds for each iteration.
     let times = std::env::var("RXSTEER_TIMES").map_or(Ok(100), |times| times.parse())?;
@@ -288,10 +288,10 @@ fn a_kill_leaves_no_steering_and_loses_nothing() -> Result<()> {
     let Some(_guard) = lab("a_kill_leaves_no_steering_and_loses_nothing") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 500);
-    let sink = bed.sink_in_order(&flows)?;
+    let sink = bed.receiver_in_order(&flows)?;
     let rxsteer = Rxsteer::steering(&dut.netns, &roomy(&dut.name, &["--rps-cpus=1"]))?;
     let redirected =
         || Ok::<_, anyhow::Error>(rxsteer.status()?.devices[0].queues[0].sums.redirected);
@@ -301,7 +301,7 @@ fn a_kill_leaves_no_steering_and_loses_nothing() -> Result<()> {
         bed.send(Frames::Udp(flows.clone()), 10)?;
         Ok((redirected()? > 0).then_some(()))
     })?;
-    let wire = Wire::start(
+    let wire = Generator::start(
         &bed.link,
         0,
         &lossless(Frames::Udp(flows.clone()), None, 20_000),
@@ -341,7 +341,7 @@ fn status_and_set_reach_the_running_one() -> Result<()> {
     let Some(_guard) = lab("status_and_set_reach_the_running_one") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let name = dut.name.as_str();
     let args = roomy(name, &["--rps-cpus=0", "--tunnels=all"]);
@@ -422,7 +422,7 @@ fn status_and_set_reach_the_running_one() -> Result<()> {
 }
 
 /// Exits with status 1 for these reasons, and attaches nothing.
-fn refused(bed: &Bed, args: &[&str], why: &[&str]) -> Result<()> {
+fn refused(bed: &Testbed, args: &[&str], why: &[&str]) -> Result<()> {
     let before = attached(bed)?.map(|xdp| xdp.id);
     let Err(ended) = Rxsteer::start(&bed.link.dut.netns, args)? else {
         bail!("{args:?} was not refused");
@@ -443,7 +443,7 @@ fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
     let Some(_guard) = lab("what_is_in_the_way_is_named_and_left_alone") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let name = dut.name.as_str();
     let me = format!("pid {}", std::process::id());
@@ -527,7 +527,7 @@ fn generic_mode_without_napi_is_refused() -> Result<()> {
     let Some(_guard) = lab(test).filter(|_| instances_are_told(test)) else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let args = [dut.name.as_str(), "--mode=generic"];
     dut.ethtool.set(Offload::Gro, false)?;
@@ -545,7 +545,7 @@ fn a_missing_capability_is_named() -> Result<()> {
     };
     use std::os::unix::process::CommandExt;
     const CAP_BPF: libc::c_ulong = 39;
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let mut command = bed.link.dut.netns.command(RXSTEER)?;
     command.arg("run").args(plain(&[])).arg(&bed.link.dut.name);
     // SAFETY: one system call. At exec root gets the capabilities of its bounding set only.

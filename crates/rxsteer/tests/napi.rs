@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::lab::nic::Nic;
-use rxlab::testing::bed::{instances_are_told, lab, until};
+use rxlab::testing::testbed::{instances_are_told, lab, until};
 use rxsteer::host::device::Device;
 use rxsteer::host::netdev::{self, Settings, Threaded};
 use rxsteer::host::topology::Topology;

@@ -6,11 +6,11 @@ use std::net::SocketAddr;
 use anyhow::Result;
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::generator::Generator;
 use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;
-use rxlab::lab::sink::{Sink, SinkConfig};
-use rxlab::lab::wire::Wire;
-use rxlab::testing::bed::*;
+use rxlab::lab::receiver::{Receiver, ReceiverConfig};
+use rxlab::testing::testbed::*;
 use rxsteer::daemon::options::Options;
 use rxsteer::datapath::FLOW_LIMIT;
 use rxsteer::datapath::backlogs::LIMIT_MAX;
@@ -32,7 +32,7 @@ const RATE: u64 = 1_000_000;
 /// Sends rounds of frames into one backlog with a thread that gets little CPU time, until the flow
 /// limit drops frames or, if it is 0, until modest flows lose some.
 fn overload(flow_limit: u32) -> Result<()> {
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let modest = UdpFlows::to(dut, NR_MODEST);
     let flows = UdpFlows {
@@ -46,13 +46,13 @@ fn overload(flow_limit: u32) -> Result<()> {
         ..bed.options(&[OTHER_CPU])
     };
     let active = Active::steer(dut, options)?;
-    let sink = bed.sink_in_order(&modest)?;
+    let sink = bed.receiver_in_order(&modest)?;
     let local = SocketAddr::new(flows.daddr, flows.dport);
-    let flood_sink = SinkConfig {
+    let flood_sink = ReceiverConfig {
         peer: Some(flows.source(NR_MODEST)),
-        ..SinkConfig::new(local)
+        ..ReceiverConfig::new(local)
     };
-    let flood_sink = Sink::start(&dut.netns, &flood_sink)?;
+    let flood_sink = Receiver::start(&dut.netns, &flood_sink)?;
 
     let mut received = bed.warm_up(&active, &modest)?.received;
     let mut sent_by_modest = received;
@@ -60,7 +60,7 @@ fn overload(flow_limit: u32) -> Result<()> {
         let count = MODEST * u64::from(1 + FLOOD);
         let hog = Hog::new(OTHER_CPU)?;
         let config = lossless(Frames::Udp(flows.clone()), Some(count), RATE);
-        let sent = Wire::start(&bed.link, POLLING_CPU, &config)?.wait()?;
+        let sent = Generator::start(&bed.link, POLLING_CPU, &config)?.wait()?;
         drop(hog);
         assert_eq!((sent.sent, sent.lost), (count, 0));
         received += count;

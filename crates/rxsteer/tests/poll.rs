@@ -17,7 +17,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use rxlab::testing::bed::until;
+use rxlab::testing::testbed::until;
 use rxsteer::host::polling::Polling;
 
 const RXSTEER: &str = env!("CARGO_BIN_EXE_rxsteer");

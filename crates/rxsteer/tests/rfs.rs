@@ -11,11 +11,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::generator::Generator;
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::sockets::reuseport;
-use rxlab::lab::wire::Wire;
 use rxlab::testing::app::{App, soon};
-use rxlab::testing::bed::{Bed, OTHER_CPU, POLLING_CPU, all_at, lab, places, status, until};
+use rxlab::testing::testbed::{
+    OTHER_CPU, POLLING_CPU, Testbed, all_at, lab, places, status, until,
+};
 use rxsteer::api::client;
 use rxsteer::api::set::Change;
 use rxsteer::daemon::options::Options;
@@ -33,7 +35,7 @@ fn follows(active: &Active<'_>, app: &App, mut send: impl FnMut() -> Result<()>)
 }
 
 /// RPS alone keeps all flows INLINE.
-fn rfs(bed: &Bed) -> Options {
+fn rfs(bed: &Testbed) -> Options {
     Options {
         policy: Policy::RFS,
         ..bed.options(&[POLLING_CPU])
@@ -41,7 +43,7 @@ fn rfs(bed: &Bed) -> Options {
 }
 
 /// The flow follows with policy rfs and not with rps, which keeps it INLINE.
-fn only_by_rfs(bed: &Bed, app: &App, mut send: impl FnMut() -> Result<()>) -> Result<()> {
+fn only_by_rfs(bed: &Testbed, app: &App, mut send: impl FnMut() -> Result<()>) -> Result<()> {
     let dut = &bed.link.dut;
     let options = rfs(bed);
     let active = Active::steer(dut, options.clone())?;
@@ -75,7 +77,7 @@ fn connected_udp() -> Result<()> {
     let Some(_guard) = lab("connected_udp") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig {
+    let bed = Testbed::new(&LinkConfig {
         ipv6: true,
         ..Default::default()
     })?;
@@ -107,7 +109,7 @@ fn unconnected_udp_with_sender_address() -> Result<()> {
     let Some(_guard) = lab("unconnected_udp_with_sender_address") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig {
+    let bed = Testbed::new(&LinkConfig {
         ipv6: true,
         ..Default::default()
     })?;
@@ -131,7 +133,7 @@ fn tcp() -> Result<()> {
     let Some(_guard) = lab("tcp") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig {
+    let bed = Testbed::new(&LinkConfig {
         ipv6: true,
         ..Default::default()
     })?;
@@ -162,7 +164,7 @@ fn unconnected_udp_can_be_ignored() -> Result<()> {
     let Some(_guard) = lab("unconnected_udp_can_be_ignored") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = one(UdpFlows::to(dut, 1));
     let local = SocketAddr::new(flows.daddr, flows.dport);
@@ -198,7 +200,7 @@ fn a_socket_that_threads_share_is_not_followed_to_and_fro() -> Result<()> {
     let Some(_guard) = lab("a_socket_that_threads_share_is_not_followed_to_and_fro") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 16);
     let local = SocketAddr::new(flows.daddr, flows.dport);
@@ -243,7 +245,7 @@ fn a_reuseport_group_has_its_flows_where_its_threads_are() -> Result<()> {
     let Some(_guard) = lab("a_reuseport_group_has_its_flows_where_its_threads_are") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 64);
     let local = SocketAddr::new(flows.daddr, flows.dport);
@@ -298,7 +300,7 @@ fn tables_of_no_size_are_off_and_can_be_changed_under_way() -> Result<()> {
     let Some(_guard) = lab("tables_of_no_size_are_off_and_can_be_changed_under_way") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = one(UdpFlows::to(dut, 1));
     let socket = dut.netns.run(|| {
@@ -361,7 +363,7 @@ fn a_closed_sockets_flow_is_not_followed() -> Result<()> {
     let Some(_guard) = lab("a_closed_sockets_flow_is_not_followed") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = one(UdpFlows::to(dut, 1));
     let local = SocketAddr::new(flows.daddr, flows.dport);
@@ -400,7 +402,7 @@ fn queues_and_polling_cpus_change_nothing() -> Result<()> {
     let Some(_guard) = lab("queues_and_polling_cpus_change_nothing") else {
         return Ok(());
     };
-    let mut bed = Bed::new(&LinkConfig {
+    let mut bed = Testbed::new(&LinkConfig {
         queues: 2,
         ..Default::default()
     })?;
@@ -427,12 +429,12 @@ fn queues_and_polling_cpus_change_nothing() -> Result<()> {
     };
     let app = App::start(&netns, Box::new(take))?;
     let options = rfs(&bed);
-    let Bed { link, nic } = &mut bed;
+    let Testbed { link, nic } = &mut bed;
     let active = Active::steer(&link.dut, options)?;
     // The generator on CPU 1 sends into queue 1.
     let wires = [0, 1].map(|cpu| {
-        let config = rxlab::testing::bed::lossless(Frames::Udp(flows.clone()), None, 10_000);
-        Wire::start(link, cpu, &config)
+        let config = rxlab::testing::testbed::lossless(Frames::Udp(flows.clone()), None, 10_000);
+        Generator::start(link, cpu, &config)
     });
     for (at, polling) in [(1, 0), (0, 0), (0, 1), (1, 1), (1, 0)] {
         app.move_to(at)?;

@@ -7,9 +7,9 @@ use anyhow::Result;
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
-use rxlab::lab::wire::{Wire, WireConfig};
 use rxsteer::api::status::Queue;
 use rxsteer::daemon::options::{Hash, Options};
 use rxsteer::datapath::policy::Policy;
@@ -46,14 +46,14 @@ fn account(link: &Link, hash: Hash) -> Result<[Queue; 2]> {
     })?;
     let sockets = received(PACKETS)?;
 
-    let config = WireConfig {
+    let config = GeneratorConfig {
         frames: Frames::Udp(UdpFlows::to(&link.dut, 100)),
         count: Some(PACKETS),
         rate: None,
         lossless: true,
         window: None,
     };
-    Wire::start(link, 0, &config)?.wait()?;
+    Generator::start(link, 0, &config)?.wait()?;
     let wire = received(2 * PACKETS)?;
     active.stop()?;
     Ok([sockets, wire])

@@ -7,11 +7,11 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;
-use rxlab::lab::sink::{Sink, SinkConfig};
-use rxlab::lab::wire::{Wire, WireConfig};
-use rxlab::testing::bed::*;
+use rxlab::lab::receiver::{Receiver, ReceiverConfig};
+use rxlab::testing::testbed::*;
 use rxsteer::api::client;
 use rxsteer::api::set::Change;
 use rxsteer::api::status::{Queue, Terms};
@@ -57,7 +57,7 @@ fn frame(dmac: [u8; 6], ether_type: u16, rest: &[u8]) -> Frames {
 
 /// Frames of every kind; a mask without the polling CPU gives each kind one destination.
 fn every_frame_is_accounted_for(mode: Mode) -> Result<()> {
-    let bed = Bed::new(&LinkConfig {
+    let bed = Testbed::new(&LinkConfig {
         ipv6: true,
         ..Default::default()
     })?;
@@ -77,7 +77,7 @@ fn every_frame_is_accounted_for(mode: Mode) -> Result<()> {
     let qinq = tagged(&ipv6, &[(0x88a8, 10), (0x8100, 20)]);
     let before = bed.warm_up(&active, &ipv4)?;
 
-    let sinks = [bed.sink_by_cpu(&ipv4)?, bed.sink_by_cpu(&ipv6)?];
+    let sinks = [bed.receiver_by_cpu(&ipv4)?, bed.receiver_by_cpu(&ipv6)?];
     let counts = [COUNT, COUNT + 1, COUNT + 2, COUNT + 3];
     let mut total = before.received;
     for (flows, count) in [ipv4, ipv6, vlan, qinq].into_iter().zip(counts) {
@@ -110,11 +110,11 @@ fn every_frame_is_accounted_for(mode: Mode) -> Result<()> {
     let [four, six] = sinks;
     // No VLAN device exists: tagged frames end in the stack.
     assert_eq!(
-        rxlab::testing::bed::received(four, counts[0])?,
+        rxlab::testing::testbed::received(four, counts[0])?,
         [0, counts[0]]
     );
     assert_eq!(
-        rxlab::testing::bed::received(six, counts[1])?,
+        rxlab::testing::testbed::received(six, counts[1])?,
         [0, counts[1]]
     );
     active.stop()
@@ -138,8 +138,8 @@ fn every_frame_is_accounted_for_in_generic_mode() -> Result<()> {
 }
 
 /// 4096 flows with a mask: returns the queue and the sink's packets by CPU.
-fn shares(options: impl FnOnce(&Bed) -> Options) -> Result<(Queue, Vec<u64>)> {
-    let bed = Bed::new(&LinkConfig::default())?;
+fn shares(options: impl FnOnce(&Testbed) -> Options) -> Result<(Queue, Vec<u64>)> {
+    let bed = Testbed::new(&LinkConfig::default())?;
     let flows = UdpFlows::to(&bed.link.dut, 4096);
     let active = Active::steer(&bed.link.dut, options(&bed))?;
     // The first poll of a queue is always inline; two more rounds move the flows.
@@ -148,7 +148,7 @@ fn shares(options: impl FnOnce(&Bed) -> Options) -> Result<(Queue, Vec<u64>)> {
         at_rest(&active, 0, rounds * 4096)?;
     }
     let before = at_rest(&active, 0, 3 * 4096)?;
-    let sink = bed.sink_by_cpu(&flows)?;
+    let sink = bed.receiver_by_cpu(&flows)?;
     let count = 2 * 4096;
     bed.send(Frames::Udp(flows), count)?;
     let now = at_rest(&active, 0, before.received + count)?;
@@ -240,12 +240,12 @@ fn a_mask_change_moves_the_flows_in_order() -> Result<()> {
     let Some(_guard) = lab("a_mask_change_moves_the_flows_in_order") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 200);
-    let sink = bed.sink_in_order(&flows)?;
+    let sink = bed.receiver_in_order(&flows)?;
     let active = Active::steer(dut, bed.options(&[POLLING_CPU]))?;
-    let wire = Wire::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 50_000))?;
+    let wire = Generator::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 50_000))?;
     let set = |cpus: &str| {
         dut.netns
             .run(|| client::set(Change::rps_cpus(&dut.name, None, cpus)))
@@ -304,9 +304,9 @@ fn the_sink_sees_what_is_out_of_order() -> Result<()> {
     let Some(_guard) = lab("the_sink_sees_what_is_out_of_order") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let flows = UdpFlows::to(&bed.link.dut, 200);
-    let sink = bed.sink_in_order(&flows)?;
+    let sink = bed.receiver_in_order(&flows)?;
     // The second generator starts from 0: all its frames, and no others, are out of order.
     for count in [COUNT, COUNT - 1_000] {
         bed.send(Frames::Udp(flows.clone()), count)?;
@@ -325,7 +325,7 @@ fn a_full_backlog_drops_in_xdp_and_nowhere_else() -> Result<()> {
         return Ok(());
     };
     for limit in [16, 512] {
-        let bed = Bed::new(&LinkConfig::default())?;
+        let bed = Testbed::new(&LinkConfig::default())?;
         let flows = UdpFlows::to(&bed.link.dut, NR_FLOWS);
         let options = Options {
             backlog: Some(limit),
@@ -333,16 +333,16 @@ fn a_full_backlog_drops_in_xdp_and_nowhere_else() -> Result<()> {
         };
         let active = Active::steer(&bed.link.dut, options)?;
         let local = SocketAddr::new(flows.daddr, flows.dport);
-        let sink = Sink::start(&bed.link.dut.netns, &SinkConfig::new(local))?;
+        let sink = Receiver::start(&bed.link.dut.netns, &ReceiverConfig::new(local))?;
         let hog = Hog::new(OTHER_CPU)?;
-        let flood = WireConfig {
+        let flood = GeneratorConfig {
             frames: Frames::Udp(flows),
             count: None,
             rate: None,
             lossless: false,
             window: None,
         };
-        let wire = Wire::start(&bed.link, 0, &flood)?;
+        let wire = Generator::start(&bed.link, 0, &flood)?;
         until("the backlog was full a thousand times", || {
             let sums = &status(&active)?.devices[0].queues[0].sums;
             Ok((sums.dropped + sums.lost > 1_000).then_some(()))
@@ -370,7 +370,7 @@ fn every_queue_has_a_mask_and_an_account_of_its_own() -> Result<()> {
     let Some(_guard) = lab("every_queue_has_a_mask_and_an_account_of_its_own") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig {
+    let bed = Testbed::new(&LinkConfig {
         queues: 2,
         ..Default::default()
     })?;
@@ -381,12 +381,12 @@ fn every_queue_has_a_mask_and_an_account_of_its_own() -> Result<()> {
     };
     let active = Active::steer(&bed.link.dut, options)?;
     let before = bed.warm_up(&active, &flows)?;
-    let sink = bed.sink_by_cpu(&flows)?;
+    let sink = bed.receiver_by_cpu(&flows)?;
     let counts = [COUNT, COUNT / 2];
     let wires = [0, 1].map(|cpu: usize| {
         let frames = Frames::Udp(flows.clone());
         let config = lossless(frames, Some(counts[cpu]), 100_000);
-        Wire::start(&bed.link, cpu as u32, &config)
+        Generator::start(&bed.link, cpu as u32, &config)
     });
     for (wire, count) in wires.into_iter().zip(counts) {
         let report = wire?.wait()?;
@@ -422,13 +422,13 @@ fn two_devices_are_steered_by_one() -> Result<()> {
     let Some(_guard) = lab("two_devices_are_steered_by_one") else {
         return Ok(());
     };
-    let first = Bed::new(&LinkConfig::default())?;
+    let first = Testbed::new(&LinkConfig::default())?;
     let (tester, dut) = (&first.link.tester.netns, &first.link.dut.netns);
     let id = |id| LinkConfig {
         id,
         ..Default::default()
     };
-    let second = Bed::between(tester, dut, &id(1))?;
+    let second = Testbed::between(tester, dut, &id(1))?;
     let name = &second.link.dut.name;
     let mut options = Options {
         queues: vec![format!("{name}:0=0-0").parse()?],
@@ -439,8 +439,8 @@ fn two_devices_are_steered_by_one() -> Result<()> {
     let flows = [&first, &second].map(|bed| UdpFlows::to(&bed.link.dut, NR_FLOWS));
     let before = first.warm_up(&active, &flows[0])?;
     let sinks = [
-        first.sink_by_cpu(&flows[0])?,
-        second.sink_by_cpu(&flows[1])?,
+        first.receiver_by_cpu(&flows[0])?,
+        second.receiver_by_cpu(&flows[1])?,
     ];
     first.send(Frames::Udp(flows[0].clone()), COUNT)?;
     second.send(Frames::Udp(flows[1].clone()), COUNT + 1)?;
@@ -460,7 +460,7 @@ fn two_devices_are_steered_by_one() -> Result<()> {
         .map(|device| device.queues[0].rps_cpus.clone())
         .collect();
     assert_eq!(masks, ["1", "1"]);
-    let sink = second.sink_by_cpu(&flows[1])?;
+    let sink = second.receiver_by_cpu(&flows[1])?;
     let mut sent = COUNT + 1;
     until("the second device's flows have moved", || {
         let before = at_rest(&active, 1, sent)?;
@@ -475,7 +475,7 @@ fn two_devices_are_steered_by_one() -> Result<()> {
 
 /// Datagrams of several pages, one at a time so that the ring is never full.
 fn jumbo_frames_arrive_whole(mode: Mode) -> Result<()> {
-    let bed = Bed::new(&LinkConfig {
+    let bed = Testbed::new(&LinkConfig {
         mtu: 9000,
         ..Default::default()
     })?;

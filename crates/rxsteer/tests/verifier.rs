@@ -189,8 +189,8 @@ fn the_labs_programs_stay_far_from_it_too() -> Result<()> {
     }
     let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;
     constants.flow_tunnels.0 = Tunnel::All.bits();
-    let layout = &mut constants.wire_layout;
-    layout.template_len = constants.wire_template.len() as u32;
+    let layout = &mut constants.generator_layout;
+    layout.template_len = constants.generator_template.len() as u32;
     (layout.ipv4, layout.saddr, layout.ports) = (14, 26, 34);
     (layout.tcp_seq, layout.checksum, layout.stamp) = (38, 50, 54);
     layout.push = 1;

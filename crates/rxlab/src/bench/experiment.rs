@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a scenario is: what it would measure, and how it measures one mode.
+//! Interface of a scenario: its plan, and the measurement of one mode.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,27 +11,27 @@ use indexmap::IndexMap;
 
 use super::report::document::{Better, Metric};
 
-/// How often, how long, and under which conditions.
+/// Rounds, length and conditions of the measurements.
 #[derive(Clone, Debug)]
 pub struct Effort {
-    /// Every mode runs once a round.
+    /// Each round measures every mode once.
     pub rounds: u32,
-    /// Of one measurement.
+    /// Length of one measurement.
     pub seconds: f64,
-    /// How the queue is polled; empty: as the scenario sees fit.
+    /// Ways to poll the queue; empty: the scenario's own.
     pub napi: Vec<Napi>,
-    /// GRO at the device under test; empty: as the scenario sees fit.
+    /// GRO at the device under test; empty: the scenario's own.
     pub gro: Vec<Gro>,
-    /// On a device of the host, rather than in the lab.
+    /// Measure on a device of the host instead of the lab.
     pub on: Option<On>,
-    /// A part of it.
+    /// Selects cases and modes.
     pub only: Only,
 }
 
-/// Which of a scenario's measurements are made.
+/// A selection of cases and modes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Only {
-    /// Cases whose names contain one of these; empty: all.
+    /// Cases with one of these in their names; empty: all.
     pub cases: Vec<String>,
     /// Modes of these names; empty: all.
     pub modes: Vec<String>,
@@ -47,12 +47,11 @@ impl Only {
     }
 }
 
-/// A device of the host, and who puts the load on it.
+/// A device of the host, and the peer that generates its load.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct On {
-    /// Its name.
     pub device: String,
-    /// Where `rxlab bench serve` listens.
+    /// Address of `rxlab bench serve`.
     pub peer: SocketAddr,
 }
 
@@ -74,7 +73,7 @@ pub enum Gro {
     Off,
 }
 
-/// What the lab's device is like.
+/// Properties of the lab's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Condition {
@@ -97,7 +96,7 @@ impl fmt::Display for Condition {
 }
 
 impl Condition {
-    /// The name of a case under this one of several conditions.
+    /// Name of a case under this condition; names the condition if there are several.
     pub(super) fn case(self, name: &str, conditions: &[Self]) -> String {
         match conditions {
             [_] => name.to_owned(),
@@ -107,7 +106,7 @@ impl Condition {
 }
 
 impl Effort {
-    /// Every combination that was asked for; of what was not, the scenario's own.
+    /// All combinations of the requested values; `napi` and `gro` are the scenario's defaults.
     pub fn conditions(&self, napi: &[Napi], gro: &[Gro]) -> Vec<Condition> {
         let or = |asked: &[Napi]| if asked.is_empty() { napi } else { asked }.to_vec();
         let or_gro = |asked: &[Gro]| if asked.is_empty() { gro } else { asked }.to_vec();
@@ -119,22 +118,21 @@ impl Effort {
     }
 }
 
-/// What a scenario is going to do.
+/// Plan of a scenario.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// The scenario's name.
     pub scenario: &'static str,
-    /// What it asks, in a sentence.
+    /// The question it answers, in a sentence.
     pub question: &'static str,
-    /// What it measures, the most important first.
+    /// Metrics by name, the most important first.
     pub metrics: IndexMap<String, Metric>,
     /// In the order of a round.
     pub cases: Vec<CasePlan>,
-    /// What shapes all figures.
+    /// Conditions that apply to all figures.
     pub conditions: IndexMap<String, String>,
-    /// What else should be known.
+    /// Remarks for the reader of the figures.
     pub notes: Vec<String>,
-    /// Seconds that a measurement takes, all in all.
+    /// Duration of a measurement including overhead, s.
     pub seconds_each: f64,
 }
 
@@ -147,7 +145,7 @@ pub struct CasePlan {
 }
 
 impl Plan {
-    /// One round's measurements: the numbers and names of case and mode.
+    /// Measurements of one round: index and name of the case and of the mode.
     pub(super) fn round(
         &self,
         only: &Only,
@@ -162,18 +160,18 @@ impl Plan {
             .filter(|(_, (_, mode))| only.mode(mode))
     }
 
-    /// Measurements of all rounds.
+    /// Number of measurements in all rounds.
     pub fn nr_measurements(&self, effort: &Effort) -> u64 {
         u64::from(effort.rounds) * self.round(&effort.only).count() as u64
     }
 
-    /// How long they take.
+    /// Estimated duration of all measurements.
     pub fn duration(&self, effort: &Effort) -> Duration {
         Duration::from_secs_f64(self.seconds_each * self.nr_measurements(effort) as f64)
     }
 }
 
-/// A metric, with its name: its title and unit, and which way it gets better.
+/// A headline metric, with its name.
 pub fn headline(name: &str, title: &str, unit: &str, better: Better) -> (String, Metric) {
     let metric = Metric {
         title: title.to_owned(),
@@ -184,22 +182,20 @@ pub fn headline(name: &str, title: &str, unit: &str, better: Better) -> (String,
     (name.to_owned(), metric)
 }
 
-/// The same, of one that explains the headlines.
+/// A metric that explains the headlines, with its name.
 pub fn detail(name: &str, title: &str, unit: &str, better: Better) -> (String, Metric) {
     let (name, metric) = headline(name, title, unit, better);
     let headline = false;
     (name, Metric { headline, ..metric })
 }
 
-/// What one measurement found, by metric.
+/// Figures of one measurement, by metric.
 pub type Values = Vec<(&'static str, f64)>;
 
-/// A scenario.
 pub trait Experiment {
-    /// What it is going to do.
     fn plan(&self) -> Plan;
 
-    /// Measures once; both numbers are indices into the plan.
+    /// Measures once; `case` and `mode` are indices into the plan.
     ///
     /// # Errors
     /// [`Unfit`] when this measurement did not measure what it claims; any other error ends the
@@ -207,12 +203,12 @@ pub trait Experiment {
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values>;
 }
 
-/// A measurement that did not measure what it claims: it gives no figure.
+/// A measurement that did not measure what it claims, and gives no figure.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub struct Unfit(pub String);
 
-/// `ensure!` for what makes a measurement [`Unfit`].
+/// `ensure!` with [`Unfit`] as the error.
 macro_rules! fit {
     ($condition:expr, $($why:tt)*) => {
         let fit: bool = $condition;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A scenario under way: the order, what is measured again, and what becomes of a measurement that failed.
+//! Progress of a scenario: order, repeated and refused measurements.
 
 use anyhow::{Context, Result};
 
@@ -8,18 +8,17 @@ use super::report::document::{Better, Refusal, Report, Rounds};
 use super::setup::pace::Pace;
 use super::setup::watch::{STEAL, Steal};
 
-/// A scenario under way.
+/// A scenario and its figures so far.
 pub struct Measurement {
     experiment: Box<dyn Experiment>,
     plan: Plan,
-    /// How many are complete.
+    /// Number of complete rounds.
     nr_rounds: u32,
     rounds: Rounds,
     refused: Vec<Refusal>,
 }
 
 impl Measurement {
-    /// Nothing is measured yet.
     pub fn new(experiment: Box<dyn Experiment>, effort: &Effort) -> Self {
         let plan = experiment.plan();
         let mut rounds = Rounds::default();
@@ -35,16 +34,16 @@ impl Measurement {
         }
     }
 
-    /// What is going to be done.
     pub fn plan(&self) -> &Plan {
         &self.plan
     }
 
-    /// Measures every mode of every case once. `progress` is told before each what it is. With a
-    /// `pace`, what was measured while CPUs were not equally fast is refused.
+    /// Measures every mode of every case once. `progress` is called with the name before each
+    /// measurement. With a `pace`, measurements during which the CPUs were not equally fast are
+    /// refused.
     ///
     /// # Errors
-    /// When the experiment failed for another reason than that a measurement was unfit.
+    /// When the experiment failed other than by an unfit measurement.
     pub fn round(
         &mut self,
         effort: &Effort,
@@ -81,12 +80,12 @@ impl Measurement {
         Ok(())
     }
 
-    /// What the complete rounds found, if there are any.
+    /// Report of the complete rounds; None before the first.
     pub fn report(&self, effort: &Effort) -> Option<Report> {
         let plan = self.plan.clone();
         let mut cases = self.rounds.cases(self.nr_rounds);
         for case in &mut cases {
-            // What is neither good nor bad explains; to compare it would only confuse.
+            // Metrics without a good direction only explain the others and are not compared.
             let compared =
                 |name: &str| plan.metrics.get(name).map(|m| m.better) != Some(Better::Neither);
             case.ratios.retain(|metric, _| compared(metric));
@@ -105,11 +104,11 @@ impl Measurement {
     }
 }
 
-/// How often something is measured in a round, while the host is disturbed.
+/// Attempts per measurement if the host is disturbed.
 const TRIES: u32 = 3;
 
-/// Measures; again, up to [`TRIES`] times in all, when the hypervisor took too much for others: that
-/// says nothing of a mode. `steal` tells the share since it was last asked.
+/// Measures, up to [`TRIES`] times if the hypervisor took more than [`STEAL`] of the CPU time,
+/// which says nothing about a mode. `steal` returns the share since its last call.
 fn undisturbed(
     mut measure: impl FnMut() -> Result<Values>,
     mut steal: impl FnMut() -> Result<f64>,
@@ -138,7 +137,7 @@ mod tests {
 
     use super::*;
 
-    /// What comes of a measurement on a host that is disturbed so often, and how often it was made.
+    /// Result and number of attempts on a host that is disturbed `nr_disturbed` times.
     fn measured(nr_disturbed: u32, error: fn() -> Result<()>) -> (Result<Values>, u32) {
         let (nr, nr_asked) = (Cell::new(0), Cell::new(0));
         let measure = || {
@@ -159,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn only_who_was_disturbed_is_measured_again_and_not_for_ever() {
+    fn disturbed_measurements_are_repeated_up_to_a_limit() {
         let unfit = || Err(Unfit("nothing was measured".to_owned()).into());
         for (nr_disturbed, tries) in [(0, 1), (2, 3)] {
             let (values, nr) = measured(nr_disturbed, || Ok(()));

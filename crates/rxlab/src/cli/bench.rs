@@ -51,7 +51,7 @@ pub struct BenchArgs {
     #[arg(long, value_enum, value_delimiter = ',')]
     pub gro: Vec<Gro>,
 
-    /// Only cases whose names contain this
+    /// Only cases with this text in their names
     #[arg(long, value_name = "TEXT")]
     pub case: Vec<String>,
 
@@ -85,13 +85,13 @@ pub enum BenchCommand {
     Compare(CompareArgs),
     /// Put several reports side by side, such as one for each number of CPUs
     Columns(ColumnsArgs),
-    /// Put load on other hosts that ask for it (rxlab bench --on), until stopped. Whoever reaches
-    /// the port may ask, and gets it to the address from which it asked
+    /// Put load on other hosts that ask for it (rxlab bench --on), until stopped. Any host that
+    /// reaches the port may ask; the load goes to the address from which it asked
     Serve(ServeArgs),
 }
 
 impl BenchArgs {
-    /// How often, how long, and under which conditions.
+    /// Rounds, length and conditions of the measurements.
     pub fn effort(&self) -> Effort {
         Effort {
             rounds: self.rounds,
@@ -153,7 +153,7 @@ impl BenchArgs {
         let bar = ProgressBar::new(nr);
         let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {eta} left, {msg}");
         bar.set_style(style.expect("a template without mistakes"));
-        // One that fails takes nothing away from the others, or from its own rounds before.
+        // A scenario that fails keeps its complete rounds, and the others go on.
         let mut failed = vec![false; measurements.len()];
         for _ in 0..effort.rounds {
             for (measurement, failed) in measurements.iter_mut().zip(&mut failed) {
@@ -191,7 +191,7 @@ impl BenchArgs {
     }
 }
 
-/// The name of a page. Any other could be a slip, or the name of the JSON beside it.
+/// Path of the page. Another extension may be a slip, or the name of the JSON file beside it.
 fn html(path: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(path);
     match path.extension() {
@@ -200,7 +200,7 @@ fn html(path: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// All cases and modes, a line each.
+/// All cases and modes, one line per case.
 fn names(measurements: &[Measurement]) -> String {
     let lines = measurements.iter().flat_map(|measurement| {
         let plan = measurement.plan();
@@ -217,7 +217,7 @@ fn names(measurements: &[Measurement]) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// What is going to be done, and how long it will take.
+/// Prints plan and estimated duration to stderr.
 fn announce(measurements: &[Measurement], effort: &Effort) {
     let mut all = Duration::ZERO;
     for plan in measurements.iter().map(Measurement::plan) {

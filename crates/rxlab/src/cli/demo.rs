@@ -31,7 +31,7 @@ impl DemoArgs {
     }
 }
 
-/// A bar that is told what runs now and how many things will.
+/// Progress bar. The callback takes the current mode and the number of all measurements.
 fn progress(bar: &ProgressBar) -> impl Fn(&str, u64) + '_ {
     let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {msg}");
     bar.set_style(style.expect("a template without mistakes"));

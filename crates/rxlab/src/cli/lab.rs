@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a lab needs of the host.
+//! Requirements of a lab on the host.
 
 use anyhow::{Result, bail};
 use rxsteer::host::caps::{self, Need};
 
-/// Says in one line what the host lacks for a lab, if it lacks something.
+/// Checks that the host allows a lab.
+///
+/// # Errors
+/// The first missing requirement, in one line.
 pub(super) fn needs_lab() -> Result<()> {
     match caps::missing(Need::Lab).first() {
         Some(missing) => bail!("{missing}"),

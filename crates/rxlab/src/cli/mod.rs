@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The command line: a file for each subcommand, with its options and what it does.
+//! The command line: one file per subcommand.
 
 pub mod bench;
 pub mod demo;
@@ -31,10 +31,10 @@ pub enum Command {
 }
 
 impl Command {
-    /// Does it.
+    /// Runs the subcommand.
     ///
     /// # Errors
-    /// With the reason, and what to do about it.
+    /// The reason, with a remedy where there is one.
     pub fn run(self) -> Result<ExitCode> {
         match self {
             Self::Demo(args) => args.run(),

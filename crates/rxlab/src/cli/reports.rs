@@ -58,7 +58,7 @@ pub struct CompareArgs {
 }
 
 impl CompareArgs {
-    /// Fails, in the exit status alone, if a ratio differs.
+    /// Returns exit status 1, without an error, if a ratio differs.
     pub(super) fn run(&self) -> Result<ExitCode> {
         end_with_the_reader()?;
         let comparison = Comparison::of(&read(&self.old)?, &read(&self.new)?)?;

@@ -24,7 +24,7 @@ impl ServeArgs {
     pub(super) fn run(&self) -> Result<ExitCode> {
         let signals = stop_signals()?;
         let server = Server::bind(self.listen)?;
-        // Who reads may stop reading.
+        // Serving goes on when stdout is closed.
         let say = |what: &str| drop(writeln!(std::io::stdout(), "{what}"));
         say(&format!("listening on {}", server.address()?));
         server.serve(signals.as_fd(), &say)?;
@@ -32,7 +32,7 @@ impl ServeArgs {
     }
 }
 
-/// An address, with the peer's port unless it has one.
+/// Parses ADDRESS or ADDRESS:PORT; without a port, [`PORT`].
 pub(super) fn peer(text: &str) -> Result<SocketAddr, String> {
     let address = text.trim_start_matches('[').trim_end_matches(']').parse();
     text.parse()

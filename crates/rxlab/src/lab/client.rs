@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The other side of a server: a closed loop of flows that each have one request under way.
+//! The client of a closed loop: each flow has one request under way.
 //!
-//! An XDP program at the tester's end makes the next request of each reply and keeps the latencies
-//! (bpf/lab_client.h), which costs so little that the server's side is what is measured. From here
-//! come the first requests, and those that were lost.
+//! An XDP program at the tester's end turns each reply into the next request and records latencies
+//! (bpf/lab_client.h). It costs little, so the server's side is what is measured. User space sends
+//! the first requests and repeats lost ones.
 
 use std::net::IpAddr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -25,34 +25,33 @@ use super::xdp;
 use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::{client_flow, client_step};
 
-/// A request without a reply for so long was lost, and is sent again.
-const LOST: Duration = Duration::from_millis(500);
+/// A request without a reply for this time is lost and sent again.
+const RETRANSMIT_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// How often it is looked for those.
-const LOOK: Duration = Duration::from_millis(20);
+/// Interval of the search for lost requests.
+const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
-/// First requests sent in a row: a quarter of a veth's ring.
+/// First requests sent at once: a quarter of a veth ring.
 const BURST: usize = 64;
 
-/// How long the next ones wait for the replies to these, at most.
-const GENTLY: Duration = Duration::from_millis(250);
+/// Limit on waiting for the replies to one burst of first requests.
+const START_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// linux/in.h
 const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
 
-/// What carries a request.
+/// Transport of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Carrier {
-    /// A datagram.
     Udp,
-    /// A segment of a connection that stays.
+    /// A segment on a persistent connection.
     Tcp,
-    /// A connection of its own.
+    /// A new connection per request.
     Connection,
 }
 
-/// The loop, once it was started.
+/// The client's program, and the state to send requests.
 pub struct Client {
     skel: LabSkel<'static>,
     _link: OwnedFd,
@@ -66,31 +65,30 @@ pub struct Client {
     lost: u64,
 }
 
-/// What the flows did for a while.
+/// Results of a measurement.
 #[derive(Clone, Debug)]
 pub struct Replies {
-    /// Of the loop.
+    /// Length of the measurement.
     pub seconds: f64,
-    /// From each request to its reply, ns.
+    /// Time from each request to its reply, ns.
     pub latency: Histogram<u64>,
-    /// Replies that took longer than a minute.
+    /// Replies that took longer than 69 s, the histogram's range.
     pub clipped: u64,
-    /// Requests that had to be sent again.
+    /// Requests sent again.
     pub lost: u64,
 }
 
-/// What became of all requests.
+/// Results since the start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ended {
-    /// Replies since the start.
     pub replies: u64,
-    /// Requests that had to be sent again.
+    /// Requests sent again.
     pub lost: u64,
-    /// Requests that have no reply.
+    /// Requests without a reply.
     pub unanswered: u64,
 }
 
-/// The program's counters at one moment.
+/// The program's counters at one time.
 struct Counters {
     at: Instant,
     buckets: Vec<u64>,
@@ -99,11 +97,11 @@ struct Counters {
 }
 
 impl Client {
-    /// Attaches the program; nothing is sent yet. The sockets must be there, connected to these
-    /// flows. Requests and replies are of `request_len` bytes.
+    /// Attaches the program and sends nothing yet. The server's sockets must exist and be connected
+    /// to these flows. Requests and replies have `request_len` bytes.
     ///
     /// # Errors
-    /// When the flows are more than the program knows, or not over IPv4.
+    /// More flows than the program supports, or flows not over IPv4.
     pub fn new(link: &Link, frames: &Frames, request_len: usize) -> Result<Self> {
         let (flows, carrier, seq, ack) = match frames {
             Frames::Udp(flows) => (flows, Carrier::Udp, 0, 0),
@@ -118,12 +116,12 @@ impl Client {
         Ok(client)
     }
 
-    /// The same with a TCP connection for each request of one byte: a server listens at these flows'
-    /// destination, and closes when the client has. A flow's connections come from ports of its own,
-    /// one after the other.
+    /// Like [`Self::new`], with a TCP connection for each request of one byte. A server listens at
+    /// the flows' destination and closes after the client. Each flow uses a port range of its own,
+    /// one port after the other.
     ///
     /// # Errors
-    /// As [`Self::new`], and when the flows have less than a port each.
+    /// As [`Self::new`], and when there are more flows than ports.
     pub fn connecting(link: &Link, flows: &UdpFlows) -> Result<Self> {
         Self::attach(link, flows, Carrier::Connection, 1)
     }
@@ -187,11 +185,11 @@ impl Client {
         })
     }
 
-    /// Sends every flow's first request, the next ones when those before were answered: a host that is
-    /// slow to begin would find its ring full.
+    /// Sends the first request of every flow in bursts, each after the replies to the burst before:
+    /// a server that starts slowly would overflow its ring.
     ///
     /// # Errors
-    /// When one can't be sent.
+    /// When a request can't be sent.
     pub fn start(&mut self) -> Result<()> {
         let all: Vec<u32> = (0..self.flows.nr_flows).collect();
         for burst in all.chunks(BURST) {
@@ -200,9 +198,9 @@ impl Client {
                 .map(|&flow| self.request(flow))
                 .collect::<Result<_>>()?;
             let since = Instant::now();
-            while since.elapsed() < GENTLY {
+            while since.elapsed() < START_TIMEOUT {
                 sleep(Duration::from_millis(1));
-                // Each reply is followed by the next request.
+                // The program answers each reply with the next request.
                 let mut sent = burst.iter().zip(&sent);
                 if sent.all(|(&flow, &at)| self.state(flow).is_ok_and(|now| now.sent_ns != at)) {
                     break;
@@ -212,20 +210,20 @@ impl Client {
         Ok(())
     }
 
-    /// Lets the loop run for a while.
+    /// Runs the loop for `duration`.
     ///
     /// # Errors
     /// When a request can't be sent again.
     pub fn run(&mut self, duration: Duration) -> Result<Replies> {
         let before = self.counters()?;
         while before.at.elapsed() < duration {
-            sleep(LOOK.min(duration.saturating_sub(before.at.elapsed())));
+            sleep(CHECK_INTERVAL.min(duration.saturating_sub(before.at.elapsed())));
             self.resend()?;
         }
         Replies::between(&before, &self.counters()?)
     }
 
-    /// Sends no more requests, and waits for the last replies.
+    /// Stops sending and waits for the last replies.
     ///
     /// # Errors
     /// When the program's memory is gone.
@@ -237,7 +235,7 @@ impl Client {
                 .cast::<u8>()
                 .write_volatile(1)
         };
-        let deadline = Instant::now() + LOST;
+        let deadline = Instant::now() + RETRANSMIT_TIMEOUT;
         loop {
             let under_way = |flow| self.state(flow).is_ok_and(|state| state.sent_ns != 0);
             let unanswered = (0..self.flows.nr_flows).filter(|&f| under_way(f)).count();
@@ -254,7 +252,7 @@ impl Client {
 
     fn state(&self, flow: u32) -> Result<client_flow> {
         let bss = self.skel.maps.bss_data.as_ref().context("no .bss")?;
-        // SAFETY: the program writes its words while we read them; each is whole.
+        // SAFETY: the program writes these words concurrently; each load is atomic.
         Ok(unsafe { (&raw const bss.client_flows[flow as usize]).read_volatile() })
     }
 
@@ -271,13 +269,13 @@ impl Client {
         })
     }
 
-    /// Sends again what was lost: at a full ring, or at a full socket.
+    /// Repeats requests that were lost at a full ring or a full socket.
     fn resend(&mut self) -> Result<()> {
         // The clock of bpf_ktime_get_ns().
         let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
         for flow in 0..self.flows.nr_flows {
             let sent = Duration::from_nanos(self.state(flow)?.sent_ns);
-            if now.saturating_sub(sent) > LOST {
+            if now.saturating_sub(sent) > RETRANSMIT_TIMEOUT {
                 self.lost += 1;
                 self.request(flow)?;
             }
@@ -285,16 +283,16 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a flow's request, again if it has been sent; returns the time that it notes, ns.
+    /// Sends a flow's request, or repeats it; returns the recorded time of sending, ns.
     fn request(&mut self, flow: u32) -> Result<u64> {
         let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
         let bss = self.skel.maps.bss_data.as_mut().context("no .bss")?;
         let state = &raw mut bss.client_flows[flow as usize];
         let sent_ns = now.as_nanos() as u64;
-        // SAFETY: the program writes these words only when it sees something for the flow.
+        // SAFETY: the program writes these words only when it receives a frame of the flow.
         unsafe {
             if self.carrier == Carrier::Connection {
-                // Another port, since the server may still know the last one.
+                // Use another port: the server may still know the last one.
                 let mut next = state.read_volatile();
                 next.port = (next.port + 1) % (1 << self.port_bits);
                 next.step = client_step::CLIENT_SYN_SENT;
@@ -320,7 +318,7 @@ impl Client {
             )
         };
         match Errno::result(ret) {
-            // A full ring: it is lost, as it would be on a wire.
+            // A full ring drops the request, as a wire would.
             Ok(_) | Err(Errno::ENOBUFS) => Ok(sent_ns),
             Err(error) => Err(error).context(format!("a request from {}", self.netns.name())),
         }
@@ -331,7 +329,7 @@ impl Client {
         let (IpAddr::V4(saddr), IpAddr::V4(daddr)) = (source.ip(), flows.daddr) else {
             anyhow::bail!("requests go over IPv4");
         };
-        // To the client's own address, so that replies come to its device.
+        // From the client's own addresses, so that replies come to its device.
         let packet = PacketBuilder::ethernet2(flows.smac, flows.dmac);
         let packet = packet.ipv4(saddr.octets(), daddr.octets(), 64);
         let payload = vec![0; self.request_len];
@@ -358,8 +356,7 @@ impl Client {
     }
 }
 
-/// Of the number of ports that each flow of new connections has for itself, a power of two: its
-/// logarithm.
+/// Logarithm of the size of a flow's port range, a power of two.
 fn port_bits(flows: &UdpFlows) -> Result<u32> {
     let ranges = flows.nr_flows.div_ceil(flows.nr_saddrs).max(1);
     let each = ((1 << 16) - u32::from(flows.sport)) / ranges;
@@ -382,7 +379,7 @@ impl Replies {
     }
 }
 
-/// The middle of a bucket, ns: the inverse of client_bucket().
+/// Middle of a bucket, ns: the inverse of client_bucket().
 fn middle(bucket: u64) -> u64 {
     /// CLIENT_BUCKET_BITS
     const BITS: u64 = 6;
@@ -397,7 +394,7 @@ mod tests {
 
     #[test]
     fn the_middle_of_a_bucket_is_within_it() {
-        // As client_bucket() has it.
+        // As in client_bucket().
         let bucket = |ns: u64| {
             let exponent = u64::from(ns.max(1).ilog2()).saturating_sub(6);
             (exponent << 6) + (ns >> exponent)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The ethtool ioctl: per-queue counters and offloads of one device.
 //!
-//! Its netlink successor has no strings for a driver's own counters, and veth's per-queue counters
-//! are such; the socket binds the ioctl to its namespace, whichever thread calls.
+//! The netlink interface has no names for drivers' own counters, such as veth's per-queue ones. The
+//! socket ties the ioctl to its namespace, independent of the calling thread.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -25,15 +25,15 @@ const ETH_GSTRING_LEN: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Offload {
-    /// Checksums of sent packets. Off: they are computed, as a wire needs them.
+    /// Checksums of sent packets. When off, they are computed in software, as on a wire.
     TxChecksum = 0x17,
     /// TCP segmentation.
     Tso = 0x1f,
-    /// Generic receive offload; also what gives a veth its NAPI without an XDP program.
+    /// Generic receive offload; also gives a veth its NAPI without an XDP program.
     Gro = 0x2c,
 }
 
-/// The device `name` in the namespace where this was opened.
+/// A device, in the namespace in which it was opened.
 pub struct Ethtool {
     socket: OwnedFd,
     name: String,
@@ -55,7 +55,7 @@ impl Ethtool {
             counters: Vec::new(),
         };
         ethtool.counters = match ethtool.strings(ETH_SS_STATS) {
-            // Software devices often count nothing of their own.
+            // Many software devices have no counters of their own.
             Err(error) if error.downcast_ref() == Some(&Errno::EOPNOTSUPP) => Vec::new(),
             names => names.with_context(|| format!("{name} names no counters"))?,
         };
@@ -68,8 +68,8 @@ impl Ethtool {
             .with_context(|| format!("{}: {offload:?} cannot be switched", self.name))
     }
 
-    /// Switches features by the names that `ethtool -k` shows for its long list
-    /// (`rx-vlan-hw-parse`); those that the kernel does not know stay off.
+    /// Switches features by their names in `ethtool -k` (`rx-vlan-hw-parse`); names unknown to the
+    /// kernel are ignored.
     pub fn set_features(&self, names: &[&str], on: bool) -> Result<()> {
         let known = self.strings(ETH_SS_FEATURES)?;
         // struct ethtool_sfeatures: cmd, size, { u32 valid, u32 requested }[size]
@@ -109,7 +109,7 @@ impl Ethtool {
             .collect())
     }
 
-    /// A set of names that the kernel numbers.
+    /// Names of a string set, ETH_SS_*.
     fn strings(&self, set: u32) -> Result<Vec<String>> {
         // struct ethtool_sset_info: cmd, reserved, u64 sset_mask, u32 data[]
         let mut info = [ETHTOOL_GSSET_INFO, 0, 0, 0, 0];
@@ -133,7 +133,7 @@ impl Ethtool {
             .collect())
     }
 
-    /// `request` is an ethtool command structure, long enough for its answer.
+    /// `request` is an ethtool command structure with room for the answer.
     fn call(&self, request: &mut [u32]) -> Result<()> {
         // SAFETY: an ifreq of zeros is valid.
         let mut ifreq: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -141,7 +141,7 @@ impl Ethtool {
             *to = from as libc::c_char;
         }
         ifreq.ifr_ifru.ifru_data = request.as_mut_ptr().cast();
-        // SAFETY: both structures outlive the call; the callers size `request` for the answer.
+        // SAFETY: both structures outlive the call; callers size `request` for the answer.
         let ret = unsafe { libc::ioctl(self.socket.as_raw_fd(), SIOCETHTOOL, &raw mut ifreq) };
         Errno::result(ret)?;
         Ok(())

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a wire sends: UDP or TCP flows made from one template, or any frame as it is.
+//! Frames of a generator: UDP or TCP flows made from one template, or any fixed frame.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -10,50 +10,48 @@ use etherparse::{
 };
 
 use super::link::{self, End, VXLAN_PORT};
-use crate::lab_skel::types::{wire_layout, wire_stamp};
+use crate::lab_skel::types::{generator_layout, generator_stamp};
 
 /// A VLAN tag: its EtherType (0x8100, 0x88a8) and VLAN id.
 pub type Tag = (u16, u16);
 
 /// UDP flows. Flow i of `nr_flows` differs from flow 0 by: source address + i mod `nr_saddrs`,
-/// source port + i / `nr_saddrs`, destination port + i mod `nr_dports`. Flows take turns.
+/// source port + i / `nr_saddrs`, destination port + i mod `nr_dports`. Flows are sent round robin.
 ///
-/// A payload begins with a `wire_stamp` (bpf/lab.bpf.c), then zeros.
+/// A payload begins with a `generator_stamp` (bpf/lab.bpf.c), followed by zeros.
 #[derive(Clone, Debug)]
 pub struct UdpFlows {
-    /// Ethernet addresses.
     pub smac: [u8; 6],
-    /// Ethernet addresses.
     pub dmac: [u8; 6],
-    /// Outermost first.
+    /// VLAN tags, outermost first.
     pub tags: Vec<Tag>,
-    /// Flow 0's source; the family of both addresses is the family of the frames.
+    /// Source of flow 0. Both addresses have the family of the frames.
     pub saddr: IpAddr,
-    /// Every flow's destination.
+    /// Destination of all flows.
     pub daddr: IpAddr,
-    /// Flow 0's ports.
+    /// Source port of flow 0.
     pub sport: u16,
-    /// Flow 0's ports.
+    /// Destination port of flow 0.
     pub dport: u16,
-    /// How many flows there are.
+    /// Number of flows.
     pub nr_flows: u32,
     /// A power of two.
     pub nr_saddrs: u32,
     /// A power of two.
     pub nr_dports: u16,
-    /// Frames of one flow in a row.
+    /// Consecutive frames of one flow.
     pub run: u32,
-    /// Frames of one more flow, number `nr_flows`, after each frame of the others. Only UDP.
+    /// Frames of one additional flow, number `nr_flows`, after each frame of the others. UDP only.
     pub flood: u32,
-    /// UDP payload, bytes; at least the stamp's 16.
+    /// UDP payload, bytes; at least 16 for the stamp.
     pub payload_len: usize,
-    /// A valid UDP checksum. Without, it is zero, which IPv6 receivers refuse.
+    /// Fills in the UDP checksum. Otherwise it is zero, which IPv6 receivers refuse.
     pub checksum: bool,
 }
 
 impl UdpFlows {
     /// `nr_flows` flows over IPv4 to port 9 (discard) of an end, from up to 16 addresses in its
-    /// subnet, the smallest payload, checksummed.
+    /// subnet, with the smallest payload and a checksum.
     pub fn to(dut: &End, nr_flows: u32) -> Self {
         Self {
             smac: [2, b'r', b'x', 1, dut.id, 0],
@@ -68,12 +66,12 @@ impl UdpFlows {
             nr_dports: 1,
             run: 1,
             flood: 0,
-            payload_len: size_of::<wire_stamp>(),
+            payload_len: size_of::<generator_stamp>(),
             checksum: true,
         }
     }
 
-    /// The same over IPv6.
+    /// The same flows over IPv6.
     pub fn to_ipv6(dut: &End, nr_flows: u32) -> Self {
         Self {
             saddr: link::ipv6(dut.id, FIRST_SOURCE).into(),
@@ -82,7 +80,7 @@ impl UdpFlows {
         }
     }
 
-    /// Flow i's source.
+    /// Source of a flow.
     pub fn source(&self, flow: u32) -> SocketAddr {
         let saddr = match self.saddr {
             IpAddr::V4(v4) => Ipv4Addr::from(v4.to_bits() + flow % self.nr_saddrs).into(),
@@ -93,9 +91,9 @@ impl UdpFlows {
         SocketAddr::new(saddr, self.sport + (flow / self.nr_saddrs) as u16)
     }
 
-    /// The frame all others are made from, and where they differ: UDP, or segments of `tcp`.
-    fn template(&self, tcp: Option<&TcpFlows>) -> Result<(Vec<u8>, wire_layout)> {
-        let stamp = size_of::<wire_stamp>();
+    /// The template frame and its variable fields: UDP, or segments of `tcp`.
+    fn template(&self, tcp: Option<&TcpFlows>) -> Result<(Vec<u8>, generator_layout)> {
+        let stamp = size_of::<generator_stamp>();
         ensure!(
             self.payload_len >= stamp,
             "a payload holds at least {stamp} bytes, not {}",
@@ -150,7 +148,7 @@ impl UdpFlows {
         let mut transport = Vec::new();
         let (proto, checksum) = match tcp {
             None => {
-                // Its checksum is zero here.
+                // Leaves the checksum zero.
                 UdpHeader::without_ipv4_checksum(self.sport, self.dport, self.payload_len)?
                     .write(&mut transport)?;
                 (IpNumber::UDP, 6)
@@ -164,7 +162,8 @@ impl UdpFlows {
             }
         };
         let transport_len = u16::try_from(transport.len() + self.payload_len)?;
-        // `low`: the low 32 bits of the source address, which vary. `sum`: the pseudo-header.
+        // `low`: offset of the low 32 bits of the source address, which vary. `sum`: of the
+        // pseudo-header.
         let (low, mut sum) = match (self.saddr, self.daddr) {
             (IpAddr::V4(saddr), IpAddr::V4(daddr)) => {
                 let (saddr, daddr) = (saddr.octets(), daddr.octets());
@@ -192,7 +191,7 @@ impl UdpFlows {
         };
         let ports = frame.len();
         let stamp_at = ports + transport.len();
-        // Ports vary; the rest of the header counts as it is.
+        // Without the ports, which vary.
         sum += sum_words(&transport_len.to_be_bytes()) + sum_words(&[0, proto.0]);
         sum += sum_words(&transport[4..]);
         let check = if self.checksum { fold(sum) } else { 0 };
@@ -200,7 +199,7 @@ impl UdpFlows {
         frame.extend(transport);
         frame.resize(stamp_at + self.payload_len, 0);
 
-        let layout = wire_layout {
+        let layout = generator_layout {
             template_len: stamp_at as u32,
             ipv4: if self.saddr.is_ipv4() { ip as u32 } else { 0 },
             saddr: low as u32,
@@ -227,37 +226,35 @@ impl UdpFlows {
     }
 }
 
-/// Segments of established TCP connections: flow i's k-th has the sequence number
-/// `first_seq` + k × payload, and ACK set. They have no timestamps.
+/// Segments of established TCP connections: segment k of a flow has the sequence number `first_seq`
+/// + k × payload, and ACK set. There are no timestamps.
 #[derive(Clone, Debug)]
 pub struct TcpFlows {
-    /// Addresses, ports, payload: as of UDP.
+    /// Addresses, ports and payload.
     pub flows: UdpFlows,
-    /// What the receivers expect first.
+    /// First sequence number that the receivers expect.
     pub first_seq: u32,
-    /// What the receivers have sent.
+    /// Acknowledgement number: next sequence number of the receivers.
     pub ack: u32,
-    /// Sets PSH on the last segment of a run: what ends GRO's waiting for more.
+    /// Sets PSH on the last segment of a run, which makes GRO flush.
     pub push: bool,
 }
 
-/// A VXLAN tunnel, seen from outside: one outer flow, without a checksum (RFC 7348).
+/// The outer header of a VXLAN tunnel: one flow, without a checksum (RFC 7348).
 #[derive(Clone, Debug)]
 pub struct Vxlan {
-    /// Ethernet addresses.
     pub smac: [u8; 6],
-    /// Ethernet addresses.
     pub dmac: [u8; 6],
-    /// Where it begins.
+    /// Outer source.
     pub saddr: Ipv4Addr,
-    /// Where it ends.
+    /// Outer destination, the end of the tunnel.
     pub daddr: Ipv4Addr,
-    /// Its number, 24 bits.
+    /// VXLAN network identifier, 24 bits.
     pub vni: u32,
 }
 
 impl Vxlan {
-    /// A tunnel to an end, from an address that nobody has.
+    /// A tunnel to an end, from an unused address.
     pub fn to(dut: &End, vni: u32) -> Self {
         Self {
             smac: [2, b'r', b'x', 1, dut.id, 0],
@@ -268,9 +265,9 @@ impl Vxlan {
         }
     }
 
-    /// What goes before an inner frame of `len` bytes.
+    /// Headers before an inner frame of `len` bytes.
     fn header(&self, len: usize) -> Result<Vec<u8>> {
-        /// The I flag: the VNI is valid.
+        /// I flag: the VNI is valid.
         const VALID_VNI: u32 = 0x0800_0000;
         let mut vxlan = VALID_VNI.to_be_bytes().to_vec();
         vxlan.extend((self.vni << 8).to_be_bytes());
@@ -290,13 +287,13 @@ impl Vxlan {
     }
 }
 
-/// Of flows and tunnels.
+/// First source port of flows and tunnels.
 const FIRST_PORT: u16 = 1024;
 
-/// The number, in its subnet, of the first source address: behind those of the ends.
+/// Host number of the first source address, above those of the ends.
 const FIRST_SOURCE: u32 = 256;
 
-/// The sum of 16-bit words in the machine's order, as RFC 1071 allows.
+/// Sum of 16-bit words in host byte order, as RFC 1071 allows.
 fn sum_words(bytes: &[u8]) -> u64 {
     bytes
         .chunks(2)
@@ -311,27 +308,26 @@ fn fold(mut sum: u64) -> u16 {
     sum as u16
 }
 
-/// What a wire sends.
+/// Frames of a generator.
 #[derive(Clone, Debug)]
 pub enum Frames {
-    /// Datagrams.
     Udp(UdpFlows),
-    /// Segments that receivers with a matching state take for their peer's.
+    /// Segments for receivers with a matching TCP state.
     Tcp(TcpFlows),
     /// Datagrams in a tunnel.
     Vxlan(Vxlan, UdpFlows),
-    /// This frame again and again. Its first 256 bytes are written anew each time.
+    /// This frame, repeated. The program rewrites its first 256 bytes each time.
     Raw(Vec<u8>),
 }
 
 impl Frames {
-    /// Offset of the stamp in each frame, bytes; 0 where there is none.
+    /// Offset of the stamp in each frame, bytes; 0 if there is none.
     pub(super) fn stamp(&self) -> Result<u32> {
         Ok(self.template()?.1.stamp)
     }
 
-    /// The first frame, and where the others differ.
-    pub(super) fn template(&self) -> Result<(Vec<u8>, wire_layout)> {
+    /// The template frame and its variable fields.
+    pub(super) fn template(&self) -> Result<(Vec<u8>, generator_layout)> {
         match self {
             Self::Udp(flows) => flows.template(None),
             Self::Tcp(tcp) => tcp.flows.template(Some(tcp)),
@@ -341,14 +337,14 @@ impl Frames {
                 frame.extend(inner);
                 Ok((frame, layout))
             }),
-            Self::Raw(frame) => Ok((frame.clone(), wire_layout::default())),
+            Self::Raw(frame) => Ok((frame.clone(), generator_layout::default())),
         }
         .context("such frames can't be sent")
     }
 }
 
-/// The layout of a frame that `by` bytes have been put before.
-fn shift(mut layout: wire_layout, by: u32) -> wire_layout {
+/// Adds `by` to all offsets, for a frame with `by` bytes prepended.
+fn shift(mut layout: generator_layout, by: u32) -> generator_layout {
     layout.template_len += by;
     for offset in [
         &mut layout.ipv4,
@@ -358,7 +354,7 @@ fn shift(mut layout: wire_layout, by: u32) -> wire_layout {
         &mut layout.checksum,
         &mut layout.stamp,
     ] {
-        // 0: there is no such field.
+        // Offset 0: no such field.
         *offset += if *offset == 0 { 0 } else { by };
     }
     layout

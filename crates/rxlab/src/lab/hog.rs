@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Somebody else's work, which comes first.
+//! Load on a CPU by other work.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -11,17 +11,17 @@ use nix::unistd::Pid;
 
 use super::netns::bind;
 
-/// For so long it works before it looks whether to stop, or rests.
+/// Time between checks whether to stop, and between rests.
 const WORK: Duration = Duration::from_millis(5);
 
-/// A thread that leaves a CPU to others as little as it can, or as it is asked to.
+/// A busy thread on one CPU.
 pub struct Hog {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Hog {
-    /// Keeps it busy from now until dropped.
+    /// Keeps a CPU busy from now until dropped, with nice -20.
     ///
     /// # Errors
     /// The CPU is offline, or the process may not raise its priority.
@@ -29,7 +29,7 @@ impl Hog {
         Self::start(cpu, -20, Duration::ZERO)
     }
 
-    /// Keeps it busy for about four fifths of the time, as an ordinary thread.
+    /// Keeps a CPU busy for about four fifths of the time, with nice 0.
     ///
     /// # Errors
     /// The CPU is offline.
@@ -44,9 +44,9 @@ impl Hog {
         let (ready, is_ready) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             let bound = bind(Pid::from_raw(0), cpu);
-            // SAFETY: no memory is involved. The nice value is the thread's own on Linux.
+            // SAFETY: no memory is involved. On Linux the nice value is per thread.
             let set = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
-            // The receiver waits below, so this reaches it.
+            // The receiver waits below, so the message arrives.
             let _ = ready.send(bound.is_ok() && set == 0);
             while !seen.load(Ordering::Relaxed) {
                 let since = Instant::now();
@@ -58,7 +58,7 @@ impl Hog {
                 }
             }
         });
-        // Stops it if it could not be made one.
+        // Dropping it stops the thread if the check below fails.
         let hog = Self {
             stop,
             thread: Some(thread),

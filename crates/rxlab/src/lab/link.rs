@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A veth pair between two namespaces, silent until somebody sends.
+//! A veth pair between two namespaces that carries no packets of its own.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,25 +16,26 @@ use super::ethtool::{Ethtool, Offload};
 use super::netns::Netns;
 use super::rtnl;
 
-/// Of VXLAN, by IANA.
+/// VXLAN's UDP port (IANA).
 pub const VXLAN_PORT: u16 = 4789;
 
-/// How a [`Link`] is made.
+/// Configuration of a [`Link`].
 #[derive(Clone, Debug)]
 pub struct LinkConfig {
-    /// Tells apart the links that meet in one namespace: 0…31 choose subnet and MACs.
+    /// 0…31; selects subnet and MACs, which differ between links that meet in one namespace.
     pub id: u8,
-    /// Receive queues of the device under test. A frame sent on CPU c arrives in queue
-    /// c modulo this (veth_select_rxq() in drivers/net/veth.c).
+    /// Receive queues of the device under test. A frame sent on CPU c arrives in queue c modulo
+    /// this number (veth_select_rxq() in drivers/net/veth.c).
     pub queues: u32,
-    /// Receive queues of the tester, by flow: for more replies at once than a ring of 256 frames holds.
+    /// Receive queues of the tester, selected by flow. More than one if replies exceed a ring of
+    /// 256 frames.
     pub reply_queues: u32,
     /// MTU of both ends, bytes.
     pub mtu: u32,
-    /// Gives the ends IPv6 addresses too. Without, IPv6 is off on both.
+    /// Assigns IPv6 addresses; otherwise IPv6 is off on both ends.
     pub ipv6: bool,
-    /// GRO at the device under test. On, its NAPI exists from the start and survives XDP programs
-    /// that come and go, as a real NIC's does. Off, it has one only under an XDP program.
+    /// GRO at the device under test. With GRO, its NAPI exists from the start and survives changes
+    /// of the XDP program, as on a real NIC. Without, the NAPI exists only under an XDP program.
     pub gro: bool,
 }
 
@@ -53,36 +54,33 @@ impl Default for LinkConfig {
 
 /// One end of a [`Link`], or a device of the host.
 pub struct End {
-    /// Where it is.
     pub netns: Netns,
-    /// The device's name; in the lab unlike any other on the host, so that its NAPI threads can be
-    /// found.
+    /// Device name. In the lab it is unique on the host, so that the NAPI threads can be found by
+    /// it.
     pub name: String,
-    /// The device's index in its namespace.
     pub ifindex: u32,
-    /// Its Ethernet address.
     pub mac: [u8; 6],
-    /// Its address, in the lab in 198.18.0.0/15, the range for benchmarks (RFC 2544, RFC 6815);
-    /// unspecified if it has none.
+    /// In the lab in 198.18.0.0/15, the range for benchmarks (RFC 2544, RFC 6815); unspecified if
+    /// there is none.
     pub ipv4: Ipv4Addr,
-    /// Its address, in the lab in 2001:2::/48, the range for benchmarks (RFC 5180), whether IPv6 is
-    /// on or not; unspecified if a device of the host has none.
+    /// In the lab in 2001:2::/48, the range for benchmarks (RFC 5180), even if IPv6 is off;
+    /// unspecified if a device of the host has none.
     pub ipv6: Ipv6Addr,
-    /// Receive queues.
+    /// Number of receive queues.
     pub queues: u32,
     /// The link's number, see [`LinkConfig::id`].
     pub id: u8,
     /// Its counters and offloads.
     pub ethtool: Ethtool,
-    /// Ways to steer that need no XDP program get one that only passes: a veth receives differently
-    /// without one.
+    /// Modes without an XDP program of their own run under one that passes every frame: the receive
+    /// path of a veth differs without one.
     pub pass: bool,
 }
 
-/// A veth pair. It lives as long as its two namespaces; addresses and neighbours are permanent,
-/// ARP and neighbour discovery are off: the first packet on it is the first that somebody sends.
+/// A veth pair. It lives as long as its two namespaces. Addresses and neighbours are permanent, ARP
+/// and neighbour discovery are off, so all packets on it come from the caller.
 pub struct Link {
-    /// Where the traffic comes from.
+    /// The end that sends.
     pub tester: End,
     /// The device under test.
     pub dut: End,
@@ -104,7 +102,7 @@ pub(super) fn ipv6(id: u8, host: u32) -> Ipv6Addr {
     Ipv6Addr::new(0x2001, 2, 0, u16::from(id), 0, 0, high, low)
 }
 
-/// What is known of an end before its device exists.
+/// Properties of an end before its device exists.
 struct Plan<'a> {
     netns: &'a Netns,
     name: String,
@@ -115,7 +113,7 @@ struct Plan<'a> {
 }
 
 impl Plan<'_> {
-    /// Adds to a builder's message what the builder has no words for.
+    /// Adds attributes that the builder does not support.
     fn message(&self, mut message: LinkMessage, config: &LinkConfig) -> LinkMessage {
         message.attributes.extend([
             LinkAttribute::Address(self.mac.to_vec()),
@@ -126,7 +124,7 @@ impl Plan<'_> {
         message
     }
 
-    /// Addresses the device, brings it up and tells it who `peer` is.
+    /// Brings the device up, with its addresses and a neighbour entry for `peer`.
     fn configure(&self, config: &LinkConfig, peer: &Plan) -> Result<End> {
         let (ifindex, ethtool) = self.netns.run(|| {
             let ethtool = Ethtool::open(&self.name)?;
@@ -159,7 +157,7 @@ impl Plan<'_> {
         config: &LinkConfig,
         peer: &Plan<'_>,
     ) -> Result<()> {
-        // No ARP: that also keeps IPv6 from joining solicited-node groups, and so from MLD reports.
+        // Without ARP, IPv6 also joins no solicited-node groups and sends no MLD reports.
         let up = LinkUnspec::new_with_index(ifindex)
             .arp(false)
             .multicast(false)
@@ -186,11 +184,11 @@ impl Plan<'_> {
 }
 
 impl End {
-    /// A device that the caller's network namespace has, with its first address of each family.
-    /// Nothing of it is changed.
+    /// A device in the caller's network namespace, with its first address of each family. The
+    /// device is not changed.
     ///
     /// # Errors
-    /// When there is no such device, it is down or has no address.
+    /// There is no such device, it is down or has no address.
     pub fn of_host(name: &str) -> Result<Self> {
         let device = Device::open(name)?;
         ensure!(
@@ -205,7 +203,7 @@ impl End {
             if let Some(v4) = is.as_sockaddr_in() {
                 ipv4 = ipv4.or(Some(v4.ip()));
             } else if let Some(v6) = is.as_sockaddr_in6() {
-                // A link-local address means nothing without its link.
+                // A link-local address is valid only with its interface.
                 ipv6 = ipv6.or(Some(v6.ip()).filter(|ip| !ip.is_unicast_link_local()));
             } else if let Some(link) = is.as_link_addr() {
                 mac = link.addr();
@@ -229,10 +227,10 @@ impl End {
         })
     }
 
-    /// Its address of a peer's family.
+    /// Address of the peer's family.
     ///
     /// # Errors
-    /// When it has none.
+    /// The end has none.
     pub fn address_towards(&self, peer: IpAddr) -> Result<IpAddr> {
         let address: IpAddr = match peer {
             IpAddr::V4(_) => self.ipv4.into(),
@@ -246,10 +244,10 @@ impl End {
         Ok(address)
     }
 
-    /// Sends what is for others by a router on this link.
+    /// Adds a default route.
     ///
     /// # Errors
-    /// When there is a default route already, or the router is not on this link.
+    /// There is a default route already, or the router is not on this link.
     pub fn route_by(&self, router: Ipv4Addr) -> Result<()> {
         let route = RouteMessageBuilder::<Ipv4Addr>::new()
             .gateway(router)
@@ -260,7 +258,8 @@ impl End {
         })
     }
 
-    /// The inner end of a VXLAN tunnel that ends here, on the subnet of a link that there is not.
+    /// Creates the inner end of a VXLAN tunnel that terminates here. `id` selects its subnet; no
+    /// link may have it.
     ///
     /// # Errors
     /// The kernel has no VXLAN.
@@ -297,11 +296,11 @@ impl Link {
     /// Joins two namespaces, or one with itself.
     ///
     /// # Errors
-    /// The kernel has no veth, or two links in one namespace have the same id.
+    /// The kernel has no veth, or a namespace has a link with the same id.
     pub fn new(tester: &Netns, dut: &Netns, config: &LinkConfig) -> Result<Self> {
         ensure!(config.id < 32, "a link's id is 0…31, not {}", config.id);
         ensure!(config.queues > 0, "a link needs a queue");
-        // NAPI threads are found by device name on the whole host, so the name holds our pid.
+        // NAPI threads are found by device name on the whole host: the pid makes the name unique.
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed) & 0xfff;
         let unique = format!("{:x}-{serial:x}", std::process::id());
@@ -313,7 +312,7 @@ impl Link {
             rx_queues,
             tx_queues,
         };
-        // An end with an XDP program has a receive queue for each transmit queue of the other.
+        // An end with an XDP program has a receive queue per transmit queue of its peer.
         let (queues, replies) = (config.queues, config.queues.max(config.reply_queues));
         let dut = plan("nic", dut, 1, queues, replies);
         let tester = plan("tst", tester, 2, replies, queues);
@@ -333,7 +332,7 @@ impl Link {
             dut: dut.configure(config, &tester)?,
         };
         link.dut.ethtool.set(Offload::Gro, config.gro)?;
-        // As on a wire: tags inside the frame, checksums filled in.
+        // As on a wire: VLAN tags inside the frame, checksums filled in.
         link.tester
             .ethtool
             .set_features(&["tx-vlan-hw-insert", "tx-vlan-stag-hw-insert"], false)?;

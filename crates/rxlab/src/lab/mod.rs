@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The lab: real packets on one machine, in namespaces that vanish with the process.
 //!
-//! A [`link::Link`] joins a tester and a device under test (RFC 2544's words); a [`wire::Wire`]
-//! sends frames from inside the kernel; a [`nic::Nic`] makes the other end behave as a NIC whose
-//! queues have CPUs; a [`sink::Sink`] is the application, or [`jumper::Jumpers`] that never stay on a
-//! CPU.
+//! A [`link::Link`] joins a tester and a device under test (terms of RFC 2544). A
+//! [`generator::Generator`] sends frames from inside the kernel. A [`nic::Nic`] polls each receive
+//! queue on a given CPU, as a NIC does. A [`receiver::Receiver`] is the application;
+//! [`migrator::Migrators`] are applications that change their CPU all the time.
 
 pub mod client;
 pub mod ethtool;
 pub mod frame;
+pub mod generator;
 pub mod hog;
-pub mod jumper;
 pub mod link;
+pub mod migrator;
 pub mod netns;
 pub mod nic;
+pub mod receiver;
 mod ring;
 mod rtnl;
 pub mod server;
-pub mod sink;
 pub mod sockets;
 pub mod softnet;
 pub mod stream;
 pub mod switches;
-pub mod wire;
 pub mod witness;
 pub mod xdp;
 
@@ -33,7 +33,10 @@ use nix::errno::Errno;
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
 
-/// Whether this machine allows a lab: namespaces, veth, BPF. The error says what is missing.
+/// Checks that this machine allows a lab: namespaces, veth, BPF.
+///
+/// # Errors
+/// The first missing requirement.
 pub fn can_run() -> Result<()> {
     let netns = netns::Netns::new("probe")?;
     let link = link::Link::new(&netns, &netns, &link::LinkConfig::default())?;
@@ -51,11 +54,11 @@ fn run_ns(thread: Pid) -> Result<u64> {
         .with_context(|| format!("{path} is not what it was"))
 }
 
-/// Gives a thread, 0 for the calling one, a policy of the scheduler and a priority: 1 to 99 of a
-/// real-time policy, 0 of any other (sched(7)).
+/// Sets scheduling policy and priority of a thread, 0 for the calling one. Priorities are 1 to 99
+/// for real-time policies, 0 for all others (sched(7)).
 ///
 /// # Errors
-/// Without CAP_SYS_NICE; when the thread is gone.
+/// Without CAP_SYS_NICE, or when the thread has ended.
 pub(crate) fn schedule(thread: Pid, policy: libc::c_int, priority: libc::c_int) -> Result<()> {
     let param = libc::sched_param {
         sched_priority: priority,

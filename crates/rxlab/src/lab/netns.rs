@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Anonymous network namespaces: held by a file descriptor and by nothing else.
+//! Anonymous network namespaces, held by file descriptors only.
 
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
@@ -20,12 +20,12 @@ use nix::unistd::{Pid, chdir};
 
 use super::rtnl;
 
-/// A network namespace, with a mount namespace whose `/sys` shows this network.
+/// A network namespace, with a mount namespace in which `/sys` shows this network.
 ///
-/// It has no name in the file system, so when the last clone, thread and child is gone, killed or
-/// not, the kernel removes it with all devices in it. `lo` is up; kernel defaults that would send
-/// or refuse packets unasked (router solicitations, duplicate address detection, link-local
-/// addresses, reverse-path filter) are off, so that counters can be exact.
+/// It has no name in the file system: the kernel removes it with all its devices when the last
+/// clone, thread and child process is gone, killed or not. `lo` is up. Kernel defaults that send or
+/// refuse packets on their own (router solicitations, duplicate address detection, link-local
+/// addresses, reverse-path filter) are off, so that counters are exact.
 #[derive(Clone)]
 pub struct Netns(Arc<Handles>);
 
@@ -36,9 +36,9 @@ struct Handles {
 }
 
 impl Handles {
-    /// Moves the calling thread in. Only system calls: it also runs between fork and exec.
+    /// Moves the calling thread in. Async-signal-safe, since it also runs between fork and exec.
     fn enter(&self, cwd: &CString) -> io::Result<()> {
-        // setns() into a mount namespace needs a thread that shares its root and cwd with no other.
+        // setns() into a mount namespace requires an unshared root and working directory.
         unshare(CloneFlags::CLONE_FS)?;
         setns(&self.mnt, CloneFlags::CLONE_NEWNS)?;
         setns(&self.net, CloneFlags::CLONE_NEWNET)?;
@@ -48,10 +48,10 @@ impl Handles {
 }
 
 impl Netns {
-    /// Makes a namespace. `name` is for people only: it names threads and stands in errors.
+    /// Creates a namespace. `name` appears in thread names and errors only.
     ///
     /// # Errors
-    /// The process lacks CAP_SYS_ADMIN, or a container's policy forbids namespaces or mounts.
+    /// Without CAP_SYS_ADMIN, or if a container's policy forbids namespaces or mounts.
     pub fn new(name: &str) -> Result<Self> {
         let (net, mnt) = thread::scope(|scope| {
             scope
@@ -67,7 +67,7 @@ impl Netns {
         })))
     }
 
-    /// That of the calling thread, with its mount namespace.
+    /// The network and mount namespaces of the calling thread.
     ///
     /// # Errors
     /// When /proc does not show them.
@@ -77,22 +77,22 @@ impl Netns {
         Ok(Self(Arc::new(Handles { name, net, mnt })))
     }
 
-    /// The name it was made with.
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// The namespace's descriptor, as rtnetlink's IFLA_NET_NS_FD wants it.
+    /// Descriptor of the network namespace, for rtnetlink's IFLA_NET_NS_FD.
     pub fn fd(&self) -> &OwnedFd {
         &self.0.net
     }
 
-    /// The inode that `/proc/PID/ns/net` shows for its members.
+    /// Inode of the network namespace, as in `/proc/PID/ns/net`.
     pub fn inode(&self) -> Result<u64> {
         Ok(nix::sys::stat::fstat(&self.0.net)?.st_ino)
     }
 
-    /// Runs `f` on a thread inside the namespace and waits for it. A panic goes on in the caller.
+    /// Runs `f` on a thread inside the namespace and waits for it. A panic propagates to the
+    /// caller.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
         let cwd = cwd()?;
         thread::scope(|scope| {
@@ -109,8 +109,8 @@ impl Netns {
         })
     }
 
-    /// Starts a thread inside the namespace, bound to `cpu` if there is one. It keeps the namespace
-    /// alive until it ends. Returns once the thread is inside and bound.
+    /// Starts a thread inside the namespace, bound to `cpu` if given; returns once it is inside and
+    /// bound. A running thread keeps the namespace alive.
     pub fn spawn<T: Send + 'static>(
         &self,
         cpu: Option<u32>,
@@ -127,7 +127,7 @@ impl Netns {
                     .map_err(Into::into)
                     .and_then(|()| cpu.map_or(Ok(()), |cpu| bind(Pid::from_raw(0), cpu)));
                 let go = prepared.is_ok();
-                // The receiver waits below, so this reaches it.
+                // The receiver waits below, so the message arrives.
                 let _ = ready.send(prepared);
                 go.then(f)
             })?;
@@ -138,17 +138,17 @@ impl Netns {
         Ok(thread)
     }
 
-    /// A command whose process will live in the namespace, and is killed when the *thread* that
-    /// spawns it ends, so that it can't outlive the lab.
+    /// A command that runs in the namespace. It is killed when the *thread* that spawns it ends, so
+    /// that it can't outlive the lab.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Result<Command> {
         let (cwd, handles) = (cwd()?, self.0.clone());
         let parent = std::process::id();
         let mut command = Command::new(program);
-        // SAFETY: between fork and exec only system calls are made, and nothing is allocated.
+        // SAFETY: the closure makes system calls only and allocates nothing between fork and exec.
         unsafe {
             command.pre_exec(move || {
                 nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
-                // The parent may have died before the line above.
+                // The parent may have died before prctl().
                 if libc::getppid() as u32 != parent {
                     return Err(io::Error::from_raw_os_error(libc::ESRCH));
                 }
@@ -172,7 +172,7 @@ fn cwd() -> Result<CString> {
     Ok(CString::new(path.into_os_string().into_encoded_bytes())?)
 }
 
-/// Turns the calling thread into the first member of a new namespace, and prepares that.
+/// Moves the calling thread into a new namespace and configures it.
 fn create() -> Result<(OwnedFd, OwnedFd)> {
     unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS)
         .context("unshare() refused: run as root; in a container, with CAP_SYS_ADMIN")?;
@@ -187,17 +187,17 @@ fn create() -> Result<(OwnedFd, OwnedFd)> {
     Ok(own()?)
 }
 
-/// The calling thread's.
+/// Namespaces of the calling thread.
 fn own() -> io::Result<(OwnedFd, OwnedFd)> {
     let open = |kind| File::open(format!("/proc/thread-self/ns/{kind}")).map(OwnedFd::from);
     Ok((open("net")?, open("mnt")?))
 }
 
-/// A sysfs shows the network namespace of whoever mounted it; the cgroup and BPF file systems
-/// under the old one stay in reach.
+/// Mounts a sysfs of the current network namespace; keeps the cgroup and BPF file systems below it
+/// reachable.
 fn remount_sysfs() -> Result<()> {
     let none = None::<&str>;
-    // Slave, not private: nothing leaks out, and what the host mounts later is still seen.
+    // Slave, not private: no mount propagates out, and later mounts of the host are still seen.
     mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_SLAVE, none)?;
     let mut kept = Vec::new();
     for path in ["/sys/fs/cgroup", "/sys/fs/bpf"] {
@@ -214,7 +214,7 @@ fn remount_sysfs() -> Result<()> {
     Ok(())
 }
 
-/// Nothing is sent that nobody asked for, and nothing is refused for where it comes from.
+/// Disables packets that the kernel sends on its own, and the source address check.
 fn quiet() -> Result<()> {
     let mut sysctls = vec![("ipv4/conf/all/rp_filter", "0")];
     sysctls.push(("ipv4/conf/default/rp_filter", "0"));

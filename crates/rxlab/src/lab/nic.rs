@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A veth end as a NIC: each receive queue is polled by a thread bound to its CPU.
 //!
-//! Without it a veth is polled in softirq, on the CPU of whoever sends.
+//! Without it, a veth is polled in softirq on the CPU of the sender.
 
 use std::fs;
 use std::path::Path;
@@ -18,17 +18,17 @@ use super::netns;
 pub struct Nic {
     device: String,
     cpus: Vec<u32>,
-    /// The NAPI threads in the order of their queues.
+    /// In the order of their queues.
     threads: Mutex<Vec<Pid>>,
-    /// Its threads run before all others.
+    /// The threads have a real-time priority.
     first: bool,
 }
 
 impl Nic {
-    /// Switches threaded NAPI on and binds the threads.
+    /// Enables threaded NAPI and binds the threads.
     ///
     /// # Errors
-    /// The end has no NAPI (neither GRO nor an XDP program), or not one per CPU named.
+    /// The end has no NAPI (neither GRO nor an XDP program), or `cpus` lacks an entry per queue.
     pub fn new(end: &End, cpus: &[u32]) -> Result<Self> {
         ensure!(
             cpus.len() == end.queues as usize,
@@ -50,10 +50,10 @@ impl Nic {
         Ok(nic)
     }
 
-    /// Finds and binds the threads again: without GRO a veth makes new ones when an XDP program
-    /// comes.
+    /// Finds and binds the threads again. A veth without GRO creates new ones when an XDP program
+    /// is attached.
     pub fn bind(&self) -> Result<()> {
-        // NAPI ids count up as queues are made.
+        // NAPI ids ascend in the order of the queues.
         let threads = kthread::numbered(Path::new("/proc"), &format!("napi/{}-", self.device));
         let threads: Vec<Pid> = threads
             .iter()
@@ -80,7 +80,7 @@ impl Nic {
         self.threads.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the threads run before all others on their CPUs, as hardware and interrupts do.
+    /// Runs the threads before all ordinary threads of their CPUs (SCHED_FIFO), as interrupts do.
     ///
     /// # Errors
     /// Without CAP_SYS_NICE.
@@ -90,7 +90,7 @@ impl Nic {
         Ok(self)
     }
 
-    /// Polls a queue on another CPU from now on, as when its interrupt is moved.
+    /// Polls a queue on another CPU from now on, as after a change of its interrupt's affinity.
     pub fn move_to(&mut self, queue: usize, cpu: u32) -> Result<()> {
         let thread = *self.threads().get(queue).context("no such queue")?;
         netns::bind(thread, cpu)?;
@@ -98,7 +98,7 @@ impl Nic {
         Ok(())
     }
 
-    /// CPU time that a queue's thread has used, ns.
+    /// CPU time used by a queue's thread, ns.
     pub fn cpu_ns(&self, queue: usize) -> Result<u64> {
         let thread = *self.threads().get(queue).context("no such queue")?;
         super::run_ns(thread).context("of the NAPI thread")

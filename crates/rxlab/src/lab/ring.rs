@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The receiving queue of a veth, a ring of 256 frames, as the counters of both ends show it.
+//! The receive queue of a veth, a ring of 256 frames, as the counters of both ends show it.
 
 use std::time::{Duration, Instant};
 
@@ -8,39 +8,39 @@ use anyhow::{Context, Result, ensure};
 use super::ethtool::Ethtool;
 use super::link::{End, Link};
 
-/// A veth ring holds 256 frames (VETH_RING_SIZE), and gives consumed slots back in batches of 16
-/// (ptr_ring); with more than this in it, a burst may not fit.
+/// A veth ring holds 256 frames (VETH_RING_SIZE) and frees consumed slots in batches of 16
+/// (ptr_ring): above this fill, a burst may not fit.
 const RING_ROOM: u64 = 256 - 16;
 
-/// A ring from which nothing was taken for so long is empty.
-const EMPTIED: Duration = Duration::from_millis(25);
+/// A ring from which nothing was dequeued for this time is empty.
+const QUIET: Duration = Duration::from_millis(25);
 
-/// How long a wire waits for a receiver that takes nothing, or a kernel without page pools.
-pub(super) const PATIENCE: Duration = Duration::from_secs(5);
+/// Limit on waiting for a receiver that dequeues nothing, or for a free page pool id.
+pub(super) const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Of a veth before Linux 5.7.
+/// A veth before Linux 5.7.
 const UNCOUNTED: &str = "this kernel's veth doesn't count what it takes and refuses";
 
-/// What became of the frames that were sent into a queue.
+/// Results of sending into a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RingCounts {
-    /// Frames put into the receiver's ring.
+    /// Frames enqueued in the receiver's ring.
     pub accepted: u64,
-    /// Frames that found it full.
+    /// Frames refused because the ring was full.
     pub refused: u64,
 }
 
-/// The queue.
 pub(super) struct Ring {
     tester: Ethtool,
     dut: Ethtool,
     accepted: String,
     refused: String,
-    taken: String,
-    /// Several CPUs send into it. Each adds to the sender's counters what it sent without a lock, so
-    /// that some additions get lost; the receiver's counter has one NAPI to write it.
+    dequeued: String,
+    /// Several CPUs send into it. They update the sender's counters without a lock, so additions
+    /// get lost; the receiver's counter has a single writer, its NAPI.
     pub(super) shared: bool,
-    /// Taken less accepted when the ring is empty: as when the wire begins, or the most seen since.
+    /// `dequeued` less `accepted` of the empty ring: at the start of the generator, or the largest
+    /// difference seen since.
     offset: u64,
 }
 
@@ -52,47 +52,48 @@ impl Ring {
             dut: open(&link.dut)?,
             accepted: format!("tx_queue_{queue}_xdp_xmit"),
             refused: format!("tx_queue_{queue}_xdp_xmit_errors"),
-            taken: format!("rx_queue_{queue}_xdp_packets"),
+            dequeued: format!("rx_queue_{queue}_xdp_packets"),
             shared: false,
             offset: 0,
         };
-        ring.offset = ring.taken()?.wrapping_sub(ring.counts()?.accepted);
+        ring.offset = ring.dequeued()?.wrapping_sub(ring.counts()?.accepted);
         Ok(ring)
     }
 
-    /// Since the device was made. Of a shared one, what it still holds is not yet accepted.
+    /// Counts since the device was created. Frames still in a shared ring are not yet accepted.
     pub(super) fn counts(&self) -> Result<RingCounts> {
         let counters = self.tester.counters()?;
         let count = |name: &str| counters.get(name).copied().context(UNCOUNTED);
         Ok(RingCounts {
             accepted: match self.shared {
-                true => self.taken()?,
+                true => self.dequeued()?,
                 false => count(&self.accepted)?,
             },
             refused: count(&self.refused)?,
         })
     }
 
-    /// What it has accepted, once nothing is sent into it any more and a shared one is empty.
+    /// Frames accepted in total, for use after the last one was sent. Waits until a shared ring is
+    /// empty.
     pub(super) fn emptied(&self) -> Result<u64> {
         let start = Instant::now();
         let mut accepted = self.counts()?.accepted;
         loop {
             if self.shared {
-                std::thread::sleep(EMPTIED);
+                std::thread::sleep(QUIET);
             }
             let now = self.counts()?.accepted;
-            if now == accepted || start.elapsed() > PATIENCE {
+            if now == accepted || start.elapsed() > TIMEOUT {
                 return Ok(now);
             }
             accepted = now;
         }
     }
 
-    /// Frames polled out of it, counted at the end of each poll.
-    pub(super) fn taken(&self) -> Result<u64> {
+    /// Frames polled out of the ring, counted at the end of each poll.
+    pub(super) fn dequeued(&self) -> Result<u64> {
         let counters = self.dut.counters()?;
-        let counter = counters.get(self.taken.as_str());
+        let counter = counters.get(self.dequeued.as_str());
         counter.copied().context(UNCOUNTED)
     }
 
@@ -101,17 +102,17 @@ impl Ring {
         let start = Instant::now();
         let accepted = self.counts()?.accepted;
         loop {
-            let taken = self.taken()?.wrapping_sub(accepted);
-            let held = self.offset.wrapping_sub(taken) as i64;
+            let dequeued = self.dequeued()?.wrapping_sub(accepted);
+            let held = self.offset.wrapping_sub(dequeued) as i64;
             if held < 0 {
-                // It still held another wire's frames when this one began.
-                self.offset = taken;
+                // The ring held frames of another generator when this one started.
+                self.offset = dequeued;
             }
             if held.max(0) as u64 + burst <= RING_ROOM {
                 return Ok(());
             }
             ensure!(
-                start.elapsed() < PATIENCE,
+                start.elapsed() < TIMEOUT,
                 "the receiver takes no frames: has its device a NAPI, and is that running?"
             );
             std::thread::sleep(Duration::from_micros(20));

@@ -17,28 +17,28 @@ use nix::sys::socket::{MsgFlags, recv, send};
 use rxsteer::host::cpumask::CpuMask;
 
 use super::netns::Netns;
-use super::sink::{Counters, IDLE};
+use super::receiver::{Counters, IDLE};
 use super::sockets;
 
 /// The longest request, bytes.
 const REQUEST: usize = 2048;
 
-/// What is done for each request: reads at random places of a memory that does not fit the caches
-/// near a CPU, from none to so many that they take `us` microseconds on an idle machine.
+/// Work per request: random reads from memory that exceeds the caches near a CPU. The number of
+/// reads is random, up to as many as take `us` microseconds on an idle machine.
 #[derive(Clone)]
 pub struct Work {
     memory: Arc<Vec<u64>>,
     reads: u64,
-    /// At most, for a request.
+    /// Longest work per request, us.
     pub us: f64,
 }
 
 impl Work {
-    /// Measures how long a read takes.
+    /// Allocates `bytes` of memory and measures the time of a read.
     pub fn up_to(us: f64, bytes: usize) -> Self {
         const SAMPLE: u64 = 200_000;
         let words = (bytes / size_of::<u64>()).next_power_of_two();
-        // Pages that were never written are all the same one.
+        // Written, since all pages never written map to one zero page.
         let mut work = Self {
             memory: Arc::new((0..words as u64).collect()),
             reads: SAMPLE,
@@ -53,7 +53,7 @@ impl Work {
         work
     }
 
-    /// Bytes that are read from.
+    /// Size of the memory, bytes.
     pub fn bytes(&self) -> usize {
         size_of_val(self.memory.as_slice())
     }
@@ -63,7 +63,7 @@ impl Work {
         self.read(reads, random);
     }
 
-    /// Each read waits for the one before it.
+    /// Dependent reads: each address depends on the value read before.
     fn read(&self, reads: u64, random: &mut Random) {
         let mask = self.memory.len() - 1;
         for _ in 0..reads {
@@ -74,7 +74,7 @@ impl Work {
     }
 }
 
-/// A multiplicative generator: quick, and random enough to miss caches.
+/// A multiplicative generator: fast, and random enough to miss caches.
 struct Random(u64);
 
 impl Random {
@@ -84,7 +84,7 @@ impl Random {
     }
 }
 
-/// The threads, until stopped.
+/// Server threads.
 pub struct Server {
     threads: Vec<JoinHandle<Option<Result<()>>>>,
     stop: Arc<AtomicBool>,
@@ -92,8 +92,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts a thread for each list of sockets, on `cpu` if there is one. A single socket is read
-    /// as servers with a thread per connection do, several by epoll.
+    /// Starts one thread per list of sockets, bound to `cpu` if given. A thread blocks in the read
+    /// of a single socket, and uses epoll for several.
     ///
     /// # Errors
     /// When a thread can't be started.
@@ -118,8 +118,8 @@ impl Server {
         Ok(server)
     }
 
-    /// Starts a thread on each of `cpus` that takes connections from a listener of its own at `local`
-    /// (SO_REUSEPORT), answers requests, and closes when the client has.
+    /// Starts one thread on each of `cpus`, each with a listener of its own at `local`
+    /// (SO_REUSEPORT). The threads accept connections, answer requests, and close after the client.
     ///
     /// # Errors
     /// When a thread can't be started, or the address is taken.
@@ -164,7 +164,7 @@ impl Server {
         self.answered.sum()
     }
 
-    /// Stops the threads; returns the number of requests that they answered.
+    /// Stops the threads; returns the number of requests answered.
     ///
     /// # Errors
     /// When a thread could not read or send.
@@ -181,13 +181,13 @@ impl Server {
 }
 
 impl Drop for Server {
-    /// The threads end by themselves, within their idle time.
+    /// The threads end on their own, within `IDLE`.
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 }
 
-/// What there is to read, within the idle time.
+/// Waits for events, for `IDLE` at most.
 fn ready<'a>(epoll: &Epoll, events: &'a mut [EpollEvent]) -> Result<&'a [EpollEvent]> {
     match epoll.wait(events, EpollTimeout::from(IDLE.as_millis() as u16)) {
         Err(Errno::EINTR) => Ok(&[]),
@@ -208,7 +208,7 @@ impl Thread {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// Waits in the read itself: only so is the socket's device polled.
+    /// Blocks in the read: only then does the read busy-poll the device.
     fn read_one(&mut self, socket: &OwnedFd) -> Result<()> {
         while !self.is_stopped() {
             self.answer(socket, MsgFlags::empty())?;
@@ -230,7 +230,7 @@ impl Thread {
         Ok(())
     }
 
-    /// As event-driven servers do.
+    /// One epoll for the listener and all connections.
     fn serve(&mut self, listener: &TcpListener) -> Result<()> {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         let event = |fd: &dyn AsRawFd| {
@@ -261,7 +261,8 @@ impl Thread {
         Ok(())
     }
 
-    /// The length of the request; None: there is none yet.
+    /// Answers one request. Returns its length, 0 at the end of the stream, None if there is no
+    /// request yet.
     fn answer(&mut self, socket: &OwnedFd, flags: MsgFlags) -> Result<Option<usize>> {
         let mut request = [0; REQUEST];
         let len = match recv(socket.as_raw_fd(), &mut request, flags) {

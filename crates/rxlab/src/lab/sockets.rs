@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Sockets of an application that reads: servers, connected ones, and TCP without a handshake.
+//! Sockets of applications: servers, connected sockets, and TCP without a handshake.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -18,21 +18,21 @@ use rxsteer::host::polling::Polling;
 
 use super::frame::{TcpFlows, UdpFlows};
 use super::netns::Netns;
-use super::sink::IDLE;
+use super::receiver::IDLE;
 
 /// One unconnected UDP socket for all flows.
 ///
 /// # Errors
-/// The address is taken, or not the namespace's.
+/// The address is taken, or not in the namespace.
 pub fn server(netns: &Netns, flows: &UdpFlows, rcvbuf: usize) -> Result<OwnedFd> {
     let local = SocketAddr::new(flows.daddr, flows.dport);
     netns.run(|| bound(SockType::Datagram, local, rcvbuf))
 }
 
-/// A UDP socket that shares its address with others (SO_REUSEPORT), in the caller's namespace.
+/// A UDP socket that shares its address (SO_REUSEPORT), in the caller's namespace.
 ///
 /// # Errors
-/// The address is taken, or not the namespace's.
+/// The address is taken, or not in the namespace.
 pub fn reuseport(local: SocketAddr) -> Result<UdpSocket> {
     let family = match local {
         SocketAddr::V4(_) => AddressFamily::Inet,
@@ -44,7 +44,7 @@ pub fn reuseport(local: SocketAddr) -> Result<UdpSocket> {
     Ok(fd.into())
 }
 
-/// A UDP socket that lets others have its address too (SO_REUSEADDR), in the caller's namespace.
+/// A UDP socket that shares its address (SO_REUSEADDR), in the caller's namespace.
 ///
 /// # Errors
 /// As [`reuseport`].
@@ -62,7 +62,7 @@ pub fn connected(netns: &Netns, flows: &UdpFlows, rcvbuf: usize) -> Result<Vec<O
     connected_to(netns, local, sources, rcvbuf)
 }
 
-/// One UDP socket for each of these sources, connected to it.
+/// One UDP socket per source, connected to it.
 ///
 /// # Errors
 /// As [`server`], and when a source can't be reached.
@@ -80,9 +80,9 @@ pub fn connected_to(
     netns.run(|| sources.map(open).collect())
 }
 
-/// One established TCP socket per flow, which waits for the flow's first segment, with room for
-/// `rcvbuf` bytes. There is no peer: what they send must find nobody who answers. Closing them
-/// sends a reset at most.
+/// One established TCP socket per flow with room for `rcvbuf` bytes, which expects the flow's first
+/// segment. There is no peer: nothing may answer what the sockets send. Closing them sends a reset
+/// at most.
 ///
 /// # Errors
 /// Without CAP_NET_ADMIN, or when a source can't be reached.
@@ -91,7 +91,7 @@ pub fn established(netns: &Netns, tcp: &TcpFlows, rcvbuf: usize) -> Result<Vec<O
         let local = SocketAddr::new(tcp.flows.daddr, tcp.flows.dport);
         let fd = open(SockType::Stream, local, rcvbuf)?;
         let set = |name, value: &[u32]| setsockopt_words(&fd, libc::IPPROTO_TCP, name, value);
-        // Under repair all may have the same port, and connecting takes no packet.
+        // Under repair all sockets may share the port, and connect() sends no packet.
         set(libc::TCP_REPAIR, &[1]).context("no TCP_REPAIR here")?;
         bind_to(&fd, local)?;
         for (queue, seq) in [(TCP_RECV_QUEUE, tcp.first_seq), (TCP_SEND_QUEUE, tcp.ack)] {
@@ -124,7 +124,7 @@ pub fn established(netns: &Netns, tcp: &TcpFlows, rcvbuf: usize) -> Result<Vec<O
     })
 }
 
-/// Lets a read poll the device's queue for `us` microseconds, before the interrupt does.
+/// Makes reads poll the device's queue for up to `us` microseconds, in preference to its interrupt.
 ///
 /// # Errors
 /// Without CAP_NET_ADMIN.
@@ -136,7 +136,7 @@ pub fn busy_poll(socket: &OwnedFd, us: u32) -> Result<()> {
     polling.set_socket(socket).context("SO_BUSY_POLL")
 }
 
-/// Lets TCP send no more than so many bytes in a second, spread over it.
+/// Limits TCP's sending rate, bytes per second (SO_MAX_PACING_RATE).
 ///
 /// # Errors
 /// When it is no socket.
@@ -149,7 +149,7 @@ pub fn pace(socket: &impl AsRawFd, bytes_per_s: u32) -> Result<()> {
 const TCP_RECV_QUEUE: u32 = 1;
 const TCP_SEND_QUEUE: u32 = 2;
 const TCPOPT_WINDOW: u32 = 3;
-/// Without a window probe, -1.
+/// -1: no window probe.
 const TCP_REPAIR_OFF_NO_WP: u32 = u32::MAX;
 
 fn open(kind: SockType, local: SocketAddr, rcvbuf: usize) -> Result<OwnedFd> {
@@ -158,9 +158,9 @@ fn open(kind: SockType, local: SocketAddr, rcvbuf: usize) -> Result<OwnedFd> {
         SocketAddr::V6(_) => AddressFamily::Inet6,
     };
     let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
-    // Many UDP sockets on one port.
+    // Allows many UDP sockets on one port.
     setsockopt(&fd, sockopt::ReuseAddr, &true)?;
-    // FORCE: net.core.rmem_max is the host's and stays as it is.
+    // RcvBufForce: leaves net.core.rmem_max, a setting of the host, alone.
     setsockopt(&fd, sockopt::RcvBufForce, &rcvbuf)?;
     let idle = TimeVal::milliseconds(IDLE.as_millis() as i64);
     setsockopt(&fd, sockopt::ReceiveTimeout, &idle)?;
@@ -178,13 +178,12 @@ fn bound(kind: SockType, local: SocketAddr, rcvbuf: usize) -> Result<OwnedFd> {
     Ok(fd)
 }
 
-/// A TCP listener that shares its address with others (SO_REUSEPORT) and does not block, in the
-/// caller's namespace.
+/// A non-blocking TCP listener that shares its address (SO_REUSEPORT), in the caller's namespace.
 ///
 /// # Errors
-/// The address is taken, or not the namespace's.
+/// The address is taken, or not in the namespace.
 pub fn listener(local: SocketAddr) -> Result<TcpListener> {
-    /// Connections that may wait: net.core.somaxconn's default, which is the most.
+    /// Pending connections: the default of net.core.somaxconn, which caps it.
     const BACKLOG: i32 = 4096;
     let socket = Socket::new(Domain::for_address(local), Type::STREAM, None)?;
     socket.set_reuse_port(true)?;
@@ -196,12 +195,12 @@ pub fn listener(local: SocketAddr) -> Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Takes `count` TCP connections that are made to a listener, whose reads wake up now and then.
+/// Accepts `count` TCP connections. Reads from them time out after `IDLE`.
 ///
 /// # Errors
-/// When one does not come within `patience`.
-pub fn accepted(listener: &TcpListener, count: u32, patience: Duration) -> Result<Vec<TcpStream>> {
-    let deadline = Instant::now() + patience;
+/// When a connection does not come within `timeout`.
+pub fn accepted(listener: &TcpListener, count: u32, timeout: Duration) -> Result<Vec<TcpStream>> {
+    let deadline = Instant::now() + timeout;
     listener.set_nonblocking(true)?;
     let mut streams = Vec::new();
     while streams.len() < count as usize {
@@ -223,7 +222,7 @@ pub fn accepted(listener: &TcpListener, count: u32, patience: Duration) -> Resul
     Ok(streams)
 }
 
-/// An option that is one word, or a structure of words.
+/// Sets an option that consists of 32-bit words.
 fn setsockopt_words(fd: &impl AsRawFd, level: i32, name: libc::c_int, value: &[u32]) -> Result<()> {
     // SAFETY: the kernel reads `value` during the call.
     let ret = unsafe {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the kernel counts itself: softnet_stat, UDP and TCP counters.
+//! Counters of the kernel: softnet_stat, UDP and TCP.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,29 +8,28 @@ use anyhow::{Context, Result};
 
 use super::netns::Netns;
 
-/// One CPU's line of /proc/net/softnet_stat; of the host, whatever namespace it is read in.
+/// One CPU's line of /proc/net/softnet_stat, of the host in every namespace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Softnet {
-    /// The CPU.
     pub cpu: u32,
-    /// Packets that net_rx took, from NAPI and from its backlog.
+    /// Packets that the stack processed, from NAPI and from the backlog.
     pub processed: u64,
     /// Packets dropped at a full backlog (netdev_max_backlog).
     pub dropped: u64,
-    /// Times net_rx_action() ran out of budget or time.
+    /// Times that net_rx_action() ran out of budget or time.
     pub time_squeeze: u64,
-    /// Inter-processor interrupts of RPS that this CPU took.
+    /// RPS inter-processor interrupts received.
     pub received_rps: u64,
-    /// Packets that the flow limit dropped.
+    /// Packets dropped by the flow limit.
     pub flow_limit: u64,
 }
 
-/// Reads softnet_stat, a line per online CPU. The counters have 32 bits and wrap.
+/// Reads softnet_stat, one line per online CPU. The counters have 32 bits and wrap.
 pub fn softnet() -> Result<Vec<Softnet>> {
     parse_softnet(&fs::read_to_string("/proc/net/softnet_stat")?)
 }
 
-/// The columns are softnet_seq_show()'s, in net/core/net-procfs.c.
+/// Columns as in softnet_seq_show(), net/core/net-procfs.c.
 fn parse_softnet(text: &str) -> Result<Vec<Softnet>> {
     let line = |line: &str| {
         let columns: Vec<u64> = line
@@ -53,12 +52,12 @@ fn parse_softnet(text: &str) -> Result<Vec<Softnet>> {
         .context("/proc/net/softnet_stat is not as it is since Linux 5.10")
 }
 
-/// UDP counters of a namespace by name (`InDatagrams`, `RcvbufErrors`, `InCsumErrors`, `NoPorts`…),
-/// those of IPv6 with their prefix (`Udp6InDatagrams`).
+/// UDP counters of a namespace by name (`InDatagrams`, `RcvbufErrors`, `InCsumErrors`, `NoPorts`…);
+/// those of IPv6 have a prefix (`Udp6InDatagrams`).
 pub fn udp(netns: &Netns) -> Result<BTreeMap<String, u64>> {
     netns.run(|| {
         let v4 = fs::read_to_string("/proc/thread-self/net/snmp")?;
-        // Absent where IPv6 is.
+        // Absent without IPv6.
         let v6 = fs::read_to_string("/proc/thread-self/net/snmp6").unwrap_or_default();
         parse_udp(&v4, &v6)
     })
@@ -73,8 +72,8 @@ fn parse_udp(v4: &str, v6: &str) -> Result<BTreeMap<String, u64>> {
     Ok(counters)
 }
 
-/// TCP counters of a namespace by name: `InErrs` and its like from snmp, `TCPOFOQueue`,
-/// `BusyPollRxPackets`… from netstat, both families together.
+/// TCP counters of a namespace by name, both families together: `InErrs` and others from snmp,
+/// `TCPOFOQueue`, `BusyPollRxPackets`… from netstat.
 pub fn tcp(netns: &Netns) -> Result<BTreeMap<String, u64>> {
     netns.run(|| {
         let snmp = fs::read_to_string("/proc/thread-self/net/snmp")?;
@@ -85,7 +84,7 @@ pub fn tcp(netns: &Netns) -> Result<BTreeMap<String, u64>> {
     })
 }
 
-/// By how much named counters have grown.
+/// Growth of named counters.
 pub fn since(
     before: &BTreeMap<String, u64>,
     mut now: BTreeMap<String, u64>,
@@ -96,8 +95,8 @@ pub fn since(
     now
 }
 
-/// The line of names, and that of values, which begin with the group's name. A value below zero
-/// (`MaxConn`) counts as zero.
+/// Parses a line of names and a line of values, both prefixed with the group's name. Negative
+/// values (`MaxConn`) become zero.
 fn parse_group(text: &str, group: &str) -> Result<BTreeMap<String, u64>> {
     let prefix = format!("{group}: ");
     let mut rows = text.lines().filter_map(|line| line.strip_prefix(&prefix));
@@ -141,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_is_not_another_whose_name_begins_as_its() {
+    fn a_group_name_matches_as_a_whole() {
         let text = "TcpExt: A B\nTcpExt: 1 2\nTcp: C MaxConn\nTcp: 3 -1\n";
         let expected = [("C", 3), ("MaxConn", 0)];
         assert_eq!(

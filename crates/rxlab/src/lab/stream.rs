@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One TCP connection in bulk: a sender that never stops, and a consumer.
+//! One bulk TCP connection: a sender and a consumer.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,21 +12,21 @@ use anyhow::{Context, Result};
 
 use super::link::Link;
 use super::netns::Netns;
-use super::sink::{Counters, IDLE};
+use super::receiver::{Counters, IDLE};
 
-/// Bytes of a read, and of a write: netperf's default for its receiver, rounded up.
+/// Bytes per read and write: netperf's default for its receiver, rounded up.
 const BLOCK: usize = 128 << 10;
 
-/// What the consumer does when there is nothing to read.
+/// Behaviour of the consumer when there is nothing to read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Consumer {
-    /// It sleeps until there is.
+    /// Sleeps until there is.
     Blocks,
-    /// It works for a while, and looks again.
+    /// Works for this time, then reads again.
     Polls(Duration),
 }
 
-/// One end of the connection: a thread, until stopped.
+/// The thread at one end of the connection.
 pub struct Worker {
     thread: Option<JoinHandle<Option<Result<()>>>>,
     shared: Arc<Shared>,
@@ -34,11 +34,11 @@ pub struct Worker {
 
 struct Shared {
     stop: AtomicBool,
-    /// Bytes read, and times that the consumer worked.
+    /// Bytes read, and periods of work by the consumer.
     counters: Counters,
 }
 
-/// Connects the two ends of a link; the receiver's is the second.
+/// Connects both ends of a link; returns the sender's stream, then the receiver's.
 ///
 /// # Errors
 /// When they can't be connected.
@@ -52,7 +52,7 @@ pub fn connect(link: &Link) -> Result<(TcpStream, TcpStream)> {
 }
 
 impl Worker {
-    /// Reads what comes, on `cpu` if there is one.
+    /// Reads the stream in a thread, bound to `cpu` if given.
     ///
     /// # Errors
     /// When the thread can't be started.
@@ -71,7 +71,7 @@ impl Worker {
         })
     }
 
-    /// Sends as much as goes through, on `cpu`.
+    /// Sends as much as TCP takes, in a thread on `cpu`.
     ///
     /// # Errors
     /// When the thread can't be started.
@@ -105,12 +105,12 @@ impl Worker {
         self.shared.counters.of(0).load(Ordering::Relaxed)
     }
 
-    /// Times that the consumer has worked so far.
+    /// Periods of work so far.
     pub fn worked(&self) -> u64 {
         self.shared.counters.of(1).load(Ordering::Relaxed)
     }
 
-    /// Ends it, and with it its end of the connection.
+    /// Stops the thread and closes its end of the connection.
     ///
     /// # Errors
     /// When it could not read or write.
@@ -124,7 +124,7 @@ impl Worker {
 }
 
 impl Drop for Worker {
-    /// The thread ends by itself, within its idle time.
+    /// The thread ends on its own, within `IDLE`.
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
     }
@@ -158,7 +158,7 @@ fn consume(mut from: TcpStream, consumer: Consumer, shared: &Shared) -> Result<(
             }
             read => {
                 let read = read.context("receiving")? as u64;
-                // The sender has closed.
+                // The sender closed the connection.
                 if read == 0 {
                     return Ok(());
                 }

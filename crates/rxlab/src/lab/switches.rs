@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the scheduler does on some CPUs: context switches, as perf counts them, and wake-ups, where
-//! /proc/schedstat tells.
+//! Scheduler statistics of some CPUs: context switches from perf, and wake-ups from /proc/schedstat
+//! if it counts them.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -10,19 +10,18 @@ use anyhow::{Context, Result};
 use nix::errno::Errno;
 use rxsteer::host::cpumask::CpuMask;
 
-/// Open counters of some CPUs.
 pub struct Switches {
     cpus: CpuMask,
     counters: Vec<File>,
 }
 
-/// What they showed at a moment, or between two.
+/// Counts up to one time, or between two.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Scheduled {
     pub switches: u64,
-    /// Wake-ups by these CPUs; unknown without CONFIG_SCHEDSTATS, or where `kernel.sched_schedstats`
-    /// is off.
+    /// Wake-ups by these CPUs; None without CONFIG_SCHEDSTATS or with `kernel.sched_schedstats`
+    /// off.
     pub wakeups: Option<u64>,
 }
 
@@ -38,7 +37,7 @@ impl Switches {
         })
     }
 
-    /// So far.
+    /// Counts so far.
     ///
     /// # Errors
     /// When a counter can't be read.
@@ -58,7 +57,7 @@ impl Switches {
 }
 
 impl Scheduled {
-    /// Between then and now.
+    /// Counts since `then`.
     pub fn since(self, then: Self) -> Self {
         let wakeups = self.wakeups.zip(then.wakeups);
         Self {
@@ -68,7 +67,7 @@ impl Scheduled {
     }
 }
 
-/// Context switches of a CPU, whoever is on it.
+/// Opens a counter of all context switches on a CPU.
 fn counter(cpu: u32) -> Result<File> {
     let attr = libbpf_sys::perf_event_attr {
         type_: libbpf_sys::PERF_TYPE_SOFTWARE,
@@ -89,12 +88,12 @@ fn counter(cpu: u32) -> Result<File> {
     };
     let fd = Errno::result(fd)
         .with_context(|| format!("no perf event counts the context switches of CPU {cpu}"))?;
-    // SAFETY: it is ours alone.
+    // SAFETY: nothing else owns the descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) }.into())
 }
 
-/// ttwu_count of some CPUs: the fifth number of each (Documentation/scheduler/sched-stats.rst), all 0 while
-/// the kernel does not count.
+/// Sum of ttwu_count, the fifth number of each CPU's line
+/// (Documentation/scheduler/sched-stats.rst). All are 0 if the kernel does not count.
 fn wakeups(schedstat: &str, cpus: &CpuMask) -> Option<u64> {
     let of_cpu = |line: &str| {
         let mut words = line.strip_prefix("cpu")?.split_whitespace();
@@ -117,7 +116,7 @@ mod tests {
         let of = |cpus: &[u32]| wakeups(text, &cpus.iter().copied().collect());
         assert_eq!(of(&[0, 1]), Some(120));
         assert_eq!(of(&[1]), Some(70));
-        // A kernel that counts none.
+        // A kernel that does not count.
         assert_eq!(of(&[2]), None);
     }
 }

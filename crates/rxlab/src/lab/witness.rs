@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Sees the order in which a device hands a wire's frames to the stack, below all that could change
-//! it again.
+//! Observes the order in which a device hands a generator's frames to the stack, before anything
+//! else can reorder them.
 
 use std::os::fd::AsFd;
 
@@ -13,13 +13,13 @@ use super::xdp;
 use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::bss;
 
-/// A program at a device's tc ingress. It stays until the device goes.
+/// A program at a device's tc ingress; attached until the device is removed.
 pub struct Witness {
     skel: LabSkel<'static>,
 }
 
 impl Witness {
-    /// Watches the frames of one wire from now on; of 65536 flows at most.
+    /// Watches the frames of one generator from now on, up to 65536 flows.
     ///
     /// # Errors
     /// The kernel has no clsact or no BPF classifier.
@@ -43,19 +43,19 @@ impl Witness {
         Ok(Self { skel })
     }
 
-    /// Frames handed to the stack so far; what GRO has made one counts as one.
+    /// Frames handed to the stack so far; frames merged by GRO count as one.
     pub fn seen(&self) -> u64 {
         self.read(|bss| &raw const bss.witness_nr_seen)
     }
 
-    /// Those that came after a later one of their flow.
+    /// Frames handed to the stack after a later one of their flow.
     pub fn reordered(&self) -> u64 {
         self.read(|bss| &raw const bss.witness_nr_reordered)
     }
 
     fn read(&self, counter: impl FnOnce(&bss) -> *const u64) -> u64 {
         let bss = self.skel.maps.bss_data.as_ref();
-        // SAFETY: the kernel writes this word while we read it; a 64-bit load is whole.
+        // SAFETY: the kernel writes this word concurrently; a 64-bit load is atomic.
         bss.map_or(0, |bss| unsafe { counter(bss).read_volatile() })
     }
 }

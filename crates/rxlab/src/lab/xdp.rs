@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The lab's own XDP programs, and the way any program is attached to an end.
+//! The lab's own XDP programs, and how any program is attached to an end.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,7 +13,7 @@ use super::link::End;
 use crate::lab_skel::types::bpf_cpumap_val;
 use crate::lab_skel::{LabSkel, LabSkelBuilder, OpenLabSkel};
 
-/// Attaches a program to an end for as long as the returned BPF link is open.
+/// Attaches a program to an end until the returned BPF link is closed.
 ///
 /// # Errors
 /// EBUSY when another program holds the device.
@@ -24,12 +24,12 @@ pub fn attach(end: &End, program: BorrowedFd, mode: XdpMode) -> Result<OwnedFd> 
     })
 }
 
-/// Opens the lab's object, lets `choose` switch programs on and set constants, and loads it.
+/// Loads the lab's object; `choose` enables programs and sets constants before.
 pub(crate) fn load(
     choose: impl FnOnce(&mut OpenLabSkel) -> Result<()>,
 ) -> Result<LabSkel<'static>> {
-    // The skeleton borrows this slot for its own life; it is one pointer, given up for a
-    // structure that can be moved and stored. The object itself goes with the skeleton.
+    // The skeleton borrows this slot for its lifetime. Leaking the slot, one pointer, lets the
+    // skeleton be moved and stored; the object itself is freed with the skeleton.
     let slot = Box::leak(Box::new(MaybeUninit::uninit()));
     let mut open = LabSkelBuilder::default().open(slot)?;
     choose(&mut open)?;
@@ -37,14 +37,14 @@ pub(crate) fn load(
         .context("cannot load the lab's BPF programs: CAP_BPF and CAP_NET_ADMIN are needed")
 }
 
-/// One of the lab's programs on a device, until dropped.
+/// One of the lab's programs, attached to a device until dropped.
 pub struct Xdp {
     skel: LabSkel<'static>,
     _link: OwnedFd,
 }
 
 impl Xdp {
-    /// Passes every frame to the stack: the baseline, with the cost of XDP but without steering.
+    /// Passes every frame to the stack: the baseline, with the cost of XDP and without steering.
     pub fn pass(end: &End, mode: XdpMode) -> Result<Self> {
         let skel = load(|open| {
             open.progs.pass.set_autoload(true);
@@ -54,7 +54,7 @@ impl Xdp {
         Ok(Self { skel, _link: link })
     }
 
-    /// Drops every frame: what a wire and a NAPI can do at most.
+    /// Drops every frame: the upper limit of a generator and a NAPI.
     pub fn drop(end: &End, mode: XdpMode) -> Result<Self> {
         let skel = load(|open| {
             open.progs.drop.set_autoload(true);
@@ -64,8 +64,8 @@ impl Xdp {
         Ok(Self { skel, _link: link })
     }
 
-    /// Spreads frames over `cpus` by a hash of the 4-tuple, through one cpumap whose rings hold
-    /// `ring` frames: what XDP load balancers do, without order, limits or locality.
+    /// Spreads frames over `cpus` by a hash of the 4-tuple, through one cpumap with rings of `ring`
+    /// frames: the usual XDP load balancer, without order, limits or locality.
     pub fn cpumap(end: &End, cpus: &[u32], ring: u32) -> Result<Self> {
         let skel = load(|open| {
             open.progs.cpumap.set_autoload(true);
@@ -84,7 +84,7 @@ impl Xdp {
                 qsize: ring,
                 ..Default::default()
             };
-            // SAFETY: plain old data of the size that the map was made with.
+            // SAFETY: plain old data of the map's value size.
             let value = unsafe {
                 std::slice::from_raw_parts((&raw const value).cast(), size_of_val(&value))
             };
@@ -97,12 +97,12 @@ impl Xdp {
         Ok(Self { skel, _link: link })
     }
 
-    /// Frames that came in by an rx queue since the program was attached.
+    /// Frames received on an rx queue since the program was attached.
     pub fn received(&self, queue: u32) -> u64 {
         let queues = self.skel.maps.bss_data.as_ref().map(|bss| &bss.lab_queues);
         queues
             .and_then(|queues| queues.get(queue as usize))
-            // SAFETY: the kernel writes this word while we read it; a 64-bit load is whole.
+            // SAFETY: the kernel writes this word concurrently; a 64-bit load is atomic.
             .map_or(0, |queue| unsafe {
                 (&raw const queue.nr_received).read_volatile()
             })

@@ -14,19 +14,18 @@ use anyhow::Result;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
-/// How an application takes its data.
+/// Reads an application's data once.
 pub type Take = Box<dyn FnMut() -> std::io::Result<usize> + Send>;
 
-/// A thread that takes data, where it is told to run.
+/// An application thread that can be moved between CPUs.
 pub struct App {
     stop: Arc<AtomicBool>,
-    /// Its thread.
     pub tid: Pid,
     thread: Option<JoinHandle<Option<()>>>,
 }
 
 impl App {
-    /// `take` returns within some milliseconds, with data or without.
+    /// `take` must return within some milliseconds, with data or without.
     pub fn start(netns: &Netns, mut take: Take) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = stop.clone();
@@ -60,7 +59,7 @@ impl Drop for App {
     }
 }
 
-/// One that gets the first flow's datagrams and no others.
+/// A socket that receives the datagrams of the first flow only.
 pub fn connected(netns: &Netns, flows: &UdpFlows) -> Result<UdpSocket> {
     netns.run(|| {
         let socket = UdpSocket::bind(SocketAddr::new(flows.daddr, flows.dport))?;
@@ -69,7 +68,7 @@ pub fn connected(netns: &Netns, flows: &UdpFlows) -> Result<UdpSocket> {
     })
 }
 
-/// A socket that a [`Take`] may wait on.
+/// Sets the read timeout that a [`Take`] needs.
 pub fn soon(socket: UdpSocket) -> Result<UdpSocket> {
     socket.set_read_timeout(Some(Duration::from_millis(5)))?;
     Ok(socket)

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What end-to-end tests share.
+//! Shared parts of the end-to-end tests.
 
 use std::fs::OpenOptions;
 use std::io::Write;
 
 pub mod app;
-pub mod bed;
+pub mod testbed;
 pub mod usage;
 
-/// Says that a test did not run and why; `make test` counts the lines, and never as passed.
+/// Reports a test as not run, with the reason. `make test` counts these reports; they are not
+/// passes.
 pub fn not_run(test: &str, reason: &str) {
     let line = format!("NOT RUN: {test}: {reason}\n");
     eprint!("{line}");

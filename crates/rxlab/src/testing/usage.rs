@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Wrong usage of a program of ours.
+//! Wrong usage of the programs under test.
 
 use std::process::{Command, Output};
 
@@ -7,7 +7,8 @@ use std::process::{Command, Output};
 pub struct Program(pub &'static str);
 
 impl Program {
-    /// Its output. In a namespace of no rxsteer's, or as nobody, all the same: nothing is done.
+    /// Runs the program. Wrong usage fails before anything is done, so neither root nor a namespace
+    /// is needed.
     ///
     /// # Panics
     /// When it can't be run.
@@ -16,7 +17,8 @@ impl Program {
         output.expect("the program under test can be run")
     }
 
-    /// Ends with status 2, prints nothing but an error, and that says each of `what`.
+    /// Checks that the program ends with status 2 and prints only an error, which contains each of
+    /// `what`.
     ///
     /// # Panics
     /// When it does not.
@@ -32,7 +34,7 @@ impl Program {
     }
 }
 
-/// Times in seconds: those of `status --interval` and `bench --seconds`, and why they are refused.
+/// Invalid times of `status --interval` and `bench --seconds`, with the errors.
 pub const SECONDS: [(&str, &str); 6] = [
     ("0", "choose 0.01 seconds or more"),
     ("-1", "choose 0.01 seconds or more"),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Measuring on a device of the host, which is left as it was.
+//! Measurements on a device of the host, which is restored afterwards.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
@@ -17,7 +17,7 @@ use rxlab::bench::setup::mode::{Active, Mode};
 use rxlab::bench::setup::pair::Pair;
 use rxlab::lab::link::End;
 use rxlab::lab::xdp::Xdp;
-use rxlab::testing::bed::{OTHER_CPU, lab, mask, until};
+use rxlab::testing::testbed::{OTHER_CPU, lab, mask, until};
 use rxsteer::host::device::{Device, XdpMode};
 use rxsteer::host::setting::Setting;
 
@@ -76,7 +76,7 @@ fn devices_that_can_not_be_used() -> Result<()> {
     Ok(())
 }
 
-/// The files of kernel RPS on a device with two queues, and what they hold.
+/// Kernel RPS files of a device with two queues, and their contents.
 fn kernel_rps(end: &End) -> Result<Vec<(String, String)>> {
     let mut files = Vec::new();
     for queue in 0..2 {
@@ -91,7 +91,7 @@ fn kernel_rps(end: &End) -> Result<Vec<(String, String)>> {
 
 const ENTRIES: &str = "/proc/sys/net/core/rps_sock_flow_entries";
 
-/// Gives a device's host settings of its own, different ones in each file.
+/// Writes different settings into each file.
 fn set_up_kernel_rps(end: &End) -> Result<()> {
     let values = ["1", "256", "2", "512"];
     for ((path, _), value) in kernel_rps(end)?.into_iter().zip(values) {
@@ -153,7 +153,7 @@ fn every_mode_works_on_a_device_and_leaves_it_as_it_was() -> Result<()> {
     }
     drop(echo);
 
-    // Nobody's program is replaced, nor taken for none.
+    // A foreign program is detected and not replaced.
     let _foreign = Xdp::pass(end, XdpMode::Native)?;
     for mode in [Mode::None, Mode::KernelRps, Mode::Cpumap, Mode::Rxsteer] {
         let cpus = mask(&[OTHER_CPU]);
@@ -165,7 +165,7 @@ fn every_mode_works_on_a_device_and_leaves_it_as_it_was() -> Result<()> {
     Ok(())
 }
 
-/// Set in the process that is to be killed: the device.
+/// Set in the process to be killed: name of the device.
 const VICTIM: &str = "RXSTEER_TEST_VICTIM";
 
 #[test]
@@ -174,7 +174,7 @@ fn settings_come_back_when_killed() -> Result<()> {
     if let Ok(device) = std::env::var(VICTIM) {
         let end = End::of_host(&device)?;
         let _active = Active::start(&end, Mode::KernelRps, Some(&mask(&[OTHER_CPU])))?;
-        // Entries are kept in the initial network namespace alone: the parent's.
+        // The parent checks the entries, which exist in the initial network namespace only.
         eprintln!("on");
         std::thread::sleep(Duration::from_secs(30));
         return Ok(());
@@ -232,7 +232,7 @@ fn what_needs_the_lab_says_so() -> Result<()> {
     Ok(())
 }
 
-/// One guardian for several files: each gets back its own.
+/// One guardian for several files restores each.
 #[test]
 fn settings_are_put_back_together() -> Result<()> {
     let folder = tempfile::tempdir()?;
@@ -250,16 +250,16 @@ fn settings_are_put_back_together() -> Result<()> {
     Ok(())
 }
 
-/// Two that keep one setting would each put back what the other has written.
+/// Two keepers of one setting would each restore the other's value.
 #[test]
-fn who_keeps_a_setting_keeps_it_alone() -> Result<()> {
+fn a_setting_has_one_keeper() -> Result<()> {
     let file = tempfile::NamedTempFile::new()?;
     let path = file.path().to_string_lossy().into_owned();
     fs::write(&path, "0\n")?;
     let first = Setting::keep(&path)?;
     first.set("1")?;
     let second = std::thread::spawn(move || Setting::keep(&path)?.set("2"));
-    // Long enough for it to read what is there, if it does not wait.
+    // Time to read the setting, if it did not wait.
     std::thread::sleep(Duration::from_millis(200));
     drop(first);
     second.join().expect("no panic")?;
@@ -267,7 +267,7 @@ fn who_keeps_a_setting_keeps_it_alone() -> Result<()> {
     Ok(())
 }
 
-/// The scenarios that a peer can put its load on, as `rxlab bench --on` runs them.
+/// Scenarios that take a peer, as `rxlab bench --on` runs them.
 #[test]
 fn scenarios_on_a_device() -> Result<()> {
     let Some(_guard) = lab("scenarios_on_a_device") else {
@@ -296,7 +296,7 @@ fn scenarios_on_a_device() -> Result<()> {
                     let m = case.modes.iter().position(|m| m == mode);
                     let m = m.with_context(|| format!("{name}: no {mode}"))?;
                     match experiment.measure(c, m) {
-                        // A host with other things to do loses packets, and a peer on it is busy.
+                        // On a loaded host packets are lost, and the peer is busy.
                         Err(error) if error.is::<Unfit>() => eprintln!("{name}, {mode}: {error:#}"),
                         measured => {
                             let values = measured.with_context(|| format!("{name}, {mode}"))?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Two hosts, one of which puts the load on the other.
+//! Two hosts; one generates load on the other.
 
 use std::io::{Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -14,20 +14,20 @@ use rxlab::bench::peer::load::{Kind, Load, SIZE_MAX, Transport};
 use rxlab::bench::peer::server::{Peer, Server};
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::Netns;
-use rxlab::testing::bed::until;
+use rxlab::testing::testbed::until;
 
 pub const RXLAB: &str = env!("CARGO_BIN_EXE_rxlab");
 
-/// The server's.
+/// Port of the server.
 pub const PORT: u16 = 7;
 
-/// Bytes of requests.
+/// Size of requests, bytes.
 pub const REQUEST: usize = 64;
 
-/// The two hosts, and the peer's rxsteer.
+/// The two hosts, and the peer's `bench serve`.
 pub struct Hosts {
     pub link: Link,
-    /// The device under test, as its host sees it.
+    /// The device under test, in its host.
     pub end: End,
     pub peer: SocketAddr,
     pub stop: Option<OwnedFd>,
@@ -64,7 +64,7 @@ impl Hosts {
         Peer::connect(&self.end, self.peer)
     }
 
-    /// Ends `serve`, which must end by itself.
+    /// Stops `serve`, which must end without an error.
     pub fn stop(&mut self) -> Result<()> {
         self.stop = None;
         let serving = self.serving.take().context("it is stopped once")?;
@@ -73,26 +73,26 @@ impl Hosts {
     }
 }
 
-/// A server that sends back what it gets, and counts.
+/// A server that echoes and counts.
 pub struct Echo {
     pub stop: Arc<AtomicBool>,
-    /// Datagrams, or bytes.
+    /// Datagrams received, or bytes.
     pub got: Arc<AtomicU64>,
     pub accepted: Arc<AtomicU64>,
     pub thread: Option<JoinHandle<Option<()>>>,
 }
 
-/// What an [`Echo`] does.
+/// Behaviour of an [`Echo`].
 #[derive(Clone, Copy, PartialEq)]
 pub enum Does {
     Answer,
-    /// Reads and is silent.
+    /// Reads without an answer.
     Swallow,
-    /// Answers each datagram but the first.
+    /// Answers all datagrams but the first.
     MissOne,
-    /// Answers to a request that there was not.
+    /// Answers with the number of another request.
     Confuse,
-    /// Answers to a few, and ends the connection.
+    /// Answers a few requests, then closes the connection.
     Leave,
 }
 
@@ -197,7 +197,7 @@ pub fn rr(transport: Transport, connections: u32) -> Load {
     }
 }
 
-/// Longer than anybody waits.
+/// A load that exceeds every timeout.
 pub fn endless(transport: Transport) -> Load {
     Load {
         seconds: 500.0,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Two hosts, played by two namespaces: one under test, and the peer that puts the load on it.
+//! Two hosts in two namespaces: the one under test, and the peer that generates its load.
 
 mod device;
 mod hosts;
@@ -17,7 +17,7 @@ use nix::unistd::Pid;
 use rxlab::bench::peer::load::{CONNECTIONS_MAX, Kind, Load, SIZE_MAX, Transport};
 use rxlab::bench::peer::server::Peer;
 use rxlab::lab::link::{End, Link, LinkConfig};
-use rxlab::testing::bed::{lab, until};
+use rxlab::testing::testbed::{lab, until};
 
 #[test]
 fn transactions() -> Result<()> {
@@ -46,13 +46,13 @@ fn transactions() -> Result<()> {
             ];
             assert!(quantiles.is_sorted(), "{loaded:?}");
             assert!(latency.min > 0.0 && latency.max < loaded.seconds * 1e6 + 1e5);
-            // Little's law: each connection waits all the time.
+            // Little's law: each connection has one request under way all the time.
             let waited = latency.mean * latency.count as f64 / 1e6;
             let share = waited / loaded.seconds / f64::from(connections);
             assert!((0.2..1.5).contains(&share), "{share}: {loaded:?}");
             assert!(loaded.busy_share > 0.0 && loaded.busiest_share <= 1.0);
 
-            // The server saw these, and at most one more of each connection.
+            // Counted at the server: these, and at most one more per connection.
             let requests = match transport {
                 Transport::Tcp => echo.got() / REQUEST as u64,
                 Transport::Udp => echo.got(),
@@ -124,7 +124,7 @@ fn connections_are_there_before_the_start_and_come_from_known_ports() -> Result<
     sources.sort();
     seen.sort();
     assert_eq!(sources, seen);
-    // Dropped, the connections end; the peer takes another load.
+    // Dropping it closes the connections; the peer then takes another load.
     drop(session);
     for (stream, _) in &mut accepted {
         assert!(stream.read(&mut [0]).is_err());
@@ -135,7 +135,7 @@ fn connections_are_there_before_the_start_and_come_from_known_ports() -> Result<
     Ok(())
 }
 
-/// Whichever way the control connection takes.
+/// Independent of the interface that the control connection uses.
 #[test]
 fn the_load_comes_to_the_device() -> Result<()> {
     let Some(_guard) = lab("the_load_comes_to_the_device") else {
@@ -155,7 +155,7 @@ fn the_load_comes_to_the_device() -> Result<()> {
         anyhow::Ok(text.trim().parse::<u64>()?)
     };
     let _echo = Echo::start(netns, Transport::Tcp, Does::Answer)?;
-    // The peer's address is one of the other link.
+    // The peer's address is on the other link.
     let peer = Peer::connect(&end, hosts.peer)?;
     let before = received(&hosts.end)?;
     let loaded = peer.load(&rr(Transport::Tcp, 4))?;
@@ -172,7 +172,7 @@ fn streams() -> Result<()> {
     };
     let hosts = Hosts::new()?;
     let peer = hosts.connect()?;
-    // Without a pace, more comes than the paced ones may send.
+    // Without pacing, more arrives than the paced streams may send.
     let paced = Some(2 << 20);
     for (connections, pace, bytes) in [
         (1, None, 1 << 20..u64::MAX),
@@ -188,7 +188,7 @@ fn streams() -> Result<()> {
         let loaded = session.end()?;
         assert!(bytes.contains(&loaded.bytes), "{loaded:?}");
         assert_eq!((loaded.transactions, loaded.latency), (0, None));
-        // What is acknowledged and not read yet is in the server's buffers.
+        // Data acknowledged but not yet read is in the server's buffers.
         until("all is read", || {
             Ok((echo.got() >= loaded.bytes).then_some(()))
         })?;
@@ -214,7 +214,7 @@ fn a_lost_request_is_counted_and_sent_again() -> Result<()> {
     assert!(latency.max > 1e6, "{latency:?}");
     assert!(echo.got() > loaded.transactions);
     drop(echo);
-    // Unless it was lost before anything counts.
+    // Not if it was lost before counting starts.
     let _echo = Echo::start(&hosts.end.netns, Transport::Udp, Does::MissOne)?;
     let loaded = peer.load(&Load {
         warm_up: 1.5,
@@ -297,7 +297,7 @@ fn what_fails_is_said_and_does_not_hang() -> Result<()> {
         says(&load, "choose");
     }
     assert_eq!(echo.accepted.load(Ordering::Relaxed), 0);
-    // After all of that it serves.
+    // The peer still serves after all of that.
     assert!(peer.load(&tcp)?.transactions > 0);
     Ok(())
 }
@@ -315,13 +315,13 @@ fn the_load_ends_with_the_control_connection() -> Result<()> {
     until("it runs", || Ok((echo.got() > 100).then_some(())))?;
     drop(session);
     drop(peer);
-    // The next one is greeted when the load has ended.
+    // The next host is greeted once the load has ended.
     let peer = hosts.connect()?;
     let got = echo.got();
     let session = peer.prepare(&endless(Transport::Udp))?;
     assert_eq!(echo.got(), got);
     session.start()?;
-    // The same of a peer that is stopped.
+    // The same for a peer that is stopped.
     hosts.stop()?;
     let error = session.end().expect_err("it was stopped");
     assert!(format!("{error:#}").contains("interrupted"), "{error:#}");
@@ -330,7 +330,7 @@ fn the_load_ends_with_the_control_connection() -> Result<()> {
     Ok(())
 }
 
-/// `rxlab bench serve` as its users start it, killed in the middle of a load.
+/// `rxlab bench serve` as a process, killed during a load.
 #[test]
 fn a_peer_that_dies_is_missed() -> Result<()> {
     let Some(_guard) = lab("a_peer_that_dies_is_missed") else {
@@ -371,7 +371,7 @@ fn a_peer_that_dies_is_missed() -> Result<()> {
     Ok(())
 }
 
-/// A peer that greets with `greeting`.
+/// A peer that sends `greeting`.
 fn impostor(hosts: &Hosts, greeting: &'static str) -> Result<SocketAddr> {
     let address = SocketAddr::new(hosts.link.tester.ipv4.into(), 0);
     let listener = hosts
@@ -409,8 +409,8 @@ fn other_versions_are_refused() -> Result<()> {
 }
 
 #[test]
-fn whoever_asks_for_something_else_is_not_served() -> Result<()> {
-    let Some(_guard) = lab("whoever_asks_for_something_else") else {
+fn invalid_requests_are_not_served() -> Result<()> {
+    let Some(_guard) = lab("invalid_requests_are_not_served") else {
         return Ok(());
     };
     let hosts = Hosts::new()?;
@@ -422,10 +422,10 @@ fn whoever_asks_for_something_else_is_not_served() -> Result<()> {
         stream.write_all(request.as_bytes())?;
         let mut answer = String::new();
         BufReader::new(stream).read_to_string(&mut answer)?;
-        // The greeting, and the end.
+        // The greeting, then the end of the connection.
         assert_eq!(answer.lines().count(), 1, "{answer}");
     }
-    // A target is nothing that can be asked for: whatever else is in a request, it is the caller.
+    // A request can't name a target: the load goes to the caller.
     let echo = Echo::start(&hosts.end.netns, Transport::Udp, Does::Answer)?;
     let load = serde_json::to_string(&rr(Transport::Udp, 1))?;
     let load = load.replacen(

@@ -12,7 +12,7 @@ use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::netns::Netns;
 use rxlab::testing::app::{App, soon};
-use rxlab::testing::bed::{Bed, POLLING_CPU, status, until};
+use rxlab::testing::testbed::{POLLING_CPU, Testbed, status, until};
 use rxsteer::api::client;
 use rxsteer::api::explain::{Explanation, Seen};
 use rxsteer::api::flows::{Flows, Location, Query};
@@ -41,7 +41,7 @@ pub fn flow_of(flows: &UdpFlows) -> Flow {
 }
 
 /// Options with small tables, which are read quickly.
-pub fn options(bed: &Bed) -> Options {
+pub fn options(bed: &Testbed) -> Options {
     Options {
         policy: Policy::RFS,
         rps_flow_cnt: 1 << 16,
@@ -109,7 +109,7 @@ pub fn refused(netns: &Netns, args: &[&str], why: &str) -> Result<()> {
 }
 
 /// Sends until the flow is at this location and wants to be there.
-pub fn settle_at(bed: &Bed, flows: &UdpFlows, place: Location) -> Result<Answer> {
+pub fn settle_at(bed: &Testbed, flows: &UdpFlows, place: Location) -> Result<Answer> {
     let name = flow_of(flows).to_string();
     until(&format!("the flow is at {place}"), || {
         bed.send(Frames::Udp(flows.clone()), 20)?;

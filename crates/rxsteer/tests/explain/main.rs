@@ -12,7 +12,7 @@ use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;
-use rxlab::testing::bed::{Bed, OTHER_CPU, POLLING_CPU, at_rest, lab, mask, status, until};
+use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, at_rest, lab, mask, status, until};
 use rxsteer::api::client;
 use rxsteer::api::explain::{Drops, Name, Unknown, Wait};
 use rxsteer::api::flows::{Entry, Location, Reason};
@@ -32,7 +32,7 @@ fn a_sockets_flow_is_found_by_all_its_names() -> Result<()> {
     let Some(_guard) = lab("a_sockets_flow_is_found_by_all_its_names") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig {
+    let bed = Testbed::new(&LinkConfig {
         ipv6: true,
         ..Default::default()
     })?;
@@ -127,7 +127,7 @@ fn a_flow_that_is_not_where_it_wants_says_what_it_waits_for() -> Result<()> {
     let Some(_guard) = lab("a_flow_that_is_not_where_it_wants_says_what_it_waits_for") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let udp = own(UdpFlows::to(dut, 1));
     let name = flow_of(&udp).to_string();
@@ -209,7 +209,7 @@ fn an_unknown_application_has_a_reason() -> Result<()> {
     let Some(_guard) = lab("an_unknown_application_has_a_reason") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let udp = own(UdpFlows::to(dut, 1));
     let active = Active::steer(dut, options(&bed))?;
@@ -311,7 +311,7 @@ fn a_lightly_loaded_flow_stays_for_its_room() -> Result<()> {
     let Some(_guard) = lab("a_lightly_loaded_flow_stays_for_its_room") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let udp = own(UdpFlows::to(dut, 1));
     let name = flow_of(&udp).to_string();
@@ -382,7 +382,7 @@ fn dropped_packets_are_explained() -> Result<()> {
     let Some(_guard) = lab("dropped_packets_are_explained") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let options = Options {
         backlog: Some(16),
@@ -434,7 +434,7 @@ fn a_flow_without_a_slot_names_the_owner() -> Result<()> {
     let Some(_guard) = lab("a_flow_without_a_slot_names_the_owner") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let options = Options {
         rps_flow_cnt: 1,
@@ -471,7 +471,7 @@ fn missing_flows_are_one_line() -> Result<()> {
     let Some(_guard) = lab("missing_flows_are_one_line") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let none = "no rxsteer is running in this network namespace";
     refused(&dut.netns, &["flows"], none)?;
@@ -529,7 +529,7 @@ fn the_limit_leaves_those_with_the_most_packets() -> Result<()> {
     let Some(_guard) = lab("the_limit_leaves_those_with_the_most_packets") else {
         return Ok(());
     };
-    let bed = Bed::new(&LinkConfig::default())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let active = Active::steer(dut, options(&bed))?;
     let to = |dport, nr_flows| UdpFlows {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Connections, opened and put under load.
+//! Connections of a load, and the threads that generate it.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -23,23 +23,22 @@ use super::tally::{COUNTED, OVER, Ready, Shared, Tally};
 use crate::bench::peer::latency::Latency;
 use crate::lab::sockets;
 
-/// How long all connections together may take.
-const CONNECT: Duration = Duration::from_secs(10);
+/// Limit on opening all connections.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Written at once to a stream, bytes.
+/// Bytes per write to a stream.
 const CHUNK: usize = 128 << 10;
 
-/// The connections of a load. They last as long as this, and end with a reset: ports are free at
-/// once for the next ones.
+/// The connections of a load. Dropping it resets them, which frees the ports at once.
 pub struct Generator {
     load: Load,
     sockets: Vec<Socket>,
 }
 
-/// Not counted yet.
+/// Phase before [`COUNTED`].
 const WARM_UP: u8 = 0;
 
-/// The counters at one moment.
+/// Counters at one time.
 struct Moment {
     at: Instant,
     acknowledged: u64,
@@ -54,15 +53,15 @@ nix::ioctl_read_bad!(
 );
 
 impl Generator {
-    /// Connects all sockets from one address to another, at the load's port.
+    /// Connects all sockets between two addresses, at the load's port.
     ///
     /// # Errors
-    /// When more is asked for than is allowed, or nobody listens.
+    /// The load exceeds a limit, or nothing listens.
     pub fn connect(load: &Load, mut from: SocketAddr, mut to: SocketAddr) -> Result<Self> {
         load.check()?;
         from.set_port(0);
         to.set_port(load.port);
-        let deadline = Instant::now() + CONNECT;
+        let deadline = Instant::now() + CONNECT_TIMEOUT;
         let open = || open(load.transport(), from, to, deadline);
         let sockets = (0..load.connections)
             .map(|n| open().with_context(|| format!("connection {n} to {to}")))
@@ -74,7 +73,7 @@ impl Generator {
         Ok(Self { load, sockets })
     }
 
-    /// The sockets' own ports.
+    /// Local ports of the sockets.
     ///
     /// # Errors
     /// When the kernel does not tell.
@@ -86,10 +85,10 @@ impl Generator {
         self.sockets.iter().map(port).collect()
     }
 
-    /// Puts the load on; calls `started` when counting starts.
+    /// Generates the load; calls `started` when counting starts.
     ///
     /// # Errors
-    /// When a connection failed, `started` did, or one of `interrupts` can be read.
+    /// A connection or `started` failed, or one of `interrupts` became readable.
     pub fn run(
         &self,
         interrupts: &[BorrowedFd],
@@ -104,7 +103,7 @@ impl Generator {
             written: AtomicU64::new(0),
             failed: EventFd::from_flags(EfdFlags::EFD_CLOEXEC)?,
         };
-        // Without a warm-up, all is counted, and its time begins before the threads do.
+        // Without a warm-up, counting begins before the threads start.
         let cold = self.now(shared)?;
         let cpus = thread::available_parallelism()?.get();
         let nr_threads = cpus.min(self.sockets.len());
@@ -126,7 +125,8 @@ impl Generator {
             let mut sum = Tally::new()?;
             for thread in threads {
                 match thread.join() {
-                    // Why it failed is what matters, rather than that it did.
+                    // The thread's error is the cause of the error in `window`: it takes
+                    // precedence.
                     Ok(tally) => sum.add(&tally?)?,
                     Err(panic) => std::panic::resume_unwind(panic),
                 }
@@ -136,7 +136,8 @@ impl Generator {
         })
     }
 
-    /// Waits while the threads warm up, then while they count.
+    /// Waits for the end of the warm-up, then of the measurement; returns the counters at its start
+    /// and end.
     fn window(
         &self,
         shared: &Shared,
@@ -171,8 +172,8 @@ impl Generator {
                 queued += bytes as u64;
             }
         }
-        // Read after the queues: what was written meanwhile may be counted as acknowledged, at both
-        // moments alike.
+        // Read after the queues: bytes written in between may count as acknowledged, at both times
+        // alike.
         let written = shared.written.load(Ordering::Relaxed);
         Ok(Moment {
             at,
@@ -181,7 +182,7 @@ impl Generator {
         })
     }
 
-    /// A thread's work, until the load is over.
+    /// Work of a thread until the load is over.
     fn drive(&self, sockets: Vec<&Socket>, shared: &Shared) -> Result<Tally> {
         match self.load.kind {
             Kind::Stream { .. } => stream(&sockets, shared),
@@ -220,7 +221,11 @@ fn open(
     }
     socket.bind(&from.into())?;
     let left = deadline.saturating_duration_since(Instant::now());
-    ensure!(!left.is_zero(), "{} s have passed", CONNECT.as_secs());
+    ensure!(
+        !left.is_zero(),
+        "{} s have passed",
+        CONNECT_TIMEOUT.as_secs()
+    );
     socket
         .connect_timeout(&to.into(), left)
         .context("is the server there?")?;
@@ -242,10 +247,10 @@ fn loaded(before: &Moment, after: &Moment, tally: &Tally) -> Loaded {
     }
 }
 
-/// Waits for a time to pass.
+/// Waits until a time.
 ///
 /// # Errors
-/// When one of `interrupts` can be read before.
+/// When one of `interrupts` becomes readable before.
 fn wait(interrupts: &[BorrowedFd], until: Instant) -> Result<()> {
     match readable(interrupts, Some(until))? {
         None => Ok(()),
@@ -253,7 +258,7 @@ fn wait(interrupts: &[BorrowedFd], until: Instant) -> Result<()> {
     }
 }
 
-/// Which of some descriptors can be read, or has ended: the last one; none if it got too late.
+/// Index of the last descriptor that is readable or closed; None on timeout.
 pub(in crate::bench) fn readable(
     fds: &[BorrowedFd],
     until: Option<Instant>,
@@ -274,7 +279,7 @@ pub(in crate::bench) fn readable(
 
 fn stream(sockets: &[&Socket], shared: &Shared) -> Result<Tally> {
     let chunk = vec![0; CHUNK];
-    // Level-triggered, a chunk each: no stream keeps the others waiting.
+    // Level-triggered, one chunk per event: no stream starves the others.
     let mut ready = Ready::new(sockets, EpollFlags::EPOLLOUT)?;
     while !shared.is_over() {
         for n in ready.wait()? {

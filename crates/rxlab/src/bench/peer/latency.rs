@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How long requests waited for their replies.
+//! Latency of requests.
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[allow(missing_docs)]
 pub struct Latency {
     pub count: u64,
-    /// Of them, those beyond the histogram, which count as its longest.
+    /// Latencies beyond the histogram's range, which count as its maximum.
     pub out_of_range: u64,
     pub mean: f64,
     pub stddev: f64,
@@ -22,7 +22,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// Of a histogram of ns, if it holds something.
+    /// Statistics of a histogram of ns; None if it is empty.
     pub fn of(ns: &Histogram<u64>, out_of_range: u64) -> Option<Self> {
         let us = |ns: u64| ns as f64 / 1e3;
         (!ns.is_empty()).then(|| Self {

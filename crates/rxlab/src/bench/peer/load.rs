@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The load that a peer host puts on a server: sockets of its own, one request under way on each, or
-//! as much as goes through.
+//! Load of a peer host on a server: sockets with one request under way on each, or bulk streams.
 
 use std::fmt;
 
@@ -9,53 +8,52 @@ use serde::{Deserialize, Serialize};
 
 use crate::bench::peer::latency::Latency;
 
-/// Connections at most: source ports for more may be missing.
+/// Limit on the connections; more may exceed the source ports.
 pub const CONNECTIONS_MAX: u32 = 10_000;
 
-/// Seconds at most, warm-up included.
+/// Limit on the duration including warm-up, s.
 pub const SECONDS_MAX: f64 = 600.0;
 
-/// A request's or a response's bytes at most: no datagram is in fragments.
+/// Limit on the bytes of a request or response, below the size of a fragmented datagram.
 pub const SIZE_MAX: usize = 1400;
 
-/// What to do, and for how long.
+/// Specification of a load.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Load {
     /// What the connections carry.
     pub kind: Kind,
-    /// How many: 1 to [`CONNECTIONS_MAX`].
+    /// 1 to [`CONNECTIONS_MAX`].
     pub connections: u32,
-    /// The server's.
+    /// Port of the server.
     pub port: u16,
-    /// Seconds of the same before anything is counted.
+    /// Time under load before counting starts, s.
     pub warm_up: f64,
-    /// Seconds that are counted.
+    /// Time of counting, s.
     pub seconds: f64,
 }
 
-/// What connections carry.
+/// Traffic on the connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Kind {
-    /// A request, and when its response has come, the next one. Both have 1 to [`SIZE_MAX`] bytes; a
-    /// response begins with the first bytes of its request, 8 if both have so many: that tells late
-    /// datagrams from those that are waited for.
+    /// Requests, each after the response to the one before, with 1 to [`SIZE_MAX`] bytes in each
+    /// direction. A response begins with the first bytes of its request, up to 8, so that late
+    /// datagrams can be told from the expected one.
     Rr {
-        /// Over what.
         transport: Transport,
         /// Bytes.
         request: usize,
         /// Bytes.
         response: usize,
     },
-    /// As many bytes to the server as TCP takes.
+    /// Bulk data to the server.
     Stream {
-        /// Or so many in a second at most, on each connection.
+        /// Limit on the rate of each connection, bytes per second.
         pace: Option<u32>,
     },
 }
 
-/// What carries requests.
+/// Transport of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[allow(missing_docs)]
@@ -83,7 +81,7 @@ impl Load {
         }
     }
 
-    /// What nobody may ask for.
+    /// Checks the limits.
     pub(super) fn check(&self) -> Result<()> {
         ensure!(
             (1..=CONNECTIONS_MAX).contains(&self.connections),
@@ -111,22 +109,22 @@ impl Load {
     }
 }
 
-/// What came of a [`Load`].
+/// Results of a [`Load`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Loaded {
-    /// That were counted.
+    /// Time of counting.
     pub seconds: f64,
-    /// Responses.
+    /// Number of responses.
     pub transactions: u64,
-    /// From requests to their responses, if there was one. A request that was lost counts from its
-    /// first try, and what is over a minute as a minute.
+    /// Time from request to response; None without a response. Lost requests count from their first
+    /// transmission, and times above a minute as a minute.
     pub latency: Option<Latency>,
-    /// Requests over UDP that had no response within a second, and were sent again.
+    /// UDP requests without a response within a second, which were sent again.
     pub lost: u64,
-    /// Bytes of streams that the server's host has acknowledged.
+    /// Bytes of streams acknowledged by the server's host.
     pub bytes: u64,
-    /// Of the time of all CPUs of the peer, what was not idle: 0 to 1.
+    /// Busy share of all CPUs of the peer, 0 to 1.
     pub busy_share: f64,
-    /// The same of the busiest one: near 1, the peer may have been what was measured.
+    /// Busy share of its busiest CPU: near 1, the peer may have been the limit.
     pub busiest_share: f64,
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Requests and responses: one under way on each connection.
+//! Requests and responses, with one request under way per connection.
 
 use std::io::{ErrorKind, Read};
 use std::time::{Duration, Instant};
@@ -9,15 +9,15 @@ use nix::sys::epoll::EpollFlags;
 use socket2::Socket;
 
 use super::load::Transport;
-use super::tally::{LOOK, Ready, Shared, Tally};
+use super::tally::{CHECK_INTERVAL, Ready, Shared, Tally};
 
-/// A datagram without an answer for so long is lost, and sent again.
-const LOST: Duration = Duration::from_secs(1);
+/// A datagram without a response for this time is lost and sent again.
+const RETRANSMIT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Of TCP.
+/// A TCP connection that was closed.
 const ENDED: &str = "the server has ended a connection";
 
-/// A thread of closed loops.
+/// Closed loops of one thread.
 pub(super) struct Rr<'a> {
     pub(super) shared: &'a Shared,
     pub(super) transport: Transport,
@@ -26,18 +26,18 @@ pub(super) struct Rr<'a> {
     pub(super) tally: Tally,
 }
 
-/// One of its connections.
+/// State of one connection.
 pub(super) struct Connection<'a> {
     pub(super) socket: &'a Socket,
-    /// The request's name, in its first bytes.
+    /// Number of the request, sent in its first bytes.
     pub(super) sequence: u64,
-    /// Since when the response is waited for.
+    /// Time of the request's first transmission.
     pub(super) began: Instant,
-    /// When the request was sent last.
+    /// Time of its last transmission.
     pub(super) sent: Instant,
-    /// Bytes of the request that the socket has not taken yet.
+    /// Bytes of the request still to be written to the socket.
     pub(super) unsent: usize,
-    /// Bytes of the response that have not come yet.
+    /// Bytes of the response still to be received.
     pub(super) missing: usize,
 }
 
@@ -45,7 +45,7 @@ impl Rr<'_> {
     pub(super) fn drive(mut self, sockets: &[&Socket]) -> Result<Tally> {
         let mut flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLET;
         if self.transport == Transport::Tcp {
-            // Of UDP it would come with every datagram that has left.
+            // For UDP, EPOLLOUT would report each datagram sent.
             flags |= EpollFlags::EPOLLOUT;
         }
         let mut ready = Ready::new(sockets, flags)?;
@@ -68,10 +68,10 @@ impl Rr<'_> {
             for n in ready.wait()? {
                 self.go_on(&mut connections[n])?;
             }
-            if self.transport == Transport::Udp && now.elapsed() > LOOK {
+            if self.transport == Transport::Udp && now.elapsed() > CHECK_INTERVAL {
                 now = Instant::now();
                 for connection in &mut connections {
-                    if now.saturating_duration_since(connection.sent) > LOST {
+                    if now.saturating_duration_since(connection.sent) > RETRANSMIT_TIMEOUT {
                         self.tally.lost += u64::from(self.shared.is_counted());
                         self.send_new(connection, now)?;
                     }
@@ -86,7 +86,7 @@ impl Rr<'_> {
         self.send_new(connection, now)
     }
 
-    /// Under a new name: an older one may still be answered.
+    /// Uses a new number, since the last request may still be answered.
     pub(super) fn send_new(&mut self, connection: &mut Connection, now: Instant) -> Result<()> {
         connection.sequence += 1;
         connection.sent = now;
@@ -95,7 +95,7 @@ impl Rr<'_> {
         self.send(connection)
     }
 
-    /// What the socket does not take now, it takes when it is ready.
+    /// Writes what the socket accepts; the rest follows when it becomes writable.
     pub(super) fn send(&mut self, connection: &mut Connection) -> Result<()> {
         let name = connection.sequence.to_le_bytes();
         let len = name.len().min(self.request.len());
@@ -110,7 +110,7 @@ impl Rr<'_> {
         Ok(())
     }
 
-    /// Reads and sends what can be. Edge-triggered: a response that comes meanwhile is told anew.
+    /// Writes and reads without blocking. Edge-triggered: later data causes a new event.
     pub(super) fn go_on(&mut self, connection: &mut Connection) -> Result<()> {
         if connection.unsent > 0 {
             return self.send(connection);
@@ -119,7 +119,7 @@ impl Rr<'_> {
             let mut socket = connection.socket;
             match socket.read(&mut self.response[..connection.missing]) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                // In order, or with requests unread.
+                // An orderly close, or a close with unread requests.
                 Ok(0) if self.transport == Transport::Tcp => bail!("{ENDED}"),
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => bail!("{ENDED}"),
                 bytes => {
@@ -140,7 +140,7 @@ impl Rr<'_> {
         }
     }
 
-    /// Whether the response has come, with `bytes` that were read now.
+    /// Whether the response is complete, after `bytes` were read.
     pub(super) fn is_complete(&self, connection: &mut Connection, bytes: usize) -> bool {
         match self.transport {
             Transport::Tcp => {

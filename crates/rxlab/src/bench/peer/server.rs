@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Between two hosts: the one under test asks, its peer puts the load on it.
+//! Control protocol between two hosts: the host under test requests a load, its peer generates it.
 //!
-//! They talk JSON, a line each, over TCP. The peer greets with its version. Of each load it says when
-//! it is connected, when counting has started, and what came of it; what the host under test says in
-//! between ([`Request`]) moves it on. Connections are made to nobody but the address that asks.
+//! JSON over TCP, one message per line. The peer greets with its version. For each load it reports
+//! that it is connected, that counting has started, and the results; a [`Request`] of the host
+//! under test starts each step. The peer connects only to the address of the requesting host.
 
 use std::cell::{Cell, RefCell};
 use std::io::{ErrorKind, Read, Write};
@@ -21,76 +21,76 @@ use crate::bench::peer::generator::{Generator, readable};
 use crate::bench::peer::load::{Load, Loaded};
 use crate::lab::link::End;
 
-/// Where the peer listens, unless told otherwise: TCP.
+/// Default TCP port of the peer.
 pub const PORT: u16 = 5533;
 
-/// What both sides have to be.
+/// Both sides must have the same version.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// How long either side waits for a line that should come at once.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Limit on waiting for a message that is sent at once.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long connecting all sockets may take.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(20);
+/// Limit on connecting all sockets of a load.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long a host under test may be silent between its requests.
+/// Limit on the time between two requests.
 const IDLE: Duration = Duration::from_secs(120);
 
-/// The longest line, bytes: one with the ports of all connections.
+/// Limit on a line, bytes; the longest lists the ports of all connections.
 const LINE_MAX: usize = 1 << 17;
 
-/// What the peer says first.
+/// First message of the peer.
 #[derive(Debug, Serialize, Deserialize)]
 struct Greeting {
     rxsteer: String,
 }
 
-/// What the host under test says.
+/// Messages of the host under test.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Request {
-    /// Connect, and wait.
+    /// Connects the sockets of a load.
     Connect(Load),
-    /// Put the load on.
+    /// Starts the load.
     Start,
-    /// Close the connections.
+    /// Closes the sockets.
     Close,
 }
 
-/// What the peer says.
+/// Messages of the peer.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 enum Reply {
-    /// From these ports.
+    /// The sockets are connected, from these ports.
     Connected(Vec<u16>),
-    /// It warmed up, and counts.
+    /// The warm-up is over, and counting has started.
     Started,
-    /// It has stopped, and this came of it.
+    /// The load has ended, with these results.
     Loaded(Loaded),
-    /// It could not be done, and why. Its connections are closed.
+    /// The request failed, for this reason; the sockets are closed.
     Failed(String),
 }
 
-/// What came over the control connection.
+/// Result of waiting on the control connection.
 enum Heard<T> {
     Line(T),
-    /// The other side has closed it.
+    /// The other side closed the connection.
     End,
-    /// The descriptor that ends all waiting can be read.
+    /// The `stop` descriptor is readable.
     Stop,
 }
 
 /// A control connection.
 struct Control {
     stream: TcpStream,
-    /// Of the next line.
+    /// Start of the next line.
     read: Vec<u8>,
 }
 
 impl Control {
     fn new(stream: TcpStream) -> Result<Self> {
         stream.set_nodelay(true)?;
-        stream.set_write_timeout(Some(PATIENCE))?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
         let read = Vec::new();
         Ok(Self { stream, read })
     }
@@ -101,13 +101,13 @@ impl Control {
         self.stream.write_all(&line).context("control connection")
     }
 
-    /// Waits for a line, or for `stop`.
+    /// Waits for a line, for `stop` or for the timeout.
     fn hear<T: DeserializeOwned>(
         &mut self,
         stop: Option<BorrowedFd>,
-        patience: Duration,
+        timeout: Duration,
     ) -> Result<Heard<T>> {
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         loop {
             if let Some(end) = self.read.iter().position(|&byte| byte == b'\n') {
                 let line: Vec<u8> = self.read.drain(..=end).collect();
@@ -118,7 +118,7 @@ impl Control {
             let mut fds = vec![self.stream.as_fd()];
             fds.extend(stop);
             match readable(&fds, Some(deadline))? {
-                None => bail!("silent for {} s", patience.as_secs()),
+                None => bail!("silent for {} s", timeout.as_secs()),
                 Some(0) => {}
                 Some(_) => return Ok(Heard::Stop),
             }
@@ -134,18 +134,18 @@ impl Control {
     }
 }
 
-/// The peer's side.
+/// The peer.
 pub struct Server {
     listener: TcpListener,
 }
 
 impl Server {
-    /// Listens; without an address on [`PORT`] of all.
+    /// Listens at an address, by default on [`PORT`] of all addresses.
     ///
     /// # Errors
     /// When the port is taken.
     pub fn bind(listen: Option<SocketAddr>) -> Result<Self> {
-        // The first serves IPv4 too, where there is IPv6.
+        // The first covers IPv4, too, where there is IPv6.
         let any: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
         let addresses = match listen {
             Some(address) => vec![address],
@@ -157,7 +157,7 @@ impl Server {
         Ok(Self { listener })
     }
 
-    /// Where it listens.
+    /// The listening address.
     ///
     /// # Errors
     /// When the kernel does not tell.
@@ -165,14 +165,14 @@ impl Server {
         Ok(self.listener.local_addr()?)
     }
 
-    /// Serves one host under test after the other, until `stop` can be read; tells `say` of each load,
-    /// and of each connection that failed.
+    /// Serves one host after the other until `stop` is readable. Reports each load and each failed
+    /// connection to `say`.
     ///
     /// # Errors
     /// When it can't listen any more.
     pub fn serve(&self, stop: BorrowedFd, say: &dyn Fn(&str)) -> Result<()> {
         let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
-        // A socket for each connection.
+        // Each connection of a load takes a descriptor.
         setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
         loop {
             if readable(&[self.listener.as_fd(), stop], None)? == Some(1) {
@@ -193,12 +193,12 @@ impl Server {
     }
 }
 
-/// Whoever was to be accepted.
+/// The connection to be accepted was closed before.
 fn has_gone(error: ErrorKind) -> bool {
     matches!(error, ErrorKind::WouldBlock | ErrorKind::ConnectionAborted)
 }
 
-/// A control connection, from the peer's side.
+/// The peer's side of a control connection.
 struct Service<'a> {
     control: Control,
     stop: BorrowedFd<'a>,
@@ -213,7 +213,7 @@ impl Service<'_> {
             let Heard::Line(request) = self.control.hear(Some(self.stop), IDLE)? else {
                 return Ok(());
             };
-            // The connections before, if there were some, end first.
+            // The sockets of the load before are closed first.
             let (reply, next) = match (request, generator.take()) {
                 (Request::Close, _) => continue,
                 (Request::Connect(load), before) => {
@@ -235,7 +235,7 @@ impl Service<'_> {
         }
     }
 
-    /// To nobody but the host that asks.
+    /// Connects to the requesting host only.
     fn connect(&self, load: &Load) -> Result<(Generator, Vec<u16>)> {
         let stream = &self.control.stream;
         let (from, to) = (stream.local_addr()?, stream.peer_addr()?);
@@ -244,8 +244,8 @@ impl Service<'_> {
         Ok((generator, ports))
     }
 
-    /// Until its time has passed, or the host under test speaks or has gone: nothing is to be said
-    /// meanwhile.
+    /// Runs a load until its time is over. A message or a close by the host under test interrupts
+    /// it.
     fn load(&mut self, generator: &Generator) -> Result<Loaded> {
         let control = self.control.stream.try_clone()?;
         generator.run(&[control.as_fd(), self.stop], || {
@@ -254,7 +254,7 @@ impl Service<'_> {
     }
 }
 
-/// IPv4 as such, also where it came to a socket of IPv6.
+/// Converts an IPv4-mapped address to IPv4.
 fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         IpAddr::V6(_) => address,
@@ -262,19 +262,19 @@ fn canonical(address: SocketAddr) -> SocketAddr {
     }
 }
 
-/// The host under test's side.
+/// The host under test's side of a control connection.
 pub struct Peer {
     control: RefCell<Control>,
     address: SocketAddr,
-    /// Whether it waits to be told what is next.
+    /// Whether the next message is a request.
     at_rest: Cell<bool>,
 }
 
 impl Peer {
-    /// Connects from a device's address, to which the load will come.
+    /// Connects from a device's address, which becomes the destination of the load.
     ///
     /// # Errors
-    /// When nobody listens, or the other rxsteer is not of this version.
+    /// Nothing listens, or the versions differ.
     pub fn connect(end: &End, to: SocketAddr) -> Result<Self> {
         let stream = end
             .netns
@@ -282,7 +282,7 @@ impl Peer {
                 let socket = Socket::new(Domain::for_address(to), Type::STREAM, None)?;
                 let from = SocketAddr::new(end.address_towards(to.ip())?, 0);
                 socket.bind(&from.into())?;
-                socket.connect_timeout(&to.into(), PATIENCE)?;
+                socket.connect_timeout(&to.into(), TIMEOUT)?;
                 Ok(TcpStream::from(socket))
             })
             .with_context(|| {
@@ -293,7 +293,7 @@ impl Peer {
             })?;
         let mut control = Control::new(stream)?;
         let Heard::Line(Greeting { rxsteer }) = control
-            .hear(None, PATIENCE)
+            .hear(None, TIMEOUT)
             .with_context(|| format!("{to} does not greet: does it serve another host?"))?
         else {
             bail!("{to} has ended the connection");
@@ -309,32 +309,31 @@ impl Peer {
         })
     }
 
-    /// Where it is.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Has it connect all sockets of a load. At the server they wait to be accepted: it must listen
-    /// with a backlog for all of them.
+    /// Makes the peer connect all sockets of a load. The server must listen with a backlog for all
+    /// of them.
     ///
     /// # Errors
-    /// When the peer can't.
+    /// When the peer can't connect.
     pub fn prepare(&self, load: &Load) -> Result<Session<'_>> {
         self.say(&Request::Connect(load.clone()))?;
-        match self.hear(CONNECT_PATIENCE)? {
+        match self.hear(CONNECT_TIMEOUT)? {
             Reply::Connected(ports) => Ok(Session {
                 peer: self,
-                patience: Duration::from_secs_f64(load.warm_up + load.seconds) + PATIENCE,
+                timeout: Duration::from_secs_f64(load.warm_up + load.seconds) + TIMEOUT,
                 ports,
             }),
             reply => bail!("{}: unexpected {reply:?}", self.address),
         }
     }
 
-    /// All of a load, for a server that needs to know nothing of it.
+    /// Runs a load from start to end.
     ///
     /// # Errors
-    /// When it failed, or the peer is gone.
+    /// The load failed, or the peer is gone.
     pub fn load(&self, load: &Load) -> Result<Loaded> {
         let session = self.prepare(load)?;
         session.start()?;
@@ -352,9 +351,9 @@ impl Peer {
         said.with_context(|| format!("peer {}", self.address))
     }
 
-    fn hear(&self, patience: Duration) -> Result<Reply> {
+    fn hear(&self, timeout: Duration) -> Result<Reply> {
         let mut control = self.control.borrow_mut();
-        let heard = control.hear(None, patience);
+        let heard = control.hear(None, timeout);
         let reply = match heard.with_context(|| format!("peer {}", self.address))? {
             Heard::Line(reply) => reply,
             Heard::End | Heard::Stop => bail!("the peer {} is gone", self.address),
@@ -367,38 +366,38 @@ impl Peer {
     }
 }
 
-/// A load whose sockets are connected; they are closed when it is dropped.
+/// A load with connected sockets. Dropping it closes them.
 pub struct Session<'a> {
     peer: &'a Peer,
-    patience: Duration,
+    timeout: Duration,
     ports: Vec<u16>,
 }
 
 impl Session<'_> {
-    /// The sockets' addresses.
+    /// Addresses of the peer's sockets.
     pub fn sources(&self) -> impl Iterator<Item = SocketAddr> + '_ {
         let ports = self.ports.iter();
         ports.map(|&port| SocketAddr::new(self.peer.address.ip(), port))
     }
 
-    /// Starts; returns when it has warmed up, and counts.
+    /// Starts the load; returns after its warm-up, when counting starts.
     ///
     /// # Errors
-    /// When it failed, or the peer is gone.
+    /// The load failed, or the peer is gone.
     pub fn start(&self) -> Result<()> {
         self.peer.say(&Request::Start)?;
-        match self.peer.hear(self.patience)? {
+        match self.peer.hear(self.timeout)? {
             Reply::Started => Ok(()),
             reply => bail!("{}: unexpected {reply:?}", self.peer.address),
         }
     }
 
-    /// Waits until its time has passed.
+    /// Waits for the results.
     ///
     /// # Errors
-    /// When it failed, or the peer is gone.
+    /// The load failed, or the peer is gone.
     pub fn end(&self) -> Result<Loaded> {
-        match self.peer.hear(self.patience)? {
+        match self.peer.hear(self.timeout)? {
             Reply::Loaded(loaded) => Ok(loaded),
             reply => bail!("{}: unexpected {reply:?}", self.peer.address),
         }
@@ -411,7 +410,7 @@ impl Drop for Session<'_> {
             let _ = self.peer.say(&Request::Close);
             self.peer.at_rest.set(true);
         } else {
-            // That ends a load, too.
+            // Closing the control connection ends a running load.
             let control = self.peer.control.borrow();
             let _ = control.stream.shutdown(Shutdown::Both);
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a thread that puts on load counts, and what it waits for.
+//! Counters and events of the threads that generate load.
 
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,26 +11,26 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::eventfd::EventFd;
 use socket2::Socket;
 
-/// The histogram's range, ns, and its significant digits.
+/// Range of the histogram, ns, and its significant digits.
 pub(super) const LATENCY_MIN: u64 = 100;
 
 pub(super) const LATENCY_MAX: u64 = 60_000_000_000;
 
 pub(super) const LATENCY_DIGITS: u8 = 3;
 
-/// How often it is looked for those, and whether the load is over.
-pub(super) const LOOK: Duration = Duration::from_millis(50);
+/// Interval of the checks for lost requests and for the end of the load.
+pub(super) const CHECK_INTERVAL: Duration = Duration::from_millis(50);
 
 pub(super) const COUNTED: u8 = 1;
 
 pub(super) const OVER: u8 = 2;
 
-/// What all threads see.
+/// State shared by all threads.
 pub(super) struct Shared {
     pub(super) phase: AtomicU8,
-    /// Bytes that streams have taken.
+    /// Bytes written to streams.
     pub(super) written: AtomicU64,
-    /// A thread has failed.
+    /// Signalled when a thread fails.
     pub(super) failed: EventFd,
 }
 
@@ -44,7 +44,7 @@ impl Shared {
     }
 }
 
-/// What a thread counted.
+/// Counts of one thread.
 pub(super) struct Tally {
     pub(super) latency: Histogram<u64>,
     pub(super) out_of_range: u64,
@@ -74,7 +74,7 @@ impl Tally {
     }
 }
 
-/// Which of many sockets are ready.
+/// Readiness of many sockets.
 pub(super) struct Ready {
     pub(super) epoll: Epoll,
     pub(super) events: [EpollEvent; 256],
@@ -92,9 +92,9 @@ impl Ready {
         })
     }
 
-    /// Their numbers; none after a while.
+    /// Indices of the ready sockets; empty after [`CHECK_INTERVAL`].
     pub(super) fn wait(&mut self) -> Result<impl Iterator<Item = usize>> {
-        let timeout = EpollTimeout::from(LOOK.as_millis() as u16);
+        let timeout = EpollTimeout::from(CHECK_INTERVAL.as_millis() as u16);
         let count = match self.epoll.wait(&mut self.events, timeout) {
             Err(Errno::EINTR) => 0,
             count => count?,

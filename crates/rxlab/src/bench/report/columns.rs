@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `bench columns`: several reports side by side, a column for each, such as one for each number of
-//! CPUs.
+//! `bench columns`: several reports side by side, one column each, such as one per number of CPUs.
 
 use std::fmt::Write;
 
@@ -13,7 +12,8 @@ use crate::bench::report::document::{Case, Document, Metric, Ratio, SUBJECT, fac
 use crate::bench::report::page;
 use crate::bench::report::plot::figure;
 
-/// Modes that run over several masks count once, by the mask that served them best.
+/// Modes to compare with, and their short names. A mode with several masks counts once, with its
+/// best mask.
 const MODES: [(&str, &str); 4] = [
     ("none", "none"),
     ("kernel-rps", "RPS"),
@@ -24,13 +24,13 @@ const MODES: [(&str, &str); 4] = [
 /// Reports side by side.
 #[derive(Debug, Serialize)]
 pub struct Columns {
-    /// Where each report was measured: `8 CPUs, emulated`.
+    /// Place of each report: `8 CPUs, emulated`.
     pub columns: Vec<String>,
-    /// In the order of the first report that has them.
+    /// In the order of the first report with each row.
     pub rows: Vec<Row>,
 }
 
-/// A headline of a case.
+/// A headline metric of a case.
 #[derive(Debug, Serialize)]
 #[allow(missing_docs)]
 pub struct Row {
@@ -38,16 +38,15 @@ pub struct Row {
     pub case: String,
     pub metric: String,
     pub unit: String,
-    /// As many as columns; none where a report does not have it.
+    /// One per column; None if the report lacks the row.
     pub cells: Vec<Option<Cell>>,
 }
 
-/// What one report says of it.
 #[derive(Debug, Serialize)]
 pub struct Cell {
-    /// What rxsteer reached, the median, if it gave a figure.
+    /// rxsteer's median; None if it gave no figure.
     pub value: Option<f64>,
-    /// Over the other modes, each over its best mask.
+    /// Ratios over the other modes, each with its best mask.
     pub over: IndexMap<&'static str, Ratio>,
 }
 
@@ -86,7 +85,7 @@ impl Columns {
         }
     }
 
-    /// As a table of GitHub's Markdown; ends with a newline.
+    /// A table in GitHub's Markdown; ends with a newline.
     pub fn render(&self) -> String {
         let mut out = format!(
             "| Scenario, case | Figure | {} |\n|---|---|{}\n",
@@ -109,7 +108,6 @@ impl Columns {
         out
     }
 
-    /// The same as a page.
     pub fn page(&self) -> String {
         let table = html! {
             table .matrix {
@@ -138,7 +136,7 @@ impl Columns {
     }
 }
 
-/// What should be known to read a cell.
+/// Legend of the cells.
 fn note() -> String {
     format!(
         "Each cell: what {SUBJECT} reached (median of the rounds), and in brackets how many times as much \
@@ -164,13 +162,12 @@ fn find<'a>(
 }
 
 impl Row {
-    /// What its cells say.
     fn texts(&self) -> impl Iterator<Item = String> {
         self.cells.iter().map(|cell| text(cell, &self.unit))
     }
 }
 
-/// Where a report was measured.
+/// Place of a report.
 fn name(document: &Document) -> String {
     let cpus = document.host.cpus;
     let how = match &document.host.emulated {
@@ -184,7 +181,7 @@ fn cell(case: &Case, metric: &str, described: &Metric) -> Cell {
     let value = |mode: &str| Some(case.modes.get(mode)?.get(metric)?.median);
     let mut over = IndexMap::new();
     for (mode, short) in MODES {
-        // `kernel-rps (all)` and `kernel-rps (others)`.
+        // Matches `kernel-rps (all)` and `kernel-rps (others)`.
         let masks = case.modes.keys().filter(|name| {
             name.strip_prefix(mode)
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with(" ("))
@@ -229,7 +226,7 @@ mod tests {
     use crate::bench::report::document::{Report, Rounds};
     use crate::bench::report::host::Host;
 
-    /// A report of one case, with what each mode reaches.
+    /// A report with one case and one value per mode.
     fn document(cpus: u32, case: &str, better: Better, modes: &[(&str, f64)]) -> Document {
         let mut rounds = Rounds::default();
         for (mode, value) in modes {
@@ -275,7 +272,7 @@ mod tests {
             .iter()
             .map(|row| row.texts().collect())
             .collect();
-        // The better mask of kernel RPS is the one to beat.
+        // Compared with the better mask of kernel RPS.
         assert_eq!(texts[0], ["2 M (none × 2.00, RPS × 0.50)", ""]);
         assert_eq!(texts[1], ["", "12 k"]);
     }

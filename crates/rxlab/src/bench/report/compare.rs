@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `bench compare`: do two reports of one machine agree?
+//! `bench compare`: whether two reports of one machine agree.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -14,20 +14,19 @@ use serde::Serialize;
 
 use crate::bench::report::document::{Document, Ratio};
 
-/// What two reports have in common, and what not.
+/// Comparison of two reports.
 #[derive(Debug, Serialize)]
 pub struct Comparison {
-    /// Facts about the machine that are not the same, by their names in the report.
+    /// Names of the report's facts about the machine that differ.
     pub host: Vec<String>,
-    /// Ratios that both have; those that differ come first.
+    /// Ratios in both reports; those that differ come first.
     pub ratios: Vec<Compared>,
-    /// Scenarios, cases, metrics or modes whose ratios only the old report has.
+    /// Scenarios, cases, metrics or modes with ratios in the old report only.
     pub only_old: IndexSet<String>,
-    /// The same of the new one.
+    /// The same for the new report.
     pub only_new: IndexSet<String>,
 }
 
-/// One ratio, measured twice.
 #[derive(Debug, Serialize)]
 #[allow(missing_docs)]
 pub struct Compared {
@@ -37,7 +36,7 @@ pub struct Compared {
     pub mode: String,
     pub old: Ratio,
     pub new: Ratio,
-    /// Whether their intervals overlap. A ratio without one agrees only with what contains it.
+    /// Whether the intervals overlap. A ratio without an interval agrees if the other contains it.
     pub agrees: bool,
 }
 
@@ -58,7 +57,7 @@ fn ratios(document: &Document) -> IndexMap<Name<'_>, Ratio> {
     ratios
 }
 
-/// What of `these` has no like in `others`, each by as little of its name as it takes.
+/// Names in `these` without a counterpart in `others`, shortened to the first part that is missing.
 fn missing(
     these: &IndexMap<Name<'_>, Ratio>,
     others: &IndexMap<Name<'_>, Ratio>,
@@ -78,7 +77,7 @@ fn missing(
         .collect()
 }
 
-/// The names of the facts that are not the same.
+/// Names of facts about the machine that differ.
 fn differences(old: &Document, new: &Document) -> Result<Vec<String>> {
     let facts = |document: &Document| serde_json::to_value(&document.host);
     let (old, new) = (facts(old)?, facts(new)?);
@@ -90,10 +89,10 @@ fn differences(old: &Document, new: &Document) -> Result<Vec<String>> {
 }
 
 impl Comparison {
-    /// Of what two runs measured.
+    /// Compares the ratios of two reports.
     ///
     /// # Errors
-    /// When they have no ratio in common: nothing could differ.
+    /// When they have no ratio in common.
     pub fn of(old: &Document, new: &Document) -> Result<Self> {
         let host = differences(old, new)?;
         let (old, new) = (ratios(old), ratios(new));
@@ -114,7 +113,7 @@ impl Comparison {
             })
             .collect();
         ensure!(!both.is_empty(), "the reports have no ratio in common");
-        // Stable: otherwise as they were measured.
+        // A stable sort keeps the order of measurement.
         both.sort_by_key(|ratio| ratio.agrees);
         Ok(Self {
             host,
@@ -124,12 +123,11 @@ impl Comparison {
         })
     }
 
-    /// How many ratios differ.
     pub fn nr_differ(&self) -> usize {
         self.ratios.iter().filter(|ratio| !ratio.agrees).count()
     }
 
-    /// The comparison for people; ends with a newline.
+    /// The comparison as text; ends with a newline.
     pub fn render(&self) -> String {
         let mut out = String::new();
         if !self.host.is_empty() {
@@ -178,10 +176,10 @@ impl Comparison {
     }
 }
 
-/// A report as `--json` prints it and `--report` writes it.
+/// Reads a report that `--json` printed or `--report` wrote.
 ///
 /// # Errors
-/// When it can't be read, or is none.
+/// When it can't be read, or is no report.
 pub fn read(path: &Path) -> Result<Document> {
     let file = File::open(path).with_context(|| format!("opening {}", path.display()))?;
     serde_json::from_reader(BufReader::new(file))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a scenario measured, round by round, and the report made of it.
+//! Results of the scenarios by round, and the statistics of a report.
 
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -11,38 +11,36 @@ use statrs::distribution::{ContinuousCDF, StudentsT};
 
 use crate::bench::report::host::Host;
 
-/// The mode whose ratios to the others are reported.
+/// The mode that the others are compared with.
 pub const SUBJECT: &str = "rxsteer";
 
-/// Of a ratio's interval: how often it holds the true ratio, if rounds differ by chance alone.
+/// Probability that a ratio's interval contains the true ratio, if rounds differ by chance alone.
 pub const CONFIDENCE: f64 = 0.99;
 
-/// All that one command measured, and where.
+/// Results of one command, and the machine.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Document {
-    /// The version that measured.
+    /// Version of rxsteer.
     pub rxsteer: String,
-    /// The command that gave these figures.
+    /// The command line.
     pub command: String,
-    /// When it began: seconds since 1970.
+    /// Start, seconds since 1970.
     pub unix_time: u64,
-    /// Where.
     pub host: Host,
-    /// Where the machine is emulated: seconds that the emulator took for one of its own.
+    /// On an emulated machine, seconds of the emulator per second of the machine's clock.
     #[serde(default)]
     pub stretch: Option<f64>,
-    /// In the order in which they were measured.
+    /// In the order of measurement.
     pub scenarios: Vec<Report>,
 }
 
 impl Document {
-    /// Nothing is measured yet.
     pub fn begin() -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         Self {
             rxsteer: env!("CARGO_PKG_VERSION").to_owned(),
-            // By its name: where it was installed says nothing.
-            command: std::iter::once("rxsteer".to_owned())
+            // Without the path of installation.
+            command: std::iter::once("rxlab".to_owned())
                 .chain(std::env::args().skip(1))
                 .collect::<Vec<_>>()
                 .join(" "),
@@ -54,127 +52,121 @@ impl Document {
     }
 }
 
-/// Which way a metric gets better.
+/// Direction in which a metric improves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Better {
-    /// More is better.
     Higher,
-    /// Less is better.
     Lower,
-    /// It explains the others.
+    /// Neither: the metric explains others.
     Neither,
 }
 
-/// What a figure is.
+/// Description of a metric.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Metric {
-    /// In words, without the unit.
+    /// Title without the unit.
     pub title: String,
-    /// As SI or the field has it: `us`, `packets/s`, `%`.
+    /// Unit: `us`, `packets/s`, `%`.
     pub unit: String,
-    /// Which way.
     pub better: Better,
-    /// One that the scenario is about, to be plotted; the others explain it.
+    /// Whether the scenario is about this metric, which is then plotted; the others explain it.
     pub headline: bool,
 }
 
-/// By mode, by metric.
+/// By mode, then by metric.
 pub type Modes<T> = IndexMap<String, IndexMap<String, T>>;
 
-/// The middle and the ends of the rounds, in the metric's unit.
+/// Median and range over the rounds, in the metric's unit.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Spread {
     pub median: f64,
     pub min: f64,
     pub max: f64,
-    /// Of each round that gave a figure, in their order.
+    /// Values of the rounds that gave a figure, in order.
     pub rounds: Vec<f64>,
 }
 
-/// rxsteer's value over another mode's.
+/// Ratio of rxsteer's value to another mode's.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ratio {
-    /// The median of the rounds' ratios.
+    /// Median of the per-round ratios.
     pub median: f64,
-    /// The interval for the true ratio, see [`CONFIDENCE`]. None with fewer than three rounds, or
-    /// where a ratio is not above zero.
+    /// Confidence interval, see [`CONFIDENCE`]. None with fewer than three rounds, or if a ratio is
+    /// not positive.
     pub interval: Option<(f64, f64)>,
 }
 
-/// What a ratio says about rxsteer.
+/// Verdict of a ratio on rxsteer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The interval is on the good side of 1.
+    /// The interval is on the better side of 1.
     Better,
-    /// It is on the other.
+    /// The interval is on the worse side of 1.
     Worse,
-    /// It contains 1: the rounds don't tell the two modes apart.
+    /// The interval contains 1: the modes are not distinguishable.
     Same,
-    /// There is no interval, or no good side.
+    /// There is no interval, or the metric has no direction.
     Unknown,
 }
 
-/// One case of a scenario.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Case {
-    /// Its name.
     pub case: String,
-    /// What each mode reached, in the order in which they ran.
+    /// Values of each mode, in the order of measurement.
     pub modes: Modes<Spread>,
-    /// By metric, by mode.
+    /// By metric, then by mode.
     pub ratios: Modes<Ratio>,
 }
 
-/// A measurement that did not measure what it claims, and so gave no figure.
+/// A measurement that did not measure what it claims, and gave no figure.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[allow(missing_docs)]
 pub struct Refusal {
     pub case: String,
     pub mode: String,
-    /// From 1.
+    /// Counted from 1.
     pub round: u32,
     pub why: String,
 }
 
-/// The result of a scenario.
+/// Result of a scenario.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Report {
-    /// Its name.
     pub scenario: String,
-    /// What it asks, in a sentence.
+    /// The question it answers, in a sentence.
     pub question: String,
-    /// How often every mode ran, interleaved.
+    /// Number of complete rounds.
     pub rounds: u32,
     /// Length of one measurement.
     pub seconds: f64,
-    /// What shapes all of its figures: how the queue is polled, GRO.
+    /// Conditions that apply to all figures: how the queue is polled, GRO.
     pub conditions: IndexMap<String, String>,
     /// By name, the most important first.
     pub metrics: IndexMap<String, Metric>,
-    /// In the order in which they were measured.
+    /// In the order of measurement.
     pub cases: Vec<Case>,
-    /// What gave no figure.
+    /// Refused measurements.
     pub refused: Vec<Refusal>,
-    /// What else should be known.
+    /// Remarks for the reader of the figures.
     pub notes: Vec<String>,
 }
 
-/// Values as they are measured, each with its round: case, mode, metric.
+/// Values with the round of each, by case, mode and metric.
 #[derive(Debug, Default)]
 pub struct Rounds {
     cases: IndexMap<String, Modes<Vec<(u32, f64)>>>,
 }
 
 impl Rounds {
-    /// Gives a mode its place, whether it comes to a figure or not.
+    /// Registers a mode, so that it keeps its place even without a figure.
     pub fn expect(&mut self, case: &str, mode: &str) {
         let modes = self.cases.entry(case.to_owned()).or_default();
         modes.entry(mode.to_owned()).or_default();
     }
 
-    /// Adds what `mode` reached in a round of `case`.
+    /// Adds a value of `mode` in a round of `case`.
     pub fn add(&mut self, round: u32, case: &str, mode: &str, metric: &str, value: f64) {
         let modes = self.cases.entry(case.to_owned()).or_default();
         let metrics = modes.entry(mode.to_owned()).or_default();
@@ -182,7 +174,7 @@ impl Rounds {
         values.push((round, value));
     }
 
-    /// All cases. A mode that gave a figure in less than half of the rounds has none.
+    /// Statistics of all cases. A mode with figures in less than half of the rounds has none.
     pub fn cases(&self, rounds: u32) -> Vec<Case> {
         let enough = |values: &&Vec<(u32, f64)>| 2 * values.len() as u32 >= rounds;
         let spreads = |metrics: &IndexMap<String, Vec<(u32, f64)>>| {
@@ -220,7 +212,7 @@ fn ratios(
                 continue;
             };
             let theirs = Some(theirs).filter(&enough).map_or(&[][..], |t| t);
-            // A round without a figure of both, or with nothing to divide by, has no ratio.
+            // A round has no ratio if a value is missing or the divisor is 0.
             let per_round: Vec<f64> = ours
                 .iter()
                 .filter_map(|(round, ours)| {
@@ -245,7 +237,7 @@ fn median(values: &[f64]) -> f64 {
 }
 
 impl Spread {
-    /// Of at least one value.
+    /// `values` must not be empty.
     fn of(values: &[(u32, f64)]) -> Self {
         let rounds: Vec<f64> = values.iter().map(|(_, value)| *value).collect();
         Self {
@@ -258,8 +250,8 @@ impl Spread {
 }
 
 impl Ratio {
-    /// Of at least one round. The interval is Student's, of the logarithms: factors, not
-    /// differences, are what the same disturbance has in common in two modes.
+    /// `rounds` must not be empty. The interval is Student's t on the logarithms, since
+    /// disturbances act on two modes as common factors, not as differences.
     fn of(rounds: &[f64]) -> Self {
         let middle = median(rounds);
         let n = rounds.len() as f64;
@@ -269,7 +261,7 @@ impl Ratio {
             let variance = logs.iter().map(|l| (l - mean).powi(2)).sum::<f64>() / (n - 1.0);
             let t = StudentsT::new(0.0, 1.0, n - 1.0).expect("more than one round");
             let half = t.inverse_cdf(f64::midpoint(1.0, CONFIDENCE)) * (variance / n).sqrt();
-            // The median is part of it, however skewed the rounds are.
+            // The interval contains the median even if the rounds are skewed.
             let (low, high) = ((mean - half).exp(), (mean + half).exp());
             (low.min(middle), high.max(middle))
         });
@@ -279,7 +271,7 @@ impl Ratio {
         }
     }
 
-    /// What this ratio of a metric says, by its interval.
+    /// Verdict by the interval.
     pub fn verdict(&self, better: Better) -> Verdict {
         let above = match self.interval {
             None => return Verdict::Unknown,
@@ -293,7 +285,7 @@ impl Ratio {
         }
     }
 
-    /// Whether both may be one and the same ratio, measured twice.
+    /// Whether the intervals overlap.
     pub fn agrees(&self, other: &Self) -> bool {
         let ends = |r: &Self| r.interval.unwrap_or((r.median, r.median));
         let ((low, high), (other_low, other_high)) = (ends(self), ends(other));
@@ -302,7 +294,7 @@ impl Ratio {
 }
 
 impl Report {
-    /// The report for people; ends with a newline.
+    /// The report as text; ends with a newline.
     pub fn render(&self) -> String {
         let mut out = String::new();
         let _ = writeln!(out, "{}: {}", self.scenario, self.question);
@@ -385,7 +377,7 @@ impl std::fmt::Display for Ratio {
     }
 }
 
-/// A ratio, with two digits after the point or as many as say something.
+/// Formats a ratio with two decimals, or with as many as are significant.
 pub fn factor(value: f64) -> String {
     match value.abs() {
         v if v >= 1e5 || (v > 0.0 && v < 1e-3) => format!("{value:.1e}"),
@@ -396,7 +388,7 @@ pub fn factor(value: f64) -> String {
     }
 }
 
-/// Four significant digits or so: more would promise what a noisy machine can't keep.
+/// Formats a value with about four significant digits, the precision of a noisy machine.
 pub fn number(value: f64) -> String {
     match value.abs() {
         v if v >= 1000.0 || v == v.trunc() => format!("{value:.0}"),
@@ -422,7 +414,7 @@ mod tests {
     fn a_ratio_is_the_median_of_the_rounds_ratios_not_the_ratio_of_medians() {
         let rounds = rounds(&[(10.0, 1.0), (2.0, 2.0), (9.0, 3.0), (0.0, 0.0)]);
         let case = &rounds.cases(4)[0];
-        // 10, 1 and 3; a round without a value for the other has no ratio.
+        // 10, 1 and 3; the last round has no ratio.
         assert_eq!(case.ratios["delivered_pps"]["none"].median, 3.0);
         let spread = &case.modes["rxsteer"]["delivered_pps"];
         assert_eq!(
@@ -434,7 +426,7 @@ mod tests {
     #[test]
     fn a_ratio_compares_the_values_of_one_round() {
         let mut rounds = rounds(&[(1.0, 1.0), (4.0, 2.0)]);
-        // The other mode gave no figure in the third round, and this one none in the fourth.
+        // Round 2 has no figure of the other mode, round 3 none of this one.
         rounds.add(2, "all", "rxsteer", "delivered_pps", 100.0);
         rounds.add(3, "all", "none", "delivered_pps", 100.0);
         assert_eq!(
@@ -474,7 +466,7 @@ mod tests {
     fn an_interval_is_students_and_wider_than_the_rounds() {
         let ratio = Ratio::of(&[1.0, 1.1, 1.2, 1.3, 1.4]);
         let (low, high) = ratio.interval.unwrap();
-        // t(0.995, 4) = 4.604; the logarithms' mean is 0.1753, their deviation 0.1330.
+        // t(0.995, 4) = 4.604; the logarithms have mean 0.1753 and deviation 0.1330.
         assert!((low - (0.1753f64 - 0.2738).exp()).abs() < 1e-3, "{low}");
         assert!((high - (0.1753f64 + 0.2738).exp()).abs() < 1e-3, "{high}");
         assert!(ratio.agrees(&Ratio::of(&[1.5, 1.55, 1.6, 1.6, 1.6])));

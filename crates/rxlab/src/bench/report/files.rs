@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `--report`: the page and, beside it, the same as JSON.
+//! `--report`: the page, and the JSON file beside it.
 
 use std::fs::{self, Permissions};
 use std::io::Write;
@@ -12,7 +12,7 @@ use tempfile::Builder;
 use crate::bench::report::document::Document;
 use crate::bench::report::page::page;
 
-/// Where a report is written to.
+/// Paths of a report.
 #[derive(Debug)]
 pub struct Files {
     page: PathBuf,
@@ -20,17 +20,17 @@ pub struct Files {
 }
 
 impl Files {
-    /// `page`, and the same name with `.json`. Leaves nothing behind yet.
+    /// `page`, and the same name with `.json`. Checks that both can be written; creates no file.
     ///
     /// # Errors
-    /// When they could not be written.
+    /// When a path is no file, or the folder is not writable.
     pub fn at(page: &Path) -> Result<Self> {
         let files = Self {
             page: page.to_owned(),
             json: page.with_extension("json"),
         };
         for path in [&files.page, &files.json] {
-            // What is replaced is a file, and no device or pipe by which it goes elsewhere.
+            // Writing replaces the file by rename: a device or pipe would be lost.
             let other = fs::metadata(path).is_ok_and(|what| !what.is_file());
             ensure!(!other, "{} exists and is not a file", path.display());
         }
@@ -38,7 +38,7 @@ impl Files {
         Ok(files)
     }
 
-    /// Writes both, each at once: a reader never sees half of one.
+    /// Writes both files, each atomically.
     ///
     /// # Errors
     /// When the disk is full, for example.
@@ -48,10 +48,10 @@ impl Files {
     }
 }
 
-/// What `--json` prints; ends with a newline.
+/// The JSON of `--json`; ends with a newline.
 ///
 /// # Errors
-/// None that could be provoked.
+/// When serialization fails.
 pub fn json(document: &Document) -> Result<String> {
     Ok(serde_json::to_string(document)? + "\n")
 }
@@ -60,7 +60,7 @@ fn cannot(path: &Path) -> String {
     format!("cannot write {}", path.display())
 }
 
-/// Of a name alone it is this one.
+/// Folder of a path; the current one for a bare name.
 fn folder(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -68,13 +68,13 @@ fn folder(path: &Path) -> &Path {
     }
 }
 
-/// Writes a file at once: a reader never sees half of it.
+/// Writes a file atomically: a reader never sees a part of it.
 ///
 /// # Errors
 /// When the disk is full, for example.
 pub fn write(path: &Path, text: &str) -> Result<()> {
     let replace = || -> Result<()> {
-        // As any new file, less the umask.
+        // Default mode of a new file; the umask applies.
         let mode = Permissions::from_mode(0o666);
         let mut file = Builder::new().permissions(mode).tempfile_in(folder(path))?;
         file.write_all(text.as_bytes())?;

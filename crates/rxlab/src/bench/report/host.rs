@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The machine that measured: what shapes the figures and can't be seen in them.
+//! Facts about the measuring machine that influence the figures.
 
 use std::env;
 use std::fs::{self, File};
@@ -16,54 +16,53 @@ use rxsteer::host::device::Device;
 use rxsteer::host::topology::Topology;
 use serde::{Deserialize, Serialize};
 
-/// The variable that says, where the machine is emulated, by what and with which clock: a guest can't
-/// know what its clock follows.
+/// Variable with the emulator and its clock: a guest can't find out the source of its clock.
 const EMULATED: &str = "RXSTEER_EMULATED";
 
-/// What was there when the measurement began. What can't be known is left out: empty, or 0.
+/// Facts at the start of the measurement. Unknown facts are empty, None or 0.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct Host {
-    /// The processor's model.
+    /// Model of the processor.
     pub cpu: String,
-    /// CPUs online.
+    /// Number of online CPUs.
     pub cpus: u32,
-    /// Threads that share a core.
+    /// Hardware threads per core.
     pub threads_per_core: u32,
-    /// NUMA nodes with CPUs.
+    /// Number of NUMA nodes with CPUs.
     pub numa_nodes: u32,
-    /// CPU 0's caches, such as `L2 2 MiB, CPU 0` or `L3 32 MiB, CPUs 0-7`.
+    /// Caches of CPU 0: `L2 2 MiB, CPU 0` or `L3 32 MiB, CPUs 0-7`.
     pub caches: Vec<String>,
-    /// What runs this machine as a guest, if it is one.
+    /// Hypervisor, on a guest.
     pub hypervisor: Option<String>,
-    /// The kernel's release and build.
+    /// Release and build of the kernel.
     pub kernel: String,
-    /// The kernel's command line options that matter here (`mitigations=`, `isolcpus=`, …).
+    /// Relevant options of the kernel's command line (`mitigations=`, `isolcpus=`, …).
     pub kernel_options: Vec<String>,
-    /// The tick, per second.
+    /// Frequency of the tick, Hz.
     pub hz: Option<u32>,
-    /// Frequency governor, where frequencies can be chosen.
+    /// Frequency governor.
     pub governor: Option<String>,
-    /// Idle states of CPU 0 with their exit latencies, such as `C1 2 us`.
+    /// Idle states of CPU 0 with their exit latencies: `C1 2 us`.
     pub idle_states: Vec<String>,
-    /// Who chooses among them.
+    /// Idle governor.
     pub idle_governor: Option<String>,
     /// Memory, bytes.
     pub memory: u64,
-    /// The device under test: `veth, in the lab`, or name, driver, queues and NUMA node.
+    /// Device under test: `veth, in the lab`, or name, driver, queues and NUMA node.
     pub nic: String,
-    /// What emulates this machine, if something does: `QEMU 10.0, …`.
+    /// Emulator: `QEMU 10.0, …`.
     #[serde(default)]
     pub emulated: Option<String>,
 }
 
-/// How much slower than its own clock an emulated machine runs.
+/// Ratio between an emulator's time and its guest's.
 pub struct Stretch {
     rtc: Option<u64>,
     since: Instant,
 }
 
 impl Stretch {
-    /// From now on.
+    /// Counts from now on.
     pub fn begin() -> Self {
         Self {
             rtc: rtc_seconds(),
@@ -71,29 +70,29 @@ impl Stretch {
         }
     }
 
-    /// Seconds of the emulator's for each of the machine's own since then; none where the machine has
-    /// no real-time clock.
+    /// Seconds of the emulator per second of the machine since [`Self::begin`]; None without a
+    /// real-time clock.
     pub fn so_far(&self) -> Option<f64> {
         let seconds = rtc_seconds()?.checked_sub(self.rtc?)?;
         Some(seconds as f64 / self.since.elapsed().as_secs_f64())
     }
 }
 
-/// The battery-backed clock: an emulator takes its time from the host that it runs on.
+/// The real-time clock, which an emulator derives from its host's time.
 fn rtc_seconds() -> Option<u64> {
     read(Path::new("/sys/class/rtc/rtc0/since_epoch"))?
         .parse()
         .ok()
 }
 
-/// A device of this host, for [`Host::nic`].
+/// Describes a device of this host for [`Host::nic`].
 ///
 /// # Errors
 /// When there is no such device.
 pub fn nic(name: &str) -> Result<String> {
     let device = Device::open(name)?;
     let node = fs::read_to_string(format!("/sys/class/net/{name}/device/numa_node"));
-    // -1: no node is nearer than another.
+    // -1: no NUMA node.
     let node = node.ok().and_then(|node| node.trim().parse::<u32>().ok());
     let node = node.map_or(String::new(), |node| format!(", NUMA node {node}"));
     let queues = device.rx_queues;
@@ -103,8 +102,8 @@ pub fn nic(name: &str) -> Result<String> {
     ))
 }
 
-/// Options of the kernel's command line that shape how fast packets are received. A name that ends
-/// with a dot stands for all parameters of that module.
+/// Kernel options that influence receive performance. A name with a final dot matches all
+/// parameters of that module.
 const OPTIONS: [&str; 46] = [
     "amd_iommu",
     "amd_pstate",
@@ -163,7 +162,7 @@ impl Host {
         }
     }
 
-    /// The machine whose `/sys` and `/proc` are below `root`.
+    /// A machine with `/sys` and `/proc` below `root`.
     pub fn at(root: &Path) -> Self {
         let cpuinfo = CpuInfo::from_file(root.join("proc/cpuinfo")).ok();
         let cpu0 = root.join("sys/devices/system/cpu/cpu0");
@@ -203,25 +202,25 @@ impl Host {
     }
 }
 
-/// A file's text without the white space around it; `None` if there is none.
+/// Trimmed text of a file; None if absent or empty.
 fn read(path: &Path) -> Option<String> {
     let text = fs::read_to_string(path).ok()?;
     let text = text.trim();
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// Those that are known, in one line.
+/// Joins the known parts.
 fn known<const N: usize>(parts: [Option<String>; N]) -> String {
     parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
 }
 
-/// How many a list such as `0-3,8` names; 0 if it can't be read.
+/// Number of entries in a list such as `0-3,8`; 0 if unreadable.
 fn nr_listed(path: &Path) -> u32 {
     let list = read(path).and_then(|list| CpuMask::parse_list(&list).ok());
     list.map_or(0, |list| list.len() as u32)
 }
 
-/// The entries `name0`, `name1`, … of a directory, in order.
+/// Entries `name0`, `name1`, … of a directory, in order.
 fn numbered(dir: &Path, name: &str) -> Vec<PathBuf> {
     (0..)
         .map(|n| dir.join(format!("{name}{n}")))
@@ -246,7 +245,7 @@ fn cache(index: &Path) -> Option<String> {
     ))
 }
 
-/// Bytes, in the largest unit that leaves at least one before the point.
+/// Formats bytes in the largest unit with a value of at least 1.
 pub fn binary(bytes: u64) -> String {
     let power = (bytes.max(1).ilog2() / 10).min(4);
     let value = bytes as f64 / f64::from(power * 10).exp2();
@@ -257,7 +256,7 @@ pub fn binary(bytes: u64) -> String {
     }
 }
 
-/// What the processor says is a guest; its host, as far as something tells it.
+/// Hypervisor of a guest, with vendor and product where known.
 fn hypervisor(root: &Path, cpuinfo: Option<&CpuInfo>) -> Option<String> {
     let guest = cpuinfo
         .and_then(|cpus| cpus.flags(0))
@@ -275,7 +274,7 @@ fn hypervisor(root: &Path, cpuinfo: Option<&CpuInfo>) -> Option<String> {
     })
 }
 
-/// The hypervisor whose clock the kernel could use.
+/// Hypervisor by the available clock sources.
 fn clock_of(root: &Path) -> Option<String> {
     let clocks = "sys/devices/system/clocksource/clocksource0/available_clocksource";
     let clocks = read(&root.join(clocks))?;
@@ -303,7 +302,8 @@ fn options(root: &Path) -> Vec<String> {
     options
 }
 
-/// The kernel says it only in its configuration, where it or the distribution keeps one.
+/// CONFIG_HZ from /proc/config.gz or from the distribution's file in /boot; there is no other
+/// source.
 fn hz(root: &Path, release: Option<&str>) -> Option<u32> {
     let open = |path: String| Some(BufReader::new(File::open(root.join(path)).ok()?));
     let config = match open("proc/config.gz".to_owned()) {
@@ -338,7 +338,7 @@ mod tests {
 
     const CPU: &str = "sys/devices/system/cpu";
 
-    /// With the fields that every kernel has.
+    /// The fields that every kernel has.
     const MEMINFO: &str = "MemTotal: 24683656 kB\nMemFree: 1 kB\nBuffers: 1 kB\nCached: 1 kB\n\
         SwapCached: 0 kB\nActive: 1 kB\nInactive: 1 kB\nSwapTotal: 0 kB\nSwapFree: 0 kB\n\
         Dirty: 0 kB\nWriteback: 0 kB\nMapped: 1 kB\nSlab: 1 kB\nCommitted_AS: 1 kB\n\
@@ -382,7 +382,7 @@ mod tests {
                 "root=/dev/sda1 isolcpus=2-7 intel_idle.max_cstate=1 quiet idle=poll idlefoo\n",
             ),
             ("sys/devices/system/node/has_cpu", "0-1\n"),
-            // The vendor of a machine makes no guest of it, nor does the clock of a hypervisor.
+            // Neither the vendor of the machine nor a hypervisor's clock makes it a guest.
             ("sys/class/dmi/id/sys_vendor", "Some Vendor\n"),
             (
                 "sys/devices/system/clocksource/clocksource0/available_clocksource",
@@ -428,7 +428,7 @@ mod tests {
         assert_eq!(host.idle_governor.as_deref(), Some("menu"));
         assert_eq!(host.memory, 24_683_656 << 10);
 
-        // What the running kernel says itself comes first.
+        // The running kernel's configuration takes precedence.
         let mut gz = GzEncoder::new(Vec::new(), Compression::fast());
         gz.write_all(b"# CONFIG_HZ_100 is not set\nCONFIG_HZ=300\n")
             .unwrap();
@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_and_who_runs_it() {
+    fn a_guest_and_its_hypervisor() {
         let cpuinfo = cpuinfo("hypervisor");
         let mut files = vec![("proc/cpuinfo", cpuinfo.as_str())];
         let named = |files: &[_]| host(files).1.hypervisor.unwrap();

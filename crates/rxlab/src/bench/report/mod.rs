@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What was found: the figures, as a page, compared and side by side.
+//! Reports: figures as JSON and as a page, comparisons, and several reports side by side.
 
 pub mod columns;
 pub mod compare;

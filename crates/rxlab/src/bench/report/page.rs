@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The report as a page: one HTML file that needs no network and no script.
+//! The report as one HTML file without scripts and without external resources.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -14,7 +14,6 @@ use crate::bench::report::host::binary;
 use crate::bench::report::plot::{Axis, figure};
 use crate::bench::report::published::{self, Published};
 
-/// The page.
 pub fn page(document: &Document) -> String {
     let began = UNIX_EPOCH + Duration::from_secs(document.unix_time);
     let began = humantime::format_rfc3339_seconds(began).to_string();
@@ -32,7 +31,7 @@ pub fn page(document: &Document) -> String {
     shell(&format!("rxlab bench, {began}"), &header, &main)
 }
 
-/// A whole page of these, with the style inside it.
+/// A complete page around these parts, with the style embedded.
 pub(in crate::bench) fn shell(title: &str, header: &Markup, main: &Markup) -> String {
     html! {
         (DOCTYPE)
@@ -56,7 +55,7 @@ pub(in crate::bench) fn shell(title: &str, header: &Markup, main: &Markup) -> St
     .into_string()
 }
 
-/// What a link to a scenario, or to one of its cases, leads to.
+/// Anchor of a scenario, or of one of its cases.
 fn anchor(scenario: usize, case: Option<usize>) -> String {
     match case {
         Some(case) => format!("s{scenario}-{case}"),
@@ -64,7 +63,7 @@ fn anchor(scenario: usize, case: Option<usize>) -> String {
     }
 }
 
-/// The headline ratios of everything, and where to find more.
+/// Headline ratios of all scenarios, with links to the details.
 fn summary(scenarios: &[Report]) -> Markup {
     html! {
         h2 { "Summary" }
@@ -86,7 +85,7 @@ fn summary(scenarios: &[Report]) -> Markup {
     }
 }
 
-/// Cases, or metrics of each case, by modes.
+/// Ratios: cases, or metrics of each case, by modes.
 fn matrix(n: usize, report: &Report) -> Markup {
     let metrics: Vec<(&String, &Metric)> = headlines(report)
         .filter(|(name, _)| {
@@ -206,7 +205,7 @@ fn machine(document: &Document) -> Markup {
     }
 }
 
-/// What has nothing to say is left out.
+/// Leaves out empty facts.
 fn definitions<'a>(facts: impl Iterator<Item = (&'a str, String)>) -> Markup {
     html! {
         dl {
@@ -237,7 +236,7 @@ fn scenario(n: usize, report: &Report) -> Markup {
 }
 
 fn case(id: &str, case: &Case, report: &Report) -> Markup {
-    // Modes of which every measurement was refused are not among the figures.
+    // Includes modes with refused measurements only.
     let refused = report
         .refused
         .iter()
@@ -265,7 +264,7 @@ fn case(id: &str, case: &Case, report: &Report) -> Markup {
     }
 }
 
-/// A mode's figure and ratio of a metric, if it has them.
+/// Value of a metric in a mode.
 fn of<'a, T>(modes: &'a Modes<T>, outer: &str, inner: &str) -> Option<&'a T> {
     modes.get(outer)?.get(inner)
 }
@@ -314,7 +313,7 @@ fn plot(case: &Case, modes: &IndexSet<&str>, name: &str, metric: &Metric) -> Mar
     }
 }
 
-/// A plot's row in words.
+/// Text alternative of a plot's row.
 fn said(mode: &str, spread: &Spread, metric: &Metric) -> String {
     let figure = |value| figure(value, &metric.unit);
     format!(
@@ -327,7 +326,7 @@ fn said(mode: &str, spread: &Spread, metric: &Metric) -> String {
     )
 }
 
-/// Every metric of a case.
+/// All metrics of a case.
 fn table(case: &Case, metrics: &IndexMap<String, Metric>) -> Markup {
     let rows = |name: &str| -> Vec<(&String, &Spread)> {
         let modes = case.modes.iter();
@@ -438,7 +437,7 @@ fn aside(published: &Published) -> Markup {
     }
 }
 
-/// As it is printed; a mere count has none.
+/// Unit as displayed; empty for counts.
 fn unit(unit: &str) -> &str {
     match unit {
         "1" => "",
@@ -486,12 +485,12 @@ fn class(verdict: Verdict) -> &'static str {
     }
 }
 
-/// A ratio with its interval.
+/// Ratio with interval.
 fn long(ratio: &Ratio, better: Better) -> Markup {
     judged(ratio, better, &ratio.to_string())
 }
 
-/// A ratio alone.
+/// Ratio only.
 fn short(ratio: &Ratio, better: Better) -> Markup {
     judged(ratio, better, &format!("× {}", factor(ratio.median)))
 }

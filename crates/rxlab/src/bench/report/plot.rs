@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Plots as rows of SVG: every round a dot, the median a bar, on an axis that all rows share.
+//! Plots as rows of SVG on a shared axis: each round a dot, the median a bar.
 //!
-//! Positions are percentages, so that a plot fits any width and its text keeps its size.
+//! Positions are percentages, so a plot fits any width while its text keeps its size.
 
 use maud::{Markup, html};
 
 use crate::bench::report::document::Spread;
 
-/// Pixels.
+/// Height of a row, pixels.
 const ROW_HEIGHT: u32 = 26;
 
-/// Intervals of an axis: what fits on a phone.
+/// Intervals of an axis: as many labels as a phone can show.
 const NR_STEPS: f64 = 4.0;
 
-/// Where medians differ by more than this factor, a linear axis would press the lower ones together
-/// at its beginning.
+/// Ratio of medians above which the axis is logarithmic, since a linear one would not separate the
+/// lower medians.
 const LOGARITHMIC_FROM: f64 = 50.0;
 
-/// From values to positions.
+/// Maps values to positions.
 #[derive(Debug, PartialEq)]
 pub struct Axis {
-    /// At least two, ascending; the first and the last are the ends.
+    /// At least two, ascending; the first and the last are the ends of the axis.
     ticks: Vec<f64>,
-    /// Whether equal factors, not equal differences, are equally far apart.
+    /// Whether equal distances are equal factors.
     pub logarithmic: bool,
 }
 
 impl Axis {
-    /// For all these rows. It begins at 0, if not a value is below, or it is logarithmic.
+    /// Axis for all rows. A linear axis includes 0.
     pub fn of<'a>(rows: impl Iterator<Item = &'a Spread> + Clone) -> Self {
         let medians = rows.clone().map(|row| row.median);
         let values = rows.flat_map(|row| &row.rounds).copied();
@@ -64,7 +64,7 @@ impl Axis {
         }
     }
 
-    /// Percent of the width.
+    /// Position, percent of the width.
     fn at(&self, value: f64) -> f64 {
         let scale = |value: f64| {
             if self.logarithmic {
@@ -80,7 +80,7 @@ impl Axis {
         100.0 * (scale(value) - first) / (last - first)
     }
 
-    /// A mode's row. `subject` is the median to compare with; `text` says what is to be seen.
+    /// Row of a mode. `subject`: the median to compare with; `text`: the text alternative.
     pub fn row(&self, spread: &Spread, subject: Option<f64>, text: &str) -> Markup {
         let rounds = spread.rounds.iter().filter(|value| value.is_finite());
         let apart = 100.0 / (rounds.clone().count() + 1) as f64;
@@ -88,7 +88,7 @@ impl Axis {
             svg width="100%" height=(ROW_HEIGHT) role="img" aria-label=(text) {
                 @for tick in &self.ticks { (self.line("grid", *tick)) }
                 @if let Some(subject) = subject { (self.line("subject", subject)) }
-                // In their order, from top to bottom: a drift shows.
+                // In order from top to bottom, to show drifts.
                 @for (n, value) in (1..).zip(rounds) {
                     circle cx=(percent(self.at(*value))) cy=(percent(f64::from(n) * apart)) r="3" {}
                 }
@@ -104,13 +104,13 @@ impl Axis {
         }
     }
 
-    /// The axis' numbers.
+    /// Labels of the axis.
     pub fn numbers(&self, unit: &str) -> Markup {
         let last = self.ticks.len() - 1;
         html! {
             svg width="100%" height="16" aria-hidden="true" {
                 @for (n, tick) in self.ticks.iter().enumerate() {
-                    // The outer ones stay within the plot.
+                    // Keeps the outer labels within the plot.
                     @let anchor = match n { 0 => "start", n if n == last => "end", _ => "middle" };
                     text x=(percent(self.at(*tick))) y="12" text-anchor=(anchor) { (figure(*tick, unit)) }
                 }
@@ -123,7 +123,7 @@ fn percent(value: f64) -> String {
     format!("{value:.2}%")
 }
 
-/// The lowest and the highest; 0 without any.
+/// Minimum and maximum; 0 without values.
 fn ends(values: impl Iterator<Item = f64>) -> (f64, f64) {
     values
         .filter(|value| value.is_finite())
@@ -132,7 +132,7 @@ fn ends(values: impl Iterator<Item = f64>) -> (f64, f64) {
         .unwrap_or_default()
 }
 
-/// To 1, 2 or 5 times a power of ten.
+/// Rounds up to 1, 2 or 5 times a power of ten.
 fn round_up(step: f64) -> f64 {
     let power = 10f64.powf(step.log10().floor());
     let round = [1.0, 2.0, 5.0]
@@ -141,11 +141,11 @@ fn round_up(step: f64) -> f64 {
     round.unwrap_or(10.0) * power
 }
 
-/// A number with three significant digits; in units that have no prefix of their own, with one.
+/// Formats a value with three significant digits, and with a prefix if the unit can take one.
 pub fn figure(value: f64, unit: &str) -> String {
     const PREFIXES: [(f64, &str); 4] = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
     let prefixed = !matches!(unit, "ns" | "us" | "ms" | "s" | "%");
-    // What rounds up to 1000 belongs to the next prefix.
+    // Values that round up to 1000 take the next prefix.
     let fits = |(scale, _): &(f64, &str)| prefixed && value.abs() >= 0.9995 * scale;
     match PREFIXES.into_iter().find(fits) {
         Some((scale, prefix)) => format!("{} {prefix}", significant(value / scale)),
@@ -156,7 +156,7 @@ pub fn figure(value: f64, unit: &str) -> String {
 fn significant(value: f64) -> String {
     let decimals = match value.abs() {
         v if v == v.trunc() => 0,
-        // What rounds up to a further digit before the point has one less after it.
+        // Values that round up to another digit before the point have one less after it.
         v => (2 - (1.0005 * v).log10().floor() as i32).clamp(0, 6),
     };
     let text = format!("{value:.*}", decimals as usize);
@@ -168,7 +168,7 @@ fn significant(value: f64) -> String {
         .rchunks(3)
         .rev()
         .map(String::from_utf8_lossy);
-    // A narrow space that does not break.
+    // Narrow no-break space.
     thousands.collect::<Vec<_>>().join("\u{202f}")
 }
 
@@ -221,10 +221,10 @@ mod tests {
         assert!(wide.logarithmic);
         assert_eq!(wide.ticks, [1e2, 1e3, 1e4, 1e5, 1e6]);
         assert_eq!(wide.at(1e4), 50.0);
-        // Nine decades are more than labels fit, and the last is still within.
+        // Nine decades exceed the number of labels.
         let wider = axis(&[&[0.5], &[4e7]]);
         assert_eq!(wider.ticks, [1e-1, 1e2, 1e5, 1e8]);
-        // One round that was far off makes no wide plot, and a zero has no logarithm.
+        // A single outlier does not make the axis logarithmic; zero has no logarithm.
         assert!(!axis(&[&[200.0, 221.0, 99_000.0], &[300.0]]).logarithmic);
         assert!(!axis(&[&[0.0], &[99_000.0]]).logarithmic);
     }

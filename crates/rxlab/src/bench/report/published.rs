@@ -1,33 +1,33 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What those who made receive steering measured, as they published it: other machines, other
-//! kernels, other years. To be seen beside our figures, not to be compared number by number.
+//! Published measurements by the authors of receive steering, on other machines, kernels and years:
+//! for reference beside our figures, not for comparison of numbers.
 
 /// A table, copied cell by cell.
 #[derive(Debug)]
 pub struct Published {
-    /// The scenario of ours that asks the same.
+    /// Our scenario with the same question.
     pub scenario: &'static str,
-    /// The figure of it to which these numbers belong.
+    /// Our figure that corresponds to these numbers.
     pub figure: &'static str,
-    /// Where it was published.
+    /// Title of the publication.
     pub source: &'static str,
-    /// As the text says.
+    /// Author as in the text.
     pub author: &'static str,
-    /// As the text says, if it does.
+    /// Date, if the text has one.
     pub date: Option<&'static str>,
-    /// What was measured, and with what.
+    /// The measurement and its tool.
     pub test: &'static str,
-    /// On what, if the text says.
+    /// Machine, if the text names it.
     pub machine: Option<&'static str>,
-    /// The first names what the row is.
+    /// Headings; the first column names the row.
     pub columns: &'static [&'static str],
-    /// As many cells as columns.
+    /// One cell per column.
     pub rows: &'static [&'static [&'static str]],
-    /// What should be known to read the table.
+    /// Remark for the reader of the table.
     pub note: Option<&'static str>,
 }
 
-/// The tables that belong to a scenario.
+/// Tables for a scenario.
 pub fn of(scenario: &str) -> impl Iterator<Item = &'static Published> {
     PUBLISHED
         .iter()
@@ -54,7 +54,6 @@ const RFS: Published = Published {
     ..RPS
 };
 
-/// All of them.
 pub const PUBLISHED: [Published; 7] = [
     Published {
         machine: Some("e1000e on 8 core Intel"),
@@ -118,7 +117,7 @@ pub const PUBLISHED: [Published; 7] = [
         date: Some("19 September 2018"),
         test: "netperf -L 127.0.0.1 -p 1234 -l 100: five runs without the patch and five with it.",
         machine: None,
-        // The text has netperf's lines without their heading.
+        // The text omits the headings of netperf's output.
         columns: &[
             "",
             "receive socket, bytes",
@@ -299,7 +298,7 @@ pub const PUBLISHED: [Published; 7] = [
 mod tests {
     use super::*;
 
-    /// A row with a cell too many or too few would shift numbers under another's heading.
+    /// A row with a wrong number of cells would shift its numbers.
     #[test]
     fn every_number_has_its_heading() {
         for table in &PUBLISHED {
@@ -309,7 +308,7 @@ mod tests {
         }
     }
 
-    /// Sums over the texts' columns, made from the texts themselves.
+    /// Checks sums over the columns, computed from the texts.
     #[test]
     fn no_number_is_lost_or_altered() {
         let sum = |scenario, column: usize| -> f64 {

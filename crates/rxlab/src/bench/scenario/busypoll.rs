@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `busypoll`: what one connection gains, and costs, when its reads poll the device's queue.
+//! `busypoll`: gain and cost of busy-polling reads, for one connection.
 
 use anyhow::Result;
 
@@ -8,7 +8,7 @@ use crate::bench::scenario::closed_loop::{self, BUSY_POLL_US, ClosedLoop, Others
 use crate::bench::setup::mode::{Cpus, Mode, Way};
 use crate::bench::setup::place::Places;
 
-/// The modes: a way to steer, and whether the application polls.
+/// Mode's name, way to steer, and whether the application polls.
 const MODES: [(&str, Mode, bool); 6] = [
     ("none", Mode::None, false),
     ("kernel-busypoll", Mode::None, true),
@@ -18,14 +18,14 @@ const MODES: [(&str, Mode, bool); 6] = [
     ("rxsteer-busypoll", Mode::Rxsteer, true),
 ];
 
-/// Beside generator and client, which share a CPU with the interrupt, a machine with two CPUs takes no
-/// more without losing requests.
+/// More packets than this make a machine with two CPUs lose requests, where generator, client and
+/// interrupt share a CPU.
 const OTHERS: Others = Others {
     flows: 100,
     pps: 150_000,
 };
 
-/// What is measured: TCP or UDP, alone or beside others.
+/// Case's name, TCP or UDP, and flows beside the connection.
 const CASES: [(&str, bool, Option<Others>); 3] = [
     ("TCP_RR", true, None),
     ("UDP_RR", false, None),
@@ -36,23 +36,22 @@ const CASES: [(&str, bool, Option<Others>); 3] = [
     ),
 ];
 
-/// The scenario.
 pub struct BusyPoll {
     places: Places,
-    /// Its place, and its number in [`CASES`].
+    /// Index of the place, and of the case in [`CASES`].
     cases: Vec<(usize, usize)>,
     seconds: f64,
 }
 
 impl BusyPoll {
-    /// Makes the lab, or meets the peer.
+    /// Prepares the lab, or connects to the peer.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU; when the peer is not there.
+    /// The host does not allow it, or has a single CPU; the peer is absent.
     pub fn new(effort: &Effort) -> Result<Self> {
         let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On, Gro::Off])?;
         Ok(Self {
-            // Others are sent in the lab alone.
+            // Other flows are generated in the lab only.
             cases: places
                 .each((0..CASES.len()).filter(|&c| effort.on.is_none() || CASES[c].2.is_none())),
             places,
@@ -81,7 +80,7 @@ impl Experiment for BusyPoll {
             notes: self.places.notes(&[
                 closed_loop::NOTE,
                 "Behind a redirect, as in the naive cpumap, polling finds nothing: rxsteer leaves the \
-                 flows of who polls where they are received.",
+                 flows of an application that polls where they are received.",
             ]),
             seconds_each: self.seconds + 0.3,
         }
@@ -91,7 +90,7 @@ impl Experiment for BusyPoll {
         let (place, case) = self.cases[case];
         let (_, tcp, others) = CASES[case];
         let (_, mode, busy_poll) = MODES[mode];
-        // To the application's CPU, where the others take the packet too.
+        // The cpumap must move packets to the application's CPU, as the other modes do.
         let cpus = match mode {
             Mode::Cpumap => Cpus::Others,
             _ => Cpus::Default,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Transactions: each connection has one request under way, and a server that answers.
+//! Closed loops of transactions: one request under way per connection, and a server that answers.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::OwnedFd;
@@ -13,20 +13,20 @@ use crate::bench::experiment::{Unfit, Values, detail, fit, headline};
 use crate::bench::peer::latency::Latency;
 use crate::bench::peer::load::{Kind, Load, Transport};
 use crate::bench::report::document::{Better, Metric};
-use crate::bench::setup::bed::{Bed, Masks};
 use crate::bench::setup::mode::{Mode, Way};
 use crate::bench::setup::pair::Pair;
 use crate::bench::setup::place::Place;
+use crate::bench::setup::testbed::{Masks, Testbed};
 use crate::bench::setup::watch::{Seen, Watch};
 use crate::lab::client::Client;
 use crate::lab::frame::{Frames, TcpFlows, UdpFlows};
+use crate::lab::generator::{Generator, GeneratorConfig};
 use crate::lab::netns::Netns;
+use crate::lab::receiver::{Receiver, ReceiverConfig};
 use crate::lab::server::{Server, Work};
-use crate::lab::sink::{Sink, SinkConfig};
 use crate::lab::sockets;
-use crate::lab::wire::{Wire, WireConfig};
 
-/// The modes that are compared, but for busy polling's.
+/// Modes to compare, without those for busy polling.
 pub(super) const MODES: [Mode; 5] = [
     Mode::None,
     Mode::KernelRps,
@@ -35,64 +35,63 @@ pub(super) const MODES: [Mode; 5] = [
     Mode::Rxsteer,
 ];
 
-/// What should be known of the lab.
+/// Remark for the reader of the lab's figures.
 pub const NOTE: &str = "A server has a thread for each connection, unless the case says otherwise; a \
      single one is bound to the first CPU that does not poll the queue. The client is an XDP program \
      at the other end: unless it has CPUs of its own, what it costs, some hundred ns for each \
      transaction, is part of the service demand in all modes.";
 
-/// How long connections may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Limit on waiting for connections.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Of a CPU of the peer, or of the lab's client: busier, and that is what is measured.
+/// Above this busy share, the peer's or the client's CPU is the limit.
 const SATURATED: f64 = 0.95;
 
-/// Before anything is counted: connections leave their slow beginning, flows arrive at their CPUs.
+/// Time before counting starts: TCP leaves slow start, flows find their CPUs.
 const WARM_UP: Duration = Duration::from_millis(150);
 
-/// Of the transactions, those whose request had to be sent again: more than that, and the figures
-/// are about loss.
+/// Largest share of transactions with a lost request; above, figures would reflect the loss.
 const LOST: f64 = 0.001;
 
-/// Bytes of each socket's buffers.
+/// Receive buffer of each socket, bytes.
 const RCVBUF: usize = 1 << 18;
 
-/// How long a read may poll, us: what the text on busy polling recommends.
+/// Busy polling per read, us: the value that the kernel's documentation recommends
+/// (admin-guide/sysctl/net.rst).
 pub const BUSY_POLL_US: u32 = 50;
 
-/// What answers, and what is asked.
+/// Server and requests of a case.
 #[derive(Clone)]
 pub struct ClosedLoop {
     /// TCP, or connected UDP sockets.
     pub tcp: bool,
-    /// Of requests and replies, bytes.
+    /// Size of requests and replies, bytes.
     pub len: usize,
-    /// Flows, each on a socket of its own.
+    /// Number of flows, each with a socket of its own.
     pub connections: u32,
-    /// The server's; with fewer than connections each reads several by epoll.
+    /// Threads of the server. With fewer than connections, each uses epoll on several sockets.
     pub threads: u32,
-    /// Done for each request.
+    /// Work per request.
     pub work: Option<Work>,
-    /// Reads poll the device's queue themselves.
+    /// Reads busy-poll the device's queue.
     pub busy_poll: bool,
-    /// Meanwhile other flows come to another application, in the lab.
+    /// Flows to another application at the same time, in the lab only.
     pub others: Option<Others>,
 }
 
 /// Flows beside those that are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Others {
-    /// So many,
     pub flows: u32,
-    /// so many packets a second, of all of them.
+    /// Packets per second of all of them.
     pub pps: u64,
 }
 
-/// Connections at most where the client has CPUs of its own: if then the CPU that polls is the limit, all
-/// requests wait in the device's ring, which holds 256 frames.
+/// Limit on the connections if the client has CPUs of its own: all requests may then wait in the
+/// device's ring of 256 frames.
 const MOST_APART: u32 = 200;
 
-/// Of so many connections, those that a place takes.
+/// Number of connections in this place, of those wanted.
 pub(super) fn connections(wanted: u32, masks: &Masks) -> u32 {
     match masks.apart() {
         true => wanted.min(MOST_APART),
@@ -100,27 +99,27 @@ pub(super) fn connections(wanted: u32, masks: &Masks) -> u32 {
     }
 }
 
-/// Of its packets, what the wire has to send at least.
+/// Smallest share of the requested rate that the generator must send.
 const SENT: f64 = 0.9;
 
-/// Others on their way.
+/// The generator and the receiver of [`Others`].
 struct OthersSent {
-    wire: Wire,
-    sink: Sink,
+    generator: Generator,
+    receiver: Receiver,
     pps: u64,
 }
 
 impl Others {
-    /// To a port of their own.
-    fn start(self, bed: &Bed) -> Result<OthersSent> {
-        let dut = &bed.link.dut;
+    /// Sends to a port of its own.
+    fn start(self, testbed: &Testbed) -> Result<OthersSent> {
+        let dut = &testbed.link.dut;
         let to = UdpFlows::to(dut, self.flows);
         let to = UdpFlows {
             dport: to.dport + 1,
             ..to
         };
         let local = SocketAddr::new(to.daddr, to.dport);
-        let config = WireConfig {
+        let config = GeneratorConfig {
             frames: Frames::Udp(to),
             count: None,
             rate: Some(self.pps),
@@ -128,8 +127,8 @@ impl Others {
             window: None,
         };
         Ok(OthersSent {
-            sink: Sink::start(&dut.netns, &SinkConfig::new(local))?,
-            wire: bed.send(&config)?,
+            receiver: Receiver::start(&dut.netns, &ReceiverConfig::new(local))?,
+            generator: testbed.send(&config)?,
             pps: self.pps,
         })
     }
@@ -137,8 +136,8 @@ impl Others {
 
 impl OthersSent {
     fn stop(self) -> Result<()> {
-        let sent = self.wire.stop()?;
-        self.sink.stop()?;
+        let sent = self.generator.stop()?;
+        self.receiver.stop()?;
         let pps = sent.sent as f64 * 1e9 / sent.elapsed_ns as f64;
         fit!(
             pps >= SENT * self.pps as f64,
@@ -149,7 +148,7 @@ impl OthersSent {
 }
 
 impl ClosedLoop {
-    /// What [`measure`](Self::measure) finds.
+    /// Metrics of [`measure`](Self::measure).
     pub fn metrics() -> IndexMap<String, Metric> {
         use Better::{Higher, Lower, Neither};
         IndexMap::from([
@@ -176,15 +175,15 @@ impl ClosedLoop {
         ])
     }
 
-    /// Runs it in one way to steer.
+    /// Measures the loop under a way to steer.
     ///
     /// # Errors
-    /// When something of the lab failed; [`Unfit`](crate::bench::experiment::Unfit) when the way was not in effect, or
-    /// requests were lost.
+    /// When the lab failed; [`Unfit`](crate::bench::experiment::Unfit) when the way was not in
+    /// effect, or requests were lost.
     pub fn measure(&self, place: &Place, way: Way, seconds: f64) -> Result<Values> {
         let active = place.start(way)?;
         let sample = match place {
-            Place::Lab(bed) => self.in_the_lab(bed, seconds)?,
+            Place::Lab(testbed) => self.in_the_lab(testbed, seconds)?,
             Place::Device(pair) => self.on_device(pair, seconds)?,
         };
         sample.check()?;
@@ -195,7 +194,7 @@ impl ClosedLoop {
             .get("BusyPollRxPackets")
             .copied()
             .unwrap_or(0);
-        // Behind a redirect there is nothing to be found: that is what this mode shows.
+        // Behind a cpumap's redirect, busy polling finds nothing.
         fit!(
             !self.busy_poll || polled > 0 || way.mode == Mode::Cpumap,
             "no packet was found by busy polling"
@@ -208,9 +207,9 @@ impl ClosedLoop {
         Ok(sample.values(way))
     }
 
-    /// The client is a program at the far end of a veth.
-    fn in_the_lab(&self, bed: &Bed, seconds: f64) -> Result<Sample> {
-        let link = &bed.link;
+    /// The client is an XDP program at the tester's end.
+    fn in_the_lab(&self, testbed: &Testbed, seconds: f64) -> Result<Sample> {
+        let link = &testbed.link;
         let flows = UdpFlows::to(&link.dut, self.connections);
         let (frames, sockets) = match self.tcp {
             true => {
@@ -228,12 +227,12 @@ impl ClosedLoop {
                 (Frames::Udp(flows), sockets)
             }
         };
-        let server = self.serve(&link.dut.netns, sockets, bed.masks())?;
+        let server = self.serve(&link.dut.netns, sockets, testbed.masks())?;
         let client = Client::new(link, &frames, self.len)?;
-        Sample::take(bed, client, server, self.others, seconds)
+        Sample::take(testbed, client, server, self.others, seconds)
     }
 
-    /// The client is the peer's.
+    /// The peer is the client.
     fn on_device(&self, pair: &Pair, seconds: f64) -> Result<Sample> {
         let netns = &pair.end.netns;
         let address = pair.end.address_towards(pair.peer.address().ip())?;
@@ -253,11 +252,11 @@ impl ClosedLoop {
                 let listener = listener(address, self.connections)?;
                 let port = listener.local_addr()?.port();
                 let session = pair.peer.prepare(&load(Transport::Tcp, port))?;
-                let streams = sockets::accepted(&listener, self.connections, PATIENCE)?;
+                let streams = sockets::accepted(&listener, self.connections, TIMEOUT)?;
                 (session, streams.into_iter().map(OwnedFd::from).collect())
             }
             false => {
-                // Holds the port until the sockets are there, which need to know their peers.
+                // Reserves the port until the sockets exist, which need the peer's ports.
                 let holder = sockets::reuseaddr(SocketAddr::new(address, 0))?;
                 let local = holder.local_addr()?;
                 let session = pair.peer.prepare(&load(Transport::Udp, local.port()))?;
@@ -293,44 +292,43 @@ impl ClosedLoop {
             }
             threads[index % self.threads as usize].push(socket);
         }
-        // A single one would be put now here, now there by the scheduler, and that be measured.
+        // The scheduler would place a single thread on varying CPUs.
         let cpu = masks.others.first().filter(|_| self.threads == 1);
         Server::start(netns, threads, cpu, self.work.as_ref())
     }
 }
 
-/// What one measurement found.
+/// Result of one measurement.
 pub(super) struct Sample {
     seconds: f64,
     latency: Latency,
-    /// Of the requests, since the first.
+    /// Lost requests since the start.
     lost: u64,
-    /// Meanwhile.
     pub(super) seen: Seen,
 }
 
 impl Sample {
-    /// Lets a lab's client ask a server, and waits until both have ended.
+    /// Runs the lab's client against a server, and stops both.
     pub(super) fn take(
-        bed: &Bed,
+        testbed: &Testbed,
         mut client: Client,
         server: Server,
         others: Option<Others>,
         seconds: f64,
     ) -> Result<Self> {
-        // The sender's side stands for the wire and the interrupt.
-        let apart = bed.masks().apart();
-        let _far_end = match bed.nic {
+        // The tester's NAPI acts as wire and interrupt.
+        let apart = testbed.masks().apart();
+        let _far_end = match testbed.nic {
             Some(_) if !apart => None,
-            _ => Some(bed.far_end()?.before_others()?),
+            _ => Some(testbed.far_end()?.before_others()?),
         };
         client.start()?;
-        let others = others.map(|others| others.start(bed)).transpose()?;
+        let others = others.map(|others| others.start(testbed)).transpose()?;
         client.run(WARM_UP)?;
-        let watch = bed.watch()?;
+        let watch = testbed.watch()?;
         let replies = client.run(Duration::from_secs_f64(seconds))?;
         let seen = watch.end()?;
-        // A wire keeps the time by never sleeping.
+        // A paced generator never sleeps on CPUs of its own, so their load tells nothing.
         fit!(
             !apart || others.is_some() || seen.busiest_generator < SATURATED,
             "a CPU of the client was busy for {:.0} % of the time: that is what was measured",
@@ -354,7 +352,7 @@ impl Sample {
         })
     }
 
-    /// Whether what was lost is too little to matter.
+    /// Checks that few requests were lost.
     pub(super) fn check(&self) -> Result<()> {
         let (count, lost) = (self.latency.count as f64, self.lost);
         fit!(
@@ -389,7 +387,7 @@ fn unanswered() -> Unfit {
     Unfit("no request was answered".to_owned())
 }
 
-/// Many connections may come at once.
+/// With a backlog for all connections.
 fn listener(address: IpAddr, connections: u32) -> Result<TcpListener> {
     let address = SocketAddr::new(address, 0);
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `crr`: netperf's TCP_CRR, a connection for each request, from 100 clients at once.
+//! `crr`: netperf's TCP_CRR, one connection per request, with 100 concurrent clients.
 
 use std::net::SocketAddr;
 
@@ -9,17 +9,17 @@ use crate::bench::experiment::{
     CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, fit,
 };
 use crate::bench::scenario::closed_loop::{ClosedLoop, MODES, Sample};
-use crate::bench::setup::bed::Bed;
 use crate::bench::setup::mode::Way;
+use crate::bench::setup::testbed::Testbed;
 use crate::bench::setup::watch::Seen;
 use crate::lab::client::Client;
 use crate::lab::frame::UdpFlows;
 use crate::lab::server::Server;
 
-/// Clients: each has one connection at a time.
+/// Number of clients, each with one connection at a time.
 const CLIENTS: u32 = 100;
 
-/// What TCP counts when a connection found no room or no socket (/proc/net/snmp and netstat).
+/// TCP counters of refused connections (/proc/net/snmp and netstat).
 const REFUSALS: [&str; 4] = [
     "ListenOverflows",
     "ListenDrops",
@@ -27,32 +27,31 @@ const REFUSALS: [&str; 4] = [
     "OutRsts",
 ];
 
-/// The scenario.
 pub struct Crr {
     conditions: Vec<Condition>,
-    beds: Vec<Bed>,
+    testbeds: Vec<Testbed>,
     ways: Vec<Way>,
     seconds: f64,
 }
 
 impl Crr {
-    /// Makes the lab.
+    /// Prepares the lab.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU.
+    /// The host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
         let conditions = effort.conditions(&[Napi::Interrupt], &[Gro::On]);
-        let beds = Bed::each(&conditions)?;
+        let testbeds = Testbed::each(&conditions)?;
         Ok(Self {
-            ways: beds[0].masks().ways(&MODES),
+            ways: testbeds[0].masks().ways(&MODES),
             conditions,
-            beds,
+            testbeds,
             seconds: effort.seconds,
         })
     }
 }
 
-/// Whether each connection that was lost is one that the client knows of.
+/// Checks that the server refused no connection.
 fn check(seen: &Seen) -> Result<()> {
     for counter in REFUSALS {
         let refused = seen.tcp.get(counter).copied().unwrap_or(0);
@@ -77,7 +76,7 @@ impl Experiment for Crr {
                        does one take?",
             metrics: ClosedLoop::metrics(),
             cases: cases.collect(),
-            conditions: self.beds[0].conditions(&self.conditions),
+            conditions: self.testbeds[0].conditions(&self.conditions),
             notes: vec![
                 "A transaction is a connection: SYN, one byte to and fro, FIN. Its latency ends with \
                  the reply, not with the close. The server has a listener (SO_REUSEPORT), an epoll \
@@ -93,17 +92,17 @@ impl Experiment for Crr {
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let (bed, way) = (&self.beds[case], self.ways[mode]);
-        let dut = &bed.link.dut;
+        let (testbed, way) = (&self.testbeds[case], self.ways[mode]);
+        let dut = &testbed.link.dut;
         let flows = UdpFlows::to(dut, CLIENTS);
-        let active = bed.start(way)?;
+        let active = testbed.start(way)?;
         let local = SocketAddr::new(flows.daddr, flows.dport);
-        let server = Server::listen(&dut.netns, local, &bed.masks().others)?;
-        let client = Client::connecting(&bed.link, &flows)?;
-        let sample = Sample::take(bed, client, server, None, self.seconds)?;
+        let server = Server::listen(&dut.netns, local, &testbed.masks().others)?;
+        let client = Client::connecting(&testbed.link, &flows)?;
+        let sample = Sample::take(testbed, client, server, None, self.seconds)?;
         sample.check()?;
         check(&sample.seen)?;
-        bed.verify(&active, way, &sample.seen, CLIENTS)?;
+        testbed.verify(&active, way, &sample.seen, CLIENTS)?;
         active.stop()?;
         Ok(sample.values(way))
     }

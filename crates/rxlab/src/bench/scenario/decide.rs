@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `decide`: what one decision costs, against a program that only passes.
+//! `decide`: cost of one steering decision, compared with an XDP program that only passes.
 //!
-//! The XDP program runs over one packet again and again (`BPF_PROG_TEST_RUN`), with tables of its
-//! own that are never attached: nothing is redirected in truth, the caches are warm. The kernel
-//! reports the mean time of a run in ns.
+//! BPF_PROG_TEST_RUN runs the XDP program repeatedly over one packet, with tables of its own and
+//! without attaching it: redirects are not carried out, and caches are warm. The kernel reports the
+//! mean time of a run in ns.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Instant;
@@ -32,21 +32,22 @@ use crate::lab_skel::LabSkel;
 const XDP_PASS: u32 = 2;
 const XDP_REDIRECT: u32 = 4;
 
-/// Runs of the program in one measured system call.
+/// Program runs per test_run.
 const REPEAT: u32 = 200_000;
 
-/// Numbers of flows whose packets come in turn, for how the cost grows with them.
+/// Numbers of flows in rotation, to show how the cost grows.
 const FLOWS: [u32; 4] = [1_000, 10_000, 100_000, 1_000_000];
 
 struct Packet {
     case: String,
     tunnels: u32,
-    /// More than one: the program runs behind one that changes the packet's source each time.
+    /// With more than one, a program that varies the source address runs before the program under
+    /// test.
     nr_flows: u32,
     bytes: Vec<u8>,
 }
 
-/// What is measured.
+/// Program under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
     /// A program that only passes.
@@ -57,7 +58,7 @@ pub(super) enum Subject {
     Rfs,
     /// rxsteer by RFS, without its rule of order.
     Unguarded,
-    /// rxsteer as it comes.
+    /// rxsteer with its default policy.
     Adaptive,
 }
 
@@ -80,7 +81,7 @@ impl Subject {
         }
     }
 
-    /// What becomes of every packet.
+    /// Expected return value for every packet.
     fn verdict(self) -> u32 {
         match self {
             Self::Empty | Self::Adaptive => XDP_PASS,
@@ -97,19 +98,18 @@ impl Subject {
     }
 }
 
-/// The scenario: each packet, with each program.
 pub struct Decide {
     packets: Vec<Packet>,
     seconds: f64,
 }
 
 impl Decide {
-    /// Nothing is loaded yet.
+    /// Builds the packets; programs are loaded per measurement.
     ///
     /// # Errors
     /// When the packets can't be built.
     pub fn new(effort: &Effort) -> Result<Self> {
-        // One number, of a program alone: it needs less.
+        // A single value, independent of traffic, needs less time.
         let seconds = effort.seconds / 4.0;
         let packets = packets()?;
         Ok(Self { packets, seconds })
@@ -142,31 +142,31 @@ impl Experiment for Decide {
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
         let (packet, subject, seconds) = (&self.packets[case], Subject::ALL[mode], self.seconds);
-        let turns = || turns(packet, subject, seconds);
-        let ns = std::thread::scope(|scope| scope.spawn(turns).join())
+        let mean_ns = || mean_ns(packet, subject, seconds);
+        let ns = std::thread::scope(|scope| scope.spawn(mean_ns).join())
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         Ok(vec![("ns_per_packet", ns)])
     }
 }
 
-/// Mean ns of a run on CPU 0: a flow that is for CPU 1 would be at home there.
-fn turns(packet: &Packet, subject: Subject, seconds: f64) -> Result<f64> {
+/// Mean ns of a run. On CPU 0, since the flows are steered to CPU 1.
+fn mean_ns(packet: &Packet, subject: Subject, seconds: f64) -> Result<f64> {
     bind(Pid::from_raw(0), 0)?;
     let runner = Runner::new(packet, subject)?;
-    // Twice around: the first time every slot is empty.
+    // Two rounds of warm-up: in the first, all slots are empty.
     for _ in 0..(2 * packet.nr_flows).div_ceil(REPEAT) {
         runner.run(packet)?;
     }
-    let (mut sum, mut turns) = (0.0, 0.0);
+    let (mut sum, mut nr_windows) = (0.0, 0.0);
     let start = Instant::now();
-    while turns == 0.0 || start.elapsed().as_secs_f64() < seconds {
+    while nr_windows == 0.0 || start.elapsed().as_secs_f64() < seconds {
         sum += f64::from(runner.run(packet)?);
-        turns += 1.0;
+        nr_windows += 1.0;
     }
-    Ok(sum / turns)
+    Ok(sum / nr_windows)
 }
 
-/// A program, and what it needs.
+/// The program under test and its map objects.
 struct Runner {
     lab: LabSkel<'static>,
     datapath: Option<Datapath>,
@@ -182,7 +182,8 @@ impl Runner {
             open.progs.vary.set_autoload(varied);
             let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;
             constants.vary_nr_flows = packet.nr_flows;
-            // A prime, which none of the numbers of flows is a multiple of: scattered, but all of them.
+            // A prime that divides none of the numbers of flows: visits all flows in scattered
+            // order.
             constants.vary_step = 618_041 % packet.nr_flows;
             Ok(())
         })?;
@@ -229,8 +230,8 @@ impl Runner {
     }
 }
 
-/// A data path with one queue whose flows all go to a backlog, the whole way through the program;
-/// or stay, where the policy leaves them since no poll has told of any load.
+/// A data path with one queue. All flows go to the backlog of CPU 1, the longest path of the
+/// program; with a policy that considers load they stay inline, since no poll has reported any.
 pub(super) fn subject(
     subject: Subject,
     tunnels: u32,
@@ -238,7 +239,7 @@ pub(super) fn subject(
     rps_sock_flow_entries: u32,
 ) -> Result<Datapath> {
     let config = Config {
-        // Nothing is ever taken off, so that no limit would do.
+        // Nothing is dequeued from the backlog.
         backlog_limit: u32::MAX,
         backlog_nice: 0,
         rps_sock_flow_entries,
@@ -259,8 +260,7 @@ pub(super) fn subject(
             mode: XdpMode::Native,
         }],
     )?;
-    // Measured on CPU 0, so that CPU 1 is another; on a host with a single CPU
-    // the kernel makes no backlog for it, and that is an error.
+    // Fails on a host with a single CPU: the kernel makes no backlog for CPU 1.
     datapath.backlogs().make(0, 1)?;
     datapath.set_rps_map(0, &RpsMap::inline().spread_over(&[1]));
     datapath.settle(0);
@@ -276,13 +276,13 @@ fn test_run(program: BorrowedFd<'_>, packet: &[u8], verdict: u32) -> Result<u32>
         repeat: REPEAT as i32,
         ..Default::default()
     };
-    // SAFETY: the packet and the options live through the call.
+    // SAFETY: the packet and the options outlive the call.
     let result = unsafe { libbpf_sys::bpf_prog_test_run_opts(program.as_raw_fd(), &mut opts) };
     if result < 0 {
         return Err(std::io::Error::from_raw_os_error(-result)).context("running the program");
     }
-    // A poll of another device on this CPU looks as if it had lasted since the first packet: then
-    // flows don't stay.
+    // A poll of another device on this CPU would appear to have lasted since the first packet;
+    // flows then do not stay inline.
     fit!(
         opts.retval == verdict,
         "the program said {} rather than {verdict}: it did not run, or something else was polled \
@@ -292,7 +292,7 @@ fn test_run(program: BorrowedFd<'_>, packet: &[u8], verdict: u32) -> Result<u32>
     Ok(opts.duration)
 }
 
-/// Plain packets and one tunnel, as small as they come: the payload is never read.
+/// Plain packets and one tunnelled packet, of minimal size: the payload is never read.
 fn packets() -> Result<Vec<Packet>> {
     const MACS: ([u8; 6], [u8; 6]) = ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
     const V4: ([u8; 4], [u8; 4]) = ([192, 0, 2, 1], [192, 0, 2, 2]);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `fairness`: what modest flows still get beside one that floods.
+//! `fairness`: delivery of modest flows beside one that floods.
 //!
-//! One wire sends a frame of a modest flow, then some of the flood's, and so on, as fast as it can.
+//! The generator sends a frame of a modest flow, then several of the flood, at its maximum rate.
 //! Two applications share a CPU that does not poll the queue, one for the modest flows and one for
 //! the flood.
 
@@ -16,43 +16,42 @@ use crate::bench::experiment::{
     CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, fit, headline,
 };
 use crate::bench::report::document::Better;
-use crate::bench::setup::bed::Bed;
 use crate::bench::setup::mode::{Cpus, Mode, Way};
+use crate::bench::setup::testbed::Testbed;
 use crate::bench::setup::throughput::FLOOR;
-use crate::bench::setup::traffic::{Counts, Receiver, SETTLING, Traffic, check, drain};
+use crate::bench::setup::traffic::{Counts, Destination, SETTLING, Traffic, check, drain};
 use crate::lab::frame::{Frames, UdpFlows};
-use crate::lab::jumper::{Jumpers, Reads};
+use crate::lab::generator::GeneratorConfig;
+use crate::lab::migrator::{Migrators, Reads};
 use crate::lab::sockets;
-use crate::lab::wire::WireConfig;
 
-/// The modest flows, each with little to say, and their sockets.
+/// Number of the modest flows, and of their sockets.
 const NR_MODEST: u32 = 1024;
 const NR_SOCKETS: u16 = 64;
 
-/// The flood's packets for each of these. With an odd sum, modest packets come at every place of the
-/// wire's batches of 64 alike: those that find the ring full are lost by all flows in proportion.
+/// Flood packets per modest packet. With an odd sum, modest packets fall on all positions of the
+/// generator's batches of 64, so a full ring drops all flows in proportion.
 const FLOOD: u32 = 32;
 
-/// Bytes of each socket's buffer.
+/// Receive buffer of each socket, bytes.
 const RCVBUF: usize = 1 << 18;
 
-/// The scenario.
 pub struct Fairness {
     conditions: Vec<Condition>,
-    beds: Vec<Bed>,
+    testbeds: Vec<Testbed>,
     ways: Vec<Way>,
     seconds: f64,
 }
 
 impl Fairness {
-    /// Makes the lab.
+    /// Prepares the lab.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU.
+    /// The host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
         let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
-        let beds = Bed::each(&conditions)?;
-        let mut ways = beds[0].masks().ways(&[Mode::None, Mode::KernelRps]);
+        let testbeds = Testbed::each(&conditions)?;
+        let mut ways = testbeds[0].masks().ways(&[Mode::None, Mode::KernelRps]);
         ways.push(Way {
             mode: Mode::RxsteerRps,
             cpus: Cpus::Others,
@@ -60,7 +59,7 @@ impl Fairness {
         ways.push(Way::by_default(Mode::Rxsteer));
         Ok(Self {
             conditions,
-            beds,
+            testbeds,
             ways,
             seconds: effort.seconds,
         })
@@ -75,7 +74,7 @@ impl Experiment for Fairness {
             case: condition.case(&name, &self.conditions),
             modes: self.ways.iter().map(Way::to_string).collect(),
         });
-        let mut conditions = self.beds[0].conditions(&self.conditions);
+        let mut conditions = self.testbeds[0].conditions(&self.conditions);
         conditions.insert(
             "modest flows".to_owned(),
             format!("one packet in {}, to {NR_SOCKETS} sockets", 1 + FLOOD),
@@ -104,39 +103,39 @@ impl Experiment for Fairness {
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let (bed, way) = (&self.beds[case], self.ways[mode]);
-        let active = bed.start(way)?;
-        let applications = Applications::start(bed)?;
-        let watch = bed.watch()?;
-        let sent = send(bed, &applications, self.seconds);
+        let (testbed, way) = (&self.testbeds[case], self.ways[mode]);
+        let active = testbed.start(way)?;
+        let applications = Applications::start(testbed)?;
+        let watch = testbed.watch()?;
+        let sent = send(testbed, &applications, self.seconds);
         let seen = watch.end();
-        // Before the next ones bind their sockets, also when this measurement is refused.
+        // Stop also after an error: the next measurement binds the same addresses.
         applications.stop()?;
         let ((traffic, values), seen) = (sent?, seen?);
-        check(bed, &active, way, &traffic, &seen)?;
+        check(testbed, &active, way, &traffic, &seen)?;
         active.stop()?;
         Ok(values)
     }
 }
 
-/// The flows: the last one floods.
-fn flows(bed: &Bed) -> UdpFlows {
+/// The modest flows, and as the last one the flood.
+fn flows(testbed: &Testbed) -> UdpFlows {
     UdpFlows {
         nr_dports: NR_SOCKETS,
         flood: FLOOD,
-        ..UdpFlows::to(&bed.link.dut, NR_MODEST)
+        ..UdpFlows::to(&testbed.link.dut, NR_MODEST)
     }
 }
 
-/// One for the modest flows, one for the flood.
+/// Readers of the modest flows and of the flood.
 struct Applications {
-    modest: Jumpers,
-    flood: Jumpers,
+    modest: Migrators,
+    flood: Migrators,
 }
 
 impl Applications {
-    fn start(bed: &Bed) -> Result<Self> {
-        let (netns, flows) = (&bed.link.dut.netns, flows(bed));
+    fn start(testbed: &Testbed) -> Result<Self> {
+        let (netns, flows) = (&testbed.link.dut.netns, flows(testbed));
         let server = |index| {
             let dport = flows.dport + index;
             let flows = UdpFlows {
@@ -146,14 +145,15 @@ impl Applications {
             sockets::server(netns, &flows, RCVBUF)
         };
         let modest = (0..NR_SOCKETS).map(server).collect::<Result<_>>()?;
-        // Connected, so that it takes its flow's packets off the other one on that port.
+        // Connected, so that it receives its flow's packets instead of the other socket on that
+        // port.
         let port = flows.dport + NR_MODEST as u16 % NR_SOCKETS;
         let local = SocketAddr::new(flows.daddr, port);
         let source = flows.source(NR_MODEST);
         let flood = sockets::connected_to(netns, local, std::iter::once(source), RCVBUF)?;
-        // From one CPU to the same: they stay there.
-        let cpus: Vec<u32> = bed.masks().others.first().into_iter().collect();
-        let start = |sockets| Jumpers::start(netns, vec![sockets], Reads::Datagrams, &cpus);
+        // A single CPU: the threads do not migrate.
+        let cpus: Vec<u32> = testbed.masks().others.first().into_iter().collect();
+        let start = |sockets| Migrators::start(netns, vec![sockets], Reads::Datagrams, &cpus);
         Ok(Self {
             modest: start(modest)?,
             flood: start(flood)?,
@@ -166,42 +166,42 @@ impl Applications {
     }
 }
 
-impl Receiver for Applications {
+impl Destination for Applications {
     fn received(&self) -> u64 {
-        Receiver::received(&self.modest) + Receiver::received(&self.flood)
+        Destination::received(&self.modest) + Destination::received(&self.flood)
     }
 
     fn dropped(&self) -> Result<u64> {
-        Ok(Receiver::dropped(&self.modest)? + Receiver::dropped(&self.flood)?)
+        Ok(Destination::dropped(&self.modest)? + Destination::dropped(&self.flood)?)
     }
 }
 
-/// Sends for [`SETTLING`] and `seconds`. What became of all packets, and what was measured.
-fn send(bed: &Bed, to: &Applications, seconds: f64) -> Result<(Traffic, Values)> {
-    let config = WireConfig {
-        frames: Frames::Udp(flows(bed)),
+/// Sends for [`SETTLING`] and `seconds`; returns the counts of all packets and the figures.
+fn send(testbed: &Testbed, to: &Applications, seconds: f64) -> Result<(Traffic, Values)> {
+    let config = GeneratorConfig {
+        frames: Frames::Udp(flows(testbed)),
         count: None,
         rate: None,
         lossless: false,
         window: None,
     };
     let of_modest = |accepted: u64| accepted.div_ceil(u64::from(1 + FLOOD));
-    let wire = bed.send(&config)?;
+    let generator = testbed.send(&config)?;
     let look = || {
         Ok(Counts {
-            delivered: Receiver::received(&to.modest),
-            accepted: of_modest(wire.counts()?.accepted),
+            delivered: Destination::received(&to.modest),
+            accepted: of_modest(generator.counts()?.accepted),
             ..Default::default()
         })
     };
     sleep(SETTLING);
     let then = Counts::when_few_are_under_way(look)?;
-    let (flood, start) = (Receiver::received(&to.flood), Instant::now());
+    let (flood, start) = (Destination::received(&to.flood), Instant::now());
     sleep(Duration::from_secs_f64(seconds));
-    let flood = Receiver::received(&to.flood) - flood;
+    let flood = Destination::received(&to.flood) - flood;
     let offered = look()?.since(then).accepted;
     let seconds = start.elapsed().as_secs_f64();
-    let sent = wire.stop()?;
+    let sent = generator.stop()?;
     drain(to)?;
     let all = Counts {
         accepted: sent.sent - sent.lost,
@@ -210,7 +210,7 @@ fn send(bed: &Bed, to: &Applications, seconds: f64) -> Result<(Traffic, Values)>
     };
     let modest = Counts {
         accepted: of_modest(all.accepted),
-        delivered: Receiver::received(&to.modest),
+        delivered: Destination::received(&to.modest),
         ..Default::default()
     };
     let modest = modest.since(then);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `flood`: more UDP packets than a host can use, into one receive queue.
+//! `flood`: more UDP packets into one receive queue than the host can process.
 //!
-//! The queue is polled on one CPU; the application runs on another, or on several where there are more.
-//! Counted are the packets that the device accepted and those that the application got.
+//! The queue is polled on one CPU; the application runs on another, or on several if there are
+//! more. The figures are the packets accepted by the device and those delivered to the application.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -14,70 +14,68 @@ use crate::bench::experiment::{
     CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, headline,
 };
 use crate::bench::report::document::Better;
-use crate::bench::setup::bed::{Bed, Masks};
 use crate::bench::setup::mode::{Mode, Way};
-use crate::bench::setup::traffic::{NR_CONNECTED, Receiver, SETTLING, Traffic, check};
+use crate::bench::setup::testbed::{Masks, Testbed};
+use crate::bench::setup::traffic::{Destination, NR_CONNECTED, SETTLING, Traffic, check};
 use crate::bench::setup::watch::Seen;
 use crate::lab::frame::{Frames, UdpFlows};
-use crate::lab::jumper::{Jumpers, Reads};
-use crate::lab::sink::{Sink, SinkConfig};
+use crate::lab::migrator::{Migrators, Reads};
+use crate::lab::receiver::{Receiver, ReceiverConfig};
 use crate::lab::sockets;
 
-/// Flows of the flood.
+/// Number of flows.
 pub const NR_FLOWS: u32 = 4096;
 
-/// Threads of an application that reads one socket with several.
+/// Threads of an application that shares one socket.
 pub const NR_THREADS: usize = 8;
 
-/// Bytes of the buffer of each of many sockets.
+/// Receive buffer, bytes, where there are many sockets.
 pub(super) const RCVBUF: usize = 1 << 18;
 
-/// What one measurement found.
+/// Result of one measurement.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
-    /// What the wire sent, and the application got.
     pub traffic: Traffic,
-    /// What the kernel counted.
     pub seen: Seen,
 }
 
-/// Sends for `seconds`, as fast as it can, in one way to steer.
+/// Sends at the generator's maximum for `seconds`, under a way to steer.
 ///
 /// # Errors
-/// When something of the lab failed; [`Unfit`](crate::bench::experiment::Unfit) when the way had no effect, or packets
-/// are unaccounted for.
-pub fn measure(bed: &Bed, way: Way, to: Sockets, seconds: f64) -> Result<Sample> {
-    let active = bed.start(way)?;
-    let frames = Frames::Udp(to.flows(bed));
-    let application = Application::start(bed, to)?;
-    let watch = bed.watch()?;
-    let traffic = Traffic::send(bed, &application, &frames, None, seconds);
+/// When the lab failed; [`Unfit`](crate::bench::experiment::Unfit) when the way had no effect, or
+/// packets are unaccounted for.
+pub fn measure(testbed: &Testbed, way: Way, to: Sockets, seconds: f64) -> Result<Sample> {
+    let active = testbed.start(way)?;
+    let frames = Frames::Udp(to.flows(testbed));
+    let application = Application::start(testbed, to)?;
+    let watch = testbed.watch()?;
+    let traffic = Traffic::send(testbed, &application, &frames, None, seconds);
     let seen = watch.end();
-    // Before the next one binds its socket, also when this measurement is refused.
+    // Stop also after an error: the next measurement binds the same address.
     application.stop()?;
     let (traffic, seen) = (traffic?, seen?);
-    check(bed, &active, way, &traffic, &seen)?;
+    check(testbed, &active, way, &traffic, &seen)?;
     traffic.exceeds_the_host()?;
     active.stop()?;
     Ok(Sample { traffic, seen })
 }
 
-/// What the application receives on.
+/// Sockets of the application.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sockets {
     /// One unconnected socket for [`NR_FLOWS`] flows.
     Server,
-    /// The same, read by [`NR_THREADS`] threads on no particular CPU.
+    /// One unconnected socket read by [`NR_THREADS`] threads, which are not bound to CPUs.
     Shared,
-    /// [`NR_CONNECTED`] sockets, each connected to a flow's source.
+    /// [`NR_CONNECTED`] sockets, each connected to the source of its flow.
     Connected,
-    /// For [`NR_FLOWS`] flows a socket and a thread on each CPU that does not poll the queue
-    /// (SO_REUSEPORT).
+    /// One socket and thread (SO_REUSEPORT) on each CPU that does not poll the queue, for
+    /// [`NR_FLOWS`] flows.
     Reuseport,
 }
 
 impl Sockets {
-    /// Flows that are sent to them.
+    /// Number of flows to these sockets.
     pub fn nr_flows(self) -> u32 {
         match self {
             Self::Server | Self::Shared | Self::Reuseport => NR_FLOWS,
@@ -85,9 +83,9 @@ impl Sockets {
         }
     }
 
-    /// What is sent to them.
-    pub(super) fn flows(self, bed: &Bed) -> UdpFlows {
-        UdpFlows::to(&bed.link.dut, self.nr_flows())
+    /// The flows to these sockets.
+    pub(super) fn flows(self, testbed: &Testbed) -> UdpFlows {
+        UdpFlows::to(&testbed.link.dut, self.nr_flows())
     }
 }
 
@@ -102,83 +100,82 @@ impl fmt::Display for Sockets {
     }
 }
 
-/// Its threads.
+/// Reading threads.
 pub(super) enum Application {
-    Server(Sink),
-    Connected(Jumpers),
+    Server(Receiver),
+    Connected(Migrators),
 }
 
 impl Application {
-    /// On a CPU that does not poll the queue, unless its threads are many; with more sockets than one
-    /// on all such CPUs, where the generators have theirs.
-    pub(super) fn start(bed: &Bed, to: Sockets) -> Result<Self> {
-        let (dut, flows) = (&bed.link.dut, to.flows(bed));
-        let others = &bed.masks().others;
-        let mut sink = SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport));
+    /// Starts the threads on CPUs that do not poll the queue: one, or all of these CPUs for several
+    /// sockets if the generators have CPUs of their own. The threads of a shared socket are not
+    /// bound.
+    pub(super) fn start(testbed: &Testbed, to: Sockets) -> Result<Self> {
+        let (dut, flows) = (&testbed.link.dut, to.flows(testbed));
+        let others = &testbed.masks().others;
+        let mut receiver = ReceiverConfig::new(SocketAddr::new(flows.daddr, flows.dport));
         Ok(match to {
             Sockets::Server | Sockets::Shared => {
-                sink.threads = match to {
+                receiver.threads = match to {
                     Sockets::Shared => vec![None; NR_THREADS],
                     _ => vec![others.first()],
                 };
-                sink.reuseport = false;
-                Self::Server(Sink::start(&dut.netns, &sink)?)
+                receiver.reuseport = false;
+                Self::Server(Receiver::start(&dut.netns, &receiver)?)
             }
             Sockets::Reuseport => {
-                sink.threads = others.iter().map(Some).collect();
-                Self::Server(Sink::start(&dut.netns, &sink)?)
+                receiver.threads = others.iter().map(Some).collect();
+                Self::Server(Receiver::start(&dut.netns, &receiver)?)
             }
             Sockets::Connected => {
                 let sockets = sockets::connected(&dut.netns, &flows, RCVBUF)?;
-                let cpus = match bed.masks().apart() {
+                let cpus = match testbed.masks().apart() {
                     true => others.clone(),
                     false => others.first().into_iter().collect(),
                 };
-                let threads = Jumpers::spread(&dut.netns, sockets, Reads::Datagrams, &cpus)?;
+                let threads = Migrators::spread(&dut.netns, sockets, Reads::Datagrams, &cpus)?;
                 Self::Connected(threads)
             }
         })
     }
 
-    /// Stops it, and says so if it had failed meanwhile.
+    /// Stops the threads; returns their errors.
     pub(super) fn stop(self) -> Result<()> {
         match self {
-            Self::Server(sink) => sink.stop().map(drop),
+            Self::Server(receiver) => receiver.stop().map(drop),
             Self::Connected(threads) => threads.stop().map(drop),
         }
     }
 }
 
-impl Receiver for Application {
+impl Destination for Application {
     fn received(&self) -> u64 {
         match self {
-            Self::Server(sink) => Receiver::received(sink),
-            Self::Connected(threads) => Receiver::received(threads),
+            Self::Server(receiver) => Destination::received(receiver),
+            Self::Connected(threads) => Destination::received(threads),
         }
     }
 
     fn dropped(&self) -> Result<u64> {
         match self {
-            Self::Server(sink) => Receiver::dropped(sink),
-            Self::Connected(threads) => Receiver::dropped(threads),
+            Self::Server(receiver) => Destination::dropped(receiver),
+            Self::Connected(threads) => Destination::dropped(threads),
         }
     }
 }
 
-/// The scenario: to one socket, kernel RPS, a naive cpumap and rxsteer, by RPS alone and with its
-/// default policy; to connected sockets, which kernel RFS follows too, also that, and rxsteer's own
-/// RFS; to a socket that several threads read, what their following costs; and to a socket for each
-/// CPU, if there are several.
+/// Cases: one socket; connected sockets, with kernel RFS and rxsteer's RFS; a socket shared by
+/// threads, for the cost of following them; one socket per CPU if there are several.
 pub struct Flood {
     labs: Labs,
     seconds: f64,
 }
 
 impl Flood {
-    /// Makes the lab.
+    /// Prepares the lab.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU.
+    /// The host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
         use Mode::{Cpumap, KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs, RxsteerRps};
         let cases = [
@@ -196,7 +193,7 @@ impl Flood {
                 &[None, KernelRps, Cpumap, RxsteerRfs, Rxsteer],
             ),
         ];
-        // On fewer CPUs it is one thread: the first case.
+        // Without CPUs for generators, the last case has one thread and equals the first.
         let cases = match Masks::host()?.apart() {
             true => &cases[..],
             false => &cases[..cases.len() - 1],
@@ -208,49 +205,47 @@ impl Flood {
     }
 }
 
-/// A lab for each condition, and in each the same sockets and ways to steer.
+/// A lab per condition, with the same cases in each.
 pub(super) struct Labs {
     conditions: Vec<Condition>,
-    beds: Vec<Bed>,
+    testbeds: Vec<Testbed>,
     cases: Vec<(usize, Sockets, Vec<Way>)>,
 }
 
 impl Labs {
-    /// Of each case the sockets, and the modes over all masks.
+    /// `cases`: sockets, and modes over all masks.
     pub(super) fn new(effort: &Effort, cases: &[(Sockets, &[Mode])]) -> Result<Self> {
         let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
-        let beds = Bed::each(&conditions)?;
-        let ways = |modes| beds[0].masks().ways(modes);
-        let in_bed = |bed| cases.iter().map(move |&(to, modes)| (bed, to, modes));
-        let cases = (0..beds.len())
-            .flat_map(in_bed)
-            .map(|(bed, to, modes)| (bed, to, ways(modes)))
+        let testbeds = Testbed::each(&conditions)?;
+        let ways = |modes| testbeds[0].masks().ways(modes);
+        let in_testbed = |testbed| cases.iter().map(move |&(to, modes)| (testbed, to, modes));
+        let cases = (0..testbeds.len())
+            .flat_map(in_testbed)
+            .map(|(testbed, to, modes)| (testbed, to, ways(modes)))
             .collect();
         Ok(Self {
             conditions,
-            beds,
+            testbeds,
             cases,
         })
     }
 
-    /// For a plan.
     pub(super) fn cases(&self) -> Vec<CasePlan> {
-        let plan = |(bed, to, ways): &(usize, Sockets, Vec<Way>)| CasePlan {
-            case: self.conditions[*bed].case(&to.to_string(), &self.conditions),
+        let plan = |(testbed, to, ways): &(usize, Sockets, Vec<Way>)| CasePlan {
+            case: self.conditions[*testbed].case(&to.to_string(), &self.conditions),
             modes: ways.iter().map(Way::to_string).collect(),
         };
         self.cases.iter().map(plan).collect()
     }
 
-    /// For a plan.
     pub(super) fn conditions(&self) -> IndexMap<String, String> {
-        self.beds[0].conditions(&self.conditions)
+        self.testbeds[0].conditions(&self.conditions)
     }
 
-    /// What the numbers of a plan stand for.
-    pub(super) fn get(&self, case: usize, mode: usize) -> (&Bed, Sockets, Way) {
-        let (bed, to, ways) = &self.cases[case];
-        (&self.beds[*bed], *to, ways[mode])
+    /// Testbed, sockets and way of the plan's indices.
+    pub(super) fn get(&self, case: usize, mode: usize) -> (&Testbed, Sockets, Way) {
+        let (testbed, to, ways) = &self.cases[case];
+        (&self.testbeds[*testbed], *to, ways[mode])
     }
 }
 
@@ -280,8 +275,8 @@ impl Experiment for Flood {
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let (bed, to, way) = self.labs.get(case, mode);
-        let Sample { traffic, seen } = measure(bed, way, to, self.seconds)?;
+        let (testbed, to, way) = self.labs.get(case, mode);
+        let Sample { traffic, seen } = measure(testbed, way, to, self.seconds)?;
         let mut values = vec![
             ("delivered_pps", traffic.delivered_pps()),
             ("accepted_pps", traffic.accepted_pps()),

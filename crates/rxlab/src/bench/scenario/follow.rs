@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `follow`: how long a flow takes to arrive where its application has gone.
+//! `follow`: time until a flow arrives on the CPU to which its application has moved.
 //!
-//! A thread with a connected UDP socket goes from CPU to CPU; each time it measures from its move
-//! to the moment when the socket says that the network stack has processed a packet on its new CPU
-//! (SO_INCOMING_CPU). Other flows of the same rate go to another socket meanwhile.
+//! A thread with a connected UDP socket changes its CPU. It measures the time from its migration
+//! until the socket's SO_INCOMING_CPU, the CPU on which the stack processed the last packet, is the
+//! new one. Other flows of the same rate go to another socket.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
@@ -22,46 +22,45 @@ use crate::bench::experiment::{
 };
 use crate::bench::report::document::Better;
 use crate::bench::report::document::SUBJECT;
-use crate::bench::setup::bed::Bed;
 use crate::bench::setup::mode::{Cpus, Mode, Way};
+use crate::bench::setup::testbed::Testbed;
 use crate::lab::frame::{Frames, UdpFlows};
+use crate::lab::generator::GeneratorConfig;
 use crate::lab::netns::bind;
-use crate::lab::sink::{Sink, SinkConfig};
+use crate::lab::receiver::{Receiver, ReceiverConfig};
 use crate::lab::sockets;
-use crate::lab::wire::WireConfig;
 
 /// Packets per second of each flow.
 const RATE: u64 = 10_000;
 
-/// The one that is measured, and others.
+/// The flow that is measured, and others.
 const NR_FLOWS: u32 = 8;
 
-/// How long a thread stays before it goes again.
-const STAY: Duration = Duration::from_millis(5);
+/// Minimum stay on a CPU.
+const MIN_STAY: Duration = Duration::from_millis(5);
 
-/// A flow that takes longer has not followed.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Limit on following.
+const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Those that follow whatever the load: rxsteer's default leaves flows where they are received while
-/// that CPU has room.
+/// Policies that follow regardless of load: rxsteer's default keeps flows inline while the polling
+/// CPU has room.
 const MODES: [(&str, Mode); 2] = [("kernel-rfs", Mode::KernelRfs), (SUBJECT, Mode::RxsteerRfs)];
 
-/// The scenario: kernel RFS and rxsteer.
 pub struct Follow {
-    bed: Bed,
+    testbed: Testbed,
     condition: Condition,
     seconds: f64,
 }
 
 impl Follow {
-    /// Makes the lab.
+    /// Prepares the lab.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU.
+    /// The host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
         let condition = effort.conditions(&[Napi::Thread], &[Gro::On])[0];
         Ok(Self {
-            bed: Bed::new(condition)?,
+            testbed: Testbed::new(condition)?,
             condition,
             seconds: effort.seconds,
         })
@@ -92,7 +91,7 @@ impl Experiment for Follow {
                 case: format!("{RATE} packets/s in each of {NR_FLOWS} flows"),
                 modes: MODES.map(|(name, _)| name.to_owned()).to_vec(),
             }],
-            conditions: self.bed.conditions(&[self.condition]),
+            conditions: self.testbed.conditions(&[self.condition]),
             notes: vec![
                 "rxsteer runs under --policy rfs: by default, flows stay where they are received while \
                  that CPU has room."
@@ -103,7 +102,7 @@ impl Experiment for Follow {
     }
 
     fn measure(&mut self, _: usize, mode: usize) -> Result<Values> {
-        let mut times = measure(&self.bed, MODES[mode].1, self.seconds)?;
+        let mut times = measure(&self.testbed, MODES[mode].1, self.seconds)?;
         fit!(!times.is_empty(), "the application never moved");
         times.sort_by(f64::total_cmp);
         let quantile = |q: f64| times[((times.len() - 1) as f64 * q) as usize];
@@ -115,22 +114,22 @@ impl Experiment for Follow {
     }
 }
 
-/// Microseconds from each move to the flow's arrival.
-fn measure(bed: &Bed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
-    let cpus: Vec<u32> = bed.masks().all.iter().collect();
-    let dut = &bed.link.dut;
-    let active = bed.start(Way {
+/// Microseconds from each migration to the flow's arrival.
+fn measure(testbed: &Testbed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
+    let cpus: Vec<u32> = testbed.masks().all.iter().collect();
+    let dut = &testbed.link.dut;
+    let active = testbed.start(Way {
         mode,
         cpus: Cpus::All,
     })?;
     let flows = UdpFlows::to(dut, NR_FLOWS);
     let local = SocketAddr::new(flows.daddr, flows.dport);
-    // Unconnected: it gets what the other socket is not connected to.
-    let sink = Sink::start(&dut.netns, &SinkConfig::new(local))?;
+    // Unconnected: receives the flows to which the other socket is not connected.
+    let receiver = Receiver::start(&dut.netns, &ReceiverConfig::new(local))?;
     let socket = dut
         .netns
         .run(|| connected(local, SocketAddr::new(flows.saddr, flows.sport)))?;
-    let config = WireConfig {
+    let config = GeneratorConfig {
         frames: Frames::Udp(flows),
         count: None,
         rate: Some(RATE * u64::from(NR_FLOWS)),
@@ -139,7 +138,7 @@ fn measure(bed: &Bed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
     };
     let stop = Arc::new(AtomicBool::new(false));
     let seen = stop.clone();
-    let wire = bed.send(&config)?;
+    let generator = testbed.send(&config)?;
     let thread = dut
         .netns
         .spawn(None, "app", move || wander(&socket, &cpus, &seen))?;
@@ -149,8 +148,8 @@ fn measure(bed: &Bed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
         Ok(times) => times.context("the application did not start")??,
         Err(panic) => std::panic::resume_unwind(panic),
     };
-    wire.stop()?;
-    sink.stop()?;
+    generator.stop()?;
+    receiver.stop()?;
     active.stop()?;
     Ok(times)
 }
@@ -158,11 +157,11 @@ fn measure(bed: &Bed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
 fn connected(local: SocketAddr, peer: SocketAddr) -> Result<UdpSocket> {
     let socket = sockets::reuseport(local)?;
     socket.connect(peer)?;
-    socket.set_read_timeout(Some(PATIENCE))?;
+    socket.set_read_timeout(Some(TIMEOUT))?;
     Ok(socket)
 }
 
-/// From CPU to CPU until told to stop, staying a while on each.
+/// Migrates from CPU to CPU until stopped; returns the time of each arrival, us.
 fn wander(socket: &UdpSocket, cpus: &[u32], stop: &AtomicBool) -> Result<Vec<f64>> {
     let mut times = Vec::new();
     let mut buffer = [0; 2048];
@@ -175,24 +174,24 @@ fn wander(socket: &UdpSocket, cpus: &[u32], stop: &AtomicBool) -> Result<Vec<f64
                 break;
             }
             ensure!(
-                gone.elapsed() < PATIENCE,
+                gone.elapsed() < TIMEOUT,
                 "the flow does not follow to CPU {cpu}"
             );
         }
         times.push(gone.elapsed().as_secs_f64() * 1e6);
-        while gone.elapsed() < STAY {
+        while gone.elapsed() < MIN_STAY {
             socket.recv(&mut buffer).context("no packet comes")?;
         }
         if stop.load(Ordering::Relaxed) {
             break;
         }
     }
-    // From where it started, nothing had to move.
+    // The first CPU may be the one where the flow already was.
     times.remove(0);
     Ok(times)
 }
 
-/// The CPU on which the stack processed the socket's latest packet.
+/// CPU on which the stack processed the socket's last packet.
 fn incoming_cpu(socket: &UdpSocket) -> Result<u32> {
     let mut cpu = 0i32;
     let mut len = size_of_val(&cpu) as libc::socklen_t;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `forward`: what a router carries that has a firewall and tracks connections; and `firewall`: what
-//! it carries when the firewall compares each packet with a long list.
+//! `forward`: throughput of a router with a firewall that tracks connections; `firewall`: of one
+//! that compares each packet with a long list.
 //!
-//! As `lossfree`, but the packets go on through the router to another network, and end there as soon
-//! as they arrive: no application takes a CPU.
+//! As `lossfree`, but packets are routed to another network and dropped on arrival there: no
+//! application takes CPU time.
 
 use anyhow::Result;
 
@@ -12,61 +12,60 @@ use crate::bench::experiment::{
 };
 use crate::bench::scenario::flood::NR_FLOWS;
 use crate::bench::scenario::lossfree::{metrics, notes, search, search_seconds};
-use crate::bench::setup::bed::{Bed, INTERRUPT_CPU};
 use crate::bench::setup::mode::{Mode, Way};
 use crate::bench::setup::router::{NR_BLOCKED, Passed, Router, Ruleset};
+use crate::bench::setup::testbed::{INTERRUPT_CPU, Testbed};
 use crate::bench::setup::traffic::Traffic;
 use crate::lab::frame::Frames;
 
-/// Of the forwarded packets, those that may have met another rule than the one that is measured.
+/// Largest share of forwarded packets that may have matched another rule than the measured one.
 const OTHERS: f64 = 0.001;
 
-/// The scenario.
 pub struct Forward {
     ruleset: Ruleset,
     conditions: Vec<Condition>,
-    beds: Vec<(Bed, Router)>,
+    testbeds: Vec<(Testbed, Router)>,
     ways: Vec<Way>,
     seconds: f64,
 }
 
 impl Forward {
-    /// Makes the lab.
+    /// Prepares the lab.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU; [`Unfit`](crate::bench::experiment::Unfit) when it has no
-    /// `nft`, or no connection tracking.
+    /// The host does not allow it, or has a single CPU; [`Unfit`](crate::bench::experiment::Unfit)
+    /// when it has no `nft`, or no connection tracking.
     pub fn new(effort: &Effort, ruleset: Ruleset) -> Result<Self> {
         let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
-        let beds = conditions
+        let testbeds = conditions
             .iter()
             .map(|condition| {
-                let bed = Bed::new(*condition)?;
-                let router = Router::new(&bed.link.dut, ruleset)?;
-                establish(&bed, &router)?;
-                Ok((bed, router))
+                let testbed = Testbed::new(*condition)?;
+                let router = Router::new(&testbed.link.dut, ruleset)?;
+                establish(&testbed, &router)?;
+                Ok((testbed, router))
             })
             .collect::<Result<Vec<_>>>()?;
         let modes = [Mode::None, Mode::KernelRps, Mode::Cpumap, Mode::Rxsteer];
         Ok(Self {
             ruleset,
             conditions,
-            ways: beds[0].0.masks().ways(&modes),
-            beds,
+            ways: testbeds[0].0.masks().ways(&modes),
+            testbeds,
             seconds: effort.seconds,
         })
     }
 }
 
-/// Makes all flows known connections, whatever is measured next.
-fn establish(bed: &Bed, router: &Router) -> Result<()> {
-    let plain = bed.start(Way::by_default(Mode::None))?;
-    let flows = router.flows(&bed.link.dut, NR_FLOWS);
-    router.establish(&bed.link, INTERRUPT_CPU, &flows)?;
+/// Makes all flows known connections, before a mode is switched on.
+fn establish(testbed: &Testbed, router: &Router) -> Result<()> {
+    let plain = testbed.start(Way::by_default(Mode::None))?;
+    let flows = router.flows(&testbed.link.dut, NR_FLOWS);
+    router.establish(&testbed.link, INTERRUPT_CPU, &flows)?;
     plain.stop()
 }
 
-/// Whether all that was forwarded passed by the rule that is measured.
+/// Checks that all forwarded packets matched the measured rule.
 fn check(before: Passed, after: Passed, traffic: &Traffic) -> Result<()> {
     let forwarded = traffic.all.delivered + traffic.dropped;
     let expected = after.expected - before.expected;
@@ -121,19 +120,19 @@ impl Experiment for Forward {
             question,
             metrics: metrics(),
             cases: cases.collect(),
-            conditions: self.beds[0].0.conditions(&self.conditions),
+            conditions: self.testbeds[0].0.conditions(&self.conditions),
             notes,
             seconds_each: search_seconds(self.seconds),
         }
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let ((bed, router), way) = (&self.beds[case], self.ways[mode]);
-        establish(bed, router)?;
-        let frames = Frames::Udp(router.flows(&bed.link.dut, NR_FLOWS));
-        let active = bed.start(way)?;
+        let ((testbed, router), way) = (&self.testbeds[case], self.ways[mode]);
+        establish(testbed, router)?;
+        let frames = Frames::Udp(router.flows(&testbed.link.dut, NR_FLOWS));
+        let active = testbed.start(way)?;
         let before = router.passed()?;
-        let (values, all) = search(bed, &active, way, router, &frames, self.seconds)?;
+        let (values, all) = search(testbed, &active, way, router, &frames, self.seconds)?;
         check(before, router.passed()?, &all)?;
         active.stop()?;
         Ok(values)

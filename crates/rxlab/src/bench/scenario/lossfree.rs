@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `lossfree`: the highest rate without loss, and what is left of it when more comes.
+//! `lossfree`: the highest rate without loss, and delivery above it.
 //!
-//! One mode is switched on once, and a search ([`Throughput`]) runs under it. What RFC 2544 calls a
-//! trial lasts 60 s there and a fraction of a second here.
+//! A search ([`Throughput`]) runs while one mode is switched on. A trial takes 60 s in RFC 2544,
+//! and a fraction of a second here.
 
 use anyhow::Result;
 use indexmap::IndexMap;
@@ -10,24 +10,24 @@ use indexmap::IndexMap;
 use crate::bench::experiment::{Effort, Experiment, Plan, Values, detail, fit, headline};
 use crate::bench::report::document::{Better, Metric};
 use crate::bench::scenario::flood::{Application, Labs, Sockets};
-use crate::bench::setup::bed::Bed;
 use crate::bench::setup::mode::{Active, Mode, Way};
+use crate::bench::setup::testbed::Testbed;
 use crate::bench::setup::throughput::{FLOOR, LOSSFREE, Throughput, Trial};
-use crate::bench::setup::traffic::{Receiver, SETTLING, Traffic, check};
+use crate::bench::setup::traffic::{Destination, SETTLING, Traffic, check};
 use crate::lab::frame::Frames;
 
-/// Trials in a measurement's length; a search takes about six.
+/// Divides the length of a measurement into trials; a search takes about six.
 const TRIALS: f64 = 5.0;
 
 /// The shortest trial, s.
 const SHORTEST: f64 = 0.1;
 
-/// About what a measurement takes: trials, and seconds for each trial's start and end.
+/// Trials per search, and seconds to start and stop each: for the estimate.
 const TRIALS_EACH: f64 = 6.0;
 const OVERHEAD: f64 = 0.05;
 
-/// The rate at which the receiving CPU's time is measured, packets/s. High, because a thread that
-/// sleeps between bursts costs a wake-up each, which then is what is measured.
+/// Rate at which the receiving CPU's time is measured, packets/s. At low rates, the wake-ups of a
+/// thread that sleeps between bursts would dominate.
 const STEADY: u64 = 200_000;
 
 /// Length of a trial, s.
@@ -35,12 +35,12 @@ fn trial_seconds(seconds: f64) -> f64 {
     (seconds / TRIALS).max(SHORTEST)
 }
 
-/// About how long a search takes, s.
+/// Estimated duration of a search, s.
 pub(super) fn search_seconds(seconds: f64) -> f64 {
     TRIALS_EACH * (SETTLING.as_secs_f64() + trial_seconds(seconds) + OVERHEAD)
 }
 
-/// What a search finds.
+/// Metrics of a search.
 pub(super) fn metrics() -> IndexMap<String, Metric> {
     use Better::{Higher, Lower, Neither};
     let pps = "packets/s";
@@ -81,7 +81,7 @@ pub(super) fn metrics() -> IndexMap<String, Metric> {
     ])
 }
 
-/// What should be known of these figures.
+/// Remarks for the reader of these figures.
 pub(super) fn notes(seconds: f64) -> Vec<String> {
     vec![
         format!(
@@ -124,34 +124,34 @@ pub(super) fn notes(seconds: f64) -> Vec<String> {
     ]
 }
 
-/// Searches while a way is switched on, since nothing was sent yet.
+/// Searches under a way to steer, which must be switched on before any packet is sent.
 ///
 /// # Errors
-/// When something of the lab failed; [`Unfit`](crate::bench::experiment::Unfit) when the way had no effect, packets are
-/// unaccounted for, or are lost at any rate.
+/// When the lab failed; [`Unfit`](crate::bench::experiment::Unfit) when the way had no effect, or
+/// packets are unaccounted for or lost at any rate.
 pub(super) fn search(
-    bed: &Bed,
+    testbed: &Testbed,
     active: &Active<'_>,
     way: Way,
-    receiver: &dyn Receiver,
+    destination: &dyn Destination,
     frames: &Frames,
     seconds: f64,
 ) -> Result<(Values, Traffic)> {
     let length = trial_seconds(seconds);
     let mut all = Traffic::default();
     let mut send = |rate| -> Result<Traffic> {
-        let traffic = Traffic::send(bed, receiver, frames, rate, length)?;
+        let traffic = Traffic::send(testbed, destination, frames, rate, length)?;
         all += &traffic;
         Ok(traffic)
     };
-    let watch = bed.watch()?;
+    let watch = testbed.watch()?;
     let found = Throughput::find(|rate| send(rate).map(|traffic| Trial::from(&traffic)))?;
     let steady = (found.lossfree > STEADY as f64).then(|| send(Some(STEADY)));
     let steady = steady.transpose()?;
     let seen = watch.end()?;
-    check(bed, active, way, &all, &seen)?;
+    check(testbed, active, way, &all, &seen)?;
     fit!(
-        !(bed.masks().apart() && found.generator_bound),
+        !(testbed.masks().apart() && found.generator_bound),
         "the generators were the limit: they offered {:.0} packets/s at most, and without loss {:.0}",
         found.at_most.offered,
         found.lossfree
@@ -188,17 +188,17 @@ impl From<&Traffic> for Trial {
     }
 }
 
-/// The scenario: to one socket, and to connected sockets, which kernel RFS follows too.
+/// Cases: one socket; connected sockets, with kernel RFS.
 pub struct Lossfree {
     labs: Labs,
     seconds: f64,
 }
 
 impl Lossfree {
-    /// Makes the lab.
+    /// Prepares the lab.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU.
+    /// The host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
         use Mode::{Cpumap, KernelRfs, KernelRps, None, Rxsteer};
         let cases = [
@@ -227,12 +227,12 @@ impl Experiment for Lossfree {
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let (bed, to, way) = self.labs.get(case, mode);
-        let active = bed.start(way)?;
-        let application = Application::start(bed, to)?;
-        let frames = Frames::Udp(to.flows(bed));
-        let found = search(bed, &active, way, &application, &frames, self.seconds);
-        // Before the next one binds its socket, also when this measurement is refused.
+        let (testbed, to, way) = self.labs.get(case, mode);
+        let active = testbed.start(way)?;
+        let application = Application::start(testbed, to)?;
+        let frames = Frames::Udp(to.flows(testbed));
+        let found = search(testbed, &active, way, &application, &frames, self.seconds);
+        // Stop also after an error: the next measurement binds the same address.
         application.stop()?;
         let (values, _) = found?;
         active.stop()?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What can be measured: a file for each scenario.
+//! The scenarios, one file each.
 
 pub mod busypoll;
 pub mod closed_loop;
@@ -52,14 +52,14 @@ pub enum Scenario {
     Rpc,
     /// One TCP connection in bulk, to a consumer that polls and to one that sleeps
     Stream,
-    /// One connection whose reads poll the device's queue
+    /// One connection with reads that poll the device's queue
     Busypoll,
     /// The highest rate without loss, what is left of it at twice that rate and at the most that can
     /// be offered, and the receiving CPU's cost per packet
     Lossfree,
     /// The same of a router with a firewall that tracks connections
     Forward,
-    /// The same of a router whose firewall has 150 rules before the one that matches
+    /// The same of a router with a firewall that has 150 rules before the one that matches
     Firewall,
     /// Packets that overtake an earlier one of their flow while masks, applications, interrupts and
     /// CPUs change, against the same without the rule of order
@@ -67,8 +67,8 @@ pub enum Scenario {
 }
 
 impl Scenario {
-    /// Whether a peer host can put its load on: what needs a generator inside the kernel is for the
-    /// lab alone.
+    /// Whether a peer host can generate the load. Scenarios that need the in-kernel generator run
+    /// in the lab only.
     pub fn takes_peer(self) -> bool {
         match self {
             Self::Rr | Self::Rpc | Self::Stream => true,
@@ -79,11 +79,11 @@ impl Scenario {
         }
     }
 
-    /// Makes what it needs.
+    /// Prepares the scenario.
     ///
     /// # Errors
-    /// When the host does not allow it. What this host lacks for this scenario alone is no error: it
-    /// then has nothing to measure, and says why.
+    /// When the host does not allow it. A missing requirement of this scenario alone is no error:
+    /// the result has nothing to measure, and a note with the reason.
     pub fn prepare(self, effort: &Effort) -> Result<Box<dyn Experiment>> {
         if effort.on.is_some() {
             let name = |scenario: &Self| {
@@ -120,7 +120,7 @@ impl Scenario {
     }
 }
 
-/// A scenario that this host lacks something for: nothing to measure, and the reason.
+/// A scenario that this host can't run, with the reason.
 struct Impossible {
     scenario: &'static str,
     why: String,
@@ -144,7 +144,7 @@ impl Experiment for Impossible {
     }
 }
 
-/// The scenario, or if it is [`Unfit`] for this host, one that says so.
+/// The scenario, or an [`Impossible`] one if the host is [`Unfit`] for it.
 fn possible<E: Experiment + 'static>(
     scenario: &'static str,
     made: Result<E>,

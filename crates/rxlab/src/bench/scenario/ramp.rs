@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `ramp`: how long a way that has just been switched on takes to reach its rate, from the first packet
-//! of a flood.
+//! `ramp`: time that a mode, just switched on, takes to reach its rate under a flood.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -15,35 +14,35 @@ use crate::bench::setup::mode::Mode;
 use crate::bench::setup::traffic::{Counts, Sending, Traffic, check};
 use crate::lab::frame::Frames;
 
-/// The shortest measurement, s.
+/// Minimum length of a measurement, s.
 const SHORTEST: f64 = 1.0;
 
-/// How often the packets are counted.
+/// Interval of the samples.
 const SAMPLE: Duration = Duration::from_millis(5);
 
-/// A rate is that of so many seconds: shorter, and it is that of single batches.
+/// Window over which a rate is computed, s; a shorter one would show single batches.
 const WINDOW: f64 = 0.02;
 
-/// Of the final rate, what counts as reached.
+/// Share of the final rate that counts as reached.
 const REACHED: f64 = 0.9;
 
-/// What the first packets are, s.
+/// Length of the first part of the flood, s.
 const FIRST: f64 = 0.1;
 
-/// How long the first packet may take.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Limit on waiting for the first packet.
+const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The scenario: to connected sockets, which kernel RFS follows too.
+/// Case: connected sockets, with kernel RFS.
 pub struct Ramp {
     labs: Labs,
     seconds: f64,
 }
 
 impl Ramp {
-    /// Makes the lab.
+    /// Prepares the lab.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU.
+    /// The host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
         use Mode::{Cpumap, KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs};
         let modes = [None, KernelRps, KernelRfs, Cpumap, RxsteerRfs, Rxsteer];
@@ -79,7 +78,7 @@ impl Experiment for Ramp {
                 "As flood, for {:.1} s, but nothing settles before: the way is switched on, and the flood \
                  begins. Packets that the application has read are counted every {SAMPLE:?}; the final \
                  rate is that of the last quarter, and it is reached when the rate over {:.0} ms comes to \
-                 {:.0} % of it for the first time. A way whose final rate is low reaches it soon: ramp_ms \
+                 {:.0} % of it for the first time. A way with a low final rate reaches it soon: ramp_ms \
                  means something beside final_pps alone.",
                 self.seconds,
                 1e3 * WINDOW,
@@ -90,18 +89,18 @@ impl Experiment for Ramp {
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let (bed, to, way) = self.labs.get(case, mode);
-        let active = bed.start(way)?;
-        let frames = Frames::Udp(to.flows(bed));
-        let application = Application::start(bed, to)?;
-        let watch = bed.watch()?;
-        let flooded = Sending::start(bed, &application, &frames, None)
+        let (testbed, to, way) = self.labs.get(case, mode);
+        let active = testbed.start(way)?;
+        let frames = Frames::Udp(to.flows(testbed));
+        let application = Application::start(testbed, to)?;
+        let watch = testbed.watch()?;
+        let flooded = Sending::start(testbed, &application, &frames, None)
             .and_then(|sending| flood(sending, self.seconds));
         let seen = watch.end();
-        // Before the next one binds its sockets, also when this measurement is refused.
+        // Stop also after an error: the next measurement binds the same addresses.
         application.stop()?;
         let ((traffic, curve), seen) = (flooded?, seen?);
-        check(bed, &active, way, &traffic, &seen)?;
+        check(testbed, &active, way, &traffic, &seen)?;
         traffic.exceeds_the_host()?;
         active.stop()?;
         let rate = curve.final_pps();
@@ -117,12 +116,12 @@ impl Experiment for Ramp {
     }
 }
 
-/// Counts for `seconds` from the first packet on.
+/// Samples for `seconds`, from the first packet on.
 fn flood(sending: Sending<'_>, seconds: f64) -> Result<(Traffic, Curve)> {
     let waiting = Instant::now();
     while sending.look()?.accepted == 0 {
         fit!(
-            waiting.elapsed() < PATIENCE,
+            waiting.elapsed() < TIMEOUT,
             "the device accepted nothing: the generator did not run"
         );
         sleep(Duration::from_micros(200));
@@ -145,7 +144,7 @@ fn flood(sending: Sending<'_>, seconds: f64) -> Result<(Traffic, Curve)> {
     Ok((traffic, curve))
 }
 
-/// Packets that had been delivered after so many seconds, in the order of time.
+/// Time, s, and packets delivered up to then, in the order of time.
 struct Curve(Vec<(f64, f64)>);
 
 impl Curve {
@@ -154,7 +153,7 @@ impl Curve {
         Self(samples.iter().map(sample).collect())
     }
 
-    /// The first sample of the last quarter of the time.
+    /// Index of the first sample in the last quarter of the time.
     fn last_quarter(&self) -> usize {
         let end = self.0.last().map_or(0.0, |sample| sample.0);
         let first = self.0.partition_point(|sample| sample.0 < 0.75 * end);
@@ -170,7 +169,7 @@ impl Curve {
         }
     }
 
-    /// From when on the rate over [`WINDOW`] is at least this for the first time, s.
+    /// Start of the first [`WINDOW`] with at least this rate, s.
     fn reaches(&self, pps: f64) -> Option<f64> {
         let from = |first: &(usize, &(f64, f64))| {
             let (index, &(at, delivered)) = *first;
@@ -183,7 +182,7 @@ impl Curve {
         found.map(|(_, sample)| sample.0)
     }
 
-    /// Packets until a moment, which may lie between two samples.
+    /// Packets delivered up to a time, interpolated between samples.
     fn delivered_by(&self, at: f64) -> f64 {
         let next = self.0.partition_point(|sample| sample.0 < at);
         match (self.0.get(next.saturating_sub(1)), self.0.get(next)) {
@@ -200,7 +199,7 @@ impl Curve {
 mod tests {
     use super::*;
 
-    /// 100 packets/s for a while, then 1000; looked at every 7 ms.
+    /// 100 packets/s for `slow` seconds, then 1000; sampled every 7 ms.
     fn after(slow: f64) -> Curve {
         let delivered = |at: f64| 100.0 * at.min(slow) + 1000.0 * (at - slow).max(0.0);
         let times = (0..=143).map(|n| 0.007 * f64::from(n));
@@ -219,7 +218,7 @@ mod tests {
                 "{slow}: {found}"
             );
         }
-        // The control: what is never reached.
+        // Control: a rate that is never reached.
         assert_eq!(after(0.3).reaches(1100.0), None);
         assert_eq!(Curve(Vec::new()).final_pps(), 0.0);
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `record`: what it costs an application that rxsteer notes where it runs.
+//! `record`: cost for an application of rxsteer's recording of its CPU.
 //!
-//! Calls that find nothing to read are the cheapest there are, and pass the same tracepoint: what
-//! they cost more with the programs of `bpf/socket.bpf.c` attached is the cost of these.
+//! Calls that find nothing to read are the cheapest, and pass the same tracepoint: the difference
+//! with the programs of `bpf/socket.bpf.c` attached is the cost of these.
 
 use std::io::ErrorKind;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -21,16 +21,14 @@ use crate::bench::report::document::SUBJECT;
 use crate::bench::scenario::decide::Subject;
 use crate::lab::netns::Netns;
 
-/// Calls between two looks at the clock.
+/// Calls between two readings of the clock.
 const CALLS: u32 = 1000;
 
-/// Does one call.
 type Call = Box<dyn FnMut() -> std::io::Result<()> + Send>;
 
 /// Without the programs of `bpf/socket.bpf.c`, and with them.
 const MODES: [&str; 2] = ["none", SUBJECT];
 
-/// The scenario.
 pub struct Record {
     datapath: Datapath,
     _netns: Netns,
@@ -39,17 +37,17 @@ pub struct Record {
 }
 
 impl Record {
-    /// Loads the programs and makes the sockets.
+    /// Loads the programs and creates the sockets.
     ///
     /// # Errors
-    /// When that can't be done.
+    /// When a program can't be loaded, or a socket not be created.
     pub fn new(effort: &Effort) -> Result<Self> {
         let netns = Netns::new("app")?;
         Ok(Self {
             datapath: super::decide::subject(Subject::Rps, 0, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES)?,
             cases: netns.run(cases)?,
             _netns: netns,
-            // One number, of one thread: it needs less.
+            // A single value of one thread needs less time.
             seconds: effort.seconds / 2.0,
         })
     }
@@ -87,14 +85,14 @@ impl Experiment for Record {
         fit!(unseen.is_empty(), "{}", unseen.join("; "));
         let call = &mut self.cases[case].1;
         let seconds = self.seconds;
-        let ns = std::thread::scope(|scope| scope.spawn(|| turns(call, seconds)).join())
+        let ns = std::thread::scope(|scope| scope.spawn(|| mean_ns(call, seconds)).join())
             .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         Ok(vec![("ns_per_call", ns)])
     }
 }
 
-/// Mean ns of a call, on one CPU, since the table is written when the caller has moved.
-fn turns(call: &mut Call, seconds: f64) -> Result<f64> {
+/// Mean ns of a call. On one CPU, since the table is written only when the caller has migrated.
+fn mean_ns(call: &mut Call, seconds: f64) -> Result<f64> {
     let mut cpu = CpuSet::new();
     cpu.set(0)?;
     sched_setaffinity(Pid::from_raw(0), &cpu)?;
@@ -153,8 +151,8 @@ fn recv_udp(local: IpAddr) -> Result<Call> {
     }))
 }
 
-/// A datagram sent over loopback and received: with its sender's address if the socket is not
-/// connected, which is what the hook for peers sees.
+/// Sends a datagram over loopback and receives it; on an unconnected socket with its source
+/// address, which the hook for peers needs.
 fn datagram(local: IpAddr, connected: bool) -> Result<Call> {
     let (socket, sender) = (UdpSocket::bind((local, 0))?, UdpSocket::bind((local, 0))?);
     let to: SocketAddr = socket.local_addr()?;

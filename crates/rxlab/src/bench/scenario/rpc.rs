@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rpc`: requests that make the server work, in memory that does not fit a CPU's own caches.
+//! `rpc`: requests that make the server work on memory beyond a CPU's own caches.
 
 use std::fs;
 
@@ -11,19 +11,18 @@ use crate::bench::setup::mode::Way;
 use crate::bench::setup::place::Places;
 use crate::lab::server::Work;
 
-/// Connections and the server's threads.
+/// Connections, and threads of the server.
 const CASES: [(u32, u32); 2] = [(100, 100), (500, 8)];
 
-/// A request works for so long at most, us, and half of it in the mean.
+/// Longest work per request, us; the mean is half of it.
 const WORK_US: f64 = 50.0;
 
-/// How many times the L2 cache does the memory take that is worked in.
+/// Memory of the work, in multiples of the L2 cache.
 const TIMES_L2: usize = 4;
 
-/// Of requests and replies, bytes.
+/// Size of requests and replies, bytes.
 const LEN: usize = 64;
 
-/// The scenario.
 pub struct Rpc {
     places: Places,
     ways: Vec<Way>,
@@ -33,10 +32,10 @@ pub struct Rpc {
 }
 
 impl Rpc {
-    /// Makes the lab, and measures how much work can be done in a while.
+    /// Prepares the lab, and calibrates the work.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU.
+    /// The host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
         let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On])?;
         let work = Work::up_to(WORK_US, TIMES_L2 * l2_bytes());
@@ -96,7 +95,7 @@ impl Experiment for Rpc {
     }
 }
 
-/// CPU 0's, or 1 MiB if it does not tell.
+/// L2 cache of CPU 0, bytes; 1 MiB if unknown.
 fn l2_bytes() -> usize {
     let size = fs::read_to_string("/sys/devices/system/cpu/cpu0/cache/index2/size");
     let kib = size

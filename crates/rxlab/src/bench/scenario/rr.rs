@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rr`: netperf's TCP_RR and UDP_RR, one byte to and fro, alone and 500 at once.
+//! `rr`: netperf's TCP_RR and UDP_RR, one byte in each direction, over 1 and 500 connections.
 
 use anyhow::Result;
 
@@ -8,10 +8,9 @@ use crate::bench::scenario::closed_loop::{self, ClosedLoop, MODES};
 use crate::bench::setup::mode::Way;
 use crate::bench::setup::place::Places;
 
-/// Connections of a case; a thread each, as each netserver is a process.
+/// Connections of a case, each with a thread, as netserver has a process for each.
 const CONNECTIONS: [u32; 2] = [1, 500];
 
-/// The scenario.
 pub struct Rr {
     places: Places,
     ways: Vec<Way>,
@@ -20,10 +19,10 @@ pub struct Rr {
 }
 
 impl Rr {
-    /// Makes the lab, or meets the peer.
+    /// Prepares the lab, or connects to the peer.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU; when the peer is not there.
+    /// The host does not allow it, or has a single CPU; the peer is absent.
     pub fn new(effort: &Effort) -> Result<Self> {
         let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On])?;
         let case = |tcp, connections| ClosedLoop {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `stream`: netperf's TCP_STREAM, to a consumer that polls and works in between, as fast as it goes
-//! and paced, and to one that sleeps.
+//! `stream`: netperf's TCP_STREAM, to a consumer that polls and works in between, at full speed and
+//! paced, and to one that sleeps.
 
 use std::net::TcpListener;
 use std::thread::sleep;
@@ -15,19 +15,19 @@ use crate::bench::experiment::{
 };
 use crate::bench::peer::load::{Kind, Load};
 use crate::bench::report::document::Better;
-use crate::bench::setup::bed::{Bed, INTERRUPT_CPU};
 use crate::bench::setup::mode::{Mode, Way};
 use crate::bench::setup::pair::Pair;
 use crate::bench::setup::place::{Place, Places};
+use crate::bench::setup::testbed::{INTERRUPT_CPU, Testbed};
 use crate::bench::setup::watch::{Seen, Watch};
 use crate::lab::stream::{self, Consumer, Worker};
 use crate::lab::xdp::Xdp;
 use crate::lab::{sockets, softnet};
 
-/// The consumer that polls works for so long before it looks again.
+/// Work of the polling consumer between two reads.
 const WORK: Duration = Duration::from_micros(20);
 
-/// What should be known of the lab.
+/// Remarks for the reader of the lab's figures.
 const NOTES: [&str; 3] = [
     "The sender is the kernel's TCP without segmentation offload, since a veth with an XDP program \
      takes frames of the MTU alone: it is a part of what limits the throughput and, on the CPU that \
@@ -37,15 +37,15 @@ const NOTES: [&str; 3] = [
      that polls included; where none idles, they are the same.",
     "At 2 Gbit/s the throughput is the same in all modes that reach it, and the work done in between \
      tells them apart; the consumer's CPU is busy in any case, so the service demand shows the \
-     others. As fast as it goes, who brings less may have more time to work.",
+     others. At full speed, a mode with less throughput may leave more time to work.",
 ];
 
-/// What is sent, and to whom.
+/// A case.
 #[derive(Clone, Copy)]
 struct Bulk {
     name: &'static str,
     consumer: Consumer,
-    /// Bytes per second at most, if the sender is paced.
+    /// Limit of a paced sender, bytes per second.
     pace: Option<u32>,
 }
 
@@ -56,9 +56,9 @@ const CASES: [Bulk; 3] = [
         consumer: Consumer::Polls(WORK),
         pace: None,
     },
-    // A third or so of what goes at most, so that the CPU that polls the queue has time left. To a
-    // device the peer paces: one that is slower than this sets the pace itself. `--case polls` stays
-    // the case without.
+    // About a third of the maximum, so that the CPU that polls the queue has time left. On a device
+    // the peer paces; a slower device limits the rate itself. The name does not contain `polls`:
+    // `--case polls` selects the case without pace.
     Bulk {
         name: "a polling consumer, at 2 Gbit/s",
         consumer: Consumer::Polls(WORK),
@@ -71,13 +71,12 @@ const CASES: [Bulk; 3] = [
     },
 ];
 
-/// How long a connection may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Limit on waiting for a connection.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Until the windows are open and the flow has found its CPU.
+/// Time until the TCP windows are open and the flow has found its CPU.
 const WARM_UP: Duration = Duration::from_millis(200);
 
-/// The scenario.
 pub struct TcpStream {
     places: Places,
     ways: Vec<Way>,
@@ -85,7 +84,7 @@ pub struct TcpStream {
     seconds: f64,
 }
 
-/// What one measurement found.
+/// Result of one measurement.
 struct Sample {
     bytes: f64,
     worked: f64,
@@ -94,10 +93,10 @@ struct Sample {
 }
 
 impl TcpStream {
-    /// Makes the lab, or meets the peer.
+    /// Prepares the lab, or connects to the peer.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU; when the peer is not there.
+    /// The host does not allow it, or has a single CPU; the peer is absent.
     pub fn new(effort: &Effort) -> Result<Self> {
         let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On])?;
         use Mode::{KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs, RxsteerRfsIdle};
@@ -117,28 +116,28 @@ impl TcpStream {
         })
     }
 
-    fn in_the_lab(&self, bed: &Bed, bulk: Bulk) -> Result<Sample> {
-        let link = &bed.link;
-        // Acknowledgements are the sender's business, on its CPU.
+    fn in_the_lab(&self, testbed: &Testbed, bulk: Bulk) -> Result<Sample> {
+        let link = &testbed.link;
+        // Acknowledgements are processed by the sender's NAPI, on its CPU.
         let _polled = Xdp::pass(&link.tester, XdpMode::Native)?;
-        let _thread = bed.far_end()?;
+        let _thread = testbed.far_end()?;
         let (to, from) = stream::connect(link)?;
         if let Some(pace) = bulk.pace {
             sockets::pace(&to, pace)?;
         }
-        let cpu = bed.masks().others.first();
+        let cpu = testbed.masks().others.first();
         let consumer = Worker::consume(&link.dut.netns, cpu, from, bulk.consumer)?;
-        let cpu = bed.masks().generators.first().unwrap_or(INTERRUPT_CPU);
+        let cpu = testbed.masks().generators.first().unwrap_or(INTERRUPT_CPU);
         let sender = Worker::produce(&link.tester.netns, cpu, to)?;
         sleep(WARM_UP);
         let sent = softnet::tcp(&link.tester.netns)?;
-        let watch = bed.watch()?;
+        let watch = testbed.watch()?;
         let before = (consumer.read(), consumer.worked());
         sleep(Duration::from_secs_f64(self.seconds));
         let after = (consumer.read(), consumer.worked());
         let seen = watch.end()?;
         let sent = softnet::since(&sent, softnet::tcp(&link.tester.netns)?);
-        // In this order: nobody writes to a connection that is closed.
+        // Sender first: writing to a closed connection fails.
         sender.stop()?;
         consumer.stop()?;
         Ok(Sample {
@@ -159,7 +158,7 @@ impl TcpStream {
             warm_up: WARM_UP.as_secs_f64(),
             seconds: self.seconds,
         })?;
-        let mut streams = sockets::accepted(&listener, 1, PATIENCE)?;
+        let mut streams = sockets::accepted(&listener, 1, TIMEOUT)?;
         let from = streams.pop().context("a connection")?;
         let cpu = pair.masks().others.first();
         let consumer = Worker::consume(&pair.end.netns, cpu, from, bulk.consumer)?;
@@ -224,7 +223,7 @@ impl Experiment for TcpStream {
         let (place, way) = (self.places.get(place), self.ways[mode]);
         let active = place.start(way)?;
         let sample = match place {
-            Place::Lab(bed) => self.in_the_lab(bed, bulk)?,
+            Place::Lab(testbed) => self.in_the_lab(testbed, bulk)?,
             Place::Device(pair) => self.on_device(pair, bulk)?,
         };
         fit!(sample.bytes > 0.0, "nothing came");

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `wakeup`: what a packet costs while the host has time to sleep in between.
+//! `wakeup`: cost of a packet at loads that leave the host time to sleep.
 //!
-//! A load is paced, and spread by connected sockets over all CPUs that don't poll. A way that hands
-//! each packet to another CPU then has to wake that CPU.
+//! A paced load is spread by connected sockets over all CPUs that do not poll. Modes that hand each
+//! packet to another CPU have to wake that CPU.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -15,57 +15,56 @@ use crate::bench::experiment::{
 };
 use crate::bench::report::document::Better;
 use crate::bench::scenario::flood::RCVBUF;
-use crate::bench::setup::bed::{Bed, INTERRUPT_CPU};
 use crate::bench::setup::mode::{Mode, Way};
+use crate::bench::setup::testbed::{INTERRUPT_CPU, Testbed};
 use crate::bench::setup::traffic::{Counts, NR_CONNECTED, SETTLING, Sending, Traffic, check};
 use crate::bench::setup::watch::Seen;
 use crate::lab::frame::{Frames, UdpFlows};
-use crate::lab::jumper::{Jumpers, Reads};
+use crate::lab::migrator::{Migrators, Reads};
 use crate::lab::sockets;
 use crate::lab::switches::{Scheduled, Switches};
 
-/// Packets per second, some 5, 20 and 50 % of what `none` carries on common machines.
+/// Packets per second: about 5, 20 and 50 % of the maximum of `none` on common machines.
 const RATES: [u64; 3] = [20_000, 80_000, 200_000];
 
-/// The shortest measurement, s: idle times come in steps of 10 ms.
+/// Minimum length of a measurement, s: idle time has steps of 10 ms.
 const SHORTEST: f64 = 0.5;
 
-/// Of the rate, what the generator has to offer, and of that what has to arrive: else this is not that
-/// load, or no load with time to spare.
+/// Smallest share of the rate that the generator must offer, and of the offered packets that must
+/// arrive. Less is another load, or leaves no time to sleep.
 const OFFERED: f64 = 0.9;
 const ARRIVE: f64 = 0.98;
 
-/// The scenario.
 pub struct Wakeup {
     conditions: Vec<Condition>,
-    beds: Vec<Bed>,
+    testbeds: Vec<Testbed>,
     ways: Vec<Way>,
     seconds: f64,
 }
 
-/// What was found while packets came.
+/// Counts of one measurement.
 struct Sample {
     seen: Seen,
     scheduled: Scheduled,
     counts: Counts,
-    /// CPU time of a generator that shares the CPU that polls the queue, s.
+    /// CPU time of a generator on the polling CPU, s.
     generator: f64,
 }
 
 impl Wakeup {
-    /// Makes the lab.
+    /// Prepares the lab.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU.
+    /// The host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
         use Mode::{Cpumap, KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs};
         let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
-        let beds = Bed::each(&conditions)?;
+        let testbeds = Testbed::each(&conditions)?;
         let modes = [None, KernelRps, KernelRfs, Cpumap, RxsteerRfs, Rxsteer];
         Ok(Self {
-            ways: beds[0].masks().ways(&modes),
+            ways: testbeds[0].masks().ways(&modes),
             conditions,
-            beds,
+            testbeds,
             seconds: effort.seconds.max(SHORTEST),
         })
     }
@@ -81,12 +80,12 @@ impl Experiment for Wakeup {
                 modes: self.ways.iter().map(Way::to_string).collect(),
             })
         });
-        let mut conditions = self.beds[0].conditions(&self.conditions);
+        let mut conditions = self.testbeds[0].conditions(&self.conditions);
         conditions.insert(
             "application".to_owned(),
             format!(
                 "{NR_CONNECTED} connected sockets, a thread on each of CPUs {}",
-                self.beds[0].masks().others
+                self.testbeds[0].masks().others
             ),
         );
         Plan {
@@ -114,32 +113,32 @@ impl Experiment for Wakeup {
     }
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
-        let (bed, way) = (&self.beds[case / RATES.len()], self.ways[mode]);
+        let (testbed, way) = (&self.testbeds[case / RATES.len()], self.ways[mode]);
         let rate = RATES[case % RATES.len()];
-        let active = bed.start(way)?;
-        let (dut, cpus) = (&bed.link.dut, &bed.masks().others);
+        let active = testbed.start(way)?;
+        let (dut, cpus) = (&testbed.link.dut, &testbed.masks().others);
         let flows = UdpFlows::to(dut, NR_CONNECTED);
         let sockets = sockets::connected(&dut.netns, &flows, RCVBUF)?;
-        let application = Jumpers::spread(&dut.netns, sockets, Reads::Datagrams, cpus)?;
-        let watch = bed.watch()?;
-        let paced = Sending::start(bed, &application, &Frames::Udp(flows), Some(rate))
-            .and_then(|sending| load(bed, sending, self.seconds));
+        let application = Migrators::spread(&dut.netns, sockets, Reads::Datagrams, cpus)?;
+        let watch = testbed.watch()?;
+        let paced = Sending::start(testbed, &application, &Frames::Udp(flows), Some(rate))
+            .and_then(|sending| load(testbed, sending, self.seconds));
         let seen = watch.end();
-        // Before the next one binds its sockets, also when this measurement is refused.
+        // Stop also after an error: the next measurement binds the same addresses.
         application.stop()?;
         let ((traffic, sample), seen) = (paced?, seen?);
-        check(bed, &active, way, &traffic, &seen)?;
+        check(testbed, &active, way, &traffic, &seen)?;
         active.stop()?;
         sample.values(rate)
     }
 }
 
-/// Watches for `seconds` while packets come.
-fn load(bed: &Bed, sending: Sending<'_>, seconds: f64) -> Result<(Traffic, Sample)> {
+/// Counts for `seconds` while packets come.
+fn load(testbed: &Testbed, sending: Sending<'_>, seconds: f64) -> Result<(Traffic, Sample)> {
     sleep(SETTLING);
-    let switches = Switches::of(&bed.masks().all)?;
+    let switches = Switches::of(&testbed.masks().all)?;
     let (then, before) = (sending.look()?, switches.read()?);
-    let (watch, generator) = (bed.watch()?, sending.generator_ns()?);
+    let (watch, generator) = (testbed.watch()?, sending.generator_ns()?);
     sleep(Duration::from_secs_f64(seconds));
     let generator = sending.generator_ns()? - generator;
     let seen = watch.end()?;
@@ -225,7 +224,7 @@ mod tests {
                 "{name} {value}"
             );
         }
-        // The control: loads that were not offered, or not carried.
+        // Control: loads that were not offered, or not delivered.
         for (accepted, refused, delivered) in [
             (17_000, 0, 17_000),
             (20_000, 0, 19_000),

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The ways to steer that are compared, each switched on for as long as its value lives.
+//! Modes of steering, each in effect during the lifetime of its [`Active`].
 //!
-//! A [`Mode`] with the CPUs that it may use is a [`Way`].
+//! A [`Mode`] and the CPUs that it may use are a [`Way`].
 
 use std::fmt;
 use std::fs;
@@ -25,40 +25,40 @@ use crate::bench::setup::watch::Seen;
 use crate::lab::link::End;
 use crate::lab::xdp::Xdp;
 
-/// Frames that the naive cpumap's rings hold.
+/// Ring size of the naive cpumap, frames.
 const CPUMAP_RING: u32 = 2048;
 
-/// How long a mode may take to come into effect: seconds, where every instruction is emulated more.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Limit on switching a mode on. An emulated machine takes seconds.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A way to steer.
+/// A mode of steering.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Mode {
-    /// Every packet is processed where it is received.
+    /// Packets are processed where they are received.
     None,
     /// `rps_cpus`.
     KernelRps,
     /// `rps_cpus` with `rps_flow_cnt` and `rps_sock_flow_entries`.
     KernelRfs,
-    /// A hash over a cpumap and nothing else.
+    /// A cpumap by hash, and nothing else.
     Cpumap,
-    /// This program under `--policy rps`.
+    /// rxsteer with `--policy rps`.
     RxsteerRps,
-    /// This program under `--policy rfs`.
+    /// rxsteer with `--policy rfs`.
     RxsteerRfs,
-    /// This program under `--policy rfs+idle`.
+    /// rxsteer with `--policy rfs+idle`.
     RxsteerRfsIdle,
-    /// This program.
+    /// rxsteer with its default policy.
     Rxsteer,
 }
 
 impl Mode {
-    /// One of the kernel's own.
+    /// Steering by the kernel.
     pub fn is_kernels(self) -> bool {
         matches!(self, Self::KernelRps | Self::KernelRfs)
     }
 
-    /// Of this program, if it is one of its modes.
+    /// Policy of rxsteer's modes, None for the others.
     fn policy(self) -> Option<Policy> {
         match self {
             Self::None | Self::KernelRps | Self::KernelRfs | Self::Cpumap => None,
@@ -91,11 +91,11 @@ impl fmt::Display for Mode {
 /// The CPUs over which a mode spreads flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cpus {
-    /// As the mode itself chooses.
+    /// The mode's own choice.
     Default,
-    /// Those that are online.
+    /// All online CPUs, without the generators'.
     All,
-    /// All but the one that polls the queue.
+    /// All but those that poll a queue.
     Others,
 }
 
@@ -125,16 +125,16 @@ impl fmt::Display for Way {
     }
 }
 
-/// A mode in effect on a device. Kernel RPS and RFS are off for it in all modes but their own, and
-/// afterwards as they were before.
+/// A mode in effect on a device. Kernel RPS and RFS are off in all other modes; their settings are
+/// restored at the end.
 pub struct Active<'a> {
     end: &'a End,
     mode: Mode,
-    /// This program, if it steers.
+    /// rxsteer, in its modes.
     steering: Option<Steering>,
-    /// Another, if there is one.
+    /// The XDP program of the other modes.
     program: Option<Xdp>,
-    /// Put back when all else has ended.
+    /// Restored after everything else was stopped.
     settings: Vec<Setting>,
 }
 
@@ -144,11 +144,11 @@ struct Steering {
 }
 
 impl<'a> Active<'a> {
-    /// Switches `mode` on, every queue over `cpus`, or over what the mode chooses itself; returns
-    /// when it is in effect.
+    /// Switches `mode` on, with every queue over `cpus` or over the mode's own choice; returns once
+    /// it is in effect.
     ///
     /// # Errors
-    /// When it can't be, with the reason.
+    /// When the mode can't be switched on.
     pub fn start(end: &'a End, mode: Mode, cpus: Option<&CpuMask>) -> Result<Self> {
         let spread_over = || cpus.with_context(|| format!("{mode} over which CPUs?"));
         let device = end.netns.run(|| Device::open(&end.name))?;
@@ -186,10 +186,10 @@ impl<'a> Active<'a> {
         Ok(active)
     }
 
-    /// rxsteer with options of its own.
+    /// Runs rxsteer with options of its own.
     ///
     /// # Errors
-    /// When it can't steer, with the reason.
+    /// When rxsteer can't steer.
     pub fn steer(end: &'a End, options: Options) -> Result<Self> {
         let mode = Mode::Rxsteer;
         let steering = Some(steer(end, options)?);
@@ -202,8 +202,8 @@ impl<'a> Active<'a> {
         })
     }
 
-    /// Whether the mode was in effect while `seen` was seen, by the kernel's own counters: packets of
-    /// many flows, spread over CPUs of which `elsewhere` don't poll the queue.
+    /// Checks by the kernel's counters that the mode was in effect, for packets of many flows over
+    /// CPUs of which `elsewhere` do not poll the queue.
     ///
     /// # Errors
     /// [`Unfit`](crate::bench::experiment::Unfit), with the reason.
@@ -215,7 +215,7 @@ impl<'a> Active<'a> {
             .map(|softnet| softnet.processed)
             .sum();
         let interrupts: u64 = seen.softnet.values().map(|s| s.received_rps).sum();
-        // Flows that stay, since the CPU has room or their application is there, were steered too.
+        // Flows may stay inline by decision, if the CPU has room or their application is there.
         let may_stay = match mode.policy() {
             Some(policy) => policy.adapt || policy.follows(),
             None => mode == Mode::None,
@@ -237,7 +237,7 @@ impl<'a> Active<'a> {
         Ok(())
     }
 
-    /// Where the frames went, if this mode keeps account of it.
+    /// rxsteer's counters; None in the other modes.
     ///
     /// # Errors
     /// When rxsteer has ended.
@@ -246,10 +246,10 @@ impl<'a> Active<'a> {
         self.steering.is_some().then(status).transpose()
     }
 
-    /// Switches it off, and says so if it had failed meanwhile.
+    /// Switches the mode off.
     ///
     /// # Errors
-    /// When rxsteer ended with one, or too early.
+    /// When rxsteer failed or ended before.
     pub fn stop(mut self) -> Result<()> {
         self.end_now()
     }
@@ -281,7 +281,7 @@ fn join(thread: JoinHandle<Option<Result<()>>>) -> Result<()> {
     }
 }
 
-/// Switches kernel RPS and RFS off in these files below a device's `queues/`.
+/// Switches kernel RPS and RFS off. `files` are relative to a device's `queues/`.
 fn rps_off(end: &End, files: &[String]) -> Result<Setting> {
     let paths = files.iter().map(|file| queue_file(end, file)).collect();
     end.netns.run(|| {
@@ -291,8 +291,8 @@ fn rps_off(end: &End, files: &[String]) -> Result<Setting> {
     })
 }
 
-/// Switches kernel RPS on, or kernel RFS with tables of rxsteer's sizes. That of applications' CPUs is
-/// the host's, in the initial network namespace.
+/// Switches kernel RPS on, or kernel RFS with rxsteer's table sizes. The table of applications'
+/// CPUs is global and set in the initial network namespace.
 fn kernel_steering(end: &End, cpus: &CpuMask, rfs: bool) -> Result<Vec<Setting>> {
     let files = |queue| ["rps_cpus", "rps_flow_cnt"].map(|file| format!("rx-{queue}/{file}"));
     let files = (0..end.queues).flat_map(files);
@@ -313,7 +313,7 @@ fn queue_file(end: &End, file: &str) -> String {
     format!("/sys/class/net/{}/queues/{file}", end.name)
 }
 
-/// Writes a file of every receive queue.
+/// Writes a file of each receive queue.
 fn write_queues(end: &End, file: &str, value: &str) -> Result<()> {
     end.netns.run(|| {
         for queue in 0..end.queues {
@@ -324,13 +324,13 @@ fn write_queues(end: &End, file: &str, value: &str) -> Result<()> {
     })
 }
 
-/// Runs rxsteer on a thread in the device's namespace, as a process would.
+/// Runs rxsteer on a thread in the device's namespace; returns once it is ready.
 fn steer(end: &End, options: Options) -> Result<Steering> {
     let (wait, stop) = nix::unistd::pipe()?;
     let thread = end
         .netns
         .spawn(None, "rxsteer", move || daemon::run(&options, wait.as_fd()))?;
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     loop {
         if end.netns.run(client::status).is_ok() {
             return Ok(Steering {
@@ -344,7 +344,7 @@ fn steer(end: &End, options: Options) -> Result<Steering> {
                 .unwrap_or_else(|| anyhow!("rxsteer ended by itself")));
         }
         if Instant::now() > deadline {
-            bail!("rxsteer is not ready after {PATIENCE:?}");
+            bail!("rxsteer is not ready after {TIMEOUT:?}");
         }
         std::thread::sleep(Duration::from_millis(5));
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Whether all CPUs of an emulated machine are equally fast, while something is measured on it.
+//! Checks that all CPUs of an emulated machine are equally fast during a measurement.
 //!
-//! A thread of each CPU runs a loop of known length now and then, before all others; its fastest turn is
-//! that CPU's pace. What interrupts a turn makes it slower, so the fastest one says what the CPU can do.
+//! A real-time thread per CPU runs a loop of fixed length periodically. Interruptions only lengthen
+//! a run, so the fastest run tells the speed of the CPU.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -17,36 +17,36 @@ use crate::bench::experiment::fit;
 use crate::lab::netns::bind;
 use crate::lab::schedule;
 
-/// Steps of the loop, each of which needs the one before: some 20 us.
+/// Steps of the loop, each dependent on the one before: some 20 us.
 const STEPS: u32 = 10_000;
 
-/// How often each CPU runs it: half a per mille of its time.
+/// Period of the loop on each CPU: it takes half a per mille of its time.
 const PERIOD: Duration = Duration::from_millis(40);
 
-/// The slowest CPU's turn may be so many times as long as the fastest one's.
+/// Largest ratio of the slowest CPU's run to the fastest one's.
 const UNEQUAL: f64 = 1.1;
 
-/// How long the first turn may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Limit on waiting for the first run of all CPUs.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The threads, until dropped.
+/// Measuring threads, until dropped.
 pub struct Pace {
     shared: Arc<Shared>,
     threads: Vec<JoinHandle<Result<()>>>,
 }
 
 struct Shared {
-    /// Counts what is asked for beyond the period; none when the threads are to end.
+    /// Number of runs requested beyond the periodic ones; None: the threads end.
     asked: Mutex<Option<u64>>,
     changed: Condvar,
-    /// By CPU: its fastest turn since it was last asked, ns; [`NONE`] if there was none.
+    /// By CPU: fastest run since [`Shared::forget`], ns; [`NONE`] before the first.
     fastest: Vec<(u32, AtomicU64)>,
 }
 
 const NONE: u64 = u64::MAX;
 
 impl Pace {
-    /// Starts a thread on each CPU that is online.
+    /// Starts a thread on each online CPU.
     ///
     /// # Errors
     /// Without CAP_SYS_NICE.
@@ -65,23 +65,23 @@ impl Pace {
             let shared = shared.clone();
             let thread = thread::Builder::new().name(format!("pace/{index}"));
             pace.threads
-                .push(thread.spawn(move || shared.turns(index))?);
+                .push(thread.spawn(move || shared.run_loops(index))?);
         }
         Ok(pace)
     }
 
-    /// Whether all are equally fast now; from here on they are watched.
+    /// Checks that all CPUs are equally fast, and watches them from now on.
     ///
     /// # Errors
-    /// [`Unfit`](crate::bench::experiment::Unfit) if they are not; when a thread could not run.
+    /// [`Unfit`](crate::bench::experiment::Unfit) if they are not; when a thread did not run.
     pub fn begin(&self) -> Result<()> {
         self.shared.forget();
         self.shared.ask(|asked| asked.map(|nr| nr + 1));
         let start = Instant::now();
         while self.shared.paces().len() < self.shared.fastest.len() {
             ensure!(
-                start.elapsed() < PATIENCE,
-                "a thread that looks how fast its CPU is did not run for {PATIENCE:?}"
+                start.elapsed() < TIMEOUT,
+                "a thread that looks how fast its CPU is did not run for {TIMEOUT:?}"
             );
             thread::sleep(Duration::from_millis(1));
         }
@@ -90,7 +90,7 @@ impl Pace {
         Ok(())
     }
 
-    /// Whether all were equally fast since.
+    /// Checks that all CPUs were equally fast since [`Self::begin`].
     ///
     /// # Errors
     /// [`Unfit`](crate::bench::experiment::Unfit) if they were not.
@@ -123,15 +123,15 @@ impl Shared {
         }
     }
 
-    /// Of the CPUs that had a turn, ns.
+    /// Fastest runs of the CPUs that had one, ns.
     fn paces(&self) -> Vec<(u32, u64)> {
         let paces = self.fastest.iter();
         let paces = paces.map(|(cpu, ns)| (*cpu, ns.load(Ordering::Relaxed)));
         paces.filter(|(_, ns)| *ns != NONE).collect()
     }
 
-    /// A thread's work.
-    fn turns(&self, index: usize) -> Result<()> {
+    /// Runs the loop periodically and on request.
+    fn run_loops(&self, index: usize) -> Result<()> {
         let (cpu, fastest) = &self.fastest[index];
         let this = Pid::from_raw(0);
         bind(this, *cpu)?;
@@ -162,7 +162,7 @@ fn steps() -> u64 {
     })
 }
 
-/// Whether turns of so many ns, by CPU, are about equally long.
+/// Checks that the fastest runs, ns by CPU, are about equal.
 fn equal(paces: &[(u32, u64)]) -> Result<()> {
     let fastest = paces.iter().min_by_key(|(_, ns)| *ns);
     let slowest = paces.iter().max_by_key(|(_, ns)| *ns);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! This host with a device of its own, and the peer that puts the load on it.
+//! A device of this host, and the peer that generates its load.
 
 use anyhow::Result;
 use indexmap::IndexMap;
@@ -7,11 +7,11 @@ use rxsteer::host::device::Device;
 
 use crate::bench::experiment::On;
 use crate::bench::peer::server::Peer;
-use crate::bench::setup::bed::Masks;
 use crate::bench::setup::mode::{Active, Way};
+use crate::bench::setup::testbed::Masks;
 use crate::lab::link::End;
 
-/// What a [`Bed`](super::bed::Bed) is in the lab.
+/// Counterpart of the lab's [`Testbed`](super::testbed::Testbed).
 pub struct Pair {
     /// The device under test.
     pub end: End,
@@ -22,11 +22,11 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Opens the device and connects to the peer. Nothing is changed yet.
+    /// Opens the device and connects to the peer, without changing anything.
     ///
     /// # Errors
-    /// When there is no such device, it is down, without an address or somebody else's program on it;
-    /// when the peer is not there or of another version; when this host has a single CPU.
+    /// The device does not exist, is down, has no address or has an XDP program; the peer is absent
+    /// or of another version; this host has a single CPU.
     pub fn meet(on: &On) -> Result<Self> {
         let device = Device::open(&on.device)?;
         device.without_xdp()?;
@@ -39,12 +39,11 @@ impl Pair {
         })
     }
 
-    /// The CPUs to choose from.
     pub fn masks(&self) -> &Masks {
         &self.masks
     }
 
-    /// What shapes all figures of a scenario.
+    /// Conditions that apply to all figures of a scenario.
     pub fn conditions(&self) -> IndexMap<String, String> {
         let polling = match self.masks.polling.is_empty() {
             true => "CPUs that are not known".to_owned(),
@@ -64,7 +63,7 @@ impl Pair {
         ])
     }
 
-    /// What should be known before.
+    /// Remarks for the reader of the figures.
     pub fn notes(&self) -> Vec<String> {
         let files = &self.device.kernel_rps;
         let kept = || {
@@ -78,10 +77,10 @@ impl Pair {
         (!files.is_empty()).then(kept).into_iter().collect()
     }
 
-    /// Switches a way to steer on.
+    /// Switches a mode on.
     ///
     /// # Errors
-    /// When it can't be, with the reason.
+    /// When it can't be switched on.
     pub fn start(&self, way: Way) -> Result<Active<'_>> {
         Active::start(&self.end, way.mode, self.masks.of(way))
     }

@@ -1,44 +1,43 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where a scenario measures: in the lab, once for each condition, or on a device of this host.
+//! Places of measurement: the lab, once per condition, or a device of this host.
 
 use anyhow::Result;
 use indexmap::IndexMap;
 
 use crate::bench::experiment::{Condition, Effort, Gro, Napi};
-use crate::bench::setup::bed::{Bed, Masks};
 use crate::bench::setup::mode::{Active, Way};
 use crate::bench::setup::pair::Pair;
+use crate::bench::setup::testbed::{Masks, Testbed};
 use crate::bench::setup::watch::Seen;
 
-/// One of them.
+/// A place of measurement.
 pub enum Place {
-    /// In namespaces.
-    Lab(Bed),
+    /// Between two namespaces.
+    Lab(Testbed),
     /// Between two hosts.
     Device(Pair),
 }
 
 impl Place {
-    /// The CPUs to choose from.
     pub fn masks(&self) -> &Masks {
         match self {
-            Self::Lab(bed) => bed.masks(),
+            Self::Lab(testbed) => testbed.masks(),
             Self::Device(pair) => pair.masks(),
         }
     }
 
-    /// Switches a way to steer on.
+    /// Switches a mode on.
     ///
     /// # Errors
-    /// When it can't be, with the reason.
+    /// When it can't be switched on.
     pub fn start(&self, way: Way) -> Result<Active<'_>> {
         match self {
-            Self::Lab(bed) => bed.start(way),
+            Self::Lab(testbed) => testbed.start(way),
             Self::Device(pair) => pair.start(way),
         }
     }
 
-    /// Whether a way was in effect for packets of so many flows.
+    /// Checks that a way was in effect for packets of `nr_flows` flows.
     ///
     /// # Errors
     /// [`Unfit`](crate::bench::experiment::Unfit), with the reason.
@@ -47,18 +46,18 @@ impl Place {
     }
 }
 
-/// All places of a scenario; at least one.
+/// The places of a scenario; at least one.
 pub struct Places {
     conditions: Vec<Condition>,
     places: Vec<Place>,
 }
 
 impl Places {
-    /// The device that was asked for; or a lab for each condition, those of the scenario unless
-    /// others were asked for.
+    /// The requested device, or a lab per condition. `napi` and `gro` are the scenario's default
+    /// conditions.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU; when the peer is not there.
+    /// The host does not allow it, or has a single CPU; the peer is absent.
     pub fn of(effort: &Effort, napi: &[Napi], gro: &[Gro]) -> Result<Self> {
         if let Some(on) = &effort.on {
             return Ok(Self {
@@ -67,19 +66,18 @@ impl Places {
             });
         }
         let conditions = effort.conditions(napi, gro);
-        let beds = Bed::each(&conditions)?;
+        let testbeds = Testbed::each(&conditions)?;
         Ok(Self {
-            places: beds.into_iter().map(Place::Lab).collect(),
+            places: testbeds.into_iter().map(Place::Lab).collect(),
             conditions,
         })
     }
 
-    /// The place of that number.
     pub fn get(&self, place: usize) -> &Place {
         &self.places[place]
     }
 
-    /// Each of `cases` in each place, with the place's number.
+    /// Each of `cases` in each place, with the index of the place.
     pub fn each<T: Clone>(&self, cases: impl IntoIterator<Item = T>) -> Vec<(usize, T)> {
         let cases: Vec<T> = cases.into_iter().collect();
         (0..self.places.len())
@@ -87,12 +85,12 @@ impl Places {
             .collect()
     }
 
-    /// The CPUs to choose from, which all places have in common.
+    /// The CPUs to choose from, the same in all places.
     pub fn masks(&self) -> &Masks {
         self.places[0].masks()
     }
 
-    /// A case's name in a place.
+    /// Name of a case in a place; names the condition if there are several.
     pub fn case(&self, place: usize, name: &str) -> String {
         match self.conditions.get(place) {
             Some(condition) if self.conditions.len() > 1 => format!("{name}; {condition}"),
@@ -100,16 +98,15 @@ impl Places {
         }
     }
 
-    /// What shapes all figures.
+    /// Conditions that apply to all figures.
     pub fn conditions(&self) -> IndexMap<String, String> {
         match &self.places[0] {
-            Place::Lab(bed) => bed.conditions(&self.conditions),
+            Place::Lab(testbed) => testbed.conditions(&self.conditions),
             Place::Device(pair) => pair.conditions(),
         }
     }
 
-    /// What should be known, if it is about this kind of place: of the lab `lab`, of a device what it
-    /// says itself.
+    /// Remarks for the reader: `lab` in the lab, the device's own on a device.
     pub fn notes(&self, lab: &[&str]) -> Vec<String> {
         match &self.places[0] {
             Place::Lab(_) => lab.iter().map(|note| (*note).to_owned()).collect(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The device under test as a router: another network behind it, and a firewall.
+//! The device under test as a router with a firewall, and a host behind it.
 
 use std::fs;
 use std::io::{self, ErrorKind, Write};
@@ -13,25 +13,24 @@ use rxsteer::host::device::XdpMode;
 use serde_json::Value;
 
 use crate::bench::experiment::{Unfit, fit};
-use crate::bench::setup::traffic::Receiver;
+use crate::bench::setup::traffic::Destination;
 use crate::lab::frame::{Frames, UdpFlows};
+use crate::lab::generator::{Generator, GeneratorConfig};
 use crate::lab::link::{End, Link, LinkConfig};
 use crate::lab::netns::Netns;
-use crate::lab::wire::{Wire, WireConfig};
 use crate::lab::xdp::Xdp;
 
 /// The firewall's rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ruleset {
-    /// A small one of the usual kind, which tracks connections: what belongs to a known connection
-    /// passes by the first rule that sees it.
+    /// A small ruleset with connection tracking: packets of known connections match an early rule.
     Stateful,
-    /// A list of [`NR_BLOCKED`] blocked sources before the rule that lets a packet pass. It knows
-    /// no connections, so each packet is compared with each rule.
+    /// [`NR_BLOCKED`] rules for blocked sources before the rule that accepts. There is no
+    /// connection tracking, so each packet is compared with each rule.
     Blocklist,
 }
 
-/// Rules of [`Ruleset::Blocklist`] that no packet of the flows matches.
+/// Rules of [`Ruleset::Blocklist`] that match no packet of the flows.
 pub const NR_BLOCKED: u8 = 150;
 
 const STATEFUL: &str = "
@@ -57,7 +56,7 @@ table inet filter {
 ";
 
 impl Ruleset {
-    /// In nft's language.
+    /// The rules in nft's syntax.
     fn text(self) -> String {
         let Self::Blocklist = self else {
             return STATEFUL.to_owned();
@@ -83,42 +82,43 @@ table inet filter {{
     }
 }
 
-/// Source and destination port of [`Ruleset::Blocklist`]'s rule number `n`, from 1: an address of
-/// TEST-NET-2 (RFC 5737).
+/// Source address and destination port that rule number `n` of [`Ruleset::Blocklist`] drops; `n`
+/// counts from 1, addresses are in TEST-NET-2 (RFC 5737).
 pub fn blocked(n: u8) -> (Ipv4Addr, u16) {
     (Ipv4Addr::new(198, 51, 100, n), 40_000 + u16::from(n))
 }
 
-/// Frames per second to make connections of.
+/// Rate of the packets that establish connections, frames/s.
 const WARM_UP: u64 = 50_000;
 
-/// How long these may take to arrive.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Limit on their arrival.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The router's other side. It vanishes with its namespaces.
+/// The firewall and the host behind the router; removed with their namespaces.
 pub struct Router {
     ruleset: Ruleset,
-    /// From a host behind the router, to the router.
+    /// From the host (tester) to the router (dut).
     behind: Link,
-    /// Where the packets end: at that host.
+    /// Drops and counts the packets at the host.
     end: Xdp,
 }
 
-/// Packets that the firewall has seen.
+/// Packets that the firewall passed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Passed {
-    /// Passed by the rule that is measured: of known connections, in either direction; or behind the
-    /// whole list of blocked sources.
+    /// By the measured rule: of known connections in either direction, or after the whole list of
+    /// blocked sources.
     pub expected: u64,
-    /// Passed as a connection's first, or before a reply; or did not come to the end of the list.
+    /// By other rules: first packets of a connection, or before the reply; or packets that did not
+    /// pass the whole list.
     pub others: u64,
 }
 
 impl Router {
-    /// Makes the namespace of a device a router with a firewall.
+    /// Turns the namespace of a device into a router with a firewall.
     ///
     /// # Errors
-    /// [`Unfit`] when there is no `nft`, or the kernel has not what the rules need.
+    /// [`Unfit`] when there is no `nft`, or the kernel lacks a feature that the rules need.
     pub fn new(outside: &End, ruleset: Ruleset) -> Result<Self> {
         let (router, host) = (&outside.netns, Netns::new("host")?);
         nft(router, &["-f", "-"], &ruleset.text())?;
@@ -140,7 +140,7 @@ impl Router {
         })
     }
 
-    /// Flows through the router to the host behind it.
+    /// Flows to the host behind the router.
     pub fn flows(&self, outside: &End, nr_flows: u32) -> UdpFlows {
         UdpFlows {
             daddr: IpAddr::V4(self.host()),
@@ -152,26 +152,27 @@ impl Router {
         self.behind.tester.ipv4
     }
 
-    /// Makes every flow a connection that the firewall knows, by a packet and a reply: one that has
-    /// none is new with each packet. The kernel forgets one after 30 s without a packet at the
-    /// earliest (nf_conntrack_udp_timeout). A firewall without connections needs nothing.
+    /// Establishes every flow as a known connection, by a packet and a reply: without a reply, each
+    /// packet counts as new. The kernel forgets a connection after 30 s without a packet at the
+    /// earliest (nf_conntrack_udp_timeout). Does nothing for a firewall without connection
+    /// tracking.
     ///
     /// # Errors
-    /// [`Unfit`] when they are not known then.
+    /// [`Unfit`] when the connections do not become known.
     pub fn establish(&self, outside: &Link, cpu: u32, flows: &UdpFlows) -> Result<()> {
         if self.ruleset == Ruleset::Blocklist {
             return Ok(());
         }
         let all = u64::from(flows.nr_flows);
         let before = self.received();
-        let config = WireConfig {
+        let config = GeneratorConfig {
             frames: Frames::Udp(flows.clone()),
             count: Some(all),
             rate: Some(WARM_UP),
             lossless: true,
             window: None,
         };
-        Wire::start(outside, cpu, &config)?.wait()?;
+        Generator::start(outside, cpu, &config)?.wait()?;
         until(|| Ok(self.received() - before), all, "packets")?;
         let before = self.passed()?.expected;
         self.behind.tester.netns.run(|| {
@@ -184,10 +185,10 @@ impl Router {
         until(|| Ok(self.passed()?.expected - before), all, "replies")
     }
 
-    /// What the firewall has seen so far.
+    /// Counters of the firewall.
     ///
     /// # Errors
-    /// When `nft` does not tell.
+    /// When `nft` fails.
     pub fn passed(&self) -> Result<Passed> {
         let command = ["-j", "list", "counters", "table", "inet", "filter"];
         let output = nft(&self.behind.dut.netns, &command, "")?;
@@ -207,12 +208,12 @@ impl Router {
     }
 }
 
-impl Receiver for Router {
+impl Destination for Router {
     fn received(&self) -> u64 {
         self.end.received(0)
     }
 
-    /// At the ring towards the host behind the router.
+    /// Packets dropped at the ring towards the host.
     fn dropped(&self) -> Result<u64> {
         let device = &self.behind.dut;
         let path = format!("/sys/class/net/{}/statistics/tx_dropped", device.name);
@@ -231,25 +232,25 @@ fn until(count: impl Fn() -> Result<u64>, all: u64, what: &str) -> Result<()> {
             return Ok(());
         }
         fit!(
-            start.elapsed() < PATIENCE,
+            start.elapsed() < TIMEOUT,
             "the router forwarded {passed} of {all} {what} that make its connections"
         );
         sleep(Duration::from_millis(10));
     }
 }
 
-/// Runs `nft` in a namespace.
+/// Runs `nft` in a namespace, with `input` on stdin.
 fn nft(netns: &Netns, arguments: &[&str], input: &str) -> Result<Output> {
     let run = |mut nft: Command| -> io::Result<Output> {
         let pipes = nft.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = pipes.stderr(Stdio::piped()).args(arguments).spawn()?;
-        // Dropped, so that it ends.
+        // Closes stdin, so that nft ends.
         let written = child
             .stdin
             .take()
             .map(|mut s| s.write_all(input.as_bytes()));
         let output = child.wait_with_output()?;
-        // What does not read its input to the end says why.
+        // nft may exit before it reads all input: then its stderr has the reason.
         if output.status.success() {
             written.transpose()?;
         }

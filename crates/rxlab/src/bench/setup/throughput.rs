@@ -1,53 +1,52 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The throughput in RFC 2544's sense, found by growing steps and then by bisection: the highest rate
-//! at which (nearly) all packets arrive.
+//! Throughput as in RFC 2544, the highest rate at which (nearly) all packets arrive, found by
+//! growing steps and bisection.
 
 use anyhow::Result;
 
 use crate::bench::experiment::fit;
 
-/// Loss up to this share of the packets offered counts as none: a wake-up that comes late may cost a
-/// few.
+/// Loss up to this share of the offered packets counts as none: a late wake-up may lose a few.
 pub const LOSSFREE: f64 = 0.001;
 
-/// A trial that lost less than this is repeated once: that may have been chance, more is the rate.
+/// A trial with less loss than this is repeated once: the loss may be due to chance.
 const CHANCE: f64 = 0.01;
 
-/// The lowest rate that is tried, packets/s.
+/// The lowest rate tried, packets/s.
 pub const FLOOR: f64 = 20_000.0;
 
-/// A generator that offers less than this share of a rate, though it has offered more as fast as it
-/// can, goes without a CPU that something foreign has.
+/// A generator that offers less than this share of a rate, though it reached it without pacing, was
+/// starved: something else had its CPU.
 const STARVED: f64 = 0.5;
 
-/// From the highest rate without loss to the lowest one with loss.
+/// Largest ratio of the lowest rate with loss to the highest one without.
 const PRECISION: f64 = 1.05;
 
-/// The same, where the generator can't always send at the rate asked.
+/// Largest such ratio if the generator can't always send at the requested rate.
 const GAP: f64 = 1.1;
 
-/// What a trial at one rate found.
+/// Result of a trial at one rate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trial {
     /// Packets that reached the device, per second.
     pub offered: f64,
-    /// Packets that arrived meanwhile, per second.
+    /// Packets that arrived during the trial, per second.
     pub delivered: f64,
-    /// Of the packets offered, the share that did not arrive, then or later.
+    /// Share of the offered packets that did not arrive, during the trial or later.
     pub loss: f64,
 }
 
-/// What a device carries.
+/// Result of a search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Throughput {
-    /// The highest rate offered of which less than [`LOSSFREE`] was lost, packets/s.
+    /// Highest offered rate with less loss than [`LOSSFREE`], packets/s.
     pub lossfree: f64,
-    /// The generator could offer no rate between this one and what is too much: the device
-    /// carries at least `lossfree`.
+    /// The generator could offer no rate between `lossfree` and one with loss: the device carries
+    /// at least `lossfree`.
     pub generator_bound: bool,
-    /// At twice that rate, or at the most that the generator offers if that is less.
+    /// At twice `lossfree`, or at the generator's maximum if that is less.
     pub at_twice: Trial,
-    /// At the most that the generator offers.
+    /// At the generator's maximum.
     pub at_most: Trial,
 }
 
@@ -58,11 +57,12 @@ impl Trial {
 }
 
 impl Throughput {
-    /// Finds it by trials, each at so many packets per second or as fast as the generator can.
+    /// Searches by trials, each at a rate in packets per second or, with None, at the generator's
+    /// maximum.
     ///
     /// # Errors
-    /// A trial's; [`Unfit`](crate::bench::experiment::Unfit) when packets are lost at any rate, or the generator is
-    /// starved.
+    /// Errors of a trial; [`Unfit`](crate::bench::experiment::Unfit) when packets are lost at any
+    /// rate, or the generator is starved.
     pub fn find(mut trial: impl FnMut(Option<u64>) -> Result<Trial>) -> Result<Self> {
         let at_most = fair(&mut trial, None)?;
         fit!(
@@ -78,8 +78,8 @@ impl Throughput {
                 at_most,
             });
         }
-        // Rates as asked; what counts is what was offered. Most ways deliver of a flood about what they
-        // carry without loss: that is tried first, and from there steps that grow.
+        // `low` and `high` are requested rates, `best` and `lossy` offered ones. Under flood most
+        // modes deliver about their lossfree rate: start there, with growing steps.
         let (mut low, mut high) = (0.0, at_most.offered);
         let (mut best, mut lossy) = (0.0_f64, at_most.offered);
         let mut rate = (at_most.delivered / PRECISION.sqrt()).clamp(FLOOR, high);
@@ -119,7 +119,7 @@ impl Throughput {
     }
 }
 
-/// A trial, repeated once if chance may have spoilt it.
+/// A trial, repeated once if its loss may be due to chance or the generator was starved.
 fn fair(trial: &mut impl FnMut(Option<u64>) -> Result<Trial>, rate: Option<u64>) -> Result<Trial> {
     let least = rate.map_or(0.0, |rate| STARVED * rate as f64);
     let mut found = trial(rate)?;
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use crate::bench::experiment::Unfit;
 
-    /// A device that carries so much, and a generator that offers so much, packets/s.
+    /// A device with a capacity and a generator with a maximum, packets/s.
     fn device(capacity: f64, generator: f64) -> impl FnMut(Option<u64>) -> Result<Trial> {
         move |rate| {
             let offered = rate.map_or(generator, |rate| generator.min(rate as f64));
@@ -182,7 +182,7 @@ mod tests {
         Ok(())
     }
 
-    /// What is delivered of a flood tells little there.
+    /// Delivery under flood is no guide to the rate here.
     #[test]
     fn finds_what_a_device_carries_that_a_flood_brings_down_or_up() -> Result<()> {
         for of_flood in [10_000.0, 60_000.0, 1_200_000.0] {
@@ -206,7 +206,7 @@ mod tests {
 
     #[test]
     fn loss_by_chance_is_tried_again() -> Result<()> {
-        // Every other trial loses half a percent more.
+        // Every other trial loses `more` in addition.
         let noisy = |more: f64| {
             let mut device = device(600_000.0, 1_400_000.0);
             let mut even = true;
@@ -219,7 +219,7 @@ mod tests {
         };
         let found = noisy(0.005)?;
         assert!(near(found.lossfree, 600_000.0), "{found:?}");
-        // The control: two percent are no chance.
+        // Control: two percent are not chance.
         let found = noisy(0.02)?;
         assert!(!near(found.lossfree, 600_000.0), "{found:?}");
         Ok(())
@@ -234,7 +234,7 @@ mod tests {
         Ok(())
     }
 
-    /// Paced, the generator offers less than the device carries; as fast as it can, more.
+    /// The generator offers less than the device carries when paced, and more when not.
     #[test]
     fn a_gap_in_what_is_offered_bounds_too() -> Result<()> {
         let mut device = device(1_200_000.0, 1_400_000.0);
@@ -259,7 +259,7 @@ mod tests {
     fn a_starved_generator_measures_nothing() -> Result<()> {
         let refused = |found: Result<Throughput>| found.is_err_and(|error| error.is::<Unfit>());
         assert!(refused(Throughput::find(device(600_000.0, 5_000.0))));
-        // `share` of what it was asked for, in every n-th trial.
+        // Offers `share` of the requested rate, in every n-th trial.
         let starved = |share: f64, every: u32| {
             let mut device = device(600_000.0, 1_400_000.0);
             let mut trials = 0;
@@ -270,7 +270,7 @@ mod tests {
             })
         };
         assert!(refused(starved(0.1, 1)));
-        // The control: once is chance, and a little less is what was offered.
+        // Control: a single starved trial is repeated, and a small shortfall is accepted.
         assert!(near(starved(0.1, 3)?.lossfree, 600_000.0));
         assert!(!starved(0.9, 1)?.generator_bound);
         Ok(())

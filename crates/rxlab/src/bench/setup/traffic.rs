@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What a wire sends through the steered device, and what becomes of it.
+//! Traffic of a generator through the steered device, and its counts.
 
 use std::ops::AddAssign;
 use std::thread::sleep;
@@ -9,55 +9,55 @@ use anyhow::Result;
 use rxsteer::api::status::Queue;
 
 use crate::bench::experiment::fit;
-use crate::bench::setup::bed::Bed;
 use crate::bench::setup::mode::{Active, Mode, Way};
+use crate::bench::setup::testbed::Testbed;
 use crate::bench::setup::watch::Seen;
 use crate::lab::frame::Frames;
-use crate::lab::jumper::Jumpers;
-use crate::lab::sink::Sink;
-use crate::lab::wire::{RingCounts, Wire, WireConfig};
+use crate::lab::generator::{Generator, GeneratorConfig, RingCounts};
+use crate::lab::migrator::Migrators;
+use crate::lab::receiver::Receiver;
 
-/// Flows to connected sockets: before Linux 6.13 the kernel finds one of many on a port
-/// only by looking at each.
+/// Flows to connected sockets. Before Linux 6.13 the kernel searches all sockets of a port
+/// linearly.
 pub const NR_CONNECTED: u32 = 64;
 
-/// Of the accepted packets, those that may be missing in the account: what was under way when the
-/// counters were read.
+/// Share of the accepted packets that may be unaccounted for: those under way when the counters
+/// were read.
 const UNACCOUNTED: f64 = 0.001;
 
-/// The last packets have gone through when none came for so long.
+/// The last packets have arrived when none came for this time.
 const QUIET: Duration = Duration::from_millis(25);
 
-/// Before anything is counted, in all modes alike: flows find their CPUs, whatever adapts itself to
-/// the load does so (RFC 2544, 23).
+/// Time before counting starts, in all modes: flows find their CPUs, and adaptive modes settle (RFC
+/// 2544, 23).
 pub const SETTLING: Duration = Duration::from_millis(200);
 
-/// Of what generators send, what finds the ring full at least, or of what is accepted, what is delivered
-/// at most: else there was no flood.
+/// A flood means that at least `REFUSED` of the packets sent were refused, or at most `DELIVERED`
+/// of those accepted were delivered.
 const REFUSED: f64 = 0.01;
 const DELIVERED: f64 = 0.99;
 
-/// How often it is looked how few packets are under way, and at what distance: no multiple of a
-/// wire's 500 us between bursts.
+/// Number and interval of the looks for the fewest packets under way. The interval is no multiple
+/// of a generator's 500 us between bursts.
 const LOOKS: u32 = 16;
 const BETWEEN_LOOKS: Duration = Duration::from_micros(130);
 
-/// How long the last packets may take.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Limit on waiting for the last packets.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where the packets should arrive.
-pub trait Receiver {
-    /// Packets that it got so far.
+/// The end point of packets.
+pub trait Destination {
+    /// Packets received so far.
     fn received(&self) -> u64;
 
-    /// Packets that reached it so far and that it had no room for.
+    /// Packets dropped for lack of room so far.
     ///
     /// # Errors
-    /// When the kernel does not tell.
+    /// When the kernel has no such counter.
     fn dropped(&self) -> Result<u64>;
 }
 
-impl Receiver for Sink {
+impl Destination for Receiver {
     fn received(&self) -> u64 {
         self.received()
     }
@@ -67,7 +67,7 @@ impl Receiver for Sink {
     }
 }
 
-impl Receiver for Jumpers {
+impl Destination for Migrators {
     fn received(&self) -> u64 {
         self.received().sum()
     }
@@ -77,20 +77,20 @@ impl Receiver for Jumpers {
     }
 }
 
-/// Packets of a wire up to a moment, or between two.
+/// Packets of a generator, up to one time or between two.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
-    /// That the device took.
+    /// Accepted by the device.
     pub accepted: u64,
-    /// That found its ring full. Where the generator shares a CPU with the thread that empties the
-    /// ring, they tell of the generator, and were never offered.
+    /// Refused because the ring was full. If the generator shares a CPU with the thread that
+    /// empties the ring, refusals depend on the generator, and these packets do not count as
+    /// offered.
     pub refused: u64,
-    /// Of these, those that the receiver got.
+    /// Received, of those accepted.
     pub delivered: u64,
 }
 
 impl Counts {
-    /// With those that were delivered before.
     pub(in crate::bench) fn at(ring: RingCounts, delivered: u64) -> Self {
         Self {
             accepted: ring.accepted,
@@ -99,8 +99,9 @@ impl Counts {
         }
     }
 
-    /// When few are under way, of some moments: what is on its way then would be taken for
-    /// delivered in place of later ones that are lost. `look` reads `delivered` first.
+    /// The counts with the fewest packets under way, of several looks. Packets under way at the
+    /// start would later be counted as delivered and hide losses. `look` must read `delivered`
+    /// first.
     ///
     /// # Errors
     /// Those of `look`.
@@ -118,13 +119,13 @@ impl Counts {
         Ok(best)
     }
 
-    /// Lost ones, too.
+    /// Includes lost packets.
     fn under_way(self) -> u64 {
         self.accepted.saturating_sub(self.delivered)
     }
 
-    /// Between then and now. What queues held then may come to more than was lost since: no more
-    /// are delivered than were accepted.
+    /// Counts since `then`. Packets queued at that time may exceed later losses, so `delivered` is
+    /// limited to `accepted`.
     pub(in crate::bench) fn since(self, then: Self) -> Self {
         let accepted = self.accepted - then.accepted;
         Self {
@@ -135,23 +136,24 @@ impl Counts {
     }
 }
 
-/// What became of the packets of one wire, or of several together.
+/// Results of one generator, or the sum of several.
 #[derive(Clone, Debug, Default)]
 pub struct Traffic {
-    /// All of them.
+    /// All packets.
     pub all: Counts,
-    /// Those that the receiver had no room for.
+    /// Packets dropped at the destination.
     pub dropped: u64,
-    /// Without those of the first [`SETTLING`].
+    /// Packets after the first [`SETTLING`].
     pub settled: Counts,
-    /// Of these, what was accepted and delivered while the wire sent: without what lay in a queue
-    /// when it stopped.
+    /// Packets accepted and delivered while the generator sent, after [`SETTLING`]: without those
+    /// still queued when it stopped.
     pub meanwhile: Counts,
-    /// How long that was, s.
+    /// Duration of `meanwhile`, s.
     pub seconds: f64,
-    /// The generators have CPUs of their own: what the device refuses was offered to it.
+    /// The generator has CPUs of its own: refused packets count as offered.
     pub apart: bool,
-    /// CPU time of the thread that polls the queue, ns since all had settled, if there is one.
+    /// CPU time of the thread that polls the queue, ns after [`SETTLING`]; None without such a
+    /// thread.
     pub rx_cpu_ns: Option<u64>,
 }
 
@@ -177,27 +179,28 @@ impl AddAssign<&Self> for Traffic {
     }
 }
 
-/// A wire that sends, and who receives.
+/// A running generator and its destination.
 pub(in crate::bench) struct Sending<'a> {
-    wire: Wire,
-    receiver: &'a dyn Receiver,
-    /// What the receiver had got and dropped.
+    generator: Generator,
+    destination: &'a dyn Destination,
+    /// Packets that the destination had received and dropped before.
     before: (u64, u64),
     apart: bool,
 }
 
 impl<'a> Sending<'a> {
-    /// Sends from now on, as fast as the generator can, or at `rate` frames per second.
+    /// Starts a generator, at its maximum or at `rate` frames per second.
     pub(in crate::bench) fn start(
-        bed: &Bed,
-        receiver: &'a dyn Receiver,
+        testbed: &Testbed,
+        destination: &'a dyn Destination,
         frames: &Frames,
         rate: Option<u64>,
     ) -> Result<Self> {
-        // The scheduler may give a generator that shares the CPU a whole tick, at any priority,
-        // while the thread that empties the ring is runnable: at a rate, that would look like loss.
-        let apart = bed.masks().apart();
-        let config = WireConfig {
+        // The scheduler may give a generator that shares the CPU a whole tick at any priority,
+        // while the thread that empties the ring is runnable: with a rate, that would count as
+        // loss.
+        let apart = testbed.masks().apart();
+        let config = GeneratorConfig {
             frames: frames.clone(),
             count: None,
             rate,
@@ -205,38 +208,38 @@ impl<'a> Sending<'a> {
             window: None,
         };
         Ok(Self {
-            before: (receiver.received(), receiver.dropped()?),
-            wire: bed.send(&config)?,
-            receiver,
+            before: (destination.received(), destination.dropped()?),
+            generator: testbed.send(&config)?,
+            destination,
             apart,
         })
     }
 
-    /// Packets so far. What has been delivered by then had been accepted before.
+    /// Counts so far. `delivered` is read first, so its packets are among those accepted.
     pub(in crate::bench) fn look(&self) -> Result<Counts> {
-        let delivered = self.receiver.received() - self.before.0;
-        Ok(Counts::at(self.wire.counts()?, delivered))
+        let delivered = self.destination.received() - self.before.0;
+        Ok(Counts::at(self.generator.counts()?, delivered))
     }
 
-    /// CPU time of the host that went to the generator, ns.
+    /// CPU time of the host taken by the generator, ns; 0 if it has CPUs of its own.
     pub(in crate::bench) fn generator_ns(&self) -> Result<u64> {
         match self.apart {
             true => Ok(0),
-            false => self.wire.cpu_ns(),
+            false => self.generator.cpu_ns(),
         }
     }
 
-    /// Stops, and waits until all has come or is lost: what became of all packets.
+    /// Stops the generator and waits until all packets have arrived or are lost.
     pub(in crate::bench) fn end(self) -> Result<Traffic> {
-        let sent = self.wire.stop()?;
-        drain(self.receiver)?;
+        let sent = self.generator.stop()?;
+        drain(self.destination)?;
         Ok(Traffic {
             all: Counts {
                 accepted: sent.sent - sent.lost,
                 refused: sent.lost,
-                delivered: self.receiver.received() - self.before.0,
+                delivered: self.destination.received() - self.before.0,
             },
-            dropped: self.receiver.dropped()? - self.before.1,
+            dropped: self.destination.dropped()? - self.before.1,
             apart: self.apart,
             ..Default::default()
         })
@@ -244,20 +247,21 @@ impl<'a> Sending<'a> {
 }
 
 impl Traffic {
-    /// Sends as fast as the generator can, or at `rate` frames per second, for [`SETTLING`] and
-    /// `seconds` without a pause, and waits until all of it has come or is lost.
+    /// Sends at the generator's maximum, or at `rate` frames per second, for [`SETTLING`] and then
+    /// `seconds` without a pause, and waits until all packets have arrived or are lost.
     ///
     /// # Errors
-    /// When something of the lab failed; [`Unfit`](crate::bench::experiment::Unfit) when the generator did not run.
+    /// When the lab failed; [`Unfit`](crate::bench::experiment::Unfit) when the generator did not
+    /// run.
     pub fn send(
-        bed: &Bed,
-        receiver: &dyn Receiver,
+        testbed: &Testbed,
+        destination: &dyn Destination,
         frames: &Frames,
         rate: Option<u64>,
         seconds: f64,
     ) -> Result<Self> {
-        let rx_cpu_ns = || bed.nic.as_ref().map(|nic| nic.cpu_ns(0)).transpose();
-        let sending = Sending::start(bed, receiver, frames, rate)?;
+        let rx_cpu_ns = || testbed.nic.as_ref().map(|nic| nic.cpu_ns(0)).transpose();
+        let sending = Sending::start(testbed, destination, frames, rate)?;
         sleep(SETTLING);
         let cpu_before = rx_cpu_ns()?;
         let then = Counts::when_few_are_under_way(|| sending.look())?;
@@ -282,12 +286,12 @@ impl Traffic {
         })
     }
 
-    /// Packets that the device took, per second.
+    /// Packets accepted by the device, per second.
     pub fn accepted_pps(&self) -> f64 {
         self.meanwhile.accepted as f64 / self.seconds
     }
 
-    /// Packets that were offered to the device, per second.
+    /// Packets offered to the device, per second.
     pub fn offered_pps(&self) -> f64 {
         self.offered(self.meanwhile) as f64 / self.seconds
     }
@@ -299,11 +303,11 @@ impl Traffic {
         }
     }
 
-    /// Whether the device, or what is behind it, had more to do than it could. Not known where the
-    /// generator shares a CPU with it.
+    /// Checks that the load exceeded the capacity of the host. Not checked if the generator shares
+    /// a CPU with the device.
     ///
     /// # Errors
-    /// [`Unfit`](crate::bench::experiment::Unfit) when it had not: the figures would be those of the generators.
+    /// [`Unfit`](crate::bench::experiment::Unfit) when the generator was the limit.
     pub fn exceeds_the_host(&self) -> Result<()> {
         let Counts {
             accepted,
@@ -319,24 +323,23 @@ impl Traffic {
         Ok(())
     }
 
-    /// Packets that the receiver got meanwhile, per second.
+    /// Packets delivered while the generator sent, per second.
     pub fn delivered_pps(&self) -> f64 {
         self.meanwhile.delivered as f64 / self.seconds
     }
 
-    /// Of the packets that were offered to the device since all had settled, the share that did not
-    /// arrive, then or later.
+    /// Share of the packets offered after [`SETTLING`] that did not arrive, then or later.
     pub fn loss(&self) -> f64 {
         1.0 - self.settled.delivered as f64 / self.offered(self.settled) as f64
     }
 }
 
-/// Waits until nothing more comes.
-pub(in crate::bench) fn drain(receiver: &dyn Receiver) -> Result<()> {
+/// Waits until no more packets arrive.
+pub(in crate::bench) fn drain(destination: &dyn Destination) -> Result<()> {
     let start = Instant::now();
     let mut last = None;
-    while start.elapsed() < PATIENCE {
-        let now = Some((receiver.received(), receiver.dropped()?));
+    while start.elapsed() < TIMEOUT {
+        let now = Some((destination.received(), destination.dropped()?));
         if now == last {
             break;
         }
@@ -346,19 +349,19 @@ pub(in crate::bench) fn drain(receiver: &dyn Receiver) -> Result<()> {
     Ok(())
 }
 
-/// Whether the way was in effect, and all packets are accounted for: those of `traffic`, all that
-/// came since the way was switched on.
+/// Checks that the way was in effect and that all packets are accounted for. `traffic` must contain
+/// all packets since the way was switched on.
 ///
 /// # Errors
 /// [`Unfit`](crate::bench::experiment::Unfit), with the reason.
 pub fn check(
-    bed: &Bed,
+    testbed: &Testbed,
     active: &Active<'_>,
     way: Way,
     traffic: &Traffic,
     seen: &Seen,
 ) -> Result<()> {
-    bed.verify(active, way, seen, NR_CONNECTED)?;
+    testbed.verify(active, way, seen, NR_CONNECTED)?;
     let astray = seen.processed_by_generators;
     fit!(
         astray as f64 <= UNACCOUNTED * traffic.all.accepted as f64,
@@ -370,7 +373,7 @@ pub fn check(
     account(way.mode, traffic, dropped, queue)
 }
 
-/// Whether all packets are accounted for. `dropped`: at the kernel's backlogs.
+/// Checks that all packets are accounted for. `dropped`: at the kernel's backlogs.
 fn account(mode: Mode, traffic: &Traffic, dropped: u64, queue: Option<&Queue>) -> Result<()> {
     let all = traffic.all;
     let arrived = all.delivered + traffic.dropped;
@@ -384,7 +387,7 @@ fn account(mode: Mode, traffic: &Traffic, dropped: u64, queue: Option<&Queue>) -
             );
             queue.inline + queue.sums.delivered
         }
-        // Its full rings are counted nowhere.
+        // Drops at full cpumap rings have no counter.
         (Mode::Cpumap, _) => return Ok(()),
         _ => all.accepted.saturating_sub(dropped),
     };
@@ -419,13 +422,13 @@ mod tests {
     }
 
     #[test]
-    fn what_was_under_way_hides_no_loss() {
+    fn packets_under_way_hide_no_loss() {
         let counts = |accepted, delivered| Counts {
             accepted,
             delivered,
             ..Default::default()
         };
-        // 30 were lost before; after that 10 of 1000, and at times 60 are under way.
+        // 30 packets were lost before, 10 of the next 1000, and up to 60 are under way.
         let moments = [(500, 410), (600, 570), (700, 610)].map(|(a, d)| counts(a, d));
         let looks = std::cell::Cell::new(0);
         let then = Counts::when_few_are_under_way(|| {
@@ -434,7 +437,7 @@ mod tests {
         });
         let found = counts(1_600, 1_560).since(then.unwrap());
         assert_eq!((found.accepted, found.delivered), (1_000, 990));
-        // The control: had the first moment been taken, there would have been no loss.
+        // Control: counting from the first look hides the loss.
         let found = counts(1_600, 1_560).since(moments[0]);
         assert_eq!((found.accepted, found.delivered), (1_100, 1_100));
     }
@@ -458,7 +461,7 @@ mod tests {
         };
         let (result, loss) = exceeds(true, 10_000, 50, 9_950);
         assert!(refused(result) && (loss - 100.0 / 10_050.0).abs() < 1e-9);
-        // Either the ring or what is behind it was full; or the generator shares its CPU.
+        // The ring or the host behind it was full; or the generator shares the CPU.
         exceeds(true, 10_000, 200, 10_000).0.unwrap();
         exceeds(true, 10_000, 0, 9_800).0.unwrap();
         let (result, loss) = exceeds(false, 10_000, 50, 10_000);
@@ -467,12 +470,12 @@ mod tests {
     }
 
     #[test]
-    fn packets_that_nobody_has_counted_are_refused() {
+    fn unaccounted_packets_are_refused() {
         let account = |traffic, dropped| account(Mode::KernelRps, &traffic, dropped, None);
         account(traffic(10_000, 7_000, 1_000), 2_000).unwrap();
         account(traffic(10_000, 6_995, 1_000), 2_000).unwrap();
         assert!(refused(account(traffic(10_000, 6_900, 1_000), 2_000)));
-        // Nor may more arrive than came.
+        // More arrivals than packets are refused, too.
         assert!(refused(account(traffic(10_000, 7_100, 1_000), 2_000)));
     }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the kernel counts while a mode is measured.
+//! Counters of the kernel during a measurement.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -11,20 +11,20 @@ use rxsteer::host::cpumask::CpuMask;
 use crate::lab::netns::Netns;
 use crate::lab::softnet::{self, Softnet};
 
-/// Of all CPUs' time, what the hypervisor may take for others.
+/// Share of all CPUs' time that the hypervisor may take.
 pub const STEAL: f64 = 0.05;
 
-/// What the hypervisor takes for others.
+/// Time that the hypervisor takes.
 pub struct Steal {
     since: Instant,
     cpus: Vec<CpuTimes>,
 }
 
 impl Steal {
-    /// Watches from now on.
+    /// Counts from now on.
     ///
     /// # Errors
-    /// When the kernel does not show it.
+    /// When the kernel does not show the CPU times.
     pub fn begin() -> Result<Self> {
         Ok(Self {
             cpus: cpu_times()?,
@@ -32,10 +32,10 @@ impl Steal {
         })
     }
 
-    /// The share of all CPUs' time since it was last asked.
+    /// Share of all CPUs' time since the last call, 0 to 1.
     ///
     /// # Errors
-    /// When the kernel does not show it any more.
+    /// When the kernel does not show the CPU times any more.
     pub fn share(&mut self) -> Result<f64> {
         let before = std::mem::replace(self, Self::begin()?);
         let all = (self.since - before.since).as_secs_f64() * self.cpus.len() as f64;
@@ -43,13 +43,13 @@ impl Steal {
     }
 }
 
-/// Between two looks at all CPUs, s.
+/// Stolen time between two readings, s.
 fn stolen(before: &[CpuTimes], now: &[CpuTimes]) -> f64 {
     let sum = |times: &[CpuTimes]| times.iter().map(|cpu| cpu.steal_ns).sum::<u64>();
     sum(now).saturating_sub(sum(before)) as f64 / 1e9
 }
 
-/// The counters at one moment.
+/// Counters at the start of a measurement.
 pub struct Watch {
     netns: Netns,
     host: CpuMask,
@@ -60,34 +60,34 @@ pub struct Watch {
     tcp: BTreeMap<String, u64>,
 }
 
-/// By how much they have grown.
+/// Growth of the counters.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
-    /// Meanwhile.
+    /// Duration.
     pub seconds: f64,
-    /// By CPU of the host under test.
+    /// By CPU, of the host under test.
     pub softnet: BTreeMap<u32, Softnet>,
-    /// Of UDP, by name.
+    /// UDP counters by name.
     pub udp: BTreeMap<String, u64>,
-    /// Of TCP, by name.
+    /// TCP counters by name.
     pub tcp: BTreeMap<String, u64>,
-    /// The CPUs of the host under test together: the time in which they were not idle, s.
+    /// Time in which the CPUs of the host under test were not idle, sum, s.
     pub busy: f64,
-    /// Of the time of these CPUs.
+    /// `busy` as a share of these CPUs' time.
     pub busy_share: f64,
-    /// Of the time of these CPUs, what the hypervisor took for others.
+    /// Share of these CPUs' time that the hypervisor took.
     pub steal_share: f64,
-    /// The same of each.
+    /// Busy share of each of these CPUs.
     pub shares: BTreeMap<u32, f64>,
-    /// Of the other CPUs, the generators', the one that was idle least: the share of the time in which
-    /// it was not.
+    /// Busy share of the busiest generators' CPU.
     pub busiest_generator: f64,
-    /// Packets that the stack processed on these.
+    /// Packets that the stack processed on generators' CPUs.
     pub processed_by_generators: u64,
 }
 
 impl Watch {
-    /// Reads the counters of a host that consists of some of this machine's CPUs, and a namespace's.
+    /// Reads the counters of a namespace and of the host under test, which consists of the CPUs
+    /// `host`.
     ///
     /// # Errors
     /// When the kernel does not show them.
@@ -103,7 +103,7 @@ impl Watch {
         })
     }
 
-    /// Reads them again.
+    /// Reads the counters again.
     ///
     /// # Errors
     /// When the kernel does not show them any more.
@@ -121,7 +121,7 @@ impl Watch {
         let (then, host) = (of_host(&self.cpus), of_host(&cpus));
         let idle = |times: &[CpuTimes]| times.iter().map(|cpu| cpu.idle_ns).sum::<u64>();
         let idle = idle(&host).saturating_sub(idle(&then)) as f64 / 1e9;
-        // Busy times are sampled at ticks, idle ones are measured (NO_HZ_IDLE).
+        // Busy time is sampled at ticks; idle time is measured (NO_HZ_IDLE).
         let all = seconds * host.len() as f64;
         let busy = (all - idle).max(0.0);
         let shares = busy_shares(&self.cpus, &cpus, seconds);
@@ -144,7 +144,7 @@ impl Watch {
 }
 
 impl Seen {
-    /// Packets that the stack processed, by CPU.
+    /// Packets processed by the stack, by CPU.
     pub fn processed(&self) -> BTreeMap<u32, u64> {
         self.softnet
             .iter()
@@ -152,13 +152,13 @@ impl Seen {
             .collect()
     }
 
-    /// Packets that the kernel's flow limit dropped.
+    /// Packets dropped by the kernel's flow limit.
     pub fn flow_limit(&self) -> u64 {
         self.softnet.values().map(|s| s.flow_limit).sum()
     }
 }
 
-/// The counters have 32 bits, and wrap.
+/// Differences of counters with 32 bits, which wrap.
 fn grown(before: &[Softnet], now: &[Softnet]) -> BTreeMap<u32, Softnet> {
     let less = |now: u64, before: u64| u64::from((now as u32).wrapping_sub(before as u32));
     let of = |now: &Softnet| {

@@ -1,39 +1,39 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What may make packets overtake.
+//! Situations that may reorder packets.
 
 use std::fmt;
 
-/// What the traffic is, and what is done to it.
+/// Traffic of a case, and the changes during it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Case {
     /// A connected socket per flow.
     Udp,
-    /// One unconnected socket for all flows, as DNS and QUIC servers have.
+    /// One unconnected socket for all flows, as in DNS and QUIC servers.
     UdpServer,
-    /// TCP without PSH: GRO waits for more.
+    /// TCP without PSH: GRO holds segments.
     Tcp,
-    /// TCP with PSH at the end of each run, which ends GRO's waiting.
+    /// TCP with PSH at the end of each run, which makes GRO flush.
     TcpPush,
     /// UDP in a VXLAN tunnel, steered by the inner flow.
     Vxlan,
-    /// Routed to another namespace, over a veth of one queue.
+    /// Routed to another namespace, over a veth with one queue.
     SecondVeth,
-    /// The application polls the queue itself, and then not, in turns.
+    /// The application busy-polls the queue in every other step.
     BusyPoll,
-    /// The thread that polls the queue goes to another CPU at each step.
+    /// The thread that polls the queue moves to another CPU in each step.
     Irq,
-    /// The queue is polled in softirq, on another CPU at each step.
+    /// The queue is polled in softirq, on another CPU in each step.
     Softirq,
-    /// rxsteer is stopped and started again.
+    /// rxsteer is stopped and restarted.
     Restart,
-    /// A CPU goes offline and comes back.
+    /// A CPU goes offline and online.
     Hotplug,
-    /// Another policy holds, those that look at the load included.
+    /// The policy changes, including to policies that consider load.
     Policies,
 }
 
 impl Case {
-    /// All of them, in the order in which they are reported.
+    /// All cases, in the order of the report.
     pub const ALL: [Self; 12] = [
         Self::Udp,
         Self::UdpServer,
@@ -53,7 +53,7 @@ impl Case {
         matches!(self, Self::Tcp | Self::TcpPush)
     }
 
-    /// Something is done that can be counted.
+    /// Whether the case has countable events.
     pub(super) fn is_eventful(self) -> bool {
         matches!(
             self,
@@ -66,7 +66,7 @@ impl Case {
         )
     }
 
-    /// Other devices, with queues of their own, are between the steered one and the application.
+    /// Whether devices with queues of their own lie between the steered device and the application.
     pub(super) fn has_devices_above(self) -> bool {
         matches!(self, Self::Vxlan | Self::SecondVeth)
     }

@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `reorder`: packets that overtake an earlier one of their flow, while everything moves.
+//! `reorder`: packets that overtake an earlier one of their flow, while everything changes.
 //!
-//! Masks change every 10 ms, each time while a CPU is kept from its work, so that packets wait there;
-//! applications change their CPU as fast as they can; packets come at the highest rate that the
-//! receivers keep up with. Each case adds something of its own. What must come out is zero. The
-//! control, `unguarded`, is the same program with its rule of order switched off: it shows that these
-//! packets would overtake each other.
+//! Masks change every 10 ms, each time while a CPU is kept busy so that packets queue there.
+//! Applications change their CPU as often as possible. Packets come at the highest rate that the
+//! receivers sustain. Each case adds a change of its own. The result must be zero. The control,
+//! `unguarded`, is rxsteer without its rule of order, and shows that these packets would overtake
+//! each other.
 //!
-//! Order is looked at twice: where the device hands its packets to the stack, which is what the rule
-//! of order is about, and where the application reads them.
+//! The order is checked where the device hands packets to the stack, for which the rule holds, and
+//! where the application reads them.
 
-mod bed;
 mod case;
 mod storm;
+mod testbed;
 
 use std::sync::Arc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use bed::{Bed, INTERRUPT_CPU};
 use indexmap::IndexMap;
 use rxsteer::api::status::Queue;
 use rxsteer::cli::run::Tunnel;
@@ -27,6 +26,7 @@ use rxsteer::daemon::options::{Mode, Options, RpsCpus};
 use rxsteer::datapath::backlogs::LIMIT_MAX;
 use rxsteer::datapath::policy::Policy;
 use storm::{Storm, queue};
+use testbed::{INTERRUPT_CPU, Testbed};
 
 pub use case::Case;
 
@@ -35,69 +35,69 @@ use crate::bench::report::document::Better;
 use crate::bench::report::document::SUBJECT;
 use crate::bench::setup::mode::Active;
 use crate::lab::frame::Frames;
-use crate::lab::jumper::{Jumpers, JumpersReport, Reads};
-use crate::lab::wire::{Window, Wire, WireConfig};
+use crate::lab::generator::{Generator, GeneratorConfig, Window};
+use crate::lab::migrator::{Migrators, MigratorsReport, Reads};
 use crate::lab::witness::Witness;
 use crate::lab::{sockets, softnet};
 
-/// From one change of the masks to the next.
+/// Time between changes of the masks.
 const STEP: Duration = Duration::from_millis(10);
 
-/// Frames under way at most: fewer than a backlog holds, so that none need be dropped.
+/// Limit on frames under way: less than a backlog holds, so that none is dropped.
 const WINDOW: u64 = 8192;
 
-/// Packets that the application has not read, at most, where it polls: it has to find its socket
-/// empty now and then.
+/// Limit on packets not yet read, if the application busy-polls: its socket must become empty from
+/// time to time.
 const BUSY_POLL_WINDOW: u64 = 256;
 
-/// How long it polls, at most.
+/// Busy polling per read, us.
 const BUSY_POLL_US: u32 = 500;
 
-/// How long the last packets may take to arrive.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Limit on waiting for the last packets.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What one measurement, or several together, found.
+/// Counts of one measurement, or the sum of several.
 #[derive(Clone, Debug, Default)]
 pub struct Sample {
-    /// Seconds of traffic.
+    /// Duration of the traffic.
     pub seconds: f64,
-    /// Packets that the device handed to the stack, or for TCP segments that the application read:
-    /// all whose order was looked at.
+    /// Packets in checked order: handed to the stack by the device, or for TCP segments read by the
+    /// application.
     pub packets: u64,
-    /// Packets that the application read.
+    /// Packets read by the application.
     pub read: u64,
     /// Packets that the device handed to the stack after a later one of their flow.
     pub overtaken_at_delivery: u64,
-    /// Packets that the application, or TCP, got after a later one of their flow. Where another
-    /// device is in between, it may have done that.
+    /// Packets that reached the application, or TCP, after a later one of their flow. Devices above
+    /// the steered one may have reordered them.
     pub overtaken_at_socket: u64,
-    /// Times that a flow changed its location.
+    /// Changes of a flow's location.
     pub moves: u64,
-    /// Packets whose flow wanted to move and had to wait.
+    /// Packets of flows that had to wait before they could move.
     pub held: u64,
-    /// Times that an application's thread changed its CPU.
+    /// Changes of the CPU of an application's thread.
     pub jumps: u64,
-    /// Times that the case did what it is named after: the queue's CPU changed, rxsteer was
-    /// started again, a CPU changed its state, or the packets that the application polled.
+    /// Events of the case: changes of the queue's CPU, restarts of rxsteer, changes of a CPU's
+    /// state, changes of the policy, or packets found by busy polling.
     pub events: u64,
-    /// Packets that were lost before the device could hand them on: dropped or shed by rxsteer.
+    /// Packets lost before delivery: dropped or shed by rxsteer.
     pub dropped: u64,
 }
 
-/// A measurement under way.
+/// State of a running measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Progress {
-    /// Since it began.
+    /// Time since its start.
     pub elapsed: Duration,
     /// Packets delivered so far.
     pub packets: u64,
     /// Packets delivered out of order so far.
     pub overtaken: u64,
-    /// Whether the applications have moved, and what the case is about has happened.
+    /// Whether the applications have migrated, and the case had an event.
     pub eventful: bool,
 }
 
-/// Counters that a TCP run must leave alone.
+/// TCP counters that must not grow.
 const TCP_DROPS: [&str; 9] = [
     "InErrs",
     "InCsumErrors",
@@ -110,13 +110,13 @@ const TCP_DROPS: [&str; 9] = [
     "TCPAbortOnMemory",
 ];
 
-/// Sends, and keeps everything moving, until it is enough.
+/// Sends under continuous changes until `enough` returns true.
 ///
 /// # Errors
-/// When the run did not measure what it claims: nothing moved, packets are unaccounted for, a TCP
-/// packet was dropped, the host does not allow it.
+/// When the host does not allow it, or the run did not measure what it claims: nothing moved,
+/// packets are unaccounted for, a TCP packet was dropped.
 pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) -> Result<Sample> {
-    let Bed {
+    let Testbed {
         link,
         nic,
         frames,
@@ -125,9 +125,9 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         polling,
         online,
         _second,
-    } = Bed::new(case)?;
+    } = Testbed::new(case)?;
     let options = Options {
-        // So that all moves that can: what the policies do is a case of its own.
+        // A policy under which all flows may move; the other policies have a case of their own.
         policy: Policy::RFS,
         flow_limit: 0,
         mode: Mode::Native,
@@ -149,20 +149,20 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
     let mut active = Active::steer(&link.dut, options.clone())?;
     let tcp_before = softnet::tcp(&application)?;
     let cpus: Vec<u32> = online.iter().collect();
-    let jumpers = Jumpers::start(&application, sockets, reads, &cpus)?;
-    let read = jumpers.received();
+    let migrators = Migrators::start(&application, sockets, reads, &cpus)?;
+    let read = migrators.received();
     let read: Arc<dyn Fn() -> u64 + Send + Sync> = Arc::new(move || read.sum());
     let seen = witness.clone();
     let seen: Arc<dyn Fn() -> u64 + Send + Sync> = Arc::new(move || seen.seen());
-    // GRO makes one packet of many segments.
+    // For TCP the witness can't count segments, since GRO merges them.
     let packets = if case.is_tcp() { &read } else { &seen };
-    // Sockets may drop datagrams, and what waits there is no longer on its way. TCP must lose
-    // nothing.
+    // Datagrams may be dropped at sockets, so those queued there do not count as under way. TCP
+    // must lose nothing.
     let (frames_under_way, received) = match case {
         Case::BusyPoll => (BUSY_POLL_WINDOW, &read),
         _ => (WINDOW, packets),
     };
-    let config = WireConfig {
+    let config = GeneratorConfig {
         frames,
         count: None,
         rate: None,
@@ -173,7 +173,7 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
             may_drop: !case.is_tcp(),
         }),
     };
-    let wire = Wire::start(&link, INTERRUPT_CPU, &config)?;
+    let generator = Generator::start(&link, INTERRUPT_CPU, &config)?;
 
     let mut storm = Storm::new(case, &link, nic, &online, &options)?;
     let start = Instant::now();
@@ -183,7 +183,7 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         if let (Some(polling), Some(us)) = (&polling, polls.next()) {
             sockets::busy_poll(polling, us)?;
         }
-        active = storm.step(active, &wire)?;
+        active = storm.step(active, &generator)?;
         sleep(next.saturating_duration_since(Instant::now()));
         let events = match case {
             Case::BusyPoll => {
@@ -196,21 +196,21 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
             elapsed: start.elapsed(),
             packets: packets(),
             overtaken: witness.reordered(),
-            eventful: jumpers.jumps() > 0 && (events > 0 || !case.is_eventful()),
+            eventful: migrators.migrations() > 0 && (events > 0 || !case.is_eventful()),
         };
         if enough(&progress) {
             break;
         }
     }
-    // All CPUs are online again.
+    // Restores all CPUs to online.
     drop(storm.hotplug.take());
     let (events, moves, held) = (storm.events, storm.moves_before, storm.held_before);
-    let sent = wire.stop()?;
+    let sent = generator.stop()?;
     let seconds = start.elapsed().as_secs_f64();
     let accepted = sent.sent - sent.lost;
     let queue = at_rest(&active, case, accepted)?;
     let passed = queue.inline + queue.sums.delivered;
-    let read = read_all(jumpers, |read| {
+    let read = read_all(migrators, |read| {
         if case.is_tcp() {
             Some(read.received == sent.sent)
         } else if case.has_devices_above() {
@@ -240,7 +240,7 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         },
         moves: moves + queue.moves,
         held: held + queue.held,
-        jumps: read.jumps,
+        jumps: read.migrations,
         events: if case == Case::BusyPoll {
             count("BusyPollRxPackets")?
         } else {
@@ -288,32 +288,32 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
     Ok(sample)
 }
 
-/// Stops the application when it has read all; where that can't be known (`None`), when nothing more
-/// comes.
+/// Stops the application when it has read everything; if that is unknown (`None`), when nothing
+/// more comes.
 fn read_all(
-    jumpers: Jumpers,
-    all: impl Fn(&JumpersReport) -> Option<bool>,
-) -> Result<JumpersReport> {
-    let deadline = Instant::now() + PATIENCE;
+    migrators: Migrators,
+    all: impl Fn(&MigratorsReport) -> Option<bool>,
+) -> Result<MigratorsReport> {
+    let deadline = Instant::now() + TIMEOUT;
     let mut last = None;
     loop {
-        let now = jumpers.report()?;
+        let now = migrators.report()?;
         let done = all(&now).unwrap_or(last == Some(now.received));
         if done || Instant::now() > deadline {
-            return jumpers.stop();
+            return migrators.stop();
         }
         last = Some(now.received);
         sleep(Duration::from_millis(100));
     }
 }
 
-/// The queue once nothing is under way. Both sums close then.
+/// Counters of the queue once nothing is under way. Both of its sums must close.
 fn at_rest(active: &Active<'_>, case: Case, accepted: u64) -> Result<Queue> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     let mut last = 0;
     loop {
         let queue = queue(active)?;
-        // One that has been started again has seen a part of it.
+        // A restarted rxsteer has counted only the latter part.
         let all = queue.received == accepted || case == Case::Restart && queue.received == last;
         if all && queue.sums.queued == 0 {
             let why = queue.imbalance().unwrap_or_default();
@@ -331,20 +331,18 @@ fn at_rest(active: &Active<'_>, case: Case, accepted: u64) -> Result<Queue> {
     }
 }
 
-/// Every case with and without the rule.
 pub struct Reorder {
     seconds: f64,
 }
 
 impl Reorder {
-    /// Nothing is measured yet.
     pub fn new(effort: &Effort) -> Self {
         let seconds = effort.seconds;
         Self { seconds }
     }
 }
 
-/// With its rule of order, and without.
+/// With the rule of order, and without.
 const MODES: [&str; 2] = [SUBJECT, "unguarded"];
 
 impl Experiment for Reorder {

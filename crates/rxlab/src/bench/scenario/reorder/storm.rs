@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! All that moves meanwhile.
+//! Changes during the traffic.
 
 use std::thread::sleep;
 use std::time::Duration;
@@ -13,21 +13,21 @@ use rxsteer::datapath::policy::Policy;
 use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::setting::Setting;
 
-use super::bed::INTERRUPT_CPU;
 use super::case::Case;
+use super::testbed::INTERRUPT_CPU;
 use crate::bench::setup::mode::Active;
+use crate::lab::generator::Generator;
 use crate::lab::hog::Hog;
 use crate::lab::link::Link;
 use crate::lab::nic::Nic;
-use crate::lab::wire::Wire;
 
-/// For how long a CPU does nothing else, before a change and after it.
+/// Time that a CPU is kept busy, before a change of the mask and after it.
 pub(super) const HOG: Duration = Duration::from_millis(2);
 
-/// Steps between two restarts, or two changes of a CPU: both take longer than a step.
+/// Steps between restarts, and between changes of a CPU's state: both take longer than a step.
 pub(super) const REST: u64 = 8;
 
-/// One after the other.
+/// In this order.
 pub(super) const POLICIES: [Policy; 4] = [
     Policy::ADAPTIVE,
     Policy::RPS,
@@ -38,19 +38,19 @@ pub(super) const POLICIES: [Policy; 4] = [
     Policy::RFS,
 ];
 
-/// What keeps everything moving.
+/// State of the changes.
 pub(super) struct Storm<'a> {
     pub(super) case: Case,
     pub(super) link: &'a Link,
     pub(super) nic: Option<Nic>,
     pub(super) online: &'a CpuMask,
     pub(super) options: &'a Options,
-    /// Whether the last CPU is online, if that is to change.
+    /// State file of the last CPU, if the case changes it.
     pub(super) hotplug: Option<Setting>,
     pub(super) is_offline: bool,
     pub(super) step: u64,
     pub(super) events: u64,
-    /// Of those that were stopped before their end.
+    /// Sum over instances of rxsteer that were stopped.
     pub(super) moves_before: u64,
     pub(super) held_before: u64,
 }
@@ -81,17 +81,21 @@ impl<'a> Storm<'a> {
         })
     }
 
-    /// The next step; rxsteer may be another afterwards.
-    pub(super) fn step(&mut self, mut active: Active<'a>, wire: &Wire) -> Result<Active<'a>> {
+    /// Performs a step; returns the running rxsteer, which may be a new one.
+    pub(super) fn step(
+        &mut self,
+        mut active: Active<'a>,
+        generator: &Generator,
+    ) -> Result<Active<'a>> {
         let dut = &self.link.dut;
         let online = self.online_now();
         let masks = masks(&online);
         let mask = &masks[self.step as usize % masks.len()];
-        // Each CPU with each mask: what waits matters where it is left.
+        // Combines each CPU with each mask.
         let hog = self.step as usize + self.step as usize / masks.len();
         let hog = online.iter().nth(hog % online.len());
         self.step += 1;
-        // The only CPU is everybody's.
+        // Not if it is the only CPU.
         let hog = hog.filter(|_| online.len() > 1).map(Hog::new).transpose()?;
         sleep(HOG);
         dut.netns
@@ -103,7 +107,7 @@ impl<'a> Storm<'a> {
             let next = self.online.iter().nth(next).context("no CPU is online")?;
             match &mut self.nic {
                 Some(nic) => nic.move_to(0, next)?,
-                None => wire.move_to(next)?,
+                None => generator.move_to(next)?,
             }
             self.events += 1;
         }
@@ -142,7 +146,7 @@ impl<'a> Storm<'a> {
     }
 }
 
-/// All CPUs, all but the interrupt's, and each alone.
+/// All CPUs, all but the interrupt's, and each CPU alone.
 pub(super) fn masks(online: &CpuMask) -> Vec<CpuMask> {
     let others = online.without(&CpuMask::from_iter([INTERRUPT_CPU]));
     let mut masks = vec![online.clone(), others];
@@ -151,7 +155,7 @@ pub(super) fn masks(online: &CpuMask) -> Vec<CpuMask> {
     masks
 }
 
-/// rxsteer's account of the only queue.
+/// rxsteer's counters of the only queue.
 pub(super) fn queue(active: &Active<'_>) -> Result<Queue> {
     let mut status = active.status()?.context("rxsteer keeps account")?;
     let queues = &mut status.devices[0].queues;

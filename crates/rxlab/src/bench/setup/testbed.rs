@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One receive queue whose CPU is known, and an application elsewhere.
+//! The lab of most scenarios: one receive queue polled on a known CPU, the application elsewhere.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -17,47 +17,46 @@ use crate::bench::experiment::{Condition, Gro, Napi};
 use crate::bench::setup::mode::{Active, Cpus, Mode, Way};
 use crate::bench::setup::watch::{Seen, Watch};
 use crate::lab::ethtool::Offload;
+use crate::lab::generator::{Generator, GeneratorConfig};
 use crate::lab::link::{Link, LinkConfig};
 use crate::lab::netns::Netns;
 use crate::lab::nic::Nic;
-use crate::lab::wire::{Wire, WireConfig};
 use crate::lab::xdp::Xdp;
 
 /// The CPU that polls the queue.
 pub const INTERRUPT_CPU: u32 = 0;
 
-/// Rings for what the device under test sends: 500 servers may answer at once.
+/// Receive queues of the tester: 500 servers may answer at once.
 const REPLY_QUEUES: u32 = 4;
 
-/// The lab of a scenario.
-pub struct Bed {
+pub struct Testbed {
     /// From the generator to the steered device.
     pub link: Link,
-    /// Without it, the queue is polled in softirq, on the CPU that sends.
+    /// Threads that poll the queue; None: softirq polls it on the sending CPU.
     pub(in crate::bench) nic: Option<Nic>,
     masks: Masks,
-    /// What this thread starts runs on the host under test.
+    /// Keeps threads started by this one on the host under test.
     _confined: Option<Confined>,
 }
 
-/// The CPUs to choose from.
+/// CPUs by role.
 #[derive(Clone, Debug)]
 pub struct Masks {
-    /// Online, without the generators'.
+    /// Online CPUs without the generators'.
     pub all: CpuMask,
-    /// Without those that poll the queues; may be empty.
+    /// `all` without `polling`; may be empty.
     pub others: CpuMask,
-    /// rxsteer's own choice.
+    /// rxsteer's default mask.
     pub auto: CpuMask,
-    /// Those that poll the queues.
+    /// CPUs that poll a queue.
     pub polling: CpuMask,
-    /// Left to generators, clients and the far end of the lab: no part of the host under test. Empty
-    /// where there are too few.
+    /// Reserved for generators, clients and the tester's end, and not part of the host under test.
+    /// Empty if there are fewer than four CPUs.
     pub generators: CpuMask,
 }
 
 impl Masks {
-    /// For the lab's queue, polled on [`INTERRUPT_CPU`].
+    /// Masks of the lab, with the queue polled on [`INTERRUPT_CPU`].
     ///
     /// # Errors
     /// When the host has a single CPU.
@@ -67,7 +66,7 @@ impl Masks {
         Self::around(&topology, &[Some(INTERRUPT_CPU)], generators)
     }
 
-    /// For a device's queues, wherever their interrupts go.
+    /// Masks of a device, by the affinity of its interrupts.
     ///
     /// # Errors
     /// When the host has a single CPU.
@@ -77,7 +76,7 @@ impl Masks {
         Self::around(&topology, &polling.collect::<Vec<_>>(), CpuMask::new())
     }
 
-    /// For queues that these CPUs poll, as far as it is known.
+    /// Masks for queues polled by these CPUs, where known.
     fn around(topology: &Topology, polling: &[Option<u32>], generators: CpuMask) -> Result<Self> {
         let all = topology.online()?.without(&generators);
         ensure!(
@@ -99,13 +98,14 @@ impl Masks {
         })
     }
 
-    /// Generators, clients and the far end have CPUs of their own.
+    /// Generators, clients and the tester's end have CPUs of their own.
     pub fn apart(&self) -> bool {
         !self.generators.is_empty()
     }
 
-    /// Each mode over its own choice of CPUs, if it makes one, and over both masks that the kernel's
-    /// documentation recommends (networking/scaling.rst). What would be the same is left out.
+    /// The ways for these modes: over the mode's own choice of CPUs, if it has one, and over the
+    /// masks that the kernel's documentation recommends (networking/scaling.rst). Duplicates are
+    /// left out.
     pub fn ways(&self, modes: &[Mode]) -> Vec<Way> {
         let cpus = |mode| match mode {
             Mode::None | Mode::RxsteerRfs | Mode::RxsteerRfsIdle => &[Cpus::Default][..],
@@ -121,7 +121,7 @@ impl Masks {
             .collect()
     }
 
-    /// The CPUs of a way, unless that chooses itself: of all CPUs, the generators' included.
+    /// Mask of a way; None if the mode chooses among all CPUs.
     pub fn of(&self, way: Way) -> Option<&CpuMask> {
         match way.cpus {
             Cpus::Default => self.apart().then_some(&self.auto),
@@ -130,12 +130,12 @@ impl Masks {
         }
     }
 
-    /// The CPUs that don't poll a queue, and where a way has put some of so many flows.
+    /// CPUs that do not poll a queue and to which a way has moved some of `nr_flows` flows.
     pub fn elsewhere(&self, way: Way, nr_flows: u32) -> CpuMask {
-        /// With so many flows, each CPU of a mask has some.
+        /// With this many flows, each CPU of a mask has some.
         const MANY: u32 = 16;
         let cpus = match self.of(way) {
-            // The hash may choose the CPUs that poll for all of them.
+            // The hash may select polling CPUs for all flows.
             _ if nr_flows < MANY && way.cpus == Cpus::All => &self.polling,
             cpus => cpus.unwrap_or(&self.auto),
         };
@@ -154,8 +154,8 @@ impl fmt::Display for Masks {
     }
 }
 
-/// The CPUs that are left to generators where there are four or more: the last quarter, in whole cores,
-/// since who shares a core shares its time; never the core of [`INTERRUPT_CPU`].
+/// The last quarter of the CPUs, if there are four or more. Whole cores, since siblings share the
+/// core's time; never the core of [`INTERRUPT_CPU`].
 fn generators(topology: &Topology, online: &CpuMask) -> CpuMask {
     const FEWEST: usize = 4;
     let wanted = if online.len() < FEWEST {
@@ -177,15 +177,15 @@ fn generators(topology: &Topology, online: &CpuMask) -> CpuMask {
     taken
 }
 
-/// Keeps a thread, and those that it starts, to some CPUs until dropped; several at once, made and dropped
-/// by one thread, keep it to the same.
+/// Confines a thread, and threads started by it, to some CPUs until dropped. Nested instances of
+/// one thread must have the same CPUs.
 struct Confined {
-    /// It is about the thread that made it.
+    /// Not Send: concerns the thread that created it.
     _thread: PhantomData<*const ()>,
 }
 
 thread_local! {
-    /// How many there are of this thread, and where it might run before.
+    /// Number of instances in this thread, and its affinity before.
     static CONFINED: RefCell<(usize, CpuSet)> = RefCell::new((0, CpuSet::new()));
 }
 
@@ -223,8 +223,8 @@ impl Drop for Confined {
     }
 }
 
-impl Bed {
-    /// Makes a lab for each condition.
+impl Testbed {
+    /// A testbed per condition.
     ///
     /// # Errors
     /// As [`Self::new`].
@@ -232,10 +232,10 @@ impl Bed {
         conditions.iter().map(|c| Self::new(*c)).collect()
     }
 
-    /// Makes the lab.
+    /// Creates namespaces, link and NAPI threads.
     ///
     /// # Errors
-    /// When the host does not allow it, or has a single CPU.
+    /// The host does not allow a lab, or has a single CPU.
     pub fn new(condition: Condition) -> Result<Self> {
         let masks = Masks::host()?;
         let confined = masks
@@ -249,13 +249,13 @@ impl Bed {
             ..Default::default()
         };
         let link = Link::new(&tester, &dut, &config)?;
-        // A veth's softirq runs on the CPU that sends: not on the one that should poll, if the sender has
-        // its own.
+        // A veth's softirq runs on the sending CPU. If the sender has a CPU of its own, a thread
+        // polls instead.
         let interrupt = condition.napi == Napi::Interrupt;
         let threaded = !interrupt || masks.apart();
-        // An XDP program at the other end sees what is sent as it would be on a wire.
+        // The XDP program at the other end expects frames as on a wire.
         link.dut.ethtool.set(Offload::TxChecksum, false)?;
-        // Without GRO a NAPI comes and goes with the XDP program; start() binds the next ones.
+        // Without GRO, the NAPI exists only under an XDP program. start() binds the threads again.
         let _napi = Xdp::pass(&link.dut, XdpMode::Native)?;
         let nic = threaded.then(|| {
             let nic = Nic::new(&link.dut, &[INTERRUPT_CPU])?;
@@ -273,24 +273,24 @@ impl Bed {
         })
     }
 
-    /// Starts to send into the queue: from the generators' CPUs, or where there are none from the one
-    /// that polls it.
+    /// Starts a generator into the queue: on the generators' CPUs, or without those on the CPU that
+    /// polls the queue.
     ///
     /// # Errors
-    /// As [`Wire::start`] and [`Wire::apart`].
-    pub(in crate::bench) fn send(&self, config: &WireConfig) -> Result<Wire> {
+    /// As [`Generator::start`] and [`Generator::apart`].
+    pub(in crate::bench) fn send(&self, config: &GeneratorConfig) -> Result<Generator> {
         match self.masks.apart() {
-            true => Wire::apart(&self.link, &self.masks.generators, config),
-            false => Wire::start(&self.link, INTERRUPT_CPU, config),
+            true => Generator::apart(&self.link, &self.masks.generators, config),
+            false => Generator::start(&self.link, INTERRUPT_CPU, config),
         }
     }
 
-    /// Binds the far end's NAPI threads, which need an XDP program there: to the generators' CPUs in
-    /// turn; where there are none to the CPU that polls the queue, to stand for the wire and the
+    /// Binds the NAPI threads of the tester's end, which needs an XDP program: round robin to the
+    /// generators' CPUs, or without those to the CPU that polls the queue, in place of wire and
     /// interrupt.
     ///
     /// # Errors
-    /// When there are none.
+    /// When there are no such threads.
     pub(in crate::bench) fn far_end(&self) -> Result<Nic> {
         let tester = &self.link.tester;
         let cpus: Vec<u32> = match self.masks.apart() {
@@ -301,7 +301,7 @@ impl Bed {
         Nic::new(tester, &cpus.collect::<Vec<_>>())
     }
 
-    /// Watches the host under test.
+    /// Counts on the host under test from now on.
     ///
     /// # Errors
     /// As [`Watch::begin`].
@@ -309,12 +309,11 @@ impl Bed {
         Watch::begin(&self.link.dut.netns, &self.masks.all)
     }
 
-    /// The CPUs to choose from.
     pub fn masks(&self) -> &Masks {
         &self.masks
     }
 
-    /// What shapes all figures of a scenario: the masks, and if there is only one, its condition.
+    /// Conditions of a scenario's figures: the masks and, if there is only one, the condition.
     pub fn conditions(&self, conditions: &[Condition]) -> IndexMap<String, String> {
         let mut map = IndexMap::new();
         if let [condition] = conditions {
@@ -339,10 +338,10 @@ impl Bed {
         map
     }
 
-    /// Switches a way to steer on.
+    /// Switches a mode on.
     ///
     /// # Errors
-    /// When it can't be, with the reason.
+    /// When it can't be switched on.
     pub fn start(&self, way: Way) -> Result<Active<'_>> {
         let active = Active::start(&self.link.dut, way.mode, self.masks.of(way))?;
         if let Some(nic) = &self.nic {
@@ -351,7 +350,7 @@ impl Bed {
         Ok(active)
     }
 
-    /// Whether a way was in effect for packets of so many flows.
+    /// Checks that a way was in effect for packets of `nr_flows` flows.
     ///
     /// # Errors
     /// [`Unfit`](crate::bench::experiment::Unfit), with the reason.
@@ -368,7 +367,8 @@ mod tests {
 
     use super::*;
 
-    /// A host of CPUs whose cores have so many threads, numbered as Linux does: `distance` apart.
+    /// A host with `nr` CPUs and `threads` per core; siblings are `distance` apart in Linux's
+    /// numbering.
     fn host(nr: u32, threads: u32, distance: u32) -> (TempDir, Topology, CpuMask) {
         let dir = tempfile::tempdir().unwrap();
         for cpu in 0..nr {
@@ -398,14 +398,14 @@ mod tests {
         for (nr, expected) in [(4, "3"), (7, "6"), (8, "6-7"), (16, "12-15"), (32, "24-31")] {
             assert_eq!(of(nr, 1, 1), expected);
         }
-        // Hyperthreads beside each other, or numbered after all first ones.
+        // Siblings numbered consecutively, or after all first threads.
         assert_eq!(of(8, 2, 1), "6-7");
         assert_eq!(of(8, 2, 4), "3,7");
         assert_eq!(of(16, 2, 8), "6-7,14-15");
-        // The last CPU may be a thread of the interrupt's core.
+        // The last CPU may be a sibling of the interrupt's core.
         assert_eq!(of(4, 2, 2), "1,3");
         assert_eq!(of(4, 4, 1), "");
-        // What the kernel does not tell: every CPU is a core.
+        // No topology: every CPU counts as a core.
         let dir = tempfile::tempdir().unwrap();
         let cpus = CpuMask::from_iter(0..8);
         let unknown = generators(&Topology::at(dir.path()), &cpus);
@@ -422,13 +422,13 @@ mod tests {
                 Masks::around(&Topology::host(), &[Some(0)], generators),
             )
         };
-        // As where there are none.
+        // Without generators.
         let (all, none) = masks(&[]);
         let Ok(none) = none else { return };
         assert_eq!(none.all, all);
         assert!(none.of(Way::by_default(Mode::Rxsteer)).is_none());
         if all.len() < 3 {
-            // One is too few.
+            // One remaining CPU is too few.
             assert!(masks(&[1]).1.is_err());
             return;
         }
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_is_confined_until_the_last_bed_is_gone() {
+    fn a_thread_is_confined_until_the_last_testbed_is_gone() {
         let on = || sched_getaffinity(Pid::from_raw(0)).unwrap();
         let before = on();
         let cpu = Topology::host().online().unwrap().first().unwrap();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The lab of a case.
+//! Testbed of a case.
 
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -15,34 +15,34 @@ use crate::lab::netns::Netns;
 use crate::lab::nic::Nic;
 use crate::lab::sockets;
 
-/// The CPU that polls the queue, unless that is moved.
+/// The CPU that polls the queue, until the case moves it.
 pub(super) const INTERRUPT_CPU: u32 = 0;
 
-/// Of UDP: few enough that a dozen packets of each are under way.
+/// UDP flows: few enough that a dozen packets of each are under way.
 pub(super) const NR_FLOWS: u32 = 512;
 
-/// So few that of these, too, several are of one flow.
+/// Few enough that several of [`super::BUSY_POLL_WINDOW`] packets are of one flow.
 pub(super) const NR_BUSY_POLL_FLOWS: u32 = 32;
 
-/// Bytes of each socket's buffer; a frame takes some 5 kB of it.
+/// Receive buffer of each socket, bytes; a frame takes about 5 kB.
 pub(super) const RCVBUF: usize = 64 << 20;
 
-/// A link, its sockets, and what is sent to them.
-pub(super) struct Bed {
+/// A link, the application's sockets, and the frames to them.
+pub(super) struct Testbed {
     pub(super) link: Link,
     pub(super) _second: Option<Link>,
-    /// Without it, the queue is polled where the wire sends.
+    /// Threads that poll the queue; None: softirq polls it on the generator's CPU.
     pub(super) nic: Option<Nic>,
     pub(super) frames: Frames,
-    /// Where the application is, and what it reads, a list a thread.
+    /// The application's namespace, and its sockets by thread.
     pub(super) application: Netns,
     pub(super) sockets: Vec<Vec<OwnedFd>>,
-    /// That polls, now and then: flows of one that does stay INLINE.
+    /// A socket that polls in some steps; flows of an application that polls stay inline.
     pub(super) polling: Option<OwnedFd>,
     pub(super) online: CpuMask,
 }
 
-impl Bed {
+impl Testbed {
     pub(super) fn new(case: Case) -> Result<Self> {
         let online = Topology::host().online()?;
         ensure!(online.len() > 1, "a flow can't move on one CPU");
@@ -126,7 +126,7 @@ impl Bed {
     }
 }
 
-/// For two threads.
+/// Splits the sockets over two threads.
 pub(super) fn halves(mut sockets: Vec<OwnedFd>) -> Vec<Vec<OwnedFd>> {
     let second = sockets.split_off(sockets.len() / 2);
     vec![sockets, second]

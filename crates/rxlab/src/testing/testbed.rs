@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where end-to-end tests happen: a link into a NIC that is polled on one CPU, and the waiting.
+//! Setup of end-to-end tests: a link into a NIC that is polled on one CPU; waiting for conditions.
 
 use std::net::SocketAddr;
 use std::sync::{Mutex, MutexGuard};
@@ -16,23 +16,23 @@ use rxsteer::host::netdev;
 use crate::bench::setup::mode::Active;
 use crate::lab;
 use crate::lab::frame::{Frames, UdpFlows};
+use crate::lab::generator::{Generator, GeneratorConfig};
 use crate::lab::link::{Link, LinkConfig};
 use crate::lab::netns::Netns;
 use crate::lab::nic::Nic;
-use crate::lab::sink::{Sink, SinkConfig};
-use crate::lab::wire::{Wire, WireConfig};
+use crate::lab::receiver::{Receiver, ReceiverConfig};
 
-/// Polls every queue, unless a test says otherwise.
+/// The CPU that polls every queue, unless a test says otherwise.
 pub const POLLING_CPU: u32 = 0;
 
-/// The other one that tests need.
+/// The second CPU that tests need.
 pub const OTHER_CPU: u32 = 1;
 
-/// How long a condition may take to come true: no test's result depends on how fast it did. In an emulated
-/// machine loading the programs alone takes 20 s.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// Limit on waiting for a condition. No test depends on the time that it takes; in an emulated
+/// machine, loading the programs takes 20 s.
+const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// One lab at a time, if this machine allows one that is of use.
+/// Serializes labs. None, and a report, if this machine allows no lab or has one CPU.
 pub fn lab(test: &str) -> Option<MutexGuard<'static, ()>> {
     static SERIAL: Mutex<()> = Mutex::new(());
     let guard = SERIAL.lock().unwrap_or_else(|poison| poison.into_inner());
@@ -46,8 +46,8 @@ pub fn lab(test: &str) -> Option<MutexGuard<'static, ()>> {
     None
 }
 
-/// Whether the kernel tells which NAPI instances a veth has. Generic mode, which needs one, is refused on a
-/// veth where it does not.
+/// Whether the kernel lists the NAPI instances of a veth. Without the list, generic mode refuses a
+/// veth.
 pub fn instances_are_told(test: &str) -> bool {
     const LO: u32 = 1; // any device does
     let told = !matches!(netdev::napis(LO), Ok(None));
@@ -60,40 +60,40 @@ pub fn instances_are_told(test: &str) -> bool {
     told
 }
 
-/// Asks again and again until there is an answer.
+/// Repeats `answer` until it returns Some; fails after `TIMEOUT`.
 pub fn until<T>(what: &str, mut answer: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let start = Instant::now();
     loop {
         if let Some(answer) = answer()? {
             return Ok(answer);
         }
-        if start.elapsed() > PATIENCE {
-            bail!("still not after {PATIENCE:?}: {what}");
+        if start.elapsed() > TIMEOUT {
+            bail!("still not after {TIMEOUT:?}: {what}");
         }
         std::thread::sleep(Duration::from_millis(2));
     }
 }
 
 /// A link into a NIC.
-pub struct Bed {
+pub struct Testbed {
     pub link: Link,
     pub nic: Nic,
 }
 
-impl Bed {
+impl Testbed {
     pub fn new(config: &LinkConfig) -> Result<Self> {
         Self::between(&Netns::new("tester")?, &Netns::new("dut")?, config)
     }
 
-    /// Another link between the same two hosts, if its id differs.
+    /// Another link between the same two hosts; `config.id` must differ.
     pub fn between(tester: &Netns, dut: &Netns, config: &LinkConfig) -> Result<Self> {
         let link = Link::new(tester, dut, config)?;
         let nic = Nic::new(&link.dut, &vec![POLLING_CPU; config.queues as usize])?;
         Ok(Self { link, nic })
     }
 
-    /// RPS, native, with backlogs that hold all that a test sends, and so many slots and entries that hardly
-    /// two flows share one.
+    /// RPS in native mode, with backlogs for everything that a test sends, and tables so large that
+    /// hardly two flows share an entry.
     pub fn options(&self, cpus: &[u32]) -> Options {
         Options {
             policy: Policy::RPS,
@@ -107,40 +107,41 @@ impl Bed {
         }
     }
 
-    /// A sink whose reports tell the CPU that processed each datagram, and that has room for all
+    /// A receiver that counts datagrams by the CPU that processed them, with room for everything
     /// that a test sends.
-    pub fn sink_by_cpu(&self, flows: &UdpFlows) -> Result<Sink> {
-        Sink::start(
+    pub fn receiver_by_cpu(&self, flows: &UdpFlows) -> Result<Receiver> {
+        Receiver::start(
             &self.link.dut.netns,
-            &SinkConfig {
+            &ReceiverConfig {
                 threads: vec![None, None],
                 by_cpu: true,
                 rcvbuf: 64 << 20,
-                ..SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport))
+                ..ReceiverConfig::new(SocketAddr::new(flows.daddr, flows.dport))
             },
         )
     }
 
-    /// One socket that checks the order of what it gets: what it gets in order was delivered in
-    /// order.
-    pub fn sink_in_order(&self, flows: &UdpFlows) -> Result<Sink> {
-        let config = SinkConfig {
+    /// A receiver with one socket that checks the order of its datagrams. Datagrams that are in
+    /// order there were delivered in order.
+    pub fn receiver_in_order(&self, flows: &UdpFlows) -> Result<Receiver> {
+        let config = ReceiverConfig {
             check_order: true,
             rcvbuf: 64 << 20,
-            ..SinkConfig::new(SocketAddr::new(flows.daddr, flows.dport))
+            ..ReceiverConfig::new(SocketAddr::new(flows.daddr, flows.dport))
         };
-        Sink::start(&self.link.dut.netns, &config)
+        Receiver::start(&self.link.dut.netns, &config)
     }
 
-    /// Sends exactly `count` frames into queue 0, and loses none on the way.
+    /// Sends exactly `count` frames into queue 0, without loss.
     pub fn send(&self, frames: Frames, count: u64) -> Result<()> {
-        let report = Wire::start(&self.link, 0, &lossless(frames, Some(count), 200_000))?.wait()?;
+        let report =
+            Generator::start(&self.link, 0, &lossless(frames, Some(count), 200_000))?.wait()?;
         assert_eq!((report.sent, report.lost), (count, 0));
         Ok(())
     }
 
-    /// Sends until every flow is where rxsteer wants it, for masks without the polling CPU: the
-    /// first poll's frames, and those that come before a backlog is made, stay where they are.
+    /// Sends until every flow is where rxsteer wants it, for masks without the polling CPU. The
+    /// frames of the first poll, and those before a backlog exists, are processed inline.
     pub fn warm_up(&self, active: &Active<'_>, flows: &UdpFlows) -> Result<Queue> {
         let mut before = at_rest(active, 0, 0)?;
         until("all flows at home", || {
@@ -157,9 +158,9 @@ pub fn mask(cpus: &[u32]) -> CpuMask {
     cpus.iter().copied().collect()
 }
 
-/// A wire that waits for its receiver.
-pub fn lossless(frames: Frames, count: Option<u64>, rate: u64) -> WireConfig {
-    WireConfig {
+/// A generator that waits for its receiver.
+pub fn lossless(frames: Frames, count: Option<u64>, rate: u64) -> GeneratorConfig {
+    GeneratorConfig {
         frames,
         count,
         rate: Some(rate),
@@ -172,13 +173,13 @@ pub fn status(active: &Active<'_>) -> Result<Status> {
     Ok(active.status()?.expect("rxsteer keeps account"))
 }
 
-/// Queue 0 of a device once it has received `received` frames and none is under way. Both sums
-/// close then, or the test fails.
+/// Counters of a device's queue 0 once `received` frames have come and none is under way. Fails
+/// unless both of its sums close.
 pub fn at_rest(active: &Active<'_>, device: usize, received: u64) -> Result<Queue> {
     queue_at_rest(active, device, 0, received)
 }
 
-/// The same of any queue.
+/// Like [`at_rest`], for any queue.
 pub fn queue_at_rest(
     active: &Active<'_>,
     device: usize,
@@ -196,24 +197,24 @@ pub fn queue_at_rest(
     Ok(queue)
 }
 
-/// Waits until a sink has received, or dropped for want of room, `count` datagrams; then stops it.
-/// Returns what it received, by thread.
-pub fn received(sink: Sink, count: u64) -> Result<Vec<u64>> {
+/// Waits until `count` datagrams were received or dropped, and stops the receiver. Fails if some
+/// were dropped; returns the received datagrams by thread.
+pub fn received(receiver: Receiver, count: u64) -> Result<Vec<u64>> {
     until("all datagrams received", || {
-        Ok((sink.received() + sink.dropped()? >= count).then_some(()))
+        Ok((receiver.received() + receiver.dropped()? >= count).then_some(()))
     })?;
-    let report = sink.stop()?;
+    let report = receiver.stop()?;
     assert_eq!(report.dropped, 0, "{report:?}");
     Ok(report.received)
 }
 
-/// Frames processed INLINE and in CPU 1's backlog.
+/// Frames processed inline, and in the backlog of [`OTHER_CPU`].
 pub fn places(q: &Queue) -> [u64; 2] {
     let backlog = q.backlogs.iter().find(|b| b.cpu == OTHER_CPU);
     [q.inline, backlog.map_or(0, |b| b.terms.redirected)]
 }
 
-/// Whether all packets that `send` sends now are processed where `cpu`'s are.
+/// Whether all packets that `send` sends are processed at `cpu`, [`POLLING_CPU`] or [`OTHER_CPU`].
 pub fn all_at(active: &Active<'_>, cpu: u32, mut send: impl FnMut() -> Result<()>) -> Result<bool> {
     let queue = || Ok::<_, anyhow::Error>(status(active)?.devices[0].queues[0].clone());
     let before = queue()?;

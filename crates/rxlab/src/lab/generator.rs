@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The in-kernel generator: BPF_PROG_TEST_RUN with live frames.
+//! The in-kernel packet generator: BPF_PROG_TEST_RUN with live frames.
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -18,53 +18,53 @@ pub use super::ring::RingCounts;
 use super::frame::Frames;
 use super::link::{Link, LinkConfig};
 use super::netns::{self, Netns};
-use super::ring::{PATIENCE, Ring};
+use super::ring::{Ring, TIMEOUT};
 use super::{run_ns, schedule, thread_cpu_ns, xdp};
 use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::xdp_md;
 
-/// Frames that test_run hands over before it flushes, and lets others have the CPU: one NAPI poll.
+/// Frames that test_run sends before it flushes and may reschedule: one NAPI poll.
 const BATCH: u32 = 64;
 
-/// Runs of the program in one test_run, some tens of milliseconds: each test_run makes a page pool,
-/// and the kernel is slow to get rid of one.
+/// Program runs per test_run, some tens of milliseconds. Each test_run creates a page pool, which
+/// the kernel is slow to free.
 const REPEAT: i32 = 65536;
 
-/// The longest burst of a paced or lossless wire: half a veth ring.
+/// The longest burst of a paced or lossless generator: half a veth ring.
 const BURST: u64 = 128;
 
-/// The longest burst of a paced wire whose generators have their CPUs to themselves, all of them together:
-/// they keep the time to a few us, and a ring of 256 frames need not hold more.
+/// The longest burst, all threads together, of a paced generator with CPUs of its own: its timing
+/// is exact to a few us, so bursts need not fill the ring of 256 frames.
 const APART_BURST: u64 = 32;
 
-/// Frames that may be dropped have been if none was received for so long.
-const DROPPED: Duration = Duration::from_millis(50);
+/// Frames under way count as dropped when none was received for this time.
+const DROP_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// What and how a [`Wire`] sends.
+/// Frames, count and rate of a [`Generator`].
 #[derive(Clone, Debug)]
-pub struct WireConfig {
-    /// What it sends.
+pub struct GeneratorConfig {
     pub frames: Frames,
     /// Frames to send; None: until stopped.
     pub count: Option<u64>,
-    /// Frames per second; None: as fast as the CPU can. Unless it is lossless, with the CPU
-    /// time that nobody else wants: it must not starve the NAPI there.
+    /// Frames per second; None: as fast as the CPU can. A generator that shares its CPU and is not
+    /// lossless runs as SCHED_IDLE, so that it does not starve the NAPI there.
     pub rate: Option<u64>,
-    /// Never more in the ring than it holds: it waits for the receiver and loses nothing there.
-    /// No other wire or socket may send into the same queue meanwhile.
+    /// Waits until the ring has room, so that nothing is lost there. No other generator or socket
+    /// may send into the same queue.
     pub lossless: bool,
-    /// A lossless wire's way to wait for the application too.
+    /// Makes a lossless generator wait for the application, too.
     pub window: Option<Window>,
 }
 
-/// Frames that may be under way: so many fewer to be dropped anywhere.
+/// Limit on the frames under way.
 #[derive(Clone)]
 pub struct Window {
-    /// That is sent and not received.
+    /// Frames sent and not yet received, at most.
     pub frames: u64,
-    /// Of this wire's frames, those that have been received.
+    /// Number of this generator's frames that were received.
     pub received: Arc<dyn Fn() -> u64 + Send + Sync>,
-    /// Some may be dropped: when none has been received for 50 ms, the others are given up.
+    /// Frames may be dropped on the way: when none was received for 50 ms, those under way are
+    /// given up.
     pub may_drop: bool,
 }
 
@@ -74,30 +74,29 @@ impl fmt::Debug for Window {
     }
 }
 
-/// What a wire did.
+/// What a generator has sent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct WireReport {
-    /// Frames sent.
+pub struct GeneratorReport {
     pub sent: u64,
-    /// Of these, frames that found the receiver's ring full. `sent - lost` reached its NAPI.
+    /// Frames that found the receiver's ring full, of those sent. `sent - lost` reached its NAPI.
     pub lost: u64,
-    /// CPU time of the sending thread, ns. With a NAPI in softirq it includes what that did on
-    /// this CPU between the thread's own work.
+    /// CPU time of the sending threads, ns. Includes the NAPI's work if that runs in softirq on the
+    /// same CPU.
     pub cpu_ns: u64,
-    /// From first to last frame, ns.
+    /// Time from first to last frame, ns.
     pub elapsed_ns: u64,
 }
 
-/// What is sent into one queue: by a generator at the tester's end, a thread on one CPU, or by several
+/// Sends frames from the tester's end into one queue, with one thread on one CPU or with several
 /// that send the same flows.
-pub struct Wire {
-    generators: Vec<Generator>,
+pub struct Generator {
+    threads: Vec<Thread>,
     ring: Ring,
     before: RingCounts,
 }
 
-struct Generator {
-    thread: JoinHandle<Option<Result<(WireReport, Sender)>>>,
+struct Thread {
+    handle: JoinHandle<Option<Result<(GeneratorReport, Sender)>>>,
     shared: Arc<Shared>,
 }
 
@@ -105,33 +104,33 @@ struct Generator {
 struct Shared {
     stop: AtomicBool,
     sent: AtomicU64,
-    /// The thread's id, once it has begun.
-    thread: AtomicI32,
+    /// 0 until the thread runs.
+    tid: AtomicI32,
 }
 
-impl Wire {
-    /// Starts to send on `cpu`, which decides the receiving queue: `cpu` modulo the link's queues.
+impl Generator {
+    /// Starts to send on `cpu`. The receiving queue is `cpu` modulo the link's queues.
     ///
     /// # Errors
-    /// A frame is longer than the MTU or a page allows; the receiving end has no NAPI (neither GRO
-    /// nor an XDP program); the kernel has no live frames (before 5.18).
-    pub fn start(link: &Link, cpu: u32, config: &WireConfig) -> Result<Self> {
+    /// A frame exceeds the MTU or a page; the receiving end has no NAPI (neither GRO nor an XDP
+    /// program); the kernel has no live frames (before 5.18).
+    pub fn start(link: &Link, cpu: u32, config: &GeneratorConfig) -> Result<Self> {
         Self::start_all(link, &[cpu], config, false)
     }
 
-    /// Starts to send on several CPUs, of which each sends its share, into one queue. Nothing else runs
-    /// on them: the generators leave the CPU time to nobody.
+    /// Starts to send into one queue on several CPUs, each of which sends its share. The CPUs must
+    /// be reserved for this: the threads never yield.
     ///
     /// # Errors
-    /// As [`Self::start`]; when the CPUs send into several queues; when the wire is to lose nothing, or
-    /// to send TCP, whose sequence numbers only one can count.
-    pub fn apart(link: &Link, cpus: &CpuMask, config: &WireConfig) -> Result<Self> {
+    /// As [`Self::start`]; the CPUs belong to several queues; the generator is lossless, or sends
+    /// TCP, which needs a single counter of sequence numbers.
+    pub fn apart(link: &Link, cpus: &CpuMask, config: &GeneratorConfig) -> Result<Self> {
         let cpus: Vec<u32> = cpus.iter().collect();
         Self::start_all(link, &cpus, config, true)
     }
 
-    fn start_all(link: &Link, cpus: &[u32], config: &WireConfig, apart: bool) -> Result<Self> {
-        let first = *cpus.first().context("a wire needs a CPU to send on")?;
+    fn start_all(link: &Link, cpus: &[u32], config: &GeneratorConfig, apart: bool) -> Result<Self> {
+        let first = *cpus.first().context("a generator needs a CPU to send on")?;
         let queue = first % link.dut.queues;
         ensure!(
             cpus.iter().all(|cpu| cpu % link.dut.queues == queue),
@@ -140,20 +139,20 @@ impl Wire {
         );
         ensure!(
             !apart || !(config.lossless || matches!(config.frames, Frames::Tcp(_))),
-            "a lossless wire, or one of TCP, has one generator, which yields"
+            "a lossless generator, or one of TCP, has one thread, which yields"
         );
         let mut ring = Ring::new(link, queue)?;
         ring.shared = cpus.len() > 1;
-        let mut wire = Self {
-            generators: Vec::new(),
+        let mut generator = Self {
+            threads: Vec::new(),
             before: ring.counts()?,
             ring,
         };
-        // All are ready before the first one sends.
+        // All senders are loaded before the first one sends.
         let nr = cpus.len() as u64;
         let senders = (0..).zip(cpus).map(|(index, &cpu)| {
             let share = |all: u64| (all + nr - 1 - index) / nr;
-            let config = WireConfig {
+            let config = GeneratorConfig {
                 count: config.count.map(share),
                 rate: config.rate.map(share),
                 ..config.clone()
@@ -169,14 +168,16 @@ impl Wire {
         for (cpu, sender) in senders {
             let shared = sender.shared.clone();
             let netns = &link.tester.netns;
-            let thread = netns.spawn(Some(cpu), &format!("wire/{cpu}"), move || sender.send())?;
-            wire.generators.push(Generator { thread, shared });
+            let handle = netns.spawn(Some(cpu), &format!("generator/{cpu}"), move || {
+                sender.send()
+            })?;
+            generator.threads.push(Thread { handle, shared });
         }
-        Ok(wire)
+        Ok(generator)
     }
 
-    /// Frames put into the receiver's ring so far, and those that found it full. No other wire may send
-    /// into the same queue meanwhile.
+    /// Frames accepted by the receiver's ring so far, and frames refused. No other generator may
+    /// send into the same queue.
     ///
     /// # Errors
     /// When the device is gone.
@@ -188,20 +189,20 @@ impl Wire {
         })
     }
 
-    /// Frames sent so far; up to 65536 of each generator late at full speed.
+    /// Frames sent so far; at full speed up to 65536 frames per thread behind.
     pub fn sent(&self) -> u64 {
-        let sent = |g: &Generator| g.shared.sent.load(Ordering::Relaxed);
-        self.generators.iter().map(sent).sum()
+        let sent = |g: &Thread| g.shared.sent.load(Ordering::Relaxed);
+        self.threads.iter().map(sent).sum()
     }
 
-    /// Sends on another CPU from now on, on links of one queue: where a device is polled in softirq,
-    /// it is polled there.
+    /// Moves the generator to another CPU, on a link with one queue. A device that is polled in
+    /// softirq is then polled on that CPU.
     ///
     /// # Errors
     /// The CPU is offline.
     pub fn move_to(&self, cpu: u32) -> Result<()> {
-        for generator in &self.generators {
-            match generator.shared.thread.load(Ordering::Relaxed) {
+        for thread in &self.threads {
+            match thread.shared.tid.load(Ordering::Relaxed) {
                 0 => (),
                 thread => netns::bind(Pid::from_raw(thread), cpu)?,
             }
@@ -209,31 +210,32 @@ impl Wire {
         Ok(())
     }
 
-    /// CPU time of the generators so far, ns.
+    /// CPU time of the threads so far, ns.
     ///
     /// # Errors
-    /// When one has ended.
+    /// When a thread has ended.
     pub fn cpu_ns(&self) -> Result<u64> {
-        let threads = self.generators.iter();
-        let threads = threads.map(|g| g.shared.thread.load(Ordering::Relaxed));
+        let threads = self.threads.iter();
+        let threads = threads.map(|g| g.shared.tid.load(Ordering::Relaxed));
         let running = threads.filter(|&thread| thread != 0);
         running.map(|thread| run_ns(Pid::from_raw(thread))).sum()
     }
 
-    /// Stops it.
-    pub fn stop(self) -> Result<WireReport> {
+    /// Stops the threads and returns what was sent.
+    pub fn stop(self) -> Result<GeneratorReport> {
         self.tell_to_stop();
         self.wait()
     }
 
-    /// Waits until it has sent its count.
-    pub fn wait(mut self) -> Result<WireReport> {
-        let mut all = WireReport::default();
-        // They go together: each takes its program out of the XDP dispatcher, code that all others run.
+    /// Waits until the configured count was sent.
+    pub fn wait(mut self) -> Result<GeneratorReport> {
+        let mut all = GeneratorReport::default();
+        // Detach all programs at once at the end: each detaching rewrites the XDP dispatcher, which
+        // the other threads still execute.
         let mut ended = Vec::new();
-        for generator in self.generators.drain(..) {
-            let (report, sender) = match generator.thread.join() {
-                Ok(report) => report.context("the wire did not start")??,
+        for thread in self.threads.drain(..) {
+            let (report, sender) = match thread.handle.join() {
+                Ok(report) => report.context("the generator did not start")??,
                 Err(panic) => std::panic::resume_unwind(panic),
             };
             ended.push(sender);
@@ -246,14 +248,14 @@ impl Wire {
     }
 
     fn tell_to_stop(&self) {
-        for generator in &self.generators {
-            generator.shared.stop.store(true, Ordering::Relaxed);
+        for thread in &self.threads {
+            thread.shared.stop.store(true, Ordering::Relaxed);
         }
     }
 }
 
-impl Drop for Wire {
-    /// The threads end by themselves, after what they send just now.
+impl Drop for Generator {
+    /// The threads end on their own, after the current test_run.
     fn drop(&mut self) {
         self.tell_to_stop();
     }
@@ -265,40 +267,40 @@ struct Sender {
     frame: Vec<u8>,
     ifindex: u32,
     ring: Ring,
-    config: WireConfig,
-    /// Leaves the CPU to all others.
+    config: GeneratorConfig,
+    /// Runs as SCHED_IDLE.
     yields: bool,
     shared: Arc<Shared>,
 }
 
 impl Sender {
-    /// `burst`: frames at a time of a paced one.
+    /// `burst`: frames per burst of a paced generator.
     fn new(
         link: &Link,
         cpu: u32,
-        config: WireConfig,
+        config: GeneratorConfig,
         burst: Option<u64>,
         yields: bool,
     ) -> Result<Self> {
         let (frame, mut layout) = config.frames.template()?;
         let skel = xdp::load(|open| {
-            open.progs.wire.set_autoload(true);
+            open.progs.generator.set_autoload(true);
             let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;
             let written = match layout.template_len {
-                0 => frame.len().min(constants.wire_template.len()),
+                0 => frame.len().min(constants.generator_template.len()),
                 len => len as usize,
             };
             ensure!(
-                written <= constants.wire_template.len(),
+                written <= constants.generator_template.len(),
                 "headers of {written} bytes are too long"
             );
             layout.template_len = written as u32;
-            layout.first.wire = cpu.to_be();
-            constants.wire_template[..written].copy_from_slice(&frame[..written]);
-            constants.wire_layout = layout;
+            layout.first.generator = cpu.to_be();
+            constants.generator_template[..written].copy_from_slice(&frame[..written]);
+            constants.generator_layout = layout;
             if let (Some(rate), Some(burst), false) = (config.rate, burst, config.lossless) {
-                constants.wire_burst = burst as u32;
-                constants.wire_burst_ns = burst * 1_000_000_000 / rate.max(1);
+                constants.generator_burst = burst as u32;
+                constants.generator_burst_ns = burst * 1_000_000_000 / rate.max(1);
             }
             Ok(())
         })?;
@@ -314,13 +316,12 @@ impl Sender {
         })
     }
 
-    fn send(mut self) -> Result<(WireReport, Self)> {
-        let thread = nix::unistd::gettid().as_raw();
-        self.shared.thread.store(thread, Ordering::Relaxed);
-        // Sleeps between bursts are shorter than the default slack of 50 us.
+    fn send(mut self) -> Result<(GeneratorReport, Self)> {
+        let tid = nix::unistd::gettid().as_raw();
+        self.shared.tid.store(tid, Ordering::Relaxed);
+        // Sleeps between bursts are shorter than the default timer slack of 50 us.
         nix::sys::prctl::set_timerslack(1)?;
         if self.yields {
-            // Behind everybody else on its CPU.
             schedule(Pid::from_raw(0), libc::SCHED_IDLE, 0)?;
         }
         let cpu = thread_cpu_ns()?;
@@ -329,9 +330,9 @@ impl Sender {
         let sent = self.send_frames(count)?;
         let elapsed_ns = start.elapsed().as_nanos() as u64;
         let cpu_ns = thread_cpu_ns()? - cpu;
-        let report = WireReport {
+        let report = GeneratorReport {
             sent,
-            // Known of all generators together.
+            // Known for all threads together only.
             lost: 0,
             cpu_ns,
             elapsed_ns,
@@ -339,8 +340,8 @@ impl Sender {
         Ok((report, self))
     }
 
-    /// Sends `count` frames, or until it is to stop; a lossless wire in bursts, each when there is
-    /// room for it in the ring.
+    /// Sends `count` frames, or until stopped. A lossless generator sends bursts, each when the
+    /// ring has room for it.
     fn send_frames(&mut self, count: u64) -> Result<u64> {
         let rate = self.config.rate.filter(|_| self.config.lossless);
         let mut schedule = rate.map(|rate| Schedule::new(rate, Instant::now()));
@@ -363,12 +364,12 @@ impl Sender {
         Ok(sent)
     }
 
-    /// Runs the program `repeat` times, or a batch more, until `limit` frames are sent since the
-    /// start; returns how many are.
+    /// Runs the program `repeat` times, rounded up to a batch, until `limit` frames were sent since
+    /// the start. Returns the frames sent since the start.
     fn run(&mut self, limit: u64, repeat: i32) -> Result<u64> {
         let bss = self.skel.maps.bss_data.as_mut().context("no .bss")?;
-        bss.wire_limit = limit;
-        let before = bss.wire_nr_refused;
+        bss.generator_limit = limit;
+        let before = bss.generator_nr_refused;
         let context = xdp_md {
             data_end: self.frame.len() as u32,
             ingress_ifindex: self.ifindex,
@@ -385,28 +386,28 @@ impl Sender {
             batch_size: BATCH.min(repeat as u32),
             ..Default::default()
         };
-        let program = self.skel.progs.wire.as_fd().as_raw_fd();
+        let program = self.skel.progs.generator.as_fd().as_raw_fd();
         let start = Instant::now();
         let ret = loop {
-            // SAFETY: the options, and all they point to, outlive the call.
+            // SAFETY: the options and everything they point to outlive the call.
             let ret = unsafe { libbpf_sys::bpf_prog_test_run_opts(program, &mut options) };
-            // Each test_run makes a page pool, of which the kernel can number 65534. One whose
-            // frames are still under way when it returns is looked at again a second later: many
-            // runs use the numbers up (net/core/xdp.c, page_pool.c).
-            if Errno::from_raw(-ret) != Errno::ENOSPC || start.elapsed() > PATIENCE {
+            // Each test_run takes one of 65534 page pool ids. A pool with frames still under way is
+            // checked for release once a second only, so a series of runs can exhaust the ids
+            // (net/core/xdp.c, page_pool.c).
+            if Errno::from_raw(-ret) != Errno::ENOSPC || start.elapsed() > TIMEOUT {
                 break ret;
             }
             std::thread::sleep(Duration::from_millis(10));
         };
-        // SAFETY: only the program above writes them, and that has returned.
+        // SAFETY: only the program writes these words, and it has returned.
         let (sent, refused) = unsafe {
             (
-                (&raw const bss.wire_nr_sent).read_volatile(),
-                (&raw const bss.wire_nr_refused).read_volatile(),
+                (&raw const bss.generator_nr_sent).read_volatile(),
+                (&raw const bss.generator_nr_refused).read_volatile(),
             )
         };
         match Errno::from_raw(-ret) {
-            // A signal for another purpose; the caller comes back for the rest.
+            // Interrupted by an unrelated signal; the caller runs the rest.
             Errno::EINTR => Ok(sent),
             _ if ret == 0 && refused > before => {
                 bail!("frames of {} bytes can't be written", self.frame.len())
@@ -420,30 +421,31 @@ impl Sender {
     }
 }
 
-/// Attaches the program to a device that carries nothing. Otherwise each test_run would put it into
-/// the XDP dispatcher and take it out again, and wait for RCU each time: tens of milliseconds.
+/// Keeps the program attached to an idle device. Otherwise each test_run would add it to the XDP
+/// dispatcher and remove it again, and wait for RCU each time: tens of milliseconds.
 fn park(skel: &LabSkel) -> Result<(Netns, OwnedFd)> {
-    let netns = Netns::new("wire")?;
+    let netns = Netns::new("generator")?;
     let link = Link::new(&netns, &netns, &LinkConfig::default())?;
     let attached = xdp::attach(
         &link.dut,
-        skel.progs.wire.as_fd(),
+        skel.progs.generator.as_fd(),
         rxsteer::host::device::XdpMode::Native,
     )?;
     Ok((netns, attached))
 }
 
-/// Frames per burst of a paced wire: 500 us worth, up to 256,000 frames a second. A test_run costs about
-/// 50 us however little it sends. Its page pool outlives it by up to a second where frames are still
-/// under way, and the kernel then looks through all pools for each of them, in a worker on the same CPU
-/// (page_pool_release_retry()): 5,000 of them a second kept the generator from it for 4 ms at a time.
+/// Frames per burst of a paced generator: 500 us worth, up to 256,000 frames/s. A test_run costs
+/// about 50 us regardless of its length. Its page pool lives on for up to a second while frames are
+/// under way, and a worker on the same CPU walks all pools for each of them
+/// (page_pool_release_retry()): with 5,000 test_runs/s it kept the generator off the CPU for 4 ms
+/// at a time.
 fn burst(rate: u64) -> u64 {
     (rate / 2_000).clamp(1, BURST)
 }
 
 impl Window {
-    /// Waits until `burst` more frames may be under way. Returns how many of the `sent` ones have
-    /// been given up.
+    /// Waits until `burst` more frames may be under way. Returns the number of `sent` frames that
+    /// were given up.
     fn wait(&self, sent: u64, burst: u64) -> Result<u64> {
         let mut received = (self.received)();
         let mut since = Instant::now();
@@ -452,12 +454,12 @@ impl Window {
             let now = (self.received)();
             if now != received {
                 (received, since) = (now, Instant::now());
-            } else if self.may_drop && since.elapsed() > DROPPED {
+            } else if self.may_drop && since.elapsed() > DROP_TIMEOUT {
                 return Ok(sent.saturating_sub(received));
             }
             ensure!(
-                since.elapsed() < PATIENCE,
-                "{} frames are under way and nobody receives one",
+                since.elapsed() < TIMEOUT,
+                "{} frames are under way and none is received",
                 sent - received
             );
         }
@@ -465,10 +467,10 @@ impl Window {
     }
 }
 
-/// When the next burst of a paced wire is due.
+/// Due times of the bursts of a paced generator.
 struct Schedule {
     rate: u64,
-    /// Frames, see [`burst`].
+    /// Frames per burst, see [`burst`].
     burst: u64,
     due: Instant,
 }
@@ -482,7 +484,7 @@ impl Schedule {
         }
     }
 
-    /// Sleeps until the next burst is due; returns its size.
+    /// Sleeps until the next burst is due; returns its size, frames.
     fn wait(&mut self) -> u64 {
         let now = Instant::now();
         if let Some(early) = self.due.checked_duration_since(now) {
@@ -491,9 +493,9 @@ impl Schedule {
         self.next(now)
     }
 
-    /// The size of the burst that is sent now, or as soon as it is due. Lost time is caught up with by
-    /// longer bursts, where a test_run takes longer than the time between two; up to a millisecond of
-    /// it: more would be a flood, not a rate.
+    /// Size of the burst due next, frames. If a test_run takes longer than the interval between
+    /// bursts, longer bursts make up for it, for a delay of up to 1 ms: more would turn the rate
+    /// into a flood.
     fn next(&mut self, now: Instant) -> u64 {
         self.due = self.due.max(now - Duration::from_millis(1));
         let late = now.saturating_duration_since(self.due).as_nanos() as u64;
@@ -507,7 +509,7 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    /// Frames of a second in which each burst takes so long.
+    /// Frames sent in one second if each burst takes `takes`.
     fn sent(rate: u64, takes: Duration) -> u64 {
         let start = Instant::now();
         let mut schedule = Schedule::new(rate, start);
@@ -531,7 +533,7 @@ mod tests {
                 );
             }
         }
-        // The control: no burst is longer than half a ring, and more than a millisecond is lost.
+        // Control: bursts are limited to half a ring, and delays beyond 1 ms are not made up for.
         assert!(sent(640_000, Duration::from_micros(500)) < 300_000);
         assert!(sent(20_000, Duration::from_millis(2)) < 16_000);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The application: threads that receive datagrams and count them.
+//! The application: threads that receive and count datagrams.
 
 use std::collections::HashMap;
 use std::io;
@@ -20,35 +20,36 @@ use super::thread_cpu_ns;
 
 /// Datagrams per recvmmsg().
 const BATCH: usize = 64;
-/// Bytes received of each: an Ethernet MTU's worth.
+/// Bytes received of each datagram: more than an Ethernet MTU.
 const DATAGRAM: usize = 2048;
-/// How long a thread sleeps in the kernel before it looks whether it should stop.
+/// Time that a thread blocks in the kernel before it checks whether to stop.
 pub(super) const IDLE: Duration = Duration::from_millis(20);
 
-/// How a [`Sink`] listens.
+/// Sockets and threads of a [`Receiver`].
 #[derive(Clone, Debug)]
-pub struct SinkConfig {
-    /// The local address, or the wildcard address.
+pub struct ReceiverConfig {
+    /// Local address, or the wildcard address.
     pub local: SocketAddr,
-    /// Connects the sockets to this peer, so that nothing else reaches them.
+    /// Connects the sockets to this peer.
     pub peer: Option<SocketAddr>,
-    /// One thread each, bound to that CPU, or to none.
+    /// One thread per entry, bound to that CPU or to none.
     pub threads: Vec<Option<u32>>,
-    /// A socket per thread (SO_REUSEPORT), or one for all.
+    /// One socket per thread (SO_REUSEPORT), or one for all threads.
     pub reuseport: bool,
-    /// Socket i gets what the stack processed on CPU i, so that the threads' counts show where
-    /// packets went; needs `reuseport`. A CPU beyond the last socket has none of its own.
+    /// Socket i receives the packets that the stack processed on CPU i, so that the counts per
+    /// thread show where packets were processed. Needs `reuseport`. Packets of a CPU without a
+    /// socket are distributed by hash.
     pub by_cpu: bool,
-    /// Looks at the wire's stamp in every datagram for those that were overtaken. Only within a
-    /// socket is there an order.
+    /// Checks the generator's stamp for reordered datagrams. The order is defined only within a
+    /// socket.
     pub check_order: bool,
-    /// SO_RCVBUF of each socket, bytes before the kernel doubles them. A datagram from a
-    /// wire costs more than a page (about 4.4 kB) of the doubled ones, however small it is.
+    /// SO_RCVBUF of each socket, bytes, before the kernel doubles it. Each datagram of a generator
+    /// is charged more than a page (about 4.4 kB), even a small one.
     pub rcvbuf: usize,
 }
 
-impl SinkConfig {
-    /// One thread on no particular CPU, 4 MiB of buffer.
+impl ReceiverConfig {
+    /// One thread on any CPU, 4 MiB of buffer.
     pub fn new(local: SocketAddr) -> Self {
         Self {
             local,
@@ -62,21 +63,22 @@ impl SinkConfig {
     }
 }
 
-/// What a sink got.
+/// Counts of a receiver.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct SinkReport {
-    /// Datagrams per thread.
+pub struct ReceiverReport {
+    /// Datagrams received, by thread.
     pub received: Vec<u64>,
-    /// Datagrams that the kernel dropped at the sockets: full buffers, wrong checksums.
+    /// Datagrams dropped at the sockets: full buffers, wrong checksums.
     pub dropped: u64,
-    /// Datagrams received after a later one, or the same, of their flow and wire; 0 unless checked.
+    /// Datagrams received after a later one, or a duplicate, of their flow and generator; 0 unless
+    /// checked.
     pub reordered: u64,
-    /// CPU time of each thread, ns.
+    /// CPU time by thread, ns.
     pub cpu_ns: Vec<u64>,
 }
 
-/// Threads that receive, until stopped.
-pub struct Sink {
+/// Receiving threads.
+pub struct Receiver {
     sockets: Vec<Arc<OwnedFd>>,
     threads: Vec<JoinHandle<Option<Result<Done>>>>,
     shared: Arc<Shared>,
@@ -87,13 +89,13 @@ struct Shared {
     received: Counters,
 }
 
-/// What a thread leaves behind.
+/// Result of a thread.
 struct Done {
     cpu_ns: u64,
     reordered: u64,
 }
 
-/// What comes next in each flow, at the earliest.
+/// Next expected sequence number of each flow.
 #[derive(Default)]
 pub(super) struct Order {
     next: HashMap<[u8; 8], u64>,
@@ -101,7 +103,7 @@ pub(super) struct Order {
 }
 
 impl Order {
-    /// A payload begins with a `wire_stamp`: the sequence number, then what names flow and wire.
+    /// A payload begins with a `generator_stamp`: sequence number, then flow and generator.
     pub(super) fn see(&mut self, payload: &[u8]) {
         let Some((seq, rest)) = payload.split_first_chunk() else {
             return;
@@ -119,42 +121,41 @@ impl Order {
     }
 }
 
-/// A counter for each of several threads, which others read.
+/// One counter per thread, readable by others.
 #[derive(Debug)]
 pub struct Counters(Vec<Line>);
 
-/// On a cache line of its own.
+/// Separate cache lines.
 #[repr(align(64))]
 #[derive(Debug, Default)]
 struct Line(AtomicU64);
 
 impl Counters {
-    /// For threads 0…`count` - 1.
     pub(super) fn new(count: usize) -> Self {
         Self((0..count).map(|_| Line::default()).collect())
     }
 
-    /// A thread's.
+    /// Counter of one thread.
     pub(super) fn of(&self, thread: usize) -> &AtomicU64 {
         &self.0[thread].0
     }
 
-    /// Of all threads, in their order.
+    /// Counts by thread.
     pub(super) fn each(&self) -> Vec<u64> {
         let lines = self.0.iter();
         lines.map(|line| line.0.load(Ordering::Relaxed)).collect()
     }
 
-    /// Of all threads together.
+    /// Sum over all threads.
     pub fn sum(&self) -> u64 {
         self.each().iter().sum()
     }
 }
 
-impl Sink {
-    /// Binds the sockets, then starts the threads: what is sent after this returns is received.
-    pub fn start(netns: &Netns, config: &SinkConfig) -> Result<Self> {
-        ensure!(!config.threads.is_empty(), "a sink needs a thread");
+impl Receiver {
+    /// Binds the sockets before the threads start: everything sent after the return is received.
+    pub fn start(netns: &Netns, config: &ReceiverConfig) -> Result<Self> {
+        ensure!(!config.threads.is_empty(), "a receiver needs a thread");
         let count = if config.reuseport {
             config.threads.len()
         } else {
@@ -178,23 +179,23 @@ impl Sink {
             stop: AtomicBool::new(false),
             received: Counters::new(config.threads.len()),
         });
-        let mut sink = Self {
+        let mut receiver = Self {
             sockets,
             threads: Vec::new(),
             shared,
         };
         for (i, &cpu) in config.threads.iter().enumerate() {
-            let socket = sink.sockets[i % count].clone();
-            let shared = sink.shared.clone();
-            let thread = netns.spawn(cpu, &format!("sink/{i}"), move || {
+            let socket = receiver.sockets[i % count].clone();
+            let shared = receiver.shared.clone();
+            let thread = netns.spawn(cpu, &format!("receiver/{i}"), move || {
                 receive(&socket, shared.received.of(i), &shared.stop, check_order)
             })?;
-            sink.threads.push(thread);
+            receiver.threads.push(thread);
         }
-        Ok(sink)
+        Ok(receiver)
     }
 
-    /// Datagrams received so far by all threads.
+    /// Datagrams received so far.
     pub fn received(&self) -> u64 {
         self.shared.received.sum()
     }
@@ -205,21 +206,21 @@ impl Sink {
     }
 
     /// Stops the threads once their sockets are empty.
-    pub fn stop(mut self) -> Result<SinkReport> {
+    pub fn stop(mut self) -> Result<ReceiverReport> {
         self.shared.stop.store(true, Ordering::Relaxed);
         let mut cpu_ns = Vec::new();
         let mut reordered = 0;
         for thread in self.threads.drain(..) {
             match thread.join() {
                 Ok(done) => {
-                    let done = done.context("a sink's thread did not start")??;
+                    let done = done.context("a receiver's thread did not start")??;
                     cpu_ns.push(done.cpu_ns);
                     reordered += done.reordered;
                 }
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         }
-        Ok(SinkReport {
+        Ok(ReceiverReport {
             received: self.shared.received.each(),
             dropped: self.dropped()?,
             reordered,
@@ -228,21 +229,21 @@ impl Sink {
     }
 }
 
-impl Drop for Sink {
-    /// The threads end by themselves, within their idle time.
+impl Drop for Receiver {
+    /// The threads end on their own, within `IDLE`.
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
     }
 }
 
-fn open(config: &SinkConfig) -> Result<OwnedFd> {
+fn open(config: &ReceiverConfig) -> Result<OwnedFd> {
     let family = match config.local {
         SocketAddr::V4(_) => AddressFamily::Inet,
         SocketAddr::V6(_) => AddressFamily::Inet6,
     };
     let fd = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
     setsockopt(&fd, sockopt::ReusePort, &config.reuseport)?;
-    // FORCE: net.core.rmem_max is the host's and stays as it is.
+    // RcvBufForce: leaves net.core.rmem_max, a setting of the host, alone.
     setsockopt(&fd, sockopt::RcvBufForce, &config.rcvbuf)?;
     bind(fd.as_raw_fd(), &SockaddrStorage::from(config.local))?;
     let socket = UdpSocket::from(fd);
@@ -253,8 +254,8 @@ fn open(config: &SinkConfig) -> Result<OwnedFd> {
     Ok(socket.into())
 }
 
-/// Makes the number of the CPU that a packet is processed on the number of its socket, in the order
-/// in which the sockets of this one's SO_REUSEPORT group were bound.
+/// Selects the socket of an SO_REUSEPORT group by the CPU that processes the packet, numbered in
+/// the order of their bind().
 fn choose_by_cpu(socket: &OwnedFd) -> Result<()> {
     let instruction = |code, k| libc::sock_filter {
         code: code as u16,
@@ -285,7 +286,7 @@ fn choose_by_cpu(socket: &OwnedFd) -> Result<()> {
     Ok(())
 }
 
-/// Receives until told to stop and nothing is left.
+/// Receives until told to stop and the socket is empty.
 fn receive(
     socket: &OwnedFd,
     received: &AtomicU64,
@@ -295,7 +296,7 @@ fn receive(
     let mut order = Order::default();
     let mut messages = Messages::new(false);
     loop {
-        // Read before the socket is found empty: what came before the order to stop is counted.
+        // Read before the socket is drained: packets that came before the stop are counted.
         let last = stop.load(Ordering::Relaxed);
         let count = messages.receive(socket, !last)?;
         if check_order {
@@ -311,17 +312,17 @@ fn receive(
     }
 }
 
-/// Room for the datagrams of one recvmmsg().
+/// Buffers of one recvmmsg().
 pub(super) struct Messages {
     headers: Vec<libc::mmsghdr>,
     data: Vec<u8>,
-    // The headers point to these.
+    // `headers` points to these.
     _vectors: Vec<libc::iovec>,
     _peers: Vec<libc::sockaddr_storage>,
 }
 
 impl Messages {
-    /// `peers`: asks for each datagram's source, as servers do.
+    /// `peers`: also receive source addresses, as servers do.
     pub(super) fn new(peers: bool) -> Self {
         let mut data = vec![0u8; BATCH * DATAGRAM];
         let mut vectors: Vec<libc::iovec> = data
@@ -355,12 +356,12 @@ impl Messages {
         }
     }
 
-    /// Receives what is there; if nothing is and it may wait, until something is or the socket's
-    /// time is up. Returns the number of datagrams.
+    /// Receives pending datagrams and returns their number. With `wait`, blocks until there is one
+    /// or the socket's timeout expires.
     pub(super) fn receive(&mut self, socket: &OwnedFd, wait: bool) -> Result<usize> {
         for header in &mut self.headers {
             if !header.msg_hdr.msg_name.is_null() {
-                // The kernel has written the length of the last one.
+                // recvmmsg() overwrote the length.
                 header.msg_hdr.msg_namelen = size_of::<libc::sockaddr_storage>() as _;
             }
         }
@@ -389,7 +390,7 @@ impl Messages {
         }
     }
 
-    /// The first `count` datagrams that were received last.
+    /// Payloads of the last `count` datagrams received.
     pub(super) fn payloads(&self, count: usize) -> impl Iterator<Item = &[u8]> {
         let buffers = self.data.chunks_exact(DATAGRAM);
         buffers
@@ -398,7 +399,7 @@ impl Messages {
     }
 }
 
-/// The socket's drop counter (SK_MEMINFO_DROPS in linux/sock_diag.h).
+/// Drop counter of a socket (SK_MEMINFO_DROPS in linux/sock_diag.h).
 pub(super) fn drops(socket: &OwnedFd) -> Result<u64> {
     const SK_MEMINFO_DROPS: usize = 8;
     let mut info = [0u32; SK_MEMINFO_DROPS + 1];

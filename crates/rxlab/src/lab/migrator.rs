@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Applications that never stay: threads that read and change their CPU as fast as they can.
+//! Applications on the move: threads that read and change their CPU as often as possible.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -14,24 +14,24 @@ use nix::unistd::Pid;
 use rxsteer::host::cpumask::CpuMask;
 
 use super::netns::{Netns, bind};
-use super::sink::{Counters, IDLE, Messages, Order, drops};
+use super::receiver::{Counters, IDLE, Messages, Order, drops};
 
-/// How long a thread stays, at least: to go costs a good part of it, and where there are more
-/// threads than CPUs much more.
-const STAY: Duration = Duration::from_micros(500);
+/// Minimum stay on a CPU. A migration takes a good part of it, and much more if there are more
+/// threads than CPUs.
+const MIN_STAY: Duration = Duration::from_micros(500);
 
-/// What is read, and how it is counted.
+/// What the threads read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reads {
-    /// Datagrams with a wire's stamp, whose order is checked; their sources are asked for.
+    /// Datagrams of a generator, in checked order; source addresses are received, too.
     Datagrams,
-    /// Streams, thrown away as they are read and counted in segments of so many bytes. TCP's own
-    /// counters tell of their order.
+    /// TCP streams, discarded and counted in segments of this size, bytes. TCP's own counters show
+    /// reordering.
     Segments(u64),
 }
 
-/// The threads, until stopped.
-pub struct Jumpers {
+/// Reading threads.
+pub struct Migrators {
     sockets: Vec<Arc<Vec<OwnedFd>>>,
     threads: Vec<JoinHandle<Option<Result<()>>>>,
     shared: Arc<Shared>,
@@ -41,25 +41,25 @@ struct Shared {
     stop: AtomicBool,
     received: Arc<Counters>,
     reordered: Counters,
-    jumps: Counters,
+    migrations: Counters,
 }
 
-/// What they saw.
+/// Counts of all threads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct JumpersReport {
+pub struct MigratorsReport {
     /// Datagrams or segments read.
     pub received: u64,
-    /// Datagrams read after a later one, or the same, of their flow and wire.
+    /// Datagrams read after a later one, or a duplicate, of their flow and generator.
     pub reordered: u64,
-    /// Datagrams that the kernel dropped at the sockets.
+    /// Datagrams dropped at the sockets.
     pub dropped: u64,
-    /// Times that a thread changed its CPU.
-    pub jumps: u64,
+    /// Changes of a thread's CPU.
+    pub migrations: u64,
 }
 
-impl Jumpers {
-    /// Starts a thread for each list of sockets, which it alone reads. After a read it
-    /// goes to the next of `cpus`; those that are offline then are passed over.
+impl Migrators {
+    /// Starts one thread per list of sockets. After a read a thread migrates to the next of `cpus`;
+    /// offline CPUs are skipped.
     ///
     /// # Errors
     /// When a thread can't be started.
@@ -69,22 +69,22 @@ impl Jumpers {
         reads: Reads,
         cpus: &[u32],
     ) -> Result<Self> {
-        ensure!(!cpus.is_empty(), "there is no CPU to jump to");
-        // Threads that begin on different CPUs stay apart for a while.
-        let turned = |index: usize| {
-            let mut turned = cpus.to_vec();
-            turned.rotate_left(index % cpus.len());
-            turned
+        ensure!(!cpus.is_empty(), "there is no CPU to migrate to");
+        // Different first CPUs keep the threads apart for a while.
+        let rotated = |index: usize| {
+            let mut rotated = cpus.to_vec();
+            rotated.rotate_left(index % cpus.len());
+            rotated
         };
         let lists = sockets.into_iter().enumerate();
         Self::start_each(
             netns,
-            lists.map(|(i, list)| (list, turned(i))).collect(),
+            lists.map(|(i, list)| (list, rotated(i))).collect(),
             reads,
         )
     }
 
-    /// Deals sockets out to threads that stay, one on each of these CPUs.
+    /// Distributes sockets over threads that do not migrate, one per CPU.
     ///
     /// # Errors
     /// When a thread can't be started.
@@ -103,7 +103,7 @@ impl Jumpers {
         Self::start_each(netns, lists, reads)
     }
 
-    /// A thread for each list of sockets, with the CPUs to which it goes in turn.
+    /// Starts a thread per list of sockets, with its CPUs in order.
     fn start_each(
         netns: &Netns,
         lists: Vec<(Vec<OwnedFd>, Vec<u32>)>,
@@ -111,60 +111,60 @@ impl Jumpers {
     ) -> Result<Self> {
         let count = lists.len();
         let (sockets, cpus): (Vec<_>, Vec<_>) = lists.into_iter().unzip();
-        let mut jumpers = Self {
+        let mut migrators = Self {
             sockets: sockets.into_iter().map(Arc::new).collect(),
             threads: Vec::new(),
             shared: Arc::new(Shared {
                 stop: AtomicBool::new(false),
                 received: Arc::new(Counters::new(count)),
                 reordered: Counters::new(count),
-                jumps: Counters::new(count),
+                migrations: Counters::new(count),
             }),
         };
-        let each = jumpers.sockets.clone().into_iter().zip(cpus);
+        let each = migrators.sockets.clone().into_iter().zip(cpus);
         for (index, (sockets, cpus)) in each.enumerate() {
-            let shared = jumpers.shared.clone();
-            let thread = netns.spawn(None, &format!("jumper/{index}"), move || {
-                Jumper::new(index, &shared, &cpus, reads).run(&sockets)
+            let shared = migrators.shared.clone();
+            let thread = netns.spawn(None, &format!("migrator/{index}"), move || {
+                Migrator::new(index, &shared, &cpus, reads).run(&sockets)
             })?;
-            jumpers.threads.push(thread);
+            migrators.threads.push(thread);
         }
-        Ok(jumpers)
+        Ok(migrators)
     }
 
-    /// What each has read so far.
+    /// Datagrams or segments read so far, by thread.
     pub fn received(&self) -> Arc<Counters> {
         self.shared.received.clone()
     }
 
-    /// How often a thread has changed its CPU so far.
-    pub fn jumps(&self) -> u64 {
-        self.shared.jumps.sum()
+    /// Changes of a thread's CPU so far.
+    pub fn migrations(&self) -> u64 {
+        self.shared.migrations.sum()
     }
 
-    /// What they have seen so far.
+    /// Counts so far.
     ///
     /// # Errors
-    /// When the kernel does not tell a socket's drops.
-    pub fn report(&self) -> Result<JumpersReport> {
+    /// When the kernel has no drop counters of sockets.
+    pub fn report(&self) -> Result<MigratorsReport> {
         let sockets = self.sockets.iter().flat_map(|sockets| sockets.iter());
-        Ok(JumpersReport {
+        Ok(MigratorsReport {
             received: self.shared.received.sum(),
             reordered: self.shared.reordered.sum(),
             dropped: sockets.map(drops).sum::<Result<u64>>()?,
-            jumps: self.shared.jumps.sum(),
+            migrations: self.shared.migrations.sum(),
         })
     }
 
-    /// Stops them once their sockets are empty.
+    /// Stops the threads once their sockets are empty.
     ///
     /// # Errors
     /// When a thread could not read.
-    pub fn stop(mut self) -> Result<JumpersReport> {
+    pub fn stop(mut self) -> Result<MigratorsReport> {
         self.shared.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
             match thread.join() {
-                Ok(done) => done.context("a jumper did not start")??,
+                Ok(done) => done.context("a migrator did not start")??,
                 Err(panic) => std::panic::resume_unwind(panic),
             }
         }
@@ -172,15 +172,15 @@ impl Jumpers {
     }
 }
 
-impl Drop for Jumpers {
-    /// The threads end by themselves, within their idle time.
+impl Drop for Migrators {
+    /// The threads end on their own, within `IDLE`.
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
     }
 }
 
-/// One of the threads.
-struct Jumper<'a> {
+/// State of one thread.
+struct Migrator<'a> {
     index: usize,
     shared: &'a Shared,
     cpus: std::iter::Cycle<std::slice::Iter<'a, u32>>,
@@ -191,7 +191,7 @@ struct Jumper<'a> {
     since: Instant,
 }
 
-impl<'a> Jumper<'a> {
+impl<'a> Migrator<'a> {
     fn new(index: usize, shared: &'a Shared, cpus: &'a [u32], reads: Reads) -> Self {
         Self {
             index,
@@ -205,17 +205,17 @@ impl<'a> Jumper<'a> {
         }
     }
 
-    /// Reads and jumps until told to stop and nothing is left.
+    /// Reads and migrates until told to stop and nothing is left.
     fn run(mut self, sockets: &[OwnedFd]) -> Result<()> {
-        // One socket is read as servers do, and waited for in the read itself: only so is its
-        // device's queue polled.
+        // A single socket blocks in the read itself, as most servers do: only then does the read
+        // busy-poll the device.
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
         for (index, socket) in (0..).zip(sockets) {
             epoll.add(socket, EpollEvent::new(EpollFlags::EPOLLIN, index))?;
         }
         let mut events = vec![EpollEvent::empty(); sockets.len().clamp(1, 64)];
         loop {
-            // Read before the sockets are found empty.
+            // Read before the sockets are drained.
             let last = self.shared.stop.load(Ordering::Relaxed);
             let count = if let [socket] = sockets {
                 self.read(socket, !last)?
@@ -237,7 +237,7 @@ impl<'a> Jumper<'a> {
         }
     }
 
-    /// Reads once, and goes; returns the number of datagrams, or bytes.
+    /// Reads once and migrates; returns the number of datagrams, or bytes.
     fn read(&mut self, socket: &OwnedFd, wait: bool) -> Result<usize> {
         let received = self.shared.received.of(self.index);
         let Reads::Segments(len) = self.reads else {
@@ -252,32 +252,32 @@ impl<'a> Jumper<'a> {
                 all.fetch_add(reordered, Ordering::Relaxed);
             }
             received.fetch_add(count as u64, Ordering::Relaxed);
-            self.jump();
+            self.migrate();
             return Ok(count);
         };
         let bytes = discard(socket)?;
         self.bytes += bytes as u64;
         received.store(self.bytes / len, Ordering::Relaxed);
-        self.jump();
+        self.migrate();
         Ok(bytes)
     }
 
-    /// To the next CPU, if it takes us and it is time.
-    fn jump(&mut self) {
-        if self.since.elapsed() < STAY {
+    /// Migrates to the next CPU if it is online and [`MIN_STAY`] is over.
+    fn migrate(&mut self) {
+        if self.since.elapsed() < MIN_STAY {
             return;
         }
         self.since = Instant::now();
         if let Some(&cpu) = self.cpus.next()
             && bind(Pid::from_raw(0), cpu).is_ok()
         {
-            let jumps = self.shared.jumps.of(self.index);
-            jumps.fetch_add(1, Ordering::Relaxed);
+            let migrations = self.shared.migrations.of(self.index);
+            migrations.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
 
-/// Takes up to a mebibyte off a stream without looking at it; 0 if there is nothing.
+/// Discards up to 1 MiB of a stream; returns the bytes, 0 if there are none.
 fn discard(socket: &OwnedFd) -> Result<usize> {
     const MOST: usize = 1 << 20;
     // SAFETY: with MSG_TRUNC, TCP copies nothing (tcp(7)).
