@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# install.sh PREFIX PROGRAM...: builds rxsteer or rxlab and puts them into PREFIX/bin.
+# install.sh PREFIX PROGRAM...: builds rxsteer or rxlab and puts them into PREFIX/bin, and the man pages
+# of rxsteer into PREFIX/share/man/man8.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,3 +16,7 @@ for program in "$@"; do
     install -D -m 755 "${CARGO_TARGET_DIR:-target}/release/$program" "$prefix/bin/$program"
     echo "installed $prefix/bin/$program"
 done
+if [[ " $* " == *" rxsteer "* ]]; then
+    "$prefix/bin/rxsteer" man "$prefix/share/man/man8"
+    echo "installed $prefix/share/man/man8/rxsteer*.8"
+fi

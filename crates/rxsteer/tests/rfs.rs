@@ -176,7 +176,7 @@ fn unconnected_udp_can_be_ignored() -> Result<()> {
     let send = || bed.send(Frames::Udp(flows.clone()), 20);
     for unconnected in [true, false] {
         let options = Options {
-            unconnected,
+            ignore_unconnected: !unconnected,
             ..rfs(&bed)
         };
         let active = Active::steer(dut, options)?;

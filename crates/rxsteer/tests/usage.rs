@@ -136,8 +136,14 @@ fn run() {
 
 #[test]
 fn set() {
-    wrong(&["set"], &["--rps-cpus"]);
-    wrong(&["set", "lo"], &["--rps-cpus"]);
+    let all = [
+        "--rps-cpus",
+        "--policy",
+        "--rps-sock-flow-entries",
+        "--rps-flow-cnt",
+    ];
+    wrong(&["set"], &all);
+    wrong(&["set", "lo"], &all);
     wrong(&["set", "--queue=0", "--policy=rps"], &["--rps-cpus"]);
     wrong(&["set", "--policy=nearest"], &["adaptive, rfs, rps or off"]);
     for queue in ["x", "-1", "4294967296", ""] {

@@ -17,7 +17,7 @@ use rxlab::lab_skel::LabSkelBuilder;
 use rxsteer::bpf::rx_skel::RxSkelBuilder;
 use rxsteer::bpf::socket_skel::SocketSkelBuilder;
 use rxsteer::bpf::trace_skel::TraceSkelBuilder;
-use rxsteer::cli::run::Tunnel;
+use rxsteer::daemon::options::Tunnel;
 use rxsteer::host::caps;
 use rxsteer::host::xdp::Bound;
 use rxsteer::types::rx_config;

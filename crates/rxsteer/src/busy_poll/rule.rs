@@ -19,39 +19,40 @@ pub struct Rule {
     #[serde(default)]
     pub pid: Option<u32>,
 
-    /// Of processes with this name, as `ps -o comm` shows it: 15 characters at most
+    /// Sockets of processes with this name, as `ps -o comm` prints it: 15 characters at most
     #[arg(long, value_name = "NAME")]
     #[serde(default)]
     pub comm: Option<String>,
 
-    /// Of processes that run this file
+    /// Sockets of processes that run this file
     #[arg(long, value_name = "FILE")]
     #[serde(default)]
     pub exe: Option<PathBuf>,
 
-    /// Of processes in this cgroup (v2), and those below it: /system.slice/nginx.service
+    /// Sockets of processes in this cgroup (v2) or below it: /system.slice/nginx.service
     #[arg(long, value_name = "CGROUP")]
     #[serde(default)]
     pub cgroup: Option<PathBuf>,
 
-    /// With this local port; alone, of all processes of this network namespace
+    /// Sockets with this local port; alone, of all processes in this network namespace
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     #[serde(default)]
     pub port: Option<u16>,
 
-    /// How long a call that waits for a packet polls the queue before it sleeps, microseconds: 50 is
-    /// what is recommended. 0: never, also where
-    /// the application would by itself
+    /// Maximum time for which a waiting call polls the queue before it sleeps: 50 is recommended
+    ///
+    /// 0 disables busy polling that applications have set themselves.
     #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
     pub usecs: u32,
 
-    /// Interrupts wait, too, while the application keeps polling (SO_PREFER_BUSY_POLL): for this the
-    /// device's gro_flush_timeout and napi_defer_hard_irqs have to be set
+    /// Defer interrupts while the application keeps polling (SO_PREFER_BUSY_POLL)
+    ///
+    /// The device must be set to defer them: `rxsteer napi` sets this, `rxsteer doctor` shows it.
     #[arg(long)]
     #[serde(default)]
     pub prefer: bool,
 
-    /// Give up for a while, 1 s to 64 s, where most waits find nothing
+    /// Pause busy polling for 1 s to 64 s in processes where most waits find nothing
     #[arg(long)]
     #[serde(default)]
     pub adaptive: bool,
@@ -76,7 +77,7 @@ impl Rule {
             self.port.is_none(),
         ];
         if none.iter().all(|none| *none) {
-            return Some("whose sockets? Give pid, comm, exe, cgroup or port".to_owned());
+            return Some("no sockets selected: give pid, comm, exe, cgroup or port".to_owned());
         }
         if let Some(comm) = self.comm.as_ref().filter(|comm| comm.len() > COMM_MAX) {
             return Some(format!(

@@ -1,111 +1,161 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The configuration file of `rxsteer run`: the options of the command line by their names, and
-//! `[[busy_poll]]` tables.
+//! `[[busy_poll]]` tables. The file's values become the defaults of the command line.
 
-use std::ffi::{OsStr, OsString};
+use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
-use clap::{Args, Command, FromArgMatches};
+use anyhow::{Context, Result, anyhow, bail};
+use clap::{Arg, Args, Command, CommandFactory, FromArgMatches};
 use serde::Deserialize;
-use toml::{Table, Value};
+use toml::{Spanned, Value};
 
+use super::Cli;
+use super::run::RunArgs;
 use crate::busy_poll::rule::Rule;
-use crate::cli::run::RunArgs;
 use crate::daemon::options::Options;
 
-/// What a file can say.
+/// What a file has besides options.
 #[derive(Debug, Deserialize)]
-struct File {
-    /// Network devices.
+struct Tables {
     #[serde(default)]
     devices: Vec<String>,
-    /// Whose sockets poll.
     #[serde(default)]
     busy_poll: Vec<Rule>,
-    /// Options, as after `--`.
-    #[serde(flatten)]
-    options: Table,
 }
 
-/// The options of the command line, and below them those of the file that it names.
+/// Words that are this similar are taken for one that was mistyped, as clap does.
+const SIMILAR: f64 = 0.7;
+
+/// The options of this file, and of the command line, which takes precedence.
 ///
 /// # Errors
-/// When the file can't be read, or says something that is not an option, or not one's value.
-pub fn with_file(args: RunArgs) -> Result<Options> {
-    let Some(path) = args.config.clone() else {
-        return Ok(args.into());
-    };
-    let given = std::env::args_os().skip_while(|arg| arg != "run").skip(1);
-    merged(&path, given).with_context(|| format!("{}", path.display()))
+/// When the file can't be read, or contains anything but options and their values: with the line.
+pub fn with_file(path: &Path, command_line: impl Iterator<Item = OsString>) -> Result<Options> {
+    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    let (tables, defaults) = read(&text).map_err(|(line, why)| match line {
+        Some(line) => anyhow!("{}:{line}: {why}", path.display()),
+        None => anyhow!("{}: {why}", path.display()),
+    })?;
+    let command = Cli::command().mut_subcommand("run", |run| {
+        defaults.into_iter().fold(run, |run, (id, values)| {
+            run.mut_arg(id, |arg| arg.default_values(values))
+        })
+    });
+    let matches = command.try_get_matches_from(command_line)?;
+    let run = matches.subcommand_matches("run").context("no `run`")?;
+    let mut options = RunArgs::from_arg_matches(run)?.options();
+    if options.devices.is_empty() {
+        options.devices = tables.devices;
+    }
+    if options.devices.is_empty() {
+        bail!(
+            "{}: no device: write devices = [\"eth0\"], or name one on the command line",
+            path.display()
+        );
+    }
+    options.busy_poll = tables.busy_poll;
+    Ok(options)
 }
 
-/// The file's options first, then those that were given: the latter hold.
-fn merged(path: &Path, given: impl Iterator<Item = OsString>) -> Result<Options> {
-    let text = fs::read_to_string(path)?;
-    let file: File = toml::from_str(&text)?;
-    let mut from_file = Vec::new();
-    for (name, value) in &file.options {
-        from_file.extend(arguments(name, value)?);
-    }
-    let command = || {
-        RunArgs::augment_args(Command::new("run"))
-            .no_binary_name(true)
-            .args_override_self(true)
+/// A mistake, and its line if that is known.
+type Mistake = (Option<usize>, String);
+
+/// Values by the argument's id.
+type Defaults = Vec<(String, Vec<String>)>;
+
+fn read(text: &str) -> Result<(Tables, Defaults), Mistake> {
+    let toml = |e: toml::de::Error| {
+        let line = e.span().map(|span| line_of(text, span.start));
+        (line, e.message().to_owned())
     };
-    // First alone: a mistake in it is the file's.
-    let mut alone = from_file.clone();
-    alone.push(OsString::from_iter([
-        OsStr::new("--config="),
-        path.as_os_str(),
-    ]));
-    command().try_get_matches_from(&alone).map_err(plain)?;
-    let given: Vec<_> = given.collect();
-    let matches = command().try_get_matches_from([from_file, given].concat())?;
-    let mut args = RunArgs::from_arg_matches(&matches)?;
-    if args.devices.is_empty() {
-        args.devices = file.devices;
+    let keys: BTreeMap<Spanned<String>, Value> = toml::from_str(text).map_err(toml)?;
+    let command = RunArgs::augment_args(Command::new("run").no_binary_name(true));
+    let mut defaults = Defaults::new();
+    for (key, value) in &keys {
+        let name = key.get_ref().as_str();
+        if ["devices", "busy_poll"].contains(&name) {
+            continue;
+        }
+        let here = |why: String| (Some(line_of(text, key.span().start)), why);
+        let arg = argument(&command, name).map_err(here)?;
+        let values = values(arg, name, value).map_err(here)?;
+        check(&command, arg, name, &values).map_err(here)?;
+        if !values.is_empty() {
+            defaults.push((arg.get_id().to_string(), values));
+        }
     }
-    if args.devices.is_empty() {
-        bail!("no device: write devices = [\"eth0\"], or name one on the command line");
-    }
-    for rule in &file.busy_poll {
+    let tables: Tables = toml::from_str(text).map_err(toml)?;
+    for rule in &tables.busy_poll {
         if let Some(objection) = rule.objection() {
-            bail!("[[busy_poll]]: {objection}");
+            return Err((None, format!("[[busy_poll]]: {objection}")));
         }
     }
-    Ok(Options {
-        busy_poll: file.busy_poll,
-        ..args.into()
-    })
+    Ok((tables, defaults))
 }
 
-/// An option as on the command line.
-fn arguments(name: &str, value: &Value) -> Result<Vec<OsString>> {
-    let option = |value: &str| format!("--{name}={value}").into();
+/// From 1.
+fn line_of(text: &str, offset: usize) -> usize {
+    text[..offset].matches('\n').count() + 1
+}
+
+/// The option that a key names.
+fn argument<'a>(command: &'a Command, name: &str) -> Result<&'a Arg, String> {
     if name == "config" {
-        bail!("config: a file can't name another one");
+        return Err("config: a file can't name another one".to_owned());
     }
-    Ok(match value {
-        Value::Boolean(true) => vec![format!("--{name}").into()],
-        Value::Boolean(false) => Vec::new(),
-        Value::String(text) => vec![option(text)],
-        Value::Integer(number) => vec![option(&number.to_string())],
-        Value::Array(values) => {
-            let each = values.iter().map(|value| arguments(name, value));
-            each.collect::<Result<Vec<_>>>()?.concat()
+    let long = |arg: &&'a Arg| arg.get_long().is_some_and(|long| long != "config");
+    let args = || command.get_arguments().filter(long);
+    if let Some(arg) = args().find(|arg| arg.get_long() == Some(name)) {
+        return Ok(arg);
+    }
+    let mut keys: Vec<_> = args().filter_map(Arg::get_long).collect();
+    keys.extend(["devices", "busy_poll"]);
+    keys.sort_by(|a, b| {
+        let [a, b] = [a, b].map(|key| strsim::jaro_winkler(key, name));
+        b.total_cmp(&a)
+    });
+    Err(match keys.first() {
+        Some(nearest) if strsim::jaro_winkler(nearest, name) > SIMILAR => {
+            format!("unknown key {name:?}: did you mean {nearest:?}?")
         }
-        _ => bail!("{name}: a text, a number, true or false is expected"),
+        _ => format!("unknown key {name:?}; there are {}", keys.join(", ")),
     })
 }
 
-/// The message without the usage of the command line, which is not meant.
-fn plain(error: clap::Error) -> anyhow::Error {
+/// A key's values as they would stand on the command line; none for a flag that is false.
+fn values(arg: &Arg, name: &str, value: &Value) -> Result<Vec<String>, String> {
+    let flag = !arg.get_action().takes_values();
+    Ok(match value {
+        Value::Boolean(true) if flag => vec!["true".to_owned()],
+        Value::Boolean(false) if flag => Vec::new(),
+        _ if flag => return Err(format!("{name}: true or false is expected")),
+        Value::String(text) => vec![text.clone()],
+        Value::Integer(number) => vec![number.to_string()],
+        Value::Array(all) => {
+            let each = all.iter().map(|value| values(arg, name, value));
+            each.collect::<Result<Vec<_>, _>>()?.concat()
+        }
+        _ => return Err(format!("{name}: a text or a number is expected")),
+    })
+}
+
+/// Whether the option takes these values: clap's message, without the usage of the command line.
+fn check(command: &Command, arg: &Arg, name: &str, values: &[String]) -> Result<(), String> {
+    if !arg.get_action().takes_values() {
+        return Ok(());
+    }
+    let given = values.iter().map(|value| format!("--{name}={value}"));
+    let given = given.chain(["--config=FILE".to_owned()]);
+    let Err(error) = command.clone().try_get_matches_from(given) else {
+        return Ok(());
+    };
     let text = error.to_string();
-    let message = text.split("\n\nUsage").next().unwrap_or_default();
-    let message = message.trim_start_matches("error: ").trim();
-    anyhow::anyhow!("{}", message.split("\n\n").next().unwrap_or_default())
+    let message = text.trim_start_matches("error: ");
+    let message = message.split("\n\nUsage").next().unwrap_or_default();
+    Err(message.split("\n\n").next().unwrap_or_default().to_owned())
 }
 
 #[cfg(test)]
@@ -116,17 +166,19 @@ mod tests {
     fn read(text: &str, given: &[&str]) -> Result<Options> {
         let file = tempfile::NamedTempFile::new()?;
         fs::write(&file, text)?;
-        let given = [&["--config=FILE"], given].concat();
-        merged(file.path(), given.iter().map(Into::into))
+        let line = [&["rxsteer", "run", "--config=FILE"], given].concat();
+        with_file(file.path(), line.iter().map(OsString::from))
     }
 
     #[test]
-    fn options_of_the_file_hold_unless_others_are_given() {
+    fn the_command_line_takes_precedence() {
         let text = "
             devices = [\"eth0\", \"eth1\"]
             policy = \"rfs\"
             backlog = 100
             dry-run = true
+            ignore-unconnected = false
+            tunnels = [\"gre\", \"vxlan\"]
             queue = [\"eth0:0=1-1\", \"eth1:0=0-0\"]
             [[busy_poll]]
             comm = \"nginx\"
@@ -140,41 +192,67 @@ mod tests {
         assert_eq!(options.devices, ["eth0", "eth1"]);
         assert_eq!(options.policy, Policy::RFS);
         assert_eq!((options.backlog, options.dry_run), (Some(100), true));
-        assert_eq!(options.queues.len(), 2);
+        assert!(!options.ignore_unconnected);
+        assert_eq!((options.queues.len(), options.tunnels.len()), (2, 2));
         let [nginx, port] = &options.busy_poll[..] else {
             panic!("{:?}", options.busy_poll);
         };
         assert_eq!((nginx.comm.as_deref(), nginx.usecs), (Some("nginx"), 50));
         assert_eq!((port.port, port.adaptive), (Some(53), true));
 
-        let options = read(text, &["eth2", "--policy", "rps", "--backlog=7"]).unwrap();
+        let line = ["eth2", "--policy", "rps", "--backlog=7", "--queue=0=2"];
+        let options = read(text, &line).unwrap();
         assert_eq!(options.devices, ["eth2"]);
         assert_eq!((options.policy, options.backlog), (Policy::RPS, Some(7)));
+        assert_eq!(options.queues.len(), 1);
         assert!(options.dry_run);
     }
 
     #[test]
-    fn mistakes_are_named() {
-        for (text, why) in [
-            ("polcy = \"rfs\"", "polcy"),
-            ("policy = \"fast\"", "fast"),
-            ("policy = {}", "policy: a text"),
-            ("config = \"FILE\"", "another one"),
-            ("devices = \"eth0\"", "devices"),
-            ("", "no device"),
+    fn the_default_policy_depends_on_the_hash() {
+        let device = "devices = [\"eth0\"]\n";
+        let policy = |text: &str| read(&format!("{device}{text}"), &[]).unwrap().policy;
+        assert_eq!(policy(""), Policy::ADAPTIVE);
+        let by_hash = Policy::ADAPTIVE.without_following();
+        assert_eq!(policy("hash = \"device\""), by_hash);
+        assert_eq!(Options::new(["eth0"]).policy, Policy::ADAPTIVE);
+        assert_eq!(policy("hash = \"device\"\npolicy = \"off\""), Policy::OFF);
+    }
+
+    #[test]
+    fn mistakes_are_named_with_their_line() {
+        for (text, line, why) in [
+            ("\npolcy = \"rfs\"", ":2: ", "did you mean \"policy\"?"),
+            ("rps_cpus = \"3\"", ":1: ", "did you mean \"rps-cpus\"?"),
+            ("xyz = 3", ":1: ", "there are "),
+            ("# first\npolicy = \"fast\"", ":2: ", "fast"),
+            ("policy = {}", ":1: ", "policy: a text"),
+            ("policy = false", ":1: ", "policy: a text"),
+            ("dry-run = 3", ":1: ", "true or false"),
+            ("backlog = 0", ":1: ", "1..=16368"),
+            ("config = \"FILE\"", ":1: ", "another one"),
+            ("devices = \"eth0\"", ":1: ", "sequence"),
+            ("", ": ", "no device"),
             (
                 "devices = [\"eth0\"]\n[[busy_poll]]\nusecs = 50",
-                "whose sockets?",
+                ": ",
+                "no sockets selected",
             ),
-            ("devices = [\"eth0\"]\n[[busy_poll]]\npid = 1", "usecs"),
+            (
+                "devices = [\"eth0\"]\n[[busy_poll]]\npid = 1",
+                ":2: ",
+                "usecs",
+            ),
             (
                 "devices = [\"eth0\"]\n[[busy_poll]]\npid = 1\nusecs = 5\nbudget = 3",
+                ":5: ",
                 "budget",
             ),
-            ("[busy", "TOML"),
+            ("[busy", ":1: ", "]"),
         ] {
             let error = format!("{:#}", read(text, &[]).map(|_| ()).unwrap_err());
             assert!(error.contains(why), "{text:?}: {error}");
+            assert!(error.contains(line), "{text:?}: {error}");
         }
     }
 }

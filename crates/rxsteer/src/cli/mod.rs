@@ -6,6 +6,7 @@ pub mod doctor;
 pub mod endpoints;
 pub mod explain;
 pub mod flows;
+pub mod man;
 pub mod napi;
 pub mod poll;
 pub mod program;
@@ -15,16 +16,13 @@ pub mod status;
 pub mod table;
 pub mod value;
 
-use std::os::fd::AsFd;
 use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use program::stop_signals;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::busy_poll::undo;
-use crate::daemon;
 use crate::napi::settings;
 
 /// Receive steering for Linux: decides on which CPU each received packet is processed.
@@ -62,6 +60,9 @@ pub enum Command {
     /// Say what stands in the way on this host and its devices, and what the settings of NAPI instances
     /// amount to. Exit status: 1 if something does, of the host or of a device that is named
     Doctor(doctor::DoctorArgs),
+    /// Write the man pages
+    #[command(hide = true)]
+    Man(man::ManArgs),
 }
 
 impl Command {
@@ -81,7 +82,7 @@ impl Command {
     /// With the reason, and what to do about it.
     pub fn run(self) -> Result<ExitCode> {
         match self {
-            Self::Run(args) => steer(args),
+            Self::Run(args) => args.run(),
             Self::Status(args) => args.run(),
             Self::Flows(args) => args.run(),
             Self::Explain(args) => args.run(),
@@ -89,15 +90,9 @@ impl Command {
             Self::Poll(args) => args.run(),
             Self::Napi(args) => args.run(),
             Self::Doctor(args) => args.run(),
+            Self::Man(args) => args.run(),
             Self::PutBack => undo::put_back().map(|()| ExitCode::SUCCESS),
             Self::PutBackNapi => settings::put_back().map(|()| ExitCode::SUCCESS),
         }
     }
-}
-
-/// Steers until it is stopped.
-fn steer(args: run::RunArgs) -> Result<ExitCode> {
-    let signals = stop_signals()?;
-    daemon::run(&config::with_file(args)?, signals.as_fd())?;
-    Ok(ExitCode::SUCCESS)
 }

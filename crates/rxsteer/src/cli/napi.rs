@@ -51,21 +51,24 @@ impl NapiArgs {
 #[derive(Debug, Args)]
 #[group(multiple = true, requires = "devices", conflicts_with = "json")]
 pub struct NapiSettings {
-    /// Unmask the interrupt again after so many polls in a row that found nothing. It takes a
-    /// --gro-flush-timeout, too
+    /// Keep the interrupt masked until this number of consecutive polls found nothing
+    ///
+    /// A timer polls in between, so --gro-flush-timeout is required, too.
     #[arg(long, value_name = "POLLS", value_parser = clap::value_parser!(u32).range(..=i64::from(i32::MAX)))]
     pub defer_hard_irqs: Option<u32>,
 
-    /// Poll again so long after a poll while the interrupt is masked
+    /// Time from a poll to the timer's next poll while the interrupt is masked
     #[arg(long, value_name = "NANOSECONDS")]
     pub gro_flush_timeout: Option<u64>,
 
-    /// Suspend the interrupt for so long at most while an application finds packets by epoll: of
-    /// instances with the two above, and epoll instances that prefer busy polling (Linux 6.13)
+    /// Maximum time for which the interrupt is suspended while an application finds packets by epoll
+    ///
+    /// It takes effect if the two options above are set and the epoll instance prefers busy polling (Linux
+    /// 6.13).
     #[arg(long, value_name = "NANOSECONDS")]
     pub irq_suspend_timeout: Option<u64>,
 
-    /// Poll in a kernel thread rather than in softirq
+    /// Poll in a kernel thread instead of softirq; the threads are new and may run on any CPU
     #[arg(long, value_enum)]
     pub threaded: Option<Threaded>,
 }

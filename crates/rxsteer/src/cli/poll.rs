@@ -20,13 +20,13 @@ use crate::busy_poll::rule::Rule;
 #[command(group = ArgGroup::new("whose")
     .args(["pid", "comm", "exe", "cgroup", "port"]).required(true).multiple(true))]
 pub struct PollArgs {
-    /// Whose, and for how long
+    /// Selection of sockets, and how they poll.
     #[command(flatten)]
     pub rule: Rule,
 
-    /// Let poll(), select() and, before Linux 6.9, epoll_wait() poll as well: only net.core.busy_poll
-    /// does so. It is the whole host's: all epoll instances of all processes poll, too. It is put back
-    /// at the end
+    /// Also poll in poll(), select() and, before Linux 6.9, epoll_wait(), for the whole host
+    ///
+    /// Sets net.core.busy_poll: all epoll instances of all processes poll, too. It is restored at the end.
     #[arg(long)]
     pub host_wide: bool,
 }

@@ -6,10 +6,9 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use super::value::table_size;
 use crate::api::client;
 use crate::api::set::Change;
-use crate::daemon::options::RpsCpus;
+use crate::daemon::options::{RpsCpus, table_size};
 use crate::datapath::policy::Policy;
 use crate::host::cpumask::CpuMaskError;
 
@@ -19,16 +18,24 @@ pub struct SetArgs {
     /// The device whose CPUs are set; needed if several are steered
     pub device: Option<String>,
 
-    /// The CPUs from now on: a list, a mask or auto
-    #[arg(long, value_name = "CPUS", value_parser = rps_cpus,
-          required_unless_present_any = ["policy", "rps_sock_flow_entries", "rps_flow_cnt"])]
-    pub rps_cpus: Option<String>,
-
-    /// Only this receive queue's CPUs
+    /// Set only this receive queue's CPUs
     #[arg(long, value_name = "QUEUE", requires = "rps_cpus")]
     pub queue: Option<u32>,
 
-    /// How packets find their CPU from now on, on all devices: as in `run`
+    /// At least one of them.
+    #[command(flatten)]
+    pub changes: Changes,
+}
+
+/// Settings that can be changed.
+#[derive(Debug, Args)]
+#[group(required = true, multiple = true)]
+pub struct Changes {
+    /// CPUs that may process packets: as in `run`
+    #[arg(long, value_name = "CPUS", value_parser = rps_cpus)]
+    pub rps_cpus: Option<String>,
+
+    /// How packets find their CPU, for all devices: as in `run`
     #[arg(long)]
     pub policy: Option<Policy>,
 
@@ -55,10 +62,10 @@ impl From<SetArgs> for Change {
         Self {
             device: args.device,
             queue: args.queue,
-            rps_cpus: args.rps_cpus,
-            policy: args.policy,
-            rps_sock_flow_entries: args.rps_sock_flow_entries,
-            rps_flow_cnt: args.rps_flow_cnt,
+            rps_cpus: args.changes.rps_cpus,
+            policy: args.changes.policy,
+            rps_sock_flow_entries: args.changes.rps_sock_flow_entries,
+            rps_flow_cnt: args.changes.rps_flow_cnt,
         }
     }
 }

@@ -25,8 +25,3 @@ pub fn seconds(text: &str) -> Result<Duration, String> {
         _ => Err("choose 0.01 seconds or more".to_owned()),
     }
 }
-
-/// The size of a table of flows, up to 16 Mi.
-pub(super) fn table_size() -> RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(0..=1 << 24)
-}

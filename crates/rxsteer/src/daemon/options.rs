@@ -1,34 +1,37 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What to steer, and how.
+//! The options of `rxsteer run`: on the command line, in the configuration file and in the manual.
 
 use anyhow::{Result, anyhow};
+use clap::builder::RangedI64ValueParser;
+use clap::{Arg, Args, Command, FromArgMatches, ValueEnum};
 
 use super::balance::MOVES_PER_SECOND;
 use crate::busy_poll::rule::Rule;
+use crate::datapath::backlogs::LIMIT_MAX;
 use crate::datapath::policy::Policy;
 use crate::datapath::{BACKLOG_NICE, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use crate::host::cpumask::{CpuMask, CpuMaskError};
+use crate::types::flow_tunnel;
 
 /// Where XDP is attached.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// Native, or generic with a warning where the driver has no XDP.
+    /// native, or generic with a warning if the driver has no XDP
     #[default]
     Auto,
-    /// In the driver.
+    /// in the driver
     Native,
-    /// In the stack: works with every driver that has NAPI, and costs an skb first.
+    /// in the stack, after an skb was built: works with every driver that has NAPI
     Generic,
 }
 
 /// What names a flow.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Hash {
-    /// The packet's headers.
+    /// the packet's headers
     #[default]
     Packet,
-    /// The hash that the device computed, where its driver gives one to XDP (since 6.3); the
-    /// packet's headers otherwise.
+    /// the hash computed by the device if its driver passes it to XDP (Linux 6.3), else the headers
     Device,
 }
 
@@ -89,66 +92,160 @@ impl std::str::FromStr for QueueCpus {
     }
 }
 
-/// What to steer, and how. The defaults are those of the command line.
-#[derive(Clone, Debug)]
+/// Tunnels whose inner flow can be the key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Tunnel {
+    /// IPIP, 6in4, 4in6, ip6ip6
+    Ipip,
+    /// GRE, with its optional fields
+    Gre,
+    /// VXLAN, on UDP ports 4789 and 8472
+    Vxlan,
+    /// GENEVE, on UDP port 6081
+    Geneve,
+    /// GTP-U, on UDP port 2152
+    GtpU,
+    /// all of them
+    All,
+}
+
+impl Tunnel {
+    /// As the kernel side has it: bits of `enum flow_tunnel`.
+    pub fn bits(self) -> u32 {
+        match self {
+            Self::Ipip => flow_tunnel::FLOW_TUNNEL_IPIP.0,
+            Self::Gre => flow_tunnel::FLOW_TUNNEL_GRE.0,
+            Self::Vxlan => flow_tunnel::FLOW_TUNNEL_VXLAN.0,
+            Self::Geneve => flow_tunnel::FLOW_TUNNEL_GENEVE.0,
+            Self::GtpU => flow_tunnel::FLOW_TUNNEL_GTPU.0,
+            Self::All => {
+                Self::bits_of(&[Self::Ipip, Self::Gre, Self::Vxlan, Self::Geneve, Self::GtpU])
+            }
+        }
+    }
+    /// Those of several.
+    pub fn bits_of(tunnels: &[Self]) -> u32 {
+        tunnels.iter().fold(0, |bits, tunnel| bits | tunnel.bits())
+    }
+}
+
+/// What to steer, and how.
+#[derive(Clone, Debug, Args)]
+#[group(skip)]
 pub struct Options {
-    /// Interface names, at least one, all different.
+    /// Network devices, for example eth0
+    #[arg(required_unless_present = "config", value_name = "DEVICE")]
     pub devices: Vec<String>,
+
     /// How packets find their CPU.
+    #[arg(skip)]
     pub policy: Policy,
-    /// The CPUs of every queue that `queues` does not name.
+
+    /// CPUs that may process packets: a list (3, 0-3,8), a mask (0xff) or auto
+    ///
+    /// RPS spreads the flows of every queue over them. As in the kernel, a flow also follows its
+    /// application to other CPUs. auto: the CPUs that share a last-level cache with the CPU of the
+    /// queue's interrupt, without isolcpus= and nohz_full= CPUs. If that CPU is unknown, the lowest
+    /// housekeeping CPU replaces it, and the log says so.
+    #[arg(long, value_name = "CPUS", default_value = "auto")]
     pub rps_cpus: RpsCpus,
-    /// Queues with CPUs of their own.
+
+    /// The CPUs of one queue; repeatable. DEVICE is required with several devices
+    #[arg(long = "queue", value_name = "[DEVICE:]QUEUE=CPUS")]
     pub queues: Vec<QueueCpus>,
-    /// Where XDP is attached.
-    pub mode: Mode,
-    /// Decide and count, move nothing.
-    pub dry_run: bool,
-    /// Frames a backlog may hold; `net.core.netdev_max_backlog` if there is none.
-    pub backlog: Option<u32>,
-    /// Nice value of the backlogs' threads.
-    pub backlog_nice: i32,
-    /// Entries of the table of applications' CPUs; 0: no flow follows its application.
-    pub rps_sock_flow_entries: u32,
-    /// Slots of each queue's flow table; 0: no flow follows its application.
-    pub rps_flow_cnt: u32,
-    /// Follow applications on unconnected UDP sockets too.
-    pub unconnected: bool,
-    /// Bits of `enum flow_tunnel`.
-    pub tunnels: u32,
-    /// What names a flow.
-    pub hash: Hash,
-    /// Percent of its queue's frames above which a flow is shed first; 0: no flow is.
+
+    /// Percentage of its queue's packets above which a flow is large; 0: no flow is large
+    ///
+    /// Packets of large flows are dropped before others: when their backlog is half full, or where they
+    /// are received if that CPU can't keep up.
+    #[arg(long, value_name = "PERCENT", default_value_t = FLOW_LIMIT,
+          value_parser = clap::value_parser!(u32).range(0..=100))]
     pub flow_limit: u32,
-    /// Slots of each queue's `rps_map` that may move in a second, under a policy with `+balance`; 0: none.
+
+    /// Under +balance, the maximum number of rps_map slots that move per second; 0: none
+    ///
+    /// Each queue has 1024 slots. They move from a saturated CPU of --rps-cpus to one with room.
+    #[arg(long, value_name = "SLOTS", default_value_t = MOVES_PER_SECOND)]
     pub balance_moves: u32,
-    /// Whose sockets poll meanwhile.
+
+    /// Where XDP is attached
+    #[arg(long, value_enum, default_value_t)]
+    pub mode: Mode,
+
+    /// Decide and count, move nothing
+    #[arg(long)]
+    pub dry_run: bool,
+
+    /// Maximum number of queued frames per CPU and queue, 1 to 16368 [default:
+    /// net.core.netdev_max_backlog, or 1000 if that can't be read]
+    ///
+    /// It can't be read outside of the initial network namespace.
+    #[arg(long, value_name = "FRAMES",
+          value_parser = clap::value_parser!(u32).range(1..=i64::from(LIMIT_MAX)))]
+    pub backlog: Option<u32>,
+
+    /// Nice value of the backlog threads: higher values leave more of a shared CPU to applications
+    #[arg(long, value_name = "NICE", default_value_t = BACKLOG_NICE, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(i32).range(-20..=19))]
+    pub backlog_nice: i32,
+
+    /// Entries of the sock_flow_table, rounded up to a power of two; 0: no flow follows its application
+    ///
+    /// An entry takes 12 bytes.
+    #[arg(long, value_name = "ENTRIES", default_value_t = RPS_SOCK_FLOW_ENTRIES,
+          value_parser = table_size())]
+    pub rps_sock_flow_entries: u32,
+
+    /// Slots of each queue's dev_flow_table, rounded up to a power of two; 0: no flow follows its
+    /// application
+    ///
+    /// A slot takes 104 bytes. Flows that share a slot share a location, so a small table causes needless
+    /// moves. Order is kept without followed flows too, by a table of the default size.
+    #[arg(long, value_name = "SLOTS", default_value_t = RPS_FLOW_CNT, value_parser = table_size())]
+    pub rps_flow_cnt: u32,
+
+    /// Don't follow applications on unconnected UDP sockets, as the kernel does not
+    ///
+    /// For servers with several threads on one socket.
+    #[arg(long)]
+    pub ignore_unconnected: bool,
+
+    /// Tunnels whose inner flows are steered instead of the tunnel, separated by commas
+    #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
+    pub tunnels: Vec<Tunnel>,
+
+    /// Source of the flow hash
+    #[arg(long, value_enum, default_value_t)]
+    pub hash: Hash,
+
+    /// Sockets that poll meanwhile: `[[busy_poll]]` in the configuration file.
+    #[arg(skip)]
     pub busy_poll: Vec<Rule>,
-    /// The rule of order switched off. Only the lab does so: no option of the command line does.
+
+    /// The rule of order switched off, for the lab alone.
+    #[arg(skip)]
     pub unguarded: bool,
 }
 
 impl Options {
     /// The defaults for these devices.
+    ///
+    /// # Panics
+    /// Without a device.
     pub fn new(devices: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        Self {
-            devices: devices.into_iter().map(Into::into).collect(),
-            policy: Policy::default(),
-            rps_cpus: RpsCpus::Auto,
-            queues: Vec::new(),
-            mode: Mode::default(),
-            dry_run: false,
-            backlog: None,
-            backlog_nice: BACKLOG_NICE,
-            rps_sock_flow_entries: RPS_SOCK_FLOW_ENTRIES,
-            rps_flow_cnt: RPS_FLOW_CNT,
-            unconnected: true,
-            tunnels: 0,
-            hash: Hash::default(),
-            flow_limit: FLOW_LIMIT,
-            balance_moves: MOVES_PER_SECOND,
-            busy_poll: Vec::new(),
-            unguarded: false,
-        }
+        let devices = devices.into_iter().map(Into::<String>::into);
+        let command = Self::augment_args(Command::new("run").no_binary_name(true));
+        // What the devices are not required with.
+        let command = command.arg(Arg::new("config").long("config"));
+        let given = std::iter::once("--".to_owned()).chain(devices);
+        let options = command
+            .try_get_matches_from(given)
+            .and_then(|matches| Self::from_arg_matches(&matches));
+        options.expect("all options but the devices have defaults")
     }
+}
+
+/// Parser of a flow table's size: up to 16 Mi.
+pub(crate) fn table_size() -> RangedI64ValueParser<u32> {
+    clap::value_parser!(u32).range(0..=1 << 24)
 }

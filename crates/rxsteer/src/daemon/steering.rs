@@ -13,7 +13,7 @@ use tracing::{info, warn};
 
 use super::balancer::Balancer;
 use super::hotplug::{Event, Hotplug};
-use super::options::{Hash, Mode, Options, RpsCpus};
+use super::options::{Hash, Mode, Options, RpsCpus, Tunnel};
 use super::plan::{Steered, backlog_limit, check, cpus_of, fall_back, find, plan};
 use super::reader::Reader;
 use crate::api::control::{self, Reply, Request};
@@ -64,9 +64,9 @@ impl Steering {
             backlog_nice: options.backlog_nice,
             rps_sock_flow_entries: options.rps_sock_flow_entries,
             rps_flow_cnt: options.rps_flow_cnt,
-            unconnected: options.unconnected,
+            unconnected: !options.ignore_unconnected,
             dry_run: options.dry_run,
-            tunnels: options.tunnels,
+            tunnels: Tunnel::bits_of(&options.tunnels),
             rx_hash: options.hash == Hash::Device,
             flow_limit: options.flow_limit,
             unguarded: options.unguarded,

@@ -85,11 +85,11 @@ impl Settings {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Threaded {
-    /// Softirq.
+    /// softirq
     Off = 0,
-    /// A kernel thread of its own.
+    /// a kernel thread for each instance
     On = 1,
-    /// A kernel thread of its own, which does not wait for interrupts (Linux 6.19).
+    /// a kernel thread that does not wait for interrupts (Linux 6.19)
     BusyPoll = 2,
 }
 

@@ -13,7 +13,7 @@ use etherparse::PacketBuilder;
 use indexmap::IndexMap;
 use libbpf_rs::{MapCore, MapFlags};
 use nix::unistd::Pid;
-use rxsteer::cli::run::Tunnel;
+use rxsteer::daemon::options::Tunnel;
 use rxsteer::datapath::policy::Policy;
 use rxsteer::datapath::rps_map::RpsMap;
 use rxsteer::datapath::{

@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use indexmap::IndexMap;
 use rxsteer::api::status::Queue;
-use rxsteer::cli::run::Tunnel;
+use rxsteer::daemon::options::Tunnel;
 use rxsteer::daemon::options::{Mode, Options, RpsCpus};
 use rxsteer::datapath::backlogs::LIMIT_MAX;
 use rxsteer::datapath::policy::Policy;
@@ -133,11 +133,10 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         mode: Mode::Native,
         rps_cpus: RpsCpus::Mask(online.clone()),
         backlog: Some(LIMIT_MAX),
-        tunnels: if case == Case::Vxlan {
-            Tunnel::Vxlan.bits()
-        } else {
-            0
-        },
+        tunnels: (case == Case::Vxlan)
+            .then_some(Tunnel::Vxlan)
+            .into_iter()
+            .collect(),
         unguarded,
         ..Options::new([link.dut.name.as_str()])
     };

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `rxsteer man`: writes the man pages, which have the texts of `--help`. For `make install`.
+
+use std::fs::{self, File};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Args, CommandFactory};
+use clap_mangen::Man;
+
+use super::Cli;
+
+/// System administration commands (man-pages(7)).
+const SECTION: &str = "8";
+
+/// Options of `rxsteer man`.
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// Where the pages are written
+    pub folder: PathBuf,
+}
+
+impl ManArgs {
+    pub(super) fn run(self) -> Result<ExitCode> {
+        let folder = self.folder.display().to_string();
+        fs::create_dir_all(&self.folder).context(folder)?;
+        let mut cli = Cli::command().disable_help_subcommand(true);
+        cli.build();
+        let subcommands = cli
+            .get_subcommands()
+            .filter(|command| !command.is_hide_set());
+        for command in std::iter::once(&cli).chain(subcommands) {
+            let man = Man::new(command.clone()).section(SECTION);
+            let path = self.folder.join(man.get_filename());
+            let page = File::create(&path).and_then(|mut file| man.render(&mut file));
+            page.with_context(|| path.display().to_string())?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The tables of options in docs/manual/ say what `--help` and the man pages say. With
+//! `RXSTEER_WRITE_MANUAL=1` in the environment they are written instead of compared.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+
+use clap::{Arg, Command, CommandFactory};
+use rxsteer::cli::Cli;
+
+const BEGIN: &str = "<!-- options -->\n";
+const END: &str = "<!-- end of options -->\n";
+
+/// An option with its value's name, or a positional argument's name.
+fn synopsis(arg: &Arg) -> String {
+    let names = arg.get_value_names().unwrap_or_default();
+    let value = match arg.get_possible_values() {
+        values if values.is_empty() || !arg.get_action().takes_values() => names.join(" "),
+        values => {
+            let names = values.iter().map(|value| value.get_name().to_owned());
+            names.collect::<Vec<_>>().join("\\|")
+        }
+    };
+    match arg.get_long() {
+        Some(long) if arg.get_action().takes_values() => format!("`--{long} {value}`"),
+        Some(long) => format!("`--{long}`"),
+        None => format!("`{value}`").replace('|', "\\|"),
+    }
+}
+
+/// Its description as one paragraph of Markdown, with values and default.
+fn meaning(arg: &Arg) -> String {
+    let help = arg.get_long_help().or(arg.get_help()).expect("described");
+    let help = help.to_string();
+    let paragraphs = help.trim_end_matches('.').split("\n\n");
+    let paragraphs = paragraphs.map(|text| text.trim_end_matches('.').replace('\n', " "));
+    let mut text = paragraphs.collect::<Vec<_>>().join(". ");
+    let values = arg.get_possible_values();
+    let described = values.iter().filter_map(|value| {
+        let help = value.get_help()?;
+        Some(format!("`{}`, {help}", value.get_name()))
+    });
+    let described = described.collect::<Vec<_>>().join("; ");
+    if arg.get_action().takes_values() && !described.is_empty() {
+        let _ = write!(text, ": {described}");
+    }
+    let defaults = arg.get_default_values().iter();
+    let defaults: Vec<_> = defaults.map(|value| value.to_string_lossy()).collect();
+    if arg.get_action().takes_values() && !defaults.is_empty() {
+        let _ = write!(text, ". Default: `{}`", defaults.join(","));
+    }
+    text.replace('|', "\\|").replace('[', "\\[")
+}
+
+fn table(command: &Command) -> String {
+    let mut text = "| Option | Meaning |\n|---|---|\n".to_owned();
+    let own = |arg: &&Arg| !["help", "version"].contains(&arg.get_id().as_str());
+    for arg in command.get_arguments().filter(own) {
+        let _ = writeln!(text, "| {} | {} |", synopsis(arg), meaning(arg));
+    }
+    text
+}
+
+#[test]
+fn the_manual_has_the_options_of_the_command_line() {
+    let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/manual");
+    let write = std::env::var_os("RXSTEER_WRITE_MANUAL").is_some();
+    let mut cli = Cli::command();
+    cli.build();
+    let mut nr_pages = 0;
+    for command in cli
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+    {
+        if command.get_name() == "help" {
+            continue;
+        }
+        let path = manual.join(format!("{}.md", command.get_name()));
+        let page = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let parts = page.split_once(BEGIN).and_then(|(before, rest)| {
+            let (is, after) = rest.split_once(END)?;
+            Some((before, is, after))
+        });
+        let (before, is, after) = parts.expect("the page has a table of options");
+        let should = table(command);
+        if write {
+            fs::write(&path, [before, BEGIN, &should, END, after].concat()).unwrap();
+        } else {
+            assert!(
+                is == should,
+                "{}: its options are not those of the command line: run this test once with \
+                 RXSTEER_WRITE_MANUAL=1.\n{should}",
+                path.display()
+            );
+        }
+        nr_pages += 1;
+    }
+    assert_eq!(nr_pages, 8);
+    // The control: another option is another table.
+    let mut other = Cli::command().find_subcommand("status").unwrap().clone();
+    let before = table(&other);
+    other = other.arg(Arg::new("new").long("new").help("A new option"));
+    assert_ne!(before, table(&other));
+}
+
+#[test]
+fn each_subcommand_has_a_man_page() {
+    let folder = tempfile::tempdir().unwrap();
+    let rxsteer = env!("CARGO_BIN_EXE_rxsteer");
+    let man = std::process::Command::new(rxsteer)
+        .arg("man")
+        .arg(folder.path())
+        .status();
+    assert!(man.unwrap().success());
+    let mut cli = Cli::command();
+    cli.build();
+    for command in cli
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set())
+    {
+        if command.get_name() == "help" {
+            continue;
+        }
+        let path = folder
+            .path()
+            .join(format!("rxsteer-{}.8", command.get_name()));
+        let page = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        for long in command.get_arguments().filter_map(Arg::get_long) {
+            // As roff has it.
+            let option = format!("\\-\\-{}", long.replace('-', "\\-"));
+            assert!(page.contains(&option), "{} lacks {option}", path.display());
+        }
+    }
+}
