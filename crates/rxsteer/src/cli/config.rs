@@ -8,11 +8,10 @@ use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
-use clap::{Arg, Args, Command, CommandFactory, FromArgMatches};
+use clap::{Arg, Args, Command, FromArgMatches};
 use serde::Deserialize;
 use toml::{Spanned, Value};
 
-use super::Cli;
 use super::run::RunArgs;
 use crate::busy_poll::rule::Rule;
 use crate::daemon::options::Options;
@@ -29,17 +28,22 @@ struct Tables {
 /// Words that are this similar are taken for one that was mistyped, as clap does.
 const SIMILAR: f64 = 0.7;
 
-/// The options of this file, and of the command line, which takes precedence.
+/// The options of this file, and of the command line, which takes precedence; `cli` has the
+/// subcommand `run`.
 ///
 /// # Errors
 /// When the file can't be read, or contains anything but options and their values: with the line.
-pub fn with_file(path: &Path, command_line: impl Iterator<Item = OsString>) -> Result<Options> {
+pub fn with_file(
+    path: &Path,
+    cli: Command,
+    command_line: impl Iterator<Item = OsString>,
+) -> Result<Options> {
     let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
     let (tables, defaults) = read(&text).map_err(|(line, why)| match line {
         Some(line) => anyhow!("{}:{line}: {why}", path.display()),
         None => anyhow!("{}: {why}", path.display()),
     })?;
-    let command = Cli::command().mut_subcommand("run", |run| {
+    let command = cli.mut_subcommand("run", |run| {
         defaults.into_iter().fold(run, |run, (id, values)| {
             run.mut_arg(id, |arg| arg.default_values(values))
         })
@@ -167,7 +171,9 @@ mod tests {
         let file = tempfile::NamedTempFile::new()?;
         fs::write(&file, text)?;
         let line = [&["rxsteer", "run", "--config=FILE"], given].concat();
-        with_file(file.path(), line.iter().map(OsString::from))
+        let run = RunArgs::augment_args(Command::new("run"));
+        let cli = Command::new("rxsteer").subcommand(run);
+        with_file(file.path(), cli, line.iter().map(OsString::from))
     }
 
     #[test]

@@ -6,10 +6,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
-use clap::{Args, CommandFactory};
+use clap::{Args, Command};
 use clap_mangen::Man;
-
-use super::Cli;
 
 /// System administration commands (man-pages(7)).
 const SECTION: &str = "8";
@@ -22,10 +20,11 @@ pub struct ManArgs {
 }
 
 impl ManArgs {
-    pub(super) fn run(self) -> Result<ExitCode> {
+    /// The pages of this command and its subcommands.
+    pub(super) fn run(self, mut cli: Command) -> Result<ExitCode> {
         let folder = self.folder.display().to_string();
         fs::create_dir_all(&self.folder).context(folder)?;
-        let mut cli = Cli::command().disable_help_subcommand(true);
+        cli = cli.disable_help_subcommand(true);
         cli.build();
         let subcommands = cli
             .get_subcommands()

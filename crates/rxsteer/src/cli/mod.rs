@@ -19,7 +19,7 @@ pub mod value;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::busy_poll::undo;
@@ -82,7 +82,10 @@ impl Command {
     /// With the reason, and what to do about it.
     pub fn run(self) -> Result<ExitCode> {
         match self {
-            Self::Run(args) => args.run(),
+            Self::Run(args) => run::run(&match &args.config {
+                Some(file) => config::with_file(file, Cli::command(), std::env::args_os())?,
+                None => args.options(),
+            }),
             Self::Status(args) => args.run(),
             Self::Flows(args) => args.run(),
             Self::Explain(args) => args.run(),
@@ -90,7 +93,7 @@ impl Command {
             Self::Poll(args) => args.run(),
             Self::Napi(args) => args.run(),
             Self::Doctor(args) => args.run(),
-            Self::Man(args) => args.run(),
+            Self::Man(args) => args.run(Cli::command()),
             Self::PutBack => undo::put_back().map(|()| ExitCode::SUCCESS),
             Self::PutBackNapi => settings::put_back().map(|()| ExitCode::SUCCESS),
         }

@@ -8,7 +8,6 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
-use super::config;
 use super::program::stop_signals;
 use crate::daemon;
 use crate::daemon::options::{Hash, Options};
@@ -52,14 +51,11 @@ impl RunArgs {
             ..self.options
         }
     }
+}
 
-    pub(super) fn run(self) -> Result<ExitCode> {
-        let options = match &self.config {
-            Some(file) => config::with_file(file, std::env::args_os())?,
-            None => self.options(),
-        };
-        let signals = stop_signals()?;
-        daemon::run(&options, signals.as_fd())?;
-        Ok(ExitCode::SUCCESS)
-    }
+/// Steers until it is stopped.
+pub(super) fn run(options: &Options) -> Result<ExitCode> {
+    let signals = stop_signals()?;
+    daemon::run(options, signals.as_fd())?;
+    Ok(ExitCode::SUCCESS)
 }
