@@ -100,9 +100,11 @@ emulated="$("$qemu" --version | sed -n 's/.*version \([0-9.]*\).*/QEMU \1/p'), c
     printf 'export RXSTEER_EMULATED=%q\n' "$emulated"
     # On a terminal without cursor control the progress bar prints nothing.
     echo "stty -F /dev/console cols 100"
+    # The report has the command line, without a path.
+    echo 'cd /tmp'
     # By a timer, since the emulated CPU has no hardware counters.
     ! $profile || printf 'perf record -q -a -e cpu-clock -F 2000 -o /tmp/perf.data '
-    printf 'rxlab bench --report /tmp/report.html'
+    printf 'rxlab bench --report report.html'
     [ $# = 0 ] || printf ' %q' "$@"
     printf ' </dev/null\nstatus=$?\n'
     # Base64, since the serial port's terminal alters bytes.

@@ -158,17 +158,18 @@ struct rps_dev_flow {
 	__u8 shed;
 
 	/* Policies that look at the load (policy.h). */
-	__u8 reason;  /* enum rx_reason of `wanted` */
-	__u8 backoff; /* it changes its mind once in 2^backoff turns at most */
-	__u8 behind;  /* turns for which its application has not waited for anything; 255 or more */
-	__u16 wanted; /* where it wants to be, decided once a turn */
-	__u16 base;   /* where the tables alone would have it */
-	__u32 turn;   /* rx_queue.turn when it was decided */
-	__u32 frames; /* nr_packets + nr_dropped then */
-	__u32 load;   /* frames in the turn before that */
-	__u32 changed; /* the turn in which `wanted` changed last */
+	__u8 reason;   /* enum rx_reason of `wanted` */
+	__u8 backoff;  /* it changes its mind once in 2^backoff windows at most */
+	__u8 behind;   /* windows for which its application has not waited for anything; 255 or more
+			*/
+	__u16 wanted;  /* where it wants to be, decided once a window */
+	__u16 base;    /* where the tables alone would have it */
+	__u32 window;  /* rx_queue.window when it was decided */
+	__u32 frames;  /* nr_packets + nr_dropped then */
+	__u32 load;    /* frames in the window before that */
+	__u32 changed; /* the window in which `wanted` changed last */
 	__u32 waits;   /* how often its application had waited when that was last asked */
-	__u32 asked;   /* the turn in which it was */
+	__u32 asked;   /* the window in which it was */
 };
 _Static_assert(sizeof(struct rps_dev_flow) == 64, "a cache line");
 
@@ -193,7 +194,7 @@ struct backlog {
 	__u64 closed;	   /* the CPU is offline: nobody may want to be here (by user space) */
 	__u64 leaving;	   /* the poll in which a flow could not leave; 0 nobody waits */
 	__u64 nr_limited;  /* dropped in XDP: of a large flow, the backlog was half full */
-	__u64 crowded;	   /* the turn in which a flow last found no room for more; 0 never */
+	__u64 crowded;	   /* the window in which a flow last found no room for more; 0 never */
 	__u64 pad_producer[4];
 
 	/* Written by the kthread, on whatever CPU it runs. */
@@ -227,9 +228,9 @@ struct backlog_request {
 
 /* Shares of something, and the time in which load is counted (load.h). */
 enum load_unit {
-	LOAD_WHOLE = 1024, /* all of it */
-	LOAD_TURN_MS = 10, /* a turn: short beside what an application would notice, long enough to
-			      count in */
+	LOAD_WHOLE = 1024,   /* all of it */
+	LOAD_WINDOW_MS = 10, /* a window: short beside what an application would notice, long enough
+			      to count in */
 };
 
 /* rx_load.leaving: nobody may leave. */
@@ -241,41 +242,41 @@ enum load_leaving {
 enum rx_pressure {
 	RX_RELAXED = 0, /* for all of the queue's flows */
 	RX_FULL,	/* not for more than it has */
-	RX_PRESSED,	/* hardly any time is left */
+	RX_SATURATED,	/* hardly any time is left */
 	RX_POLLED,	/* an application polls for its own packets: it has time for no others */
 };
 
 /*
- * The load of a queue, turn by turn (policy.h); written when its polls end, by its NAPI owner.
+ * The load of a queue, window by window (policy.h); written when its polls end, by its NAPI owner.
  * Shares are of 1024.
  */
 struct rx_load {
-	__u64 turn_start;   /* ns of the monotonic clock */
-	__u64 poll_ns;	    /* in this turn, spent in the queue's polls */
-	__u64 others_ns;    /* in this turn, spent in other queues' polls by the same CPU */
+	__u64 window_start; /* ns of the monotonic clock */
+	__u64 poll_ns;	    /* in this window, spent in the queue's polls */
+	__u64 others_ns;    /* in this window, spent in other queues' polls by the same CPU */
 	__u64 over_idle_ns; /* of both, while nobody else wanted the CPU */
-	/* The CPU that ended the last turn, and its poll_cpu.poll_ns and over_idle_ns then: other
+	/* The CPU that ended the last window, and its poll_cpu.poll_ns and over_idle_ns then: other
 	 * queues' polls count, too. */
 	__u64 cpu_poll_ns;
 	__u64 cpu_over_idle_ns;
-	__u64 turn_received; /* rx_queue.nr_received when the turn began */
-	__u64 turn_here;     /* and of these, those that had not gone elsewhere */
-	__u32 turn;	     /* the number of this turn */
-	__u32 nr_polls;	     /* in this turn */
-	__u32 nr_exhausted;  /* of these, those that used up their budget */
-	__u32 received;	     /* frames in the last turn */
-	__u32 inline_ns;     /* what a frame costs INLINE, in 1/16 ns; 0 not known yet */
-	__u32 largest;	     /* flow seen in this turn: frames in a turn */
-	__u32 leaving;	     /* flows of so many frames in a turn may leave */
-	__u16 pressure;	     /* enum rx_pressure */
-	__u16 poll_share;    /* of the CPU's time, spent in polls in the last turn */
-	__u16 busy_share;    /* of the CPU's time, not idle */
-	__u16 police;	     /* of large flows' INLINE frames, dropped */
+	__u64 window_received; /* rx_queue.nr_received when the window began */
+	__u64 window_here;     /* and of these, those that had not gone elsewhere */
+	__u32 window;	       /* the number of this window */
+	__u32 nr_polls;	       /* in this window */
+	__u32 nr_exhausted;    /* of these, those that used up their budget */
+	__u32 received;	       /* frames in the last window */
+	__u32 inline_ns;       /* what a frame costs INLINE, in 1/16 ns; 0 not known yet */
+	__u32 largest;	       /* flow seen in this window: frames in a window */
+	__u32 leaving;	       /* flows of so many frames in a window may leave */
+	__u16 pressure;	       /* enum rx_pressure */
+	__u16 poll_share;      /* of the CPU's time, spent in polls in the last window */
+	__u16 busy_share;      /* of the CPU's time, not idle */
+	__u16 police;	       /* of large flows' INLINE frames, dropped */
 	__u32 cpu;
-	__u64 nr_limited;   /* frames dropped so */
-	__u64 moving_ns;    /* what the flows cost in a turn that changed their minds lately */
-	__u32 nr_waiting;   /* times that one would have left in this turn, and waits for these */
-	__u32 turn_limited; /* nr_limited when the turn began; wraps */
+	__u64 nr_limited; /* frames dropped so */
+	__u64 moving_ns;  /* what the flows cost in a window that changed their minds lately */
+	__u32 nr_waiting; /* times that one would have left in this window, and waits for these */
+	__u32 window_limited; /* nr_limited when the window began; wraps */
 };
 _Static_assert(sizeof(struct rx_load) == 128, "a pair of cache lines");
 
@@ -300,8 +301,8 @@ struct rx_queue {
 	__u16 first_epoch;
 	__u16 busy_polled;   /* the part of polls that applications did, lately, of 1024 */
 	__u32 leaving;	     /* a flow waits to leave: see to polls_delivered */
-	__u32 nr_busy_polls; /* in this turn: of load.nr_polls */
-	__u32 polled_for;    /* 1 + the turn in which an application polled for a packet; 0 never */
+	__u32 nr_busy_polls; /* in this window: of load.nr_polls */
+	__u32 polled_for; /* 1 + the window in which an application polled for a packet; 0 never */
 
 	/* Written by user space. */
 	__u32 ifindex;

@@ -379,7 +379,7 @@ fn flows_leave_a_saturated_cpu_and_return() -> Result<()> {
         window: None,
     };
     let flood = Generator::start(&bed.link, POLLING_CPU, &flood)?;
-    until("flows leave the pressed CPU", || {
+    until("flows leave the saturated CPU", || {
         let q = queue(&active)?;
         Ok((q.moves > 0 && q.sums.redirected > 1000).then_some(()))
     })?;

@@ -45,7 +45,7 @@ static __always_inline __u16 rx_base(struct rx *rx, const struct rps_map *map)
 	if (rx->q->policy & RX_FOLLOW) {
 		base = sock_flow_location(rx_sock_flow(rx), rx->hash, rx_cpu_mask());
 		if (unlikely(base == RPS_INLINE))
-			rx->q->polled_for = rx->q->load.turn + 1;
+			rx->q->polled_for = rx->q->load.window + 1;
 		base = rx_usable(rx, base);
 	}
 	rx->followed = base != RPS_NO_CPU;
@@ -63,11 +63,11 @@ static __always_inline __u16 rx_base(struct rx *rx, const struct rps_map *map)
  * served: so many at most before flows go there, and twice as many before they leave. */
 #define POLICY_OTHERS (4 * LOAD_WHOLE)
 
-/* Turns for which nobody goes to a CPU that frames came to faster than it took them: the others
+/* Windows for which nobody goes to a CPU that frames came to faster than it took them: the others
  * stay then, and who would try again would only bring it back. */
 #define POLICY_REST 100
 
-/* Turns after which what a flow knew of its application says nothing any more. */
+/* Windows after which what a flow knew of its application says nothing any more. */
 #define POLICY_LATELY 16
 
 /* A flow that costs less of a CPU's time goes to its application whatever else runs there, as long
@@ -75,14 +75,14 @@ static __always_inline __u16 rx_base(struct rx *rx, const struct rps_map *map)
 #define POLICY_SMALL (LOAD_WHOLE / 8)
 
 /* A flow that changes its mind soon after the last time waits twice as long before the next: up to
- * 2^10 turns, ten seconds. */
+ * 2^10 windows, ten seconds. */
 #define POLICY_BACKOFF 10
 #define POLICY_SOON    256U /* times what it had to wait */
 
 /* What the flow costs, as a share of a CPU's time, as far as is known. */
 static __always_inline __u32 flow_share(const struct rx *rx, const struct rps_dev_flow *flow)
 {
-	return load_share(load_cost(&rx->q->load, flow->load), LOAD_TURN_NS);
+	return load_share(load_cost(&rx->q->load, flow->load), LOAD_WINDOW_NS);
 }
 
 /* Whether the flow would find the time on the CPU that it needs. */
@@ -101,7 +101,7 @@ static __always_inline bool rx_crowded(const struct rx *rx, __u32 cpu)
 		return true;
 	if (!backlog_crowded(b) && cpu_demand(cpu, b) <= 2 * POLICY_OTHERS)
 		return false;
-	b->crowded = rx->q->load.turn;
+	b->crowded = rx->q->load.window;
 	return true;
 }
 
@@ -112,7 +112,7 @@ static __always_inline bool rx_rested(const struct rx *rx, __u32 cpu)
 
 	if (!b || backlog_crowded(b))
 		return false;
-	return !b->crowded || rx->q->load.turn - (__u32)b->crowded >= POLICY_REST;
+	return !b->crowded || rx->q->load.window - (__u32)b->crowded >= POLICY_REST;
 }
 
 /* Whether the CPU may be given more than it has. */
@@ -156,15 +156,15 @@ static __always_inline bool rx_has_room(const struct rx *rx, __u32 cpu)
 static __always_inline bool rx_keeps_up(const struct rx *rx, struct rps_dev_flow *flow)
 {
 	__u32 waits = rx_consumer_waits_so_far(rx);
-	__u32 turns = flow->turn - flow->asked;
-	bool waited = waits != flow->waits && turns <= POLICY_LATELY;
-	__u32 behind = flow->behind + turns;
+	__u32 windows = flow->window - flow->asked;
+	bool waited = waits != flow->waits && windows <= POLICY_LATELY;
+	__u32 behind = flow->behind + windows;
 
 	if (waited || rx_consumer_waits(rx, flow->base))
 		behind = 0;
 	flow->behind = behind < 255 ? behind : 255;
 	flow->waits = waits;
-	flow->asked = flow->turn;
+	flow->asked = flow->window;
 	return !behind;
 }
 
@@ -226,7 +226,7 @@ static __always_inline __u16 rx_choose_near(const struct rx *rx, struct rps_dev_
 	return idle;
 }
 
-/* INLINE unless the CPU that polls is pressed, or there for other packets, and another would be
+/* INLINE unless the CPU that polls is saturated, or there for other packets, and another would be
  * better. */
 static __always_inline __u16 rx_adapt(const struct rx *rx, struct rps_dev_flow *flow, __u8 *reason)
 {
@@ -240,7 +240,7 @@ static __always_inline __u16 rx_adapt(const struct rx *rx, struct rps_dev_flow *
 	if (flow->wanted == RPS_INLINE) {
 		if (l->largest < flow->load)
 			l->largest = flow->load;
-		*reason = l->pressure == RX_PRESSED ? RX_SMALL : RX_STAY;
+		*reason = l->pressure == RX_SATURATED ? RX_SMALL : RX_STAY;
 		if (flow->load < l->leaving)
 			return RPS_INLINE;
 	}
@@ -257,7 +257,7 @@ static __always_inline __u16 rx_adapt(const struct rx *rx, struct rps_dev_flow *
 	return rx_choose_near(rx, flow, stay, reason);
 }
 
-/* Where the flow wants to be from this turn on, and why. */
+/* Where the flow wants to be from this window on, and why. */
 static __always_inline __u16 rx_choose(const struct rx *rx, struct rps_dev_flow *flow, __u8 *reason)
 {
 	*reason = RX_TABLES;
@@ -279,13 +279,13 @@ static __always_inline __u16 flow_home(const struct rx *rx, const struct rps_dev
 /* Whether it is too early for the flow to leave for anywhere but home. */
 static __always_inline bool flow_rests(const struct rps_dev_flow *flow)
 {
-	return flow->turn - flow->changed < 1U << flow->backoff;
+	return flow->window - flow->changed < 1U << flow->backoff;
 }
 
 /* The flow leaves: next time it rests for longer, if it does so soon. */
 static __always_inline void flow_back_off(struct rps_dev_flow *flow)
 {
-	if (flow->turn - flow->changed < POLICY_SOON << flow->backoff)
+	if (flow->window - flow->changed < POLICY_SOON << flow->backoff)
 		flow->backoff += flow->backoff < POLICY_BACKOFF;
 	else
 		flow->backoff -= flow->backoff > 0;
@@ -295,7 +295,7 @@ static __always_inline void flow_back_off(struct rps_dev_flow *flow)
 static __always_inline bool rx_overrun(const struct rx *rx, const struct rps_dev_flow *flow)
 {
 	if (flow->wanted == RPS_INLINE)
-		return rx->q->load.pressure == RX_PRESSED;
+		return rx->q->load.pressure == RX_SATURATED;
 	return rx_crowded(rx, flow->wanted);
 }
 
@@ -305,7 +305,7 @@ static __always_inline bool rx_may_change(const struct rx *rx, struct rps_dev_fl
 {
 	bool leaves = wanted != flow_home(rx, flow);
 	struct rx_load *l = &rx->q->load;
-	/* Of many that have less than a frame in a turn, this one has come now. */
+	/* Of many that have less than a frame in a window, this one has come now. */
 	__u64 cost = load_cost(l, flow->load + 1);
 
 	if (leaves && flow_rests(flow))
@@ -316,7 +316,7 @@ static __always_inline bool rx_may_change(const struct rx *rx, struct rps_dev_fl
 	}
 	if (leaves)
 		flow_back_off(flow);
-	flow->changed = flow->turn;
+	flow->changed = flow->window;
 	l->moving_ns += cost;
 	return true;
 }
@@ -324,7 +324,7 @@ static __always_inline bool rx_may_change(const struct rx *rx, struct rps_dev_fl
 /* The slot knows nothing: the flow begins where the policy would have it without a load. */
 static __always_inline void flow_begin(const struct rx *rx, struct rps_dev_flow *flow, __u16 base)
 {
-	flow->changed = flow->turn;
+	flow->changed = flow->window;
 	flow->load = 0;
 	flow->backoff = flow->reason = 0;
 	flow->base = base;
@@ -340,11 +340,11 @@ static __always_inline bool flow_at_base(const struct rx *rx, const struct rps_d
 }
 
 /*
- * Where the flow wants to be, whose tables say `base`. Decided once a turn; and when the tables
+ * Where the flow wants to be, whose tables say `base`. Decided once a window; and when the tables
  * change, since who follows an application follows it at once.
  */
 static __always_inline __u16 rx_wanted(const struct rx *rx, struct rps_dev_flow *flow, __u16 base,
-				       bool new_turn)
+				       bool new_window)
 {
 	__u16 wanted = rx_usable(rx, flow->wanted);
 	bool moved = flow->base != base;
@@ -353,7 +353,7 @@ static __always_inline __u16 rx_wanted(const struct rx *rx, struct rps_dev_flow 
 	__u16 home;
 	__u8 reason;
 
-	if (likely(!new_turn && !moved && !lost))
+	if (likely(!new_window && !moved && !lost))
 		return wanted;
 	flow->base = base;
 	if (lost || follows) {

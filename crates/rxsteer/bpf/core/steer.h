@@ -111,7 +111,7 @@ static __always_inline void rx_own(const struct rx *rx, struct rps_dev_flow *flo
 	flow->hash = rx->hash;
 	flow->frames -= flow->nr_packets + flow->nr_dropped;
 	flow->nr_packets = flow->nr_dropped = flow->nr_moves = 0;
-	flow->asked = rx->q->load.turn - POLICY_LATELY - 1;
+	flow->asked = rx->q->load.window - POLICY_LATELY - 1;
 	rx_flow_new(rx);
 }
 
@@ -232,7 +232,7 @@ static __always_inline enum rx_verdict rx_steer(struct rx *rx, const struct rps_
 	bool set = likely(flow->epoch == rx->epoch);
 	__u16 location = set ? flow->location : RPS_INLINE;
 	struct rx_queue *q = rx->q;
-	bool new_turn, shed_all;
+	bool new_window, shed_all;
 	__u16 wanted;
 
 	rx_own(rx, flow, set);
@@ -243,9 +243,9 @@ static __always_inline enum rx_verdict rx_steer(struct rx *rx, const struct rps_
 		flow->reason = RX_ROOM;
 		return rx_inline(rx, flow);
 	}
-	new_turn = flow->turn != q->load.turn;
-	if (unlikely(new_turn))
-		flow_turn(&q->load, flow);
+	new_window = flow->window != q->load.window;
+	if (unlikely(new_window))
+		flow_window(&q->load, flow);
 	wanted = rx_base(rx, map);
 	shed_all = wanted == RPS_INLINE_SHED;
 	if (shed_all) {
@@ -253,7 +253,7 @@ static __always_inline enum rx_verdict rx_steer(struct rx *rx, const struct rps_
 	} else if (q->policy & (RX_IDLE | RX_ADAPT)) {
 		if (unlikely(!set))
 			flow_begin(rx, flow, wanted);
-		wanted = rx_wanted(rx, flow, wanted, new_turn);
+		wanted = rx_wanted(rx, flow, wanted, new_window);
 	}
 	if (unlikely(location != wanted)) {
 		if (rx_delivered(rx, location, set ? flow->last_qtail : rx_first_poll(rx))) {

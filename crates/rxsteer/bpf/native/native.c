@@ -210,9 +210,9 @@ bool native_load_polled(struct rx_queue *q, __u64 start, __u64 now, __u32 over_i
 	return load_polled(q, start, now, over_idle, exhausted, busy);
 }
 
-void native_load_turn(struct rx_queue *q, __u64 now, __u32 tasks, __u32 irq)
+void native_load_window(struct rx_queue *q, __u64 now, __u32 tasks, __u32 irq)
 {
-	load_turn(q, now, tasks, irq);
+	load_window(q, now, tasks, irq);
 }
 
 /* ---- tables.h ----------------------------------------------------------- */

@@ -146,18 +146,18 @@ pub enum Wait {
     },
 }
 
-/// How the load decides for a flow. A window is [`crate::datapath::load::TURN_MS`] long.
+/// How the load decides for a flow. A window is [`crate::datapath::load::WINDOW_MS`] long.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Decision {
     /// Load of the queue; null before the first packets.
     pub load: Option<Load>,
     /// The flow's packets in the last window in which the load was consulted for it, which it is
     /// not while the polling CPU has room.
-    pub turn_packets: u32,
+    pub window_packets: u32,
     /// Windows since the flow's decision last changed, or since it got the slot.
-    pub changed_turns_ago: u32,
+    pub changed_windows_ago: u32,
     /// Smallest number of windows between two changes.
-    pub turns_between_changes: u32,
+    pub windows_between_changes: u32,
 }
 
 /// Packets that a queue has dropped in XDP, of all flows.

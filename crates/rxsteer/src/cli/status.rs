@@ -215,7 +215,7 @@ fn loads(device: &Device) -> Table {
             match load.pressure {
                 Pressure::Relaxed => "relaxed",
                 Pressure::Full => "full",
-                Pressure::Pressed => "pressed",
+                Pressure::Saturated => "saturated",
                 Pressure::Polled => "polled",
             }
             .to_owned(),
@@ -295,7 +295,7 @@ mod tests {
             sums: terms.clone(),
             load: Some(Load {
                 polling_cpu: Some(0),
-                pressure: Pressure::Pressed,
+                pressure: Pressure::Saturated,
                 busy_percent: 97,
                 polls_percent: 61,
                 leaving: None,
@@ -325,8 +325,8 @@ eth0 (native XDP)
  queue  to CPU  redirected  delivered  lost  queued  dropped  shed  limited
      0       1          40         40     0       0        0     0        7
 
- queue  polled on     load  busy  in polls  limiting
-     0      CPU 0  pressed  97 %      61 %       4 %
+ queue  polled on       load  busy  in polls  limiting
+     0      CPU 0  saturated  97 %      61 %       4 %
 
  dropped most          device  queue  dropped  packets  is at
  udp/192.0.2.1:1024/9  eth0        2        9       17  CPU 3

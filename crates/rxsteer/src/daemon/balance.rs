@@ -296,8 +296,8 @@ mod tests {
             let cpus = [load(0, busy, false), load(1, 0.0, false)];
             balance.tick(TICK, &cpus, &map, &frames).len()
         };
-        let pressed: usize = (0..20).map(|_| moves(1.0)).sum();
-        assert_eq!(pressed, 10);
+        let saturated: usize = (0..20).map(|_| moves(1.0)).sum();
+        assert_eq!(saturated, 10);
         let quiet: usize = (0..100).map(|_| moves(0.5)).sum();
         assert_eq!(quiet, 0);
         assert_eq!(moves(1.0), 5);

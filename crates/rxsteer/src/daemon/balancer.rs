@@ -3,7 +3,7 @@
 //!
 //! A tick costs a look at each queue's counters while little is received; else /proc/stat once, and
 //! for each queue that receives a look at the backlogs of its mask. The queue's flow table is read only
-//! while a CPU is pressed and another could take something, and more rarely while it holds nothing that
+//! while a CPU is saturated and another could take something, and more rarely while it holds nothing that
 //! could move: so it is beside an application that polls.
 
 use std::collections::BTreeMap;

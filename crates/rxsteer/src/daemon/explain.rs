@@ -22,9 +22,9 @@ impl Decision {
     fn of(q: &rx_queue, flow: &rps_dev_flow) -> Option<Self> {
         load::decides(q).then(|| Self {
             load: Load::of(q),
-            turn_packets: flow.load,
-            changed_turns_ago: q.load.turn.wrapping_sub(flow.changed),
-            turns_between_changes: 1 << flow.backoff.min(31),
+            window_packets: flow.load,
+            changed_windows_ago: q.load.window.wrapping_sub(flow.changed),
+            windows_between_changes: 1 << flow.backoff.min(31),
         })
     }
 }

@@ -9,8 +9,8 @@ use crate::types::{load_leaving, load_unit, rx_policy, rx_pressure, rx_queue};
 /// Shares in the data path are of this.
 pub(crate) const WHOLE: u32 = load_unit::LOAD_WHOLE.0;
 
-/// A turn, in milliseconds; longer where polls are rare.
-pub const TURN_MS: u64 = load_unit::LOAD_TURN_MS.0 as u64;
+/// A window, in milliseconds; longer where polls are rare.
+pub const WINDOW_MS: u64 = load_unit::LOAD_WINDOW_MS.0 as u64;
 
 /// Whether the CPU that polls a queue has room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -21,12 +21,12 @@ pub enum Pressure {
     /// Not for more than it has.
     Full,
     /// Hardly any time is left.
-    Pressed,
+    Saturated,
     /// An application polls for its own packets there.
     Polled,
 }
 
-/// A queue's load in its last turn. Without packets no turn ends.
+/// A queue's load in its last window. Without packets no window ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Load {
     /// Who polls the queue: as of the last packet that was processed INLINE.
@@ -37,14 +37,14 @@ pub struct Load {
     pub busy_percent: u32,
     /// Percent of its time that it spent in polls of the queue.
     pub polls_percent: u32,
-    /// Flows with so many packets in a turn may leave; `None` if none may.
+    /// Flows with so many packets in a window may leave; `None` if none may.
     pub leaving: Option<u32>,
     /// Percent of large flows' packets that are dropped instead of being processed INLINE.
     pub limiting_percent: u32,
 }
 
 impl Load {
-    /// `None` while no turn has ended, and where no policy looks at it.
+    /// `None` while no window has ended, and where no policy looks at it.
     pub fn of(q: &rx_queue) -> Option<Self> {
         let l = &q.load;
         let percent = |share: u16| (u32::from(share) * 100 + WHOLE / 2) / WHOLE;
@@ -52,9 +52,9 @@ impl Load {
             rx_pressure::RX_RELAXED => Pressure::Relaxed,
             rx_pressure::RX_FULL => Pressure::Full,
             rx_pressure::RX_POLLED => Pressure::Polled,
-            _ => Pressure::Pressed,
+            _ => Pressure::Saturated,
         };
-        (decides(q) && l.turn != 0).then(|| Self {
+        (decides(q) && l.window != 0).then(|| Self {
             polling_cpu: polling_cpu(q),
             pressure,
             busy_percent: percent(l.busy_share),
@@ -87,7 +87,7 @@ mod tests {
             policy: Policy::ADAPTIVE.bits(),
             poll: native::poll_stamp(3, 7),
             load: rx_load {
-                turn: 1,
+                window: 1,
                 busy_share: 1024,
                 poll_share: 512,
                 police: 10,
@@ -113,9 +113,9 @@ mod tests {
             ..load
         };
         assert_eq!(Load::of(&q), Some(leaving));
-        q.load.turn = 0;
-        assert_eq!(Load::of(&q), None, "no turn has ended");
-        q.load.turn = 1;
+        q.load.window = 0;
+        assert_eq!(Load::of(&q), None, "no window has ended");
+        q.load.window = 1;
         q.policy = Policy::RFS.bits();
         assert_eq!(Load::of(&q), None, "nobody learns whether the CPU is busy");
     }

@@ -62,7 +62,7 @@ unsafe extern "C" {
         exhausted: u32,
         busy: u32,
     ) -> bool;
-    fn native_load_turn(q: *mut rx_queue, now: u64, tasks: u32, irq: u32);
+    fn native_load_window(q: *mut rx_queue, now: u64, tasks: u32, irq: u32);
     fn native_rps_location_of(map: *const rps_map, hash: u32) -> u16;
     fn native_flow_slot(queue: u32, hash: u32, shift: u32) -> u32;
     fn native_sock_flow_entry(hash: u32, location: u16, cpu_mask: u32) -> u32;
@@ -207,7 +207,7 @@ pub fn backlog_crowded(b: &backlog, limit: u32) -> bool {
 }
 
 /// A poll of the queue has ended that lasted from `start` to `now`, in ns, an application's if `busy`;
-/// whether its turn is over (load.h).
+/// whether its window is over (load.h).
 pub fn load_polled(
     q: &mut rx_queue,
     start: u64,
@@ -221,10 +221,10 @@ pub fn load_polled(
     unsafe { native_load_polled(q, start, now, over_idle, exhausted, busy) }
 }
 
-/// The queue's turn ends at `now`, in ns; its CPU ran tasks for `busy` of 1024 parts of it (load.h).
-pub fn load_turn(q: &mut rx_queue, now: u64, tasks: u32, irq: u32) {
+/// The queue's window ends at `now`, in ns; its CPU ran tasks for `busy` of 1024 parts of it (load.h).
+pub fn load_window(q: &mut rx_queue, now: u64, tasks: u32, irq: u32) {
     // SAFETY: the callee only writes the queue.
-    unsafe { native_load_turn(q, now, tasks, irq) }
+    unsafe { native_load_window(q, now, tasks, irq) }
 }
 
 /// The RPS location of a flow (steer.h).

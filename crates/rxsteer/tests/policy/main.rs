@@ -31,7 +31,7 @@ proptest! {
 /// The inputs of decisions and their results, without the policies' own counters.
 fn decided(world: &World) -> String {
     let flows = world.flows.iter().map(|&flow| rps_dev_flow {
-        turn: 0,
+        window: 0,
         frames: 0,
         load: 0,
         asked: 0,

@@ -113,7 +113,7 @@ proptest! {
             policy,
             ..Default::default()
         };
-        q.load.turn = first;
+        q.load.window = first;
         q.polled_for = u32::from(known) * (first.wrapping_add(1).max(1));
         let mut now = 1_000_000_000;
         let (mut poll_ns, mut received, mut elsewhere) = (0u64, 0u64, 0u64);
@@ -130,19 +130,19 @@ proptest! {
             (nr_busy, nr_others) = (nr_busy + busy, nr_others + 1 - busy);
             let over =
                 native::load_polled(&mut q, start, now, poll.over_idle, poll.exhausted, poll.busy);
-            prop_assert_eq!(over, now - q.load.turn_start >= WINDOW_NS);
+            prop_assert_eq!(over, now - q.load.window_start >= WINDOW_NS);
             if !over {
                 continue;
             }
             let (before, before_polled) = (q.load, q.busy_polled);
-            native::load_turn(&mut q, now, tasks, irq);
+            native::load_window(&mut q, now, tasks, irq);
             let l = &q.load;
-            prop_assert_eq!(l.turn, before.turn.wrapping_add(1));
+            prop_assert_eq!(l.window, before.window.wrapping_add(1));
             prop_assert!(l.poll_share <= WHOLE as u16 && l.police <= WHOLE as u16);
             let busy = (tasks + irq).min(WHOLE) as u16;
             prop_assert!((busy..=WHOLE as u16).contains(&l.busy_share));
-            prop_assert!(l.police <= before.police || l.pressure == PRESSED);
-            prop_assert!([PRESSED, POLLED].contains(&l.pressure) || l.leaving == u32::MAX);
+            prop_assert!(l.police <= before.police || l.pressure == SATURATED);
+            prop_assert!([SATURATED, POLLED].contains(&l.pressure) || l.leaving == u32::MAX);
             prop_assert!(l.pressure != POLLED || known && policy & FOLLOW != 0 && l.leaving == 0);
             // The average moves by a quarter of the difference, up to rounding.
             let (was, now_polled) = (i64::from(before_polled), i64::from(q.busy_polled));
@@ -152,7 +152,7 @@ proptest! {
             (nr_busy, nr_others) = (0, 0);
             // 32 frames in 8.6 s: the machine stood still.
             let still = poll_ns >= 1 << 33;
-            let short = now - before.turn_start < 100 * WINDOW_NS;
+            let short = now - before.window_start < 100 * WINDOW_NS;
             let known = received >= 32 && elsewhere <= received / 8;
             let cost = match known && short {
                 true => (poll_ns * 16 / received) as u32,

@@ -22,7 +22,7 @@ pub const ADAPT: u16 = rx_policy::RX_ADAPT.0 as u16;
 
 pub const RELAXED: u16 = rx_pressure::RX_RELAXED.0 as u16;
 
-pub const PRESSED: u16 = rx_pressure::RX_PRESSED.0 as u16;
+pub const SATURATED: u16 = rx_pressure::RX_SATURATED.0 as u16;
 
 pub const POLLED: u16 = rx_pressure::RX_POLLED.0 as u16;
 
@@ -150,11 +150,11 @@ impl World {
 
     /// Ends a window in which polls and all work took these 1024ths of the polling CPU.
     pub fn window(&mut self, polls: u32, all: u32) {
-        let now = self.q.load.turn_start + WINDOW_NS;
+        let now = self.q.load.window_start + WINDOW_NS;
         self.q.load.poll_ns = u64::from(polls) * WINDOW_NS / u64::from(WHOLE);
         (self.q.load.nr_polls, self.q.nr_busy_polls) = (POLLS, self.busy_polls);
         self.q.load.nr_exhausted = POLLS - self.busy_polls;
-        native::load_turn(&mut self.q, now, all, 0);
+        native::load_window(&mut self.q, now, all, 0);
     }
 
     pub fn bit(bits: &mut u64, cpu: u32, set: bool) {
@@ -199,7 +199,7 @@ impl World {
             let busy = self.facts.busy[usize::from(near)];
             let crowded = self.backlogs[usize::from(near)].crowded as u32;
             let now = self.crowded >> near & 1 > 0;
-            let rested = !now && (crowded == 0 || self.q.load.turn - crowded >= 100);
+            let rested = !now && (crowded == 0 || self.q.load.window - crowded >= 100);
             let fits = busy + self.share(flow) <= WHOLE;
             self.is_elsewhere(near) && self.is_idle(near) && fits && rested
         });
@@ -269,7 +269,7 @@ impl World {
             Some("not the nearest idle CPU with room")
         } else if adapts && pressure == RELAXED && flow.location != INLINE && !waits {
             Some("elsewhere, although there is room")
-        } else if adapts && ![PRESSED, POLLED].contains(&pressure) && leaves {
+        } else if adapts && ![SATURATED, POLLED].contains(&pressure) && leaves {
             Some("left INLINE without pressure")
         } else if adapts && leaves && flow.load < self.q.load.leaving {
             Some("left INLINE before larger flows")

@@ -277,9 +277,9 @@ impl Path {
     /// `queue_polled()` in napi.h, at the end of a window.
     fn end_window(&mut self, polls: u32, all: u32) {
         let l = &mut self.q.load;
-        let now = l.turn_start + WINDOW_NS;
+        let now = l.window_start + WINDOW_NS;
         l.poll_ns = u64::from(polls) * WINDOW_NS / 1024;
-        native::load_turn(&mut self.q, now, all, 0);
+        native::load_window(&mut self.q, now, all, 0);
         self.pressures |= 1 << self.q.load.pressure;
     }
 

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::api::explain::{Application, Explanation, Explanations, Seen, Unknown, Wait};
 use crate::api::flows::{Entry, Location, Reason};
 use crate::cli::flows::ago;
-use crate::datapath::load::{Pressure, TURN_MS};
+use crate::datapath::load::{Pressure, WINDOW_MS};
 use crate::datapath::policy::Policy;
 
 /// What is said to who asked.
@@ -215,7 +215,7 @@ fn base(entry: &Entry) -> String {
     }
 }
 
-/// Why a flow stays although the CPU that polls is pressed.
+/// Why a flow stays although the CPU that polls is saturated.
 fn small(seen: &Seen) -> String {
     let Some(decision) = &seen.decision else {
         return "larger flows leave first".to_owned();
@@ -225,9 +225,9 @@ fn small(seen: &Seen) -> String {
         None => "none may leave now".to_owned(),
     };
     format!(
-        "larger flows leave {} first: this one had {} in a turn of {TURN_MS} ms, and {threshold}",
+        "larger flows leave {} first: this one had {} in a window of {WINDOW_MS} ms, and {threshold}",
         polling(&seen.entry),
-        packets(decision.turn_packets.into()),
+        packets(decision.window_packets.into()),
     )
 }
 
@@ -253,7 +253,7 @@ fn pressure(seen: &Seen) -> Option<String> {
     let state = match load.pressure {
         Pressure::Relaxed => "has room for all flows of the queue",
         Pressure::Full => "has no room for more than it has",
-        Pressure::Pressed => "is pressed",
+        Pressure::Saturated => "is saturated",
         Pressure::Polled => "runs an application that polls for its own packets",
     };
     Some(format!(
@@ -270,14 +270,17 @@ fn pressure(seen: &Seen) -> Option<String> {
 /// That it is not free to change its mind again, if so.
 fn change(seen: &Seen) -> Option<String> {
     let decision = seen.decision.as_ref()?;
-    let (ago, between) = (decision.changed_turns_ago, decision.turns_between_changes);
+    let (ago, between) = (
+        decision.changed_windows_ago,
+        decision.windows_between_changes,
+    );
     (between > 1).then(|| {
         let again = match between.saturating_sub(ago) {
             0 => "and may again".to_owned(),
             left => format!("and may again in {left}"),
         };
         format!(
-            "It changed its mind {ago} turns of {TURN_MS} ms ago, {again}: since it did so often, \
+            "It changed its mind {ago} windows of {WINDOW_MS} ms ago, {again}: since it did so often, \
              once in {between} at most."
         )
     })

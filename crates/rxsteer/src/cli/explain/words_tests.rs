@@ -164,7 +164,7 @@ fn each_wish_has_its_reason() {
 fn load() -> Load {
     Load {
         polling_cpu: Some(0),
-        pressure: Pressure::Pressed,
+        pressure: Pressure::Saturated,
         busy_percent: 97,
         polls_percent: 61,
         leaving: Some(40),
@@ -180,9 +180,9 @@ fn decided(wanted: Location, reason: Reason, base: Option<u32>) -> Seen {
     seen.entry.base = base.map(Location::Cpu);
     seen.decision = Some(Decision {
         load: Some(load()),
-        turn_packets: 3,
-        changed_turns_ago: 5,
-        turns_between_changes: 1,
+        window_packets: 3,
+        changed_windows_ago: 5,
+        windows_between_changes: 1,
     });
     seen
 }
@@ -208,7 +208,7 @@ fn each_decision_has_its_reason() {
             Inline,
             Reason::Small,
             Some(3),
-            "larger flows leave CPU 0 first: this one had 3 packets in a turn of 10 ms, and those \
+            "larger flows leave CPU 0 first: this one had 3 packets in a window of 10 ms, and those \
              with 40 and more may leave now.",
         ),
         (
@@ -271,7 +271,7 @@ fn the_load_has_its_figures() {
     for (pressure, words) in [
         (Pressure::Relaxed, "has room for all flows of the queue"),
         (Pressure::Full, "has no room for more than it has"),
-        (Pressure::Pressed, "is pressed"),
+        (Pressure::Saturated, "is saturated"),
         (
             Pressure::Polled,
             "runs an application that polls for its own packets",
@@ -288,7 +288,7 @@ fn the_load_has_its_figures() {
             "\n    Load: CPU 0, which polls the queue, {words}: busy 97 % of the time, 61 % in its \
              polls.\n"
         );
-        let none = "this one had 3 packets in a turn of 10 ms, and none may leave now.\n";
+        let none = "this one had 3 packets in a window of 10 ms, and none may leave now.\n";
         says(explanation(seen), &[&line, none]);
     }
     let mut early = decided(Location::Inline, Reason::Undecided, None);
@@ -305,7 +305,7 @@ fn a_mind_that_changed_often_is_bound() {
         (
             5,
             16,
-            Some("It changed its mind 5 turns of 10 ms ago, and may again in 11: since"),
+            Some("It changed its mind 5 windows of 10 ms ago, and may again in 11: since"),
         ),
         (
             40,
@@ -318,7 +318,10 @@ fn a_mind_that_changed_often_is_bound() {
     ] {
         let mut seen = decided(Location::Inline, Reason::Room, None);
         let decision = seen.decision.as_mut().unwrap();
-        (decision.changed_turns_ago, decision.turns_between_changes) = (ago, between);
+        (
+            decision.changed_windows_ago,
+            decision.windows_between_changes,
+        ) = (ago, between);
         let text = text(explanation(seen));
         assert_eq!(text.contains("changed its mind"), words.is_some(), "{text}");
         assert!(words.is_none_or(|words| text.contains(words)), "{text}");
