@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The BPF objects' skeletons, generated from `bpf/*.bpf.c`.
 
+use std::mem::MaybeUninit;
+
+use libbpf_rs::skel::SkelBuilder;
+
 macro_rules! skeleton {
     ($name:ident, $file:literal, $doc:literal) => {
         #[doc = $doc]
@@ -28,3 +32,13 @@ skeleton!(
     "types.skel.rs",
     "Has the types alone; never loaded."
 );
+
+/// Opens an object, for good: a skeleton borrows the memory of its object's handle, a few bytes,
+/// which stays taken. There is an object for each device, each change of the tables' sizes, and each
+/// time that sockets or polls begin to be watched.
+///
+/// # Errors
+/// When the object can't be read.
+pub(crate) fn open<B: SkelBuilder<'static>>(builder: B) -> libbpf_rs::Result<B::Output> {
+    builder.open(Box::leak(Box::new(MaybeUninit::uninit())))
+}

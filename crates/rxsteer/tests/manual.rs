@@ -33,7 +33,7 @@ fn synopsis(arg: &Arg) -> String {
 fn meaning(arg: &Arg) -> String {
     let help = arg.get_long_help().or(arg.get_help()).expect("described");
     let help = help.to_string();
-    let paragraphs = help.trim_end_matches('.').split("\n\n");
+    let paragraphs = help.split("\n\n");
     let paragraphs = paragraphs.map(|text| text.trim_end_matches('.').replace('\n', " "));
     let mut text = paragraphs.collect::<Vec<_>>().join(". ");
     let values = arg.get_possible_values();
@@ -53,6 +53,13 @@ fn meaning(arg: &Arg) -> String {
     text.replace('|', "\\|").replace('[', "\\[")
 }
 
+/// The subcommands that have a page.
+fn pages(cli: &mut Command) -> impl Iterator<Item = &Command> {
+    cli.build();
+    let shown = |command: &&Command| !command.is_hide_set() && command.get_name() != "help";
+    cli.get_subcommands().filter(shown)
+}
+
 fn table(command: &Command) -> String {
     let mut text = "| Option | Meaning |\n|---|---|\n".to_owned();
     let own = |arg: &&Arg| !["help", "version"].contains(&arg.get_id().as_str());
@@ -67,15 +74,8 @@ fn the_manual_has_the_options_of_the_command_line() {
     let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/manual");
     let write = std::env::var_os("RXSTEER_WRITE_MANUAL").is_some();
     let mut cli = Cli::command();
-    cli.build();
     let mut nr_pages = 0;
-    for command in cli
-        .get_subcommands()
-        .filter(|command| !command.is_hide_set())
-    {
-        if command.get_name() == "help" {
-            continue;
-        }
+    for command in pages(&mut cli) {
         let path = manual.join(format!("{}.md", command.get_name()));
         let page = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let parts = page.split_once(BEGIN).and_then(|(before, rest)| {
@@ -114,14 +114,7 @@ fn each_subcommand_has_a_man_page() {
         .status();
     assert!(man.unwrap().success());
     let mut cli = Cli::command();
-    cli.build();
-    for command in cli
-        .get_subcommands()
-        .filter(|command| !command.is_hide_set())
-    {
-        if command.get_name() == "help" {
-            continue;
-        }
+    for command in pages(&mut cli) {
         let path = folder
             .path()
             .join(format!("rxsteer-{}.8", command.get_name()));

@@ -46,7 +46,7 @@
 /* What a frame is taken to cost until that is known, in ns: rather more than most do. */
 #define LOAD_COST_GUESS 2000
 
-/* A longer window was none: nobody has counted in it. */
+/* Longer windows were idle: their sample is discarded. */
 #define LOAD_LONGEST_NS (100 * LOAD_WINDOW_NS)
 
 static __always_inline __u32 load_share(__u64 part, __u64 whole)

@@ -2,14 +2,14 @@
 //! Polls and waits per process: counters of `bpf/poll.bpf.c`, and voluntary context switches.
 
 use std::fs;
-use std::mem::MaybeUninit;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use libbpf_rs::skel::{OpenSkel, SkelBuilder};
+use libbpf_rs::skel::OpenSkel;
 use libbpf_rs::{Link, MapCore, MapFlags, num_possible_cpus};
 
 use crate::api::busy_poll::Application;
+use crate::bpf::open;
 use crate::bpf::poll_skel::{PollSkel, PollSkelBuilder};
 use crate::host::caps;
 use crate::types::busy_poll;
@@ -65,9 +65,7 @@ impl Stats {
     /// # Errors
     /// When the kernel refuses the programs.
     pub fn attach() -> Result<Self> {
-        // Leaked: a process has at most one `Stats`, and keeps it to its end.
-        let object = Box::leak(Box::new(MaybeUninit::uninit()));
-        let mut open = PollSkelBuilder::default().open(object)?;
+        let mut open = open(PollSkelBuilder::default())?;
         let rodata = open.maps.rodata_data.as_deref_mut();
         rodata
             .context("no constants in the program")?

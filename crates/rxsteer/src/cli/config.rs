@@ -25,6 +25,9 @@ struct Tables {
     busy_poll: Vec<Rule>,
 }
 
+/// The keys of [`Tables`].
+const TABLES: [&str; 2] = ["devices", "busy_poll"];
+
 /// Words that are this similar are taken for one that was mistyped, as clap does.
 const SIMILAR: f64 = 0.7;
 
@@ -80,7 +83,7 @@ fn read(text: &str) -> Result<(Tables, Defaults), Mistake> {
     let mut defaults = Defaults::new();
     for (key, value) in &keys {
         let name = key.get_ref().as_str();
-        if ["devices", "busy_poll"].contains(&name) {
+        if TABLES.contains(&name) {
             continue;
         }
         let here = |why: String| (Some(line_of(text, key.span().start)), why);
@@ -116,7 +119,7 @@ fn argument<'a>(command: &'a Command, name: &str) -> Result<&'a Arg, String> {
         return Ok(arg);
     }
     let mut keys: Vec<_> = args().filter_map(Arg::get_long).collect();
-    keys.extend(["devices", "busy_poll"]);
+    keys.extend(TABLES);
     keys.sort_by(|a, b| {
         let [a, b] = [a, b].map(|key| strsim::jaro_winkler(key, name));
         b.total_cmp(&a)

@@ -2,17 +2,17 @@
 //! The BPF objects: that of the tracepoints owns the maps, the others are given them
 //! (`bpf/maps.h`).
 
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use anyhow::{Context, Result, ensure};
-use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
+use libbpf_rs::skel::{OpenSkel, Skel};
 use libbpf_rs::{MapCore, Object, OpenObject};
 
 use super::config::{Config, DeviceConfig};
 use super::load;
 use super::tables::{self, Tables};
 use super::value::bytes_of;
+use crate::bpf::open;
 use crate::bpf::rx_skel::{RxSkel, RxSkelBuilder};
 use crate::bpf::trace_skel::TraceSkel;
 use crate::host::caps;
@@ -54,13 +54,6 @@ impl Device {
             other => Ok(other?),
         }
     }
-}
-
-/// Opens an object, for good: a skeleton borrows the memory of its object's handle, a few bytes,
-/// which stays taken. There is an object for each device, each change of the tables' sizes, and each
-/// time that sockets begin to be watched.
-pub(super) fn open<B: SkelBuilder<'static>>(builder: B) -> Result<B::Output> {
-    Ok(builder.open(Box::leak(Box::new(MaybeUninit::uninit())))?)
 }
 
 /// The constants that all objects have in common.
