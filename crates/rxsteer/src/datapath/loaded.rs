@@ -183,9 +183,9 @@ impl Datapath {
         for queue in 0..self.nr_queues() {
             self.set_queue(queue, policy);
         }
-        if !policy.follows() {
-            self.sockets = None;
-        }
+        // Programs that can't be detached at once go on writing the table until rxsteer ends.
+        let leaves = |sockets: &Sockets| policy.follows() || sockets.at_functions;
+        self.sockets = self.sockets.take().filter(leaves);
         if !looks {
             self.scheduler = None;
         }

@@ -34,6 +34,9 @@ const UNCONNECTED: [&str; 2] = ["on_udp4_recv", "on_udp6_recv"];
 /// The attached programs; dropping it detaches them.
 pub(crate) struct Sockets {
     _links: Vec<Link>,
+    /// Whether programs are attached to functions. Detaching one of these waits until every task
+    /// has slept once (`synchronize_rcu_tasks()`), which on a loaded host can take any time.
+    pub(crate) at_functions: bool,
     _skel: SocketSkel<'static>,
 }
 
@@ -91,6 +94,7 @@ impl Sockets {
         }
         let sockets = Self {
             _links: links,
+            at_functions: !missing.is_empty(),
             _skel: skel,
         };
         Ok((sockets, unseen))
