@@ -43,14 +43,18 @@ static __always_inline void sock_flow_record(const struct flow_key *key, bool po
 		*(volatile __u64 *)consumer = bpf_get_current_task();
 }
 
-/* Its socket is closed: what is left in the table would send stragglers after it. */
+/*
+ * The flow's socket has been closed. A CPU left in the entry would keep attracting late packets; the
+ * flow's bits stay, for `explain`.
+ */
 static __always_inline void sock_flow_reset(const struct flow_key *key)
 {
 	__u32 hash = flow_hash(key, &config.flow_secret);
+	__u32 mask = config.sock_flow_cpu_mask;
 	__u32 *entry = sock_flow_entry_of(hash);
 
-	if (entry && sock_flow_location(*entry, hash, config.sock_flow_cpu_mask) != RPS_NO_CPU)
-		*(volatile __u32 *)entry = 0;
+	if (entry && sock_flow_location(*entry, hash, mask) != RPS_NO_CPU)
+		*(volatile __u32 *)entry = sock_flow_entry(hash, RPS_NO_CPU, mask);
 }
 
 /* The key of the packets that a connected socket receives. False for others, and what is not IP. */

@@ -34,6 +34,14 @@ proptest! {
         prop_assert_eq!(native::sock_flow_location(entry, hash, mask), INLINE);
     }
 
+    #[test]
+    fn the_entry_of_a_closed_socket_is_no_cpu((nr_cpus, _) in cpus(), hash: u32) {
+        let mask = cpu_mask(nr_cpus);
+        let entry = native::sock_flow_entry(hash, NO_CPU, mask);
+        prop_assert_eq!(entry, hash & !mask);
+        prop_assert_eq!(native::sock_flow_location(entry, hash, mask), NO_CPU);
+    }
+
     /// A hash that differs in the bits stored in an entry finds no CPU, not a wrong one.
     #[test]
     fn another_flows_entry_is_no_cpu((nr_cpus, cpu) in cpus(), hash: u32, other: u32) {

@@ -29,11 +29,12 @@ static __always_inline __u32 flow_slot(__u32 queue, __u32 hash, __u32 shift)
 /*
  * The sock_flow_table is indexed by the low bits of the hash, and an entry holds the upper ones:
  * as in the kernel, a flow that meets another's entry finds no CPU rather than a wrong one.
- * `cpu_mask` covers the numbers 0 to nr_cpus + 1; all of its bits stand for RPS_INLINE.
+ * `cpu_mask` covers the numbers 0 to nr_cpus + 1; all of its bits stand for RPS_INLINE, none for
+ * RPS_NO_CPU, whose number + 1 is 0 in 16 bits: the entry of a closed socket.
  */
 static __always_inline __u32 sock_flow_entry(__u32 hash, __u16 location, __u32 cpu_mask)
 {
-	return (hash & ~cpu_mask) | (location == RPS_INLINE ? cpu_mask : location + 1U);
+	return (hash & ~cpu_mask) | (location == RPS_INLINE ? cpu_mask : (__u16)(location + 1));
 }
 
 /* The CPU where the flow's application was last seen; RPS_INLINE if it polls; or RPS_NO_CPU. */

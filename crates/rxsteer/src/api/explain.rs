@@ -88,6 +88,8 @@ pub enum Unknown {
     Tunnel,
     /// Another flow has the entry of the `sock_flow_table`.
     EntryTaken,
+    /// The application has closed the socket.
+    Closed,
     /// The socket is not connected, and the application does not ask for the sender's address.
     Unconnected,
     /// No application has been seen to receive or send its data.

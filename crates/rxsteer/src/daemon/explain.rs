@@ -16,7 +16,8 @@ use crate::datapath::load::{self, Load};
 use crate::datapath::native;
 use crate::datapath::policy::Base;
 use crate::datapath::rps_map;
-use crate::types::{backlog, rps_dev_flow, rx_queue};
+use crate::datapath::tables::cpu_mask;
+use crate::types::{backlog, rps_dev_flow, rps_location, rx_queue};
 
 impl Decision {
     fn of(q: &rx_queue, flow: &rps_dev_flow) -> Option<Self> {
@@ -182,7 +183,7 @@ impl Reader<'_> {
         let unknown = match hints.application {
             Some(_) => None,
             None if hints.application_polls => None,
-            None => Some(self.unknown(flow.as_ref(), value, unconnected)),
+            None => Some(self.unknown(flow.as_ref(), (hash, value), unconnected)),
         };
         Ok(Explanation {
             flow,
@@ -201,8 +202,16 @@ impl Reader<'_> {
         })
     }
 
-    fn unknown(&self, flow: Option<&Flow>, value: u32, unconnected: &[u16]) -> Unknown {
+    /// `value` is the entry that `hash` has in the `sock_flow_table`.
+    fn unknown(
+        &self,
+        flow: Option<&Flow>,
+        (hash, value): (u32, u32),
+        unconnected: &[u16],
+    ) -> Unknown {
+        const NO_CPU: u16 = rps_location::RPS_NO_CPU.0 as u16;
         let config = self.datapath.config();
+        let closed = native::sock_flow_entry(hash, NO_CPU, cpu_mask(self.datapath.nr_cpus()));
         let follows = self.queues.first().is_some_and(Queue::follows);
         let port = flow.and_then(Flow::local_port);
         match self.policy {
@@ -213,6 +222,7 @@ impl Reader<'_> {
             _ if !follows => Unknown::Unsupported,
             _ if flow.is_some_and(|flow| is_tunnel(flow, config.tunnels)) => Unknown::Tunnel,
             _ if flow.is_some() && port.is_none() => Unknown::NoPorts,
+            _ if value != 0 && value == closed => Unknown::Closed,
             _ if value != 0 => Unknown::EntryTaken,
             _ if port.is_some_and(|port| unconnected.contains(&port)) => Unknown::Unconnected,
             _ => Unknown::NotSeen,

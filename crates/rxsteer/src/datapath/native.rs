@@ -243,8 +243,8 @@ pub fn flow_slot(queue: u32, hash: u32, shift: u32) -> u32 {
     unsafe { native_flow_slot(queue, hash, shift) }
 }
 
-/// The `sock_flow_table`'s entry of a flow whose application is on a CPU, or polls: `RPS_INLINE`
-/// (tables.h).
+/// The `sock_flow_table`'s entry of a flow with its application on a CPU; `RPS_INLINE`: the
+/// application polls; `RPS_NO_CPU`: it has closed its socket (tables.h).
 pub fn sock_flow_entry(hash: u32, location: u16, cpu_mask: u32) -> u32 {
     // SAFETY: takes numbers, returns one.
     unsafe { native_sock_flow_entry(hash, location, cpu_mask) }

@@ -97,8 +97,8 @@ fn a_sockets_flow_is_found_by_all_its_names() -> Result<()> {
         let text = String::from_utf8(text.stdout)?;
         assert!(text.starts_with(&names[0]), "{text}");
         for words in [
-            "It is processed on CPU 1",
-            "That is where it wants to be: its application is on that CPU.",
+            "was processed on CPU 1, by the thread",
+            "It wants to be there: its application is on that CPU.",
         ] {
             assert!(text.contains(words), "not {words:?} in {text}");
         }
@@ -117,6 +117,13 @@ fn a_sockets_flow_is_found_by_all_its_names() -> Result<()> {
         let json: serde_json::Value = serde_json::from_slice(&json.stdout)?;
         assert_eq!(json["flows"][0]["flow"], names[0]);
         assert_eq!(json["flows"][0]["packets"], received);
+
+        drop(app);
+        let answer = explain(&dut.netns, &names[0])?;
+        let unknown = one(&answer)?.0.application.unknown;
+        assert_eq!(unknown, Some(Unknown::Closed), "{answer:?}");
+        let text = render(&answer);
+        assert!(text.contains("closed") && !text.contains("wants"), "{text}");
         active.stop()?;
     }
     Ok(())
@@ -344,16 +351,16 @@ fn a_lightly_loaded_flow_stays_for_its_room() -> Result<()> {
     assert_eq!(entry.wanted, Location::Inline);
     let text = render(&answer);
     let (why, load) = match entry.reason {
-        Reason::Room => ("has room.", "has room for all flows of the queue: busy "),
+        Reason::Room => ("had room.", "has room for all flows of the queue: busy "),
         _ => (
-            "has no room for more flows, but keeps what it has.",
-            "has no room for more than it",
+            "had no room for more flows, but kept those it had.",
+            "has no room for more flows",
         ),
     };
     for words in [
         "it last took or sent data of this flow on CPU 1.",
-        &format!("That is where it wants to be: CPU 0, which polls the queue, {why}"),
-        &format!("Load: CPU 0, which polls the queue, {load}"),
+        &format!("The last decision was to leave it there: CPU 0, which polled the queue, {why}"),
+        &format!("Now CPU 0, which polls the queue, {load}"),
     ] {
         assert!(text.contains(words), "not {words:?} in {text}");
     }
@@ -372,7 +379,7 @@ fn a_lightly_loaded_flow_stays_for_its_room() -> Result<()> {
     let seen = one(&answer)?.1;
     assert_eq!(seen.entry.reason, Reason::Application, "{answer:?}");
     assert_eq!((seen.entry.base, &seen.decision), (None, &None));
-    assert!(!render(&answer).contains("Load:"), "{}", render(&answer));
+    assert!(!render(&answer).contains("Now CPU"), "{}", render(&answer));
     assert_eq!(status(&active)?.devices[0].queues[0].load, None);
     active.stop()
 }

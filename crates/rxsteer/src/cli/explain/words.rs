@@ -66,19 +66,21 @@ fn one(out: &mut String, e: &Explanation, all: &Explanations) {
     for seen in &e.seen {
         let entry = &seen.entry;
         let _ = writeln!(out, "  {} queue {}:", entry.device, entry.queue);
-        let _ = writeln!(out, "    {}", is_at(entry));
-        let _ = writeln!(out, "    {}", wants(seen, all.policy));
-        for line in pressure(seen).into_iter().chain(change(seen)) {
-            let _ = writeln!(out, "    {line}");
-        }
-        for why in waits(seen) {
-            let _ = writeln!(out, "    {why}");
+        let _ = writeln!(out, "    {}", was_at(entry));
+        if a.unknown != Some(Unknown::Closed) {
+            let next = [wants(seen, all.policy)].into_iter();
+            for line in next
+                .chain(pressure(seen))
+                .chain(change(seen))
+                .chain(waits(seen))
+            {
+                let _ = writeln!(out, "    {line}");
+            }
         }
         let _ = writeln!(
             out,
-            "    {}, the last {} ago; moved {} time{}.",
+            "    {}; moved {} time{}.",
             packets(entry.packets.into()),
-            ago(entry.idle_seconds),
             entry.moves,
             if entry.moves == 1 { "" } else { "s" },
         );
@@ -105,6 +107,7 @@ fn one(out: &mut String, e: &Explanation, all: &Explanations) {
             (0, _) => "empty".to_owned(),
             (_, Some(cpu)) => format!("{}, CPU {cpu}", a.value),
             (_, None) if a.polls => format!("{}, polls", a.value),
+            (_, None) if a.unknown == Some(Unknown::Closed) => format!("{}, closed", a.value),
             (_, None) => format!("{}, not this flow's", a.value),
         }
     );
@@ -129,39 +132,33 @@ fn application(a: &Application) -> String {
     format!("it last took or sent data of this flow on CPU {cpu}{offline}.")
 }
 
-/// Where it is, and who polls.
-fn is_at(entry: &Entry) -> String {
-    match (entry.location, entry.polling_cpu) {
+/// Where the last packet went: the past tense.
+fn was_at(entry: &Entry) -> String {
+    let place = match (entry.location, entry.polling_cpu) {
         (Location::Cpu(cpu), _) => {
-            format!("It is processed on CPU {cpu}, by the thread of the queue's backlog there.")
+            format!("on CPU {cpu}, by the thread of the queue's backlog there")
         }
-        (Location::Inline, Some(cpu)) => format!(
-            "It is processed where it is received (INLINE): CPU {cpu} polled the queue when that \
-             was last seen."
-        ),
-        (Location::Inline, None) => {
-            "It is processed where it is received (INLINE), on the CPU that polls the queue."
-                .to_owned()
+        (Location::Inline, Some(cpu)) => {
+            format!("where it was received (INLINE); CPU {cpu} was the last to poll the queue")
         }
-    }
+        (Location::Inline, None) => "where it was received (INLINE)".to_owned(),
+    };
+    format!(
+        "Its last packet, {} ago, was processed {place}.",
+        ago(entry.idle_seconds)
+    )
 }
 
-/// Where it wants to be, and why.
+/// Where it wants to be, and why: in the present tense what the tables say now, in the past tense
+/// what was decided from the load.
 fn wants(seen: &Seen, policy: Policy) -> String {
     let entry = &seen.entry;
-    let place = match (entry.wanted == entry.location, entry.wanted) {
-        (true, _) => "That is where it wants to be".to_owned(),
-        (false, Location::Inline) => {
-            "It wants to be processed where it is received (INLINE)".to_owned()
-        }
-        (false, Location::Cpu(cpu)) => format!("It wants to be on CPU {cpu}"),
-    };
     // A flow wants INLINE because the CPU that it wants polls.
     let cpu = match (entry.wanted, entry.polling_cpu) {
         (Location::Inline, Some(cpu)) => format!("CPU {cpu}, which also polls the queue"),
         _ => "that CPU".to_owned(),
     };
-    let why = match (entry.reason, entry.application_cpu) {
+    let now = match (entry.reason, entry.application_cpu) {
         (Reason::Application, _) => format!("its application is on {cpu}"),
         (Reason::BusyPoll, _) => {
             "its application polls the queue, and would not find it elsewhere".to_owned()
@@ -175,26 +172,51 @@ fn wants(seen: &Seen, policy: Policy) -> String {
         (Reason::PolicyOff, _) => "policy off steers nothing".to_owned(),
         (Reason::Offline, _) => "every CPU that it could want is offline".to_owned(),
         (Reason::Undecided, _) => {
-            "so it was at its last packet, and the next ones decide anew".to_owned()
+            "it did so at its last packet, and the load decides about its next ones".to_owned()
         }
-        (Reason::Room, _) => format!("{}, which polls the queue, has room", polling(entry)),
-        (Reason::Small, _) => small(seen),
-        (Reason::NoGain, _) => no_gain(entry, policy),
-        (Reason::Consumer, _) => "its application is there and keeps up".to_owned(),
-        (Reason::Spread, _) => "its hash chooses that CPU, which has room".to_owned(),
-        (Reason::IdleCpu, _) => format!(
-            "that CPU was idle when it was chosen, and is near {}, which is busy",
+        _ => return format!("{}: {}.", decided(entry), why_decided(seen, policy)),
+    };
+    let place = match (entry.wanted == entry.location, entry.wanted) {
+        (true, _) => "It wants to be there".to_owned(),
+        (false, Location::Inline) => {
+            "It wants to be processed where it is received (INLINE)".to_owned()
+        }
+        (false, Location::Cpu(cpu)) => format!("It wants to be on CPU {cpu}"),
+    };
+    format!("{place}: {now}.")
+}
+
+fn decided(entry: &Entry) -> String {
+    match (entry.wanted == entry.location, entry.wanted) {
+        (true, _) => "The last decision was to leave it there".to_owned(),
+        (false, Location::Inline) => {
+            "The last decision was to process it where it is received (INLINE)".to_owned()
+        }
+        (false, Location::Cpu(cpu)) => format!("The last decision was to move it to CPU {cpu}"),
+    }
+}
+
+/// The reason of a decision from the load.
+fn why_decided(seen: &Seen, policy: Policy) -> String {
+    let entry = &seen.entry;
+    match entry.reason {
+        Reason::Room => format!("{}, which polled the queue, had room", polling(entry)),
+        Reason::Small => small(seen),
+        Reason::NoGain => no_gain(entry, policy),
+        Reason::Consumer => "its application was there and kept up".to_owned(),
+        Reason::Spread => "its hash chose that CPU, which had room".to_owned(),
+        Reason::IdleCpu => format!(
+            "that CPU was idle, and is near {}, which was busy",
             base(entry)
         ),
-        (Reason::Stay, _) => match entry.wanted {
+        _ => match entry.wanted {
             Location::Inline => format!(
-                "{}, which polls the queue, has no room for more flows, but keeps what it has",
+                "{}, which polled the queue, had no room for more flows, but kept those it had",
                 polling(entry)
             ),
-            Location::Cpu(_) => "it is there, and another place would gain it nothing".to_owned(),
+            Location::Cpu(_) => "another CPU would have gained it nothing".to_owned(),
         },
-    };
-    format!("{place}: {why}.")
+    }
 }
 
 fn polling(entry: &Entry) -> String {
@@ -218,14 +240,14 @@ fn base(entry: &Entry) -> String {
 /// Why a flow stays although the CPU that polls is saturated.
 fn small(seen: &Seen) -> String {
     let Some(decision) = &seen.decision else {
-        return "larger flows leave first".to_owned();
+        return "larger flows left first".to_owned();
     };
     let threshold = match decision.load.as_ref().and_then(|load| load.leaving) {
-        Some(leaving) => format!("those with {leaving} and more may leave now"),
-        None => "none may leave now".to_owned(),
+        Some(leaving) => format!("flows with {leaving} and more leave"),
+        None => "no flow leaves".to_owned(),
     };
     format!(
-        "larger flows leave {} first: this one had {} in a window of {WINDOW_MS} ms, and {threshold}",
+        "larger flows left {} first. This one had {} in a window of {WINDOW_MS} ms; now {threshold}",
         polling(&seen.entry),
         packets(decision.window_packets.into()),
     )
@@ -234,11 +256,11 @@ fn small(seen: &Seen) -> String {
 /// Why a flow stays although it might leave.
 fn no_gain(entry: &Entry, policy: Policy) -> String {
     let idle = match policy.idle {
-        true => ", and no CPU near it is idle and has time enough",
+        true => ", and no CPU near it was idle with time enough",
         false => "",
     };
     format!(
-        "no other CPU could take it on: {}, is busy, or got too much within the last second{idle}",
+        "no other CPU could take it: {}, was busy, or had got too much within a second{idle}",
         base(entry)
     )
 }
@@ -252,12 +274,12 @@ fn pressure(seen: &Seen) -> Option<String> {
     let load = seen.decision.as_ref()?.load.as_ref()?;
     let state = match load.pressure {
         Pressure::Relaxed => "has room for all flows of the queue",
-        Pressure::Full => "has no room for more than it has",
+        Pressure::Full => "has no room for more flows",
         Pressure::Saturated => "is saturated",
         Pressure::Polled => "runs an application that polls for its own packets",
     };
     Some(format!(
-        "Load: {}, which polls the queue, {state}: busy {} % of the time, {} % in its polls.",
+        "Now {}, which polls the queue, {state}: busy {} % of the time, {} % in its polls.",
         match load.polling_cpu {
             Some(cpu) => format!("CPU {cpu}"),
             None => "the CPU".to_owned(),
@@ -267,7 +289,7 @@ fn pressure(seen: &Seen) -> Option<String> {
     ))
 }
 
-/// That it is not free to change its mind again, if so.
+/// When the decision may change again, if it changed often.
 fn change(seen: &Seen) -> Option<String> {
     let decision = seen.decision.as_ref()?;
     let (ago, between) = (
@@ -276,12 +298,12 @@ fn change(seen: &Seen) -> Option<String> {
     );
     (between > 1).then(|| {
         let again = match between.saturating_sub(ago) {
-            0 => "and may again".to_owned(),
-            left => format!("and may again in {left}"),
+            0 => "may change again now".to_owned(),
+            left => format!("may change again in {left}"),
         };
         format!(
-            "It changed its mind {ago} windows of {WINDOW_MS} ms ago, {again}: since it did so often, \
-             once in {between} at most."
+            "The decision changed {ago} windows of {WINDOW_MS} ms ago and {again}: it has changed \
+             often, and now {between} windows have to pass between changes."
         )
     })
 }
@@ -417,6 +439,7 @@ fn why_unknown(unknown: Unknown, policy: Policy, not_followed: &[String]) -> Str
             "its UDP socket is not connected, and the application was not seen to ask who sent: use \
              recvfrom() or recvmsg() with an address, or connect() the socket."
         }
+        Unknown::Closed => "it has closed its socket, and late packets go where their hash says.",
         Unknown::NotSeen => {
             "no application was seen to take or send its data. Seen are recvmsg(), sendmsg() and all \
              calls like them, on a connected socket or when they ask who sent; not seen are \

@@ -7,7 +7,7 @@ use crate::cli::flows;
 use crate::datapath::flow::FlowHash;
 use crate::datapath::load::Load;
 
-const UNKNOWN: [Unknown; 10] = [
+const UNKNOWN: [Unknown; 11] = [
     Unknown::PolicyOff,
     Unknown::PolicyRps,
     Unknown::NoTable,
@@ -16,6 +16,7 @@ const UNKNOWN: [Unknown; 10] = [
     Unknown::NoPorts,
     Unknown::Tunnel,
     Unknown::EntryTaken,
+    Unknown::Closed,
     Unknown::Unconnected,
     Unknown::NotSeen,
 ];
@@ -87,9 +88,9 @@ fn a_flow_at_its_application() {
         "udp/192.0.2.1:1024/9 (hash 0x12345678)
   application: it last took or sent data of this flow on CPU 3.
   eth0 queue 2:
-    It is processed on CPU 3, by the thread of the queue's backlog there.
-    That is where it wants to be: its application is on that CPU.
-    17 packets, the last 12 ms ago; moved 1 time.
+    Its last packet, 12 ms ago, was processed on CPU 3, by the thread of the queue's backlog there.
+    It wants to be there: its application is on that CPU.
+    17 packets; moved 1 time.
     dev_flow_table slot 21 of 4096; rps_map slot 5 of 1024: CPU 1
   sock_flow_table entry 8 of 32768: 0x12345604, CPU 3
 "
@@ -158,7 +159,10 @@ fn each_wish_has_its_reason() {
     let mut unpolled = seen();
     unpolled.entry.location = Location::Inline;
     unpolled.entry.polling_cpu = None;
-    says(explanation(unpolled), &["on the CPU that polls the queue."]);
+    says(
+        explanation(unpolled),
+        &["where it was received (INLINE).\n"],
+    );
 }
 
 fn load() -> Load {
@@ -196,64 +200,64 @@ fn each_decision_has_its_reason() {
             Inline,
             Reason::Undecided,
             None,
-            "so it was at its last packet, and the next ones decide anew.",
+            "It wants to be there: it did so at its last packet, and the load decides",
         ),
         (
             Inline,
             Reason::Room,
             None,
-            "That is where it wants to be: CPU 0, which polls the queue, has room.",
+            "The last decision was to leave it there: CPU 0, which polled the queue, had room.",
         ),
         (
             Inline,
             Reason::Small,
             Some(3),
-            "larger flows leave CPU 0 first: this one had 3 packets in a window of 10 ms, and those \
-             with 40 and more may leave now.",
+            "larger flows left CPU 0 first. This one had 3 packets in a window of 10 ms; now flows \
+             with 40 and more leave.",
         ),
         (
             Inline,
             Reason::NoGain,
             Some(3),
-            "no other CPU could take it on: CPU 3, its application's, is busy, or got too much \
-             within the last second, and no CPU near it is idle and has time enough.",
+            "no other CPU could take it: CPU 3, its application's, was busy, or had got too much \
+             within a second, and no CPU near it was idle with time enough.",
         ),
         (
             Inline,
             Reason::NoGain,
             Some(1),
-            "no other CPU could take it on: CPU 1, its hash's choice, is busy",
+            "no other CPU could take it: CPU 1, its hash's choice, was busy",
         ),
         (
             Cpu(3),
             Reason::Consumer,
             Some(3),
-            "It wants to be on CPU 3: its application is there and keeps up.",
+            "The last decision was to move it to CPU 3: its application was there and kept up.",
         ),
         (
             Cpu(1),
             Reason::Spread,
             Some(1),
-            "It wants to be on CPU 1: its hash chooses that CPU, which has room.",
+            "The last decision was to move it to CPU 1: its hash chose that CPU, which had room.",
         ),
         (
             Cpu(2),
             Reason::IdleCpu,
             Some(3),
-            "It wants to be on CPU 2: that CPU was idle when it was chosen, and is near CPU 3, \
-             its application's, which is busy.",
+            "The last decision was to move it to CPU 2: that CPU was idle, and is near CPU 3, its \
+             application's, which was busy.",
         ),
         (
             Inline,
             Reason::Stay,
             Some(3),
-            "CPU 0, which polls the queue, has no room for more flows, but keeps what it has.",
+            "CPU 0, which polled the queue, had no room for more flows, but kept those it had.",
         ),
         (
             Cpu(3),
             Reason::Stay,
             Some(3),
-            "it is there, and another place would gain it nothing.",
+            "another CPU would have gained it nothing.",
         ),
     ] {
         let text = text_under(Policy::ADAPTIVE, explanation(decided(wanted, reason, base)));
@@ -263,14 +267,14 @@ fn each_decision_has_its_reason() {
     assert_eq!(said.len(), 10);
     let no_gain = explanation(decided(Inline, Reason::NoGain, Some(1)));
     let adapt = "rfs+adapt".parse().unwrap();
-    assert!(!text_under(adapt, no_gain).contains("is idle"));
+    assert!(!text_under(adapt, no_gain).contains("was idle"));
 }
 
 #[test]
 fn the_load_has_its_figures() {
     for (pressure, words) in [
         (Pressure::Relaxed, "has room for all flows of the queue"),
-        (Pressure::Full, "has no room for more than it has"),
+        (Pressure::Full, "has no room for more flows"),
         (Pressure::Saturated, "is saturated"),
         (
             Pressure::Polled,
@@ -285,34 +289,34 @@ fn the_load_has_its_figures() {
             ..load()
         });
         let line = format!(
-            "\n    Load: CPU 0, which polls the queue, {words}: busy 97 % of the time, 61 % in its \
+            "\n    Now CPU 0, which polls the queue, {words}: busy 97 % of the time, 61 % in its \
              polls.\n"
         );
-        let none = "this one had 3 packets in a window of 10 ms, and none may leave now.\n";
+        let none = "This one had 3 packets in a window of 10 ms; now no flow leaves.\n";
         says(explanation(seen), &[&line, none]);
     }
     let mut early = decided(Location::Inline, Reason::Undecided, None);
     early.decision.as_mut().unwrap().load = None;
     for seen in [early, seen()] {
-        assert!(!text(explanation(seen)).contains("Load:"));
+        assert!(!text(explanation(seen)).contains("Now CPU"));
     }
 }
 
 #[test]
-fn a_mind_that_changed_often_is_bound() {
+fn a_decision_that_changed_often_has_to_wait() {
     for (ago, between, words) in [
         (5, 1, None),
         (
             5,
             16,
-            Some("It changed its mind 5 windows of 10 ms ago, and may again in 11: since"),
+            Some("The decision changed 5 windows of 10 ms ago and may change again in 11: it has"),
         ),
         (
             40,
             16,
             Some(
-                "ago, and may again: since it did so often, \
-         once in 16 at most.",
+                "ago and may change again now: it has changed often, and now 16 windows have to \
+                 pass between changes.",
             ),
         ),
     ] {
@@ -323,7 +327,11 @@ fn a_mind_that_changed_often_is_bound() {
             decision.windows_between_changes,
         ) = (ago, between);
         let text = text(explanation(seen));
-        assert_eq!(text.contains("changed its mind"), words.is_some(), "{text}");
+        assert_eq!(
+            text.contains("The decision changed"),
+            words.is_some(),
+            "{text}"
+        );
         assert!(words.is_none_or(|words| text.contains(words)), "{text}");
     }
 }
@@ -456,6 +464,8 @@ fn each_unknown_application_has_its_reason() {
         let elsewhere = why_unknown(unknown, Policy::RFS, &[]);
         assert!(!elsewhere.contains("sockets are not."), "{elsewhere}");
         let words = format!("application: not known where: {}", &why[..20]);
+        let text = text(explanation.clone());
+        assert_eq!(text.contains("It wants"), unknown != Unknown::Closed);
         says(
             explanation,
             &[&words, "sock_flow_table entry 8 of 32768: empty"],
