@@ -5,6 +5,7 @@ use std::fmt::{self, Write};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use serde_with::{DeserializeFromStr, SerializeDisplay};
 
 use super::flows::{Entry, Location};
 use crate::datapath::flow::{Flow, FlowError, FlowHash};
@@ -12,8 +13,7 @@ use crate::datapath::load::Load;
 use crate::datapath::policy::Policy;
 
 /// The two ways to name a flow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, SerializeDisplay, DeserializeFromStr)]
 pub enum Name {
     /// Addresses, protocol and ports.
     Flow(Flow),
@@ -38,20 +38,6 @@ impl FromStr for Name {
             true => Self::Hash(text.parse()?),
             false => Self::Flow(text.parse()?),
         })
-    }
-}
-
-impl From<Name> for String {
-    fn from(name: Name) -> Self {
-        name.to_string()
-    }
-}
-
-impl TryFrom<String> for Name {
-    type Error = FlowError;
-
-    fn try_from(text: String) -> Result<Self, FlowError> {
-        text.parse()
     }
 }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use serde_with::{DeserializeFromStr, SerializeDisplay};
 
 use crate::datapath::flow::{Flow, FlowHash};
 use crate::types::{rps_location, rx_reason};
@@ -13,8 +14,7 @@ use crate::types::{rps_location, rx_reason};
 pub const LIMIT_MAX: usize = 10_000;
 
 /// Where a packet is processed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, SerializeDisplay, DeserializeFromStr)]
 pub enum Location {
     /// In the poll that receives it.
     Inline,
@@ -59,20 +59,6 @@ impl FromStr for Location {
             None if text == "INLINE" => Ok(Self::Inline),
             _ => Err(format!("{text:?} is not a location")),
         }
-    }
-}
-
-impl From<Location> for String {
-    fn from(location: Location) -> Self {
-        location.to_string()
-    }
-}
-
-impl TryFrom<String> for Location {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
     }
 }
 

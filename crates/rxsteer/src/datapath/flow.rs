@@ -7,7 +7,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde_with::{DeserializeFromStr, SerializeDisplay};
 
 use super::native;
 use crate::types::flow_key;
@@ -35,8 +35,7 @@ const WITH_PORTS: [u8; 5] = [6, 17, 33, 132, 136];
 
 /// What makes packets one flow (docs/hash.md): a flow key in the terms of people. Addresses are
 /// never v4-mapped ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, SerializeDisplay, DeserializeFromStr)]
 pub enum Flow {
     /// Of a protocol with ports. To which local address is not part of it.
     Ports {
@@ -238,23 +237,10 @@ impl FromStr for Flow {
     }
 }
 
-impl From<Flow> for String {
-    fn from(flow: Flow) -> Self {
-        flow.to_string()
-    }
-}
-
-impl TryFrom<String> for Flow {
-    type Error = FlowError;
-
-    fn try_from(text: String) -> Result<Self, FlowError> {
-        text.parse()
-    }
-}
-
 /// A flow's hash, `0x…`: its other name, until the running rxsteer ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(
+    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, SerializeDisplay, DeserializeFromStr,
+)]
 pub struct FlowHash(pub u32);
 
 impl fmt::Display for FlowHash {
@@ -275,20 +261,6 @@ impl FromStr for FlowHash {
                     "{text:?} is not a flow's hash: write 0x and up to 8 hex digits"
                 ))
             })
-    }
-}
-
-impl From<FlowHash> for String {
-    fn from(hash: FlowHash) -> Self {
-        hash.to_string()
-    }
-}
-
-impl TryFrom<String> for FlowHash {
-    type Error = FlowError;
-
-    fn try_from(text: String) -> Result<Self, FlowError> {
-        text.parse()
     }
 }
 

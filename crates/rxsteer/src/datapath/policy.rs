@@ -4,7 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
+use serde_with::{DeserializeFromStr, SerializeDisplay};
 
 use crate::types::rx_policy;
 
@@ -20,8 +20,7 @@ pub enum Base {
 }
 
 /// How packets find their CPU, as `--policy` has it: `rfs`, `rps+adapt+balance`, `adaptive`, …
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, SerializeDisplay, DeserializeFromStr)]
 pub struct Policy {
     /// What the tables say.
     pub base: Base,
@@ -152,20 +151,6 @@ impl FromStr for Policy {
             }
         }
         Ok(policy)
-    }
-}
-
-impl TryFrom<String> for Policy {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<Policy> for String {
-    fn from(policy: Policy) -> Self {
-        policy.to_string()
     }
 }
 
