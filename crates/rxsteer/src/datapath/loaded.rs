@@ -171,7 +171,8 @@ impl Datapath {
     /// scheduler.
     pub fn steer_by(&mut self, policy: Policy) -> Result<Option<Vec<String>>> {
         let mut unseen = None;
-        if policy.follows() && self.sockets.is_none() {
+        let watched = |sockets: &Sockets| sockets.epoch == self.epoch;
+        if policy.follows() && !self.sockets.as_ref().is_some_and(watched) {
             let (sockets, missed) = self.watch_sockets()?;
             self.sockets = Some(sockets);
             unseen = Some(missed);
@@ -183,7 +184,8 @@ impl Datapath {
         for queue in 0..self.nr_queues() {
             self.set_queue(queue, policy);
         }
-        // Programs that can't be detached at once go on writing the table until rxsteer ends.
+        // Programs that can't be detached at once go on writing their table until others replace
+        // them or rxsteer ends.
         let leaves = |sockets: &Sockets| policy.follows() || sockets.at_functions;
         self.sockets = self.sockets.take().filter(leaves);
         if !looks {
@@ -215,7 +217,7 @@ impl Datapath {
         let mut open = open(SocketSkelBuilder::default())?;
         set_constants(open.open_object_mut(), &constants)?;
         lend_maps(open.open_object_mut(), self.trace.object(), &self.tables)?;
-        Sockets::attach(open, self.config.unconnected)
+        Sockets::attach(open, self.config.unconnected, self.epoch)
     }
 
     /// What a queue's flows follow from now on, and what its slots mean.

@@ -34,21 +34,25 @@ const UNCONNECTED: [&str; 2] = ["on_udp4_recv", "on_udp6_recv"];
 /// The attached programs; dropping it detaches them.
 pub(crate) struct Sockets {
     _links: Vec<Link>,
-    /// Whether programs are attached to functions. Detaching one of these waits until every task
-    /// has slept once (`synchronize_rcu_tasks()`), which on a loaded host can take any time.
+    /// Whether programs are attached to functions. Detaching the last one of a function waits until
+    /// every task has slept once (`synchronize_rcu_tasks()`), which on a loaded host can take any
+    /// time.
     pub(crate) at_functions: bool,
+    /// That of the table that they write.
+    pub(crate) epoch: u16,
     _skel: SocketSkel<'static>,
 }
 
 impl Sockets {
-    /// Loads and attaches them, those for unconnected UDP sockets only if asked for. Returns what
-    /// can't be followed on this host, in words, as well.
+    /// Loads and attaches them, those for unconnected UDP sockets only if asked for. `epoch` is that
+    /// of the `sock_flow_table`. Returns what can't be followed on this host, in words, as well.
     ///
     /// # Errors
     /// When the kernel has no hook for connected sockets, or refuses a program.
     pub(crate) fn attach(
         mut open: OpenSocketSkel<'static>,
         unconnected: bool,
+        epoch: u16,
     ) -> Result<(Self, Vec<String>)> {
         let mut unseen = Vec::new();
         let missing = caps::missing_tracepoints(&TRACEPOINTS)?;
@@ -95,6 +99,7 @@ impl Sockets {
         let sockets = Self {
             _links: links,
             at_functions: !missing.is_empty(),
+            epoch,
             _skel: skel,
         };
         Ok((sockets, unseen))
