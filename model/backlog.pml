@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Leaving a backlog: backlog_delivered(), backlog_asleep(), backlog_take() in bpf/backlog.h against
+ * Leaving a backlog: backlog_delivered(), backlog_asleep(), backlog_dequeue() in bpf/backlog.h against
  * bq_flush_to_queue() and cpu_map_kthread_run() in kernel/bpf/cpumap.c.
  *
  * The flow is in the backlog or elsewhere. Elsewhere delivers at once: no other location can
@@ -29,8 +29,8 @@
 
 /* struct backlog */
 byte tail, nr_lost, head_asleep; /* the producer's */
-byte taken, head;                /* the thread's */
-bool known, in_loop;             /* the thread has taken a batch; and was seen running */
+byte dequeued, head;                /* the thread's */
+bool known, in_loop;             /* the thread has dequeued a batch; and was seen running */
 
 /* The kernel's */
 bool state = RUNNING;
@@ -53,20 +53,20 @@ bool proven;
 /* Each line is a step: the thread runs in between. */
 inline asleep()
 {
-	bool taken_all, interruptible;
+	bool dequeued_all, interruptible;
 
 	proven = false;
 #ifdef NO_TAKEN_FIRST
 	interruptible = known && state == INTERRUPTIBLE;
-	taken_all = taken == tail - nr_lost;
+	dequeued_all = dequeued == tail - nr_lost;
 #else
 #ifdef NO_TAKEN
-	taken_all = true;
+	dequeued_all = true;
 #else
 #ifdef NO_LOST
-	taken_all = taken == tail;
+	dequeued_all = dequeued == tail;
 #else
-	taken_all = taken == tail - nr_lost;
+	dequeued_all = dequeued == tail - nr_lost;
 #endif
 #endif
 #ifdef NO_STATE
@@ -76,7 +76,7 @@ inline asleep()
 #endif
 #endif
 	if
-	:: taken_all && interruptible ->
+	:: dequeued_all && interruptible ->
 #ifdef NO_IN_LOOP
 		proven = true
 #else
@@ -217,7 +217,7 @@ inline gro_flush()
 
 inline tracepoint()
 {
-	d_step { before = taken; taken = taken + n; known = true };
+	d_step { before = dequeued; dequeued = dequeued + n; known = true };
 	d_step {
 		in_loop = in_loop || state == RUNNING;
 #if KERNEL >= 615

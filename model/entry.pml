@@ -3,7 +3,7 @@
  * A cpumap entry is made anew, since its CPU was offline and its thread is no longer bound. Two
  * threads, each with its ring, on one backlog's counters (kernel/bpf/cpumap.c,
  * __cpu_map_entry_replace(), __cpu_map_entry_free()). A thread that is stopped runs once more,
- * with an empty batch and its tracepoint, which must not be taken for the next thread's.
+ * with an empty batch and its tracepoint, which must not be mistaken for the next thread's.
  *
  * LOSSES: the kernel loses any frame; the first thread has been in its loop.
  *
@@ -20,7 +20,7 @@
 #define RUNNING false
 
 /* struct backlog */
-byte tail, taken, head, head_asleep, nr_lost;
+byte tail, dequeued, head, head_asleep, nr_lost;
 byte kthread = NONE; /* by task: the thread whose state is asked */
 bool in_loop;
 bool known[2];       /* backlog_kthreads */
@@ -41,7 +41,7 @@ bool in_poll;
 /*
  * backlog_asleep(), by the owner and, for the drain, by user space while the owner runs. Hence the
  * order: in_loop first, for a wake-up in between would make a fresh thread look like an old one;
- * nr_lost before tail, or the losses of later frames would be taken off.
+ * nr_lost before tail, or the losses of later frames would be subtracted.
  */
 inline asleep(ok)
 {
@@ -57,7 +57,7 @@ inline asleep(ok)
 	t = tail;
 #endif
 	if
-	:: kthread != NONE && taken + lost == t ->
+	:: kthread != NONE && dequeued + lost == t ->
 		k = kthread;
 		if
 		:: k != NONE && state[k] == INTERRUPTIBLE ->
@@ -213,7 +213,7 @@ end_asleep:			(state[id] == RUNNING)
 				:: else
 				fi
 			};
-			d_step { before = taken; taken = taken + n };
+			d_step { before = dequeued; dequeued = dequeued + n };
 			d_step { in_loop = in_loop || state[id] == RUNNING; head = before }
 		fi;
 		d_step {

@@ -7,7 +7,7 @@
 #define ROUNDS 20
 #define BOUND (LIMIT + 3)
 
-byte tail, taken, head, last_qtail, nr, taken_since, arrivals;
+byte tail, dequeued, head, last_qtail, nr, dequeued_since, arrivals;
 bool marked, away;
 
 inline arrive()
@@ -21,7 +21,7 @@ inline arrive()
 #endif
 		:: else ->
 			if
-			:: tail - taken >= LIMIT -> marked = true
+			:: tail - dequeued >= LIMIT -> marked = true
 			:: else -> tail++; last_qtail = tail
 			fi
 		fi
@@ -36,11 +36,11 @@ active proctype flow()
 	:: nr < ROUNDS && !away ->
 		nr++;
 		arrivals = 0;
-		do /* at least as many come as are taken */
+		do /* at least as many come as are dequeued */
 		:: arrivals < 2 && !away -> arrive(); arrivals++
 		:: arrivals > 0 -> break
 		od;
-		head = taken; taken++; /* a batch of one, "GRO empty" */
+		head = dequeued; dequeued++; /* a batch of one, "GRO empty" */
 		assert(nr < BOUND || away)
 	:: else -> break
 	od

@@ -17,7 +17,7 @@
 #define BATCH 2
 #define FRAMES 16
 
-byte tail, taken, tail_limit;
+byte tail, dequeued, tail_limit;
 byte bulk;     /* frames in the bulk queue */
 byte queued;   /* frames in the ring */
 byte consumed; /* slots whose frame has gone and that are not given back */
@@ -42,7 +42,7 @@ active proctype napi()
 		if
 #ifndef NO_LIMIT
 		:: tail >= tail_limit ->
-			tail_limit = taken + LIMIT;
+			tail_limit = dequeued + LIMIT;
 			if
 			:: tail >= tail_limit -> goto dropped
 			:: else
@@ -85,6 +85,6 @@ end:
 			}
 		:: n > 0 -> break
 		od;
-		taken = taken + n
+		dequeued = dequeued + n
 	od
 }

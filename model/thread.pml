@@ -8,7 +8,7 @@
  * cpu_map_gro_flush()). Without it a flush takes all, and "GRO empty" is enough.
  * PROGRESS: time goes on, and others always keep GRO busy.
  *
- * "GRO old": at a tracepoint with GRO not empty, mark `taken` as it was before the batch, and the
+ * "GRO old": at a tracepoint with GRO not empty, mark `dequeued` as it was before the batch, and the
  * jiffy. All up to the mark is in GRO with an age of at most that jiffy, or has gone up. Once a
  * later jiffy has been seen, every flush takes it; and a flush has run when 64 more frames have
  * been handled (the thread counts them itself, NAPI_POLL_WEIGHT), from before the batch whose
@@ -25,7 +25,7 @@
 mtype = { waiting, held, listed, up }; /* in the ring; GRO's lists; its rx_list; the stack */
 mtype where = waiting;
 byte age, jiffies;
-byte taken, head, watched;
+byte dequeued, head, watched;
 bool others; /* GRO holds another's */
 
 byte mark, mark_jiffy, old_at;
@@ -77,8 +77,8 @@ inline gro_old()
 
 inline tracepoint()
 {
-	before = taken;
-	taken = taken + n;
+	before = dequeued;
+	dequeued = dequeued + n;
 	if
 #ifdef NO_GRO_EMPTY
 	:: true ->
@@ -90,7 +90,7 @@ inline tracepoint()
 #endif
 #endif
 #ifdef NO_BEFORE
-		head = taken;
+		head = dequeued;
 #else
 		head = before;
 #endif
@@ -104,14 +104,14 @@ inline tracepoint()
 	fi;
 	assert(head < watched || where == up);
 #ifdef PROGRESS
-	assert(taken < watched + BOUND || head >= watched)
+	assert(dequeued < watched + BOUND || head >= watched)
 #endif
 }
 
 inline gro_receive()
 {
 	if
-	:: taken >= watched && where == waiting ->
+	:: dequeued >= watched && where == waiting ->
 		if
 		:: where = held; age = jiffies
 		:: where = listed
@@ -163,7 +163,7 @@ active proctype kthread()
 
 	select(watched : 1 .. FLUSH);
 	do
-	:: taken < MAX -> /* nobody watches: one step */
+	:: dequeued < MAX -> /* nobody watches: one step */
 		atomic {
 			select(n : 1 .. BATCH);
 			time();
@@ -179,6 +179,6 @@ active proctype kthread()
 			n = 0;
 			before = 0
 		}
-	:: taken >= MAX -> break
+	:: dequeued >= MAX -> break
 	od
 }

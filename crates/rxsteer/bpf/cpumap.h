@@ -35,7 +35,7 @@ static __always_inline bool backlog_sleeping(const struct backlog *b, bool in_lo
 {
 	struct task_struct *kthread = (void *)backlog_read(b->kthread);
 
-	/* It has taken nothing: what entered since the entry was made has been lost. */
+	/* It has dequeued nothing: what entered since the entry was made has been lost. */
 	if (!kthread)
 		return true;
 	if (BPF_CORE_READ(kthread, __state) != TASK_INTERRUPTIBLE)

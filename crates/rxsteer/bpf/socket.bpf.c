@@ -44,8 +44,8 @@ static __always_inline void sock_flow_record(const struct flow_key *key, bool po
 }
 
 /*
- * The flow's socket has been closed. A CPU left in the entry would keep attracting late packets; the
- * flow's bits stay, for `explain`.
+ * The flow's socket has been closed. A CPU left in the entry would keep attracting late packets;
+ * the flow's bits stay, for `explain`.
  */
 static __always_inline void sock_flow_reset(const struct flow_key *key)
 {

@@ -30,7 +30,7 @@ int BPF_PROG(on_cpumap_kthread, int map_id, unsigned int processed, unsigned int
 	b->nr_unbuilt += drops;
 	if (unlikely(!b->in_loop))
 		b->in_loop = BPF_CORE_READ(task, __state) == TASK_RUNNING;
-	backlog_take(b, processed, backlog_gro_empty((void *)b->entry), bpf_jiffies64());
+	backlog_dequeue(b, processed, backlog_gro_empty((void *)b->entry), bpf_jiffies64());
 	return 0;
 }
 
@@ -128,7 +128,7 @@ int backlog_forget(__u32 *index)
 		return 0;
 	kthread = b->kthread;
 	bpf_map_delete_elem(&backlog_kthreads, &kthread);
-	b->kthread = b->in_loop = b->old_taken = b->wanted = 0;
+	b->kthread = b->in_loop = b->old_dequeued = b->wanted = 0;
 	return 1;
 }
 

@@ -184,7 +184,7 @@ _Static_assert(sizeof(struct rps_dev_flow) == 64, "a cache line");
 struct backlog {
 	/* Written by the queue's NAPI owner. */
 	__u64 tail;	   /* redirected into the ring, lost ones included */
-	__u64 tail_limit;  /* tail must stay below; moved on when taken is read again */
+	__u64 tail_limit;  /* tail must stay below; moved on when dequeued is read again */
 	__u64 head_asleep; /* delivered of what entered, as proven by a sleeping kthread */
 	__u64 nr_dropped;  /* dropped in XDP, ahead of tail: the backlog was full */
 	__u64 nr_shed;	   /* dropped in XDP: the flow had to leave and could not yet */
@@ -198,16 +198,16 @@ struct backlog {
 	__u64 pad_producer[4];
 
 	/* Written by the kthread, on whatever CPU it runs. */
-	__u64 taken;	  /* taken off the ring */
+	__u64 dequeued;	  /* dequeued from the ring */
 	__u64 head;	  /* delivered, as proven by GRO's lists */
-	__u64 nr_unbuilt; /* taken, but no memory for the skb */
+	__u64 nr_unbuilt; /* dequeued, but no memory for the skb */
 	__u64 kthread;	  /* struct task_struct *; 0 until its first batch */
 	__u64 in_loop;	  /* a batch has shown it running: its state can be trusted */
 	__u64 entry;	  /* struct bpf_cpu_map_entry * */
 	/* What GRO may still hold although it is never empty: backlog_age_gro(). */
-	__u64 old_taken;   /* taken, when the proof began; 0 while there is none */
-	__u64 old_jiffies; /* and the time then */
-	__u64 old_flush;   /* taken, when a later jiffy was seen; 0 not yet */
+	__u64 old_dequeued; /* dequeued, when the proof began; 0 while there is none */
+	__u64 old_jiffies;  /* and the time then */
+	__u64 old_flush;    /* dequeued, when a later jiffy was seen; 0 not yet */
 	__u64 pad_consumer[7];
 };
 _Static_assert(sizeof(struct backlog) == 256, "two pairs of cache lines");

@@ -25,7 +25,7 @@ const SECOND: usize = 2;
 
 struct World {
     state: AtomicUsize,
-    taken: AtomicUsize,
+    dequeued: AtomicUsize,
     head: AtomicUsize,
     socket: AtomicUsize,
     unlocked: AtomicUsize,
@@ -66,7 +66,7 @@ impl World {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             state: AtomicUsize::new(INTERRUPTIBLE),
-            taken: AtomicUsize::new(0),
+            dequeued: AtomicUsize::new(0),
             head: AtomicUsize::new(0),
             socket: AtomicUsize::new(0),
             unlocked: AtomicUsize::new(0),
@@ -82,13 +82,13 @@ impl World {
     /// `cpu_map_kthread_run()` and its tracepoint: a batch with one frame, an empty one, and sleep.
     fn kthread(&self, add: Rmw, head_first: bool) {
         self.state.store(RUNNING, Relaxed);
-        add.add(&self.taken, 1);
+        add.add(&self.dequeued, 1);
         self.unlocked.store(FIRST, Relaxed);
         self.deliver(FIRST);
         if head_first {
             self.head.store(1, Relaxed);
         }
-        let before = add.add(&self.taken, 1);
+        let before = add.add(&self.dequeued, 1);
         if !head_first {
             self.head.store(before, Relaxed);
         }
@@ -103,19 +103,19 @@ fn asleep(add: Rmw, read: Rmw) {
             let world = world.clone();
             move || {
                 world.state.store(RUNNING, Relaxed);
-                add.add(&world.taken, 1);
+                add.add(&world.dequeued, 1);
                 world.deliver(FIRST);
                 world.state.store(INTERRUPTIBLE, Relaxed);
             }
         });
-        if read.read(&world.taken) == 1 && world.state.load(Relaxed) == INTERRUPTIBLE {
+        if read.read(&world.dequeued) == 1 && world.state.load(Relaxed) == INTERRUPTIBLE {
             world.deliver(SECOND);
         }
         thread.join().unwrap();
     });
 }
 
-/// XDP reads the head of `backlog_take()`: whether readers without a lock see what was delivered.
+/// XDP reads the head of `backlog_dequeue()`: whether readers without a lock see what was delivered.
 fn head(add: Rmw, head_first: bool, fenced: bool) {
     loom::model(move || {
         let world = World::new();
@@ -125,7 +125,7 @@ fn head(add: Rmw, head_first: bool, fenced: bool) {
         });
         if world.head.load(Relaxed) == 1 {
             if fenced {
-                Rmw::Fetch.read(&world.taken);
+                Rmw::Fetch.read(&world.dequeued);
             }
             assert_eq!(world.unlocked.load(Relaxed), FIRST);
             world.deliver(SECOND);

@@ -43,27 +43,27 @@ enum backlog_room {
 };
 
 /*
- * Whether a frame may enter. `taken` is the kthread's cache line, so it is read only when the
+ * Whether a frame may enter. `dequeued` is the kthread's cache line, so it is read only when the
  * frames seen to have room are used up.
  */
 static __always_inline enum backlog_room backlog_room(struct backlog *b, bool flow_limit)
 {
 	__u64 limit = backlog_limit_of();
-	__u64 taken;
+	__u64 dequeued;
 
 	if (likely(b->tail < b->tail_limit))
 		return BACKLOG_OPEN;
-	taken = backlog_read(b->taken) + b->nr_lost;
-	b->tail_limit = taken + (flow_limit ? (limit + 1) / 2 : limit);
+	dequeued = backlog_read(b->dequeued) + b->nr_lost;
+	b->tail_limit = dequeued + (flow_limit ? (limit + 1) / 2 : limit);
 	if (b->tail < b->tail_limit)
 		return BACKLOG_OPEN;
-	return b->tail < taken + limit ? BACKLOG_CROWDED : BACKLOG_FULL;
+	return b->tail < dequeued + limit ? BACKLOG_CROWDED : BACKLOG_FULL;
 }
 
 /* Whether more than half of what may wait does. */
 static __always_inline bool backlog_crowded(const struct backlog *b)
 {
-	__u64 queued = b->tail - b->nr_lost - backlog_read(b->taken);
+	__u64 queued = b->tail - b->nr_lost - backlog_read(b->dequeued);
 
 	return queued > backlog_limit_of() / 2;
 }
@@ -78,13 +78,13 @@ static __always_inline __u64 backlog_entered(const struct backlog *b)
 }
 
 /*
- * Proof "asleep": every frame has been taken or lost, read first, and then the
+ * Proof "asleep": every frame has been dequeued or lost, read first, and then the
  * kthread has set itself to sleep. It does so only after passing up, GRO lists
  * included, what it took (kernel/bpf/cpumap.c, cpu_map_kthread_run). Then everything has been
  * delivered.
  *
  * User space asks too, while frames come and a kthread wakes up: so nr_lost is read before tail,
- * since later losses, taken off an earlier tail, would prove too much; and in_loop before the
+ * since later losses, subtracted from an earlier tail, would prove too much; and in_loop before the
  * state that it vouches for.
  */
 static __always_inline bool backlog_asleep(struct backlog *b)
@@ -92,11 +92,11 @@ static __always_inline bool backlog_asleep(struct backlog *b)
 	bool in_loop = backlog_read(b->in_loop);
 	__u64 entered, lost;
 
-	if (backlog_read(b->taken) != backlog_read(b->tail) - backlog_read(b->nr_lost))
+	if (backlog_read(b->dequeued) != backlog_read(b->tail) - backlog_read(b->nr_lost))
 		return false;
 	lost = backlog_read_ordered(&b->nr_lost);
 	entered = backlog_read(b->tail) - lost;
-	if (backlog_read_ordered(&b->taken) != entered || !backlog_sleeping(b, in_loop))
+	if (backlog_read_ordered(&b->dequeued) != entered || !backlog_sleeping(b, in_loop))
 		return false;
 	b->head_asleep = entered;
 	return true;
@@ -115,44 +115,45 @@ static __always_inline bool backlog_delivered(struct backlog *b, __u64 last_qtai
 		head = b->head_asleep;
 	if (head < last_qtail)
 		return backlog_asleep(b);
-	backlog_read_ordered(&b->taken);
+	backlog_read_ordered(&b->dequeued);
 	return true;
 }
 
 /*
  * Proof "GRO old", for a kthread that never sleeps and whose GRO is never empty because its
- * flushes spare the packets of the present jiffy (HZ >= 1000): what was taken before jiffy j is
+ * flushes spare the packets of the present jiffy (HZ >= 1000): what was dequeued before jiffy j is
  * old from j + 1 on, and gone with the first flush after that.
  */
 static __always_inline void backlog_age_gro(struct backlog *b, __u64 before, __u64 jiffies)
 {
-	if (!b->old_taken) {
-		b->old_taken = before;
+	if (!b->old_dequeued) {
+		b->old_dequeued = before;
 		b->old_jiffies = jiffies;
 		b->old_flush = 0;
 	} else if (!b->old_flush) {
 		if (jiffies != b->old_jiffies)
 			b->old_flush = before + BACKLOG_FLUSH;
 	} else if (before >= b->old_flush) {
-		b->head = b->old_taken;
-		b->old_taken = 0;
+		b->head = b->old_dequeued;
+		b->old_dequeued = 0;
 	}
 }
 
 /*
- * A batch of n frames has been taken off the ring; on the kthread itself, and since 6.12
+ * A batch of n frames has been dequeued from the ring; on the kthread itself, and since 6.12
  * before the batch is passed up.
  *
- * Proof "GRO empty": whatever was taken before this batch has gone up, unless GRO
- * still holds some of it. `taken` is counted by an atomic that orders all of that before `head`.
+ * Proof "GRO empty": whatever was dequeued before this batch has gone up, unless GRO
+ * still holds some of it. `dequeued` is counted by an atomic that orders all of that before `head`.
  */
-static __always_inline void backlog_take(struct backlog *b, __u32 n, bool gro_empty, __u64 jiffies)
+static __always_inline void backlog_dequeue(struct backlog *b, __u32 n, bool gro_empty,
+					    __u64 jiffies)
 {
-	__u64 before = __sync_fetch_and_add(&b->taken, n);
+	__u64 before = __sync_fetch_and_add(&b->dequeued, n);
 
 	if (likely(gro_empty)) {
 		b->head = before;
-		b->old_taken = 0;
+		b->old_dequeued = 0;
 	} else {
 		backlog_age_gro(b, before, jiffies);
 	}

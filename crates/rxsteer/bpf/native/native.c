@@ -257,9 +257,9 @@ bool native_backlog_crowded(struct rx_facts *f, const struct backlog *b)
 	return backlog_crowded(b);
 }
 
-void native_backlog_take(struct backlog *b, __u32 n, __u32 gro_empty, __u64 jiffies)
+void native_backlog_dequeue(struct backlog *b, __u32 n, __u32 gro_empty, __u64 jiffies)
 {
-	backlog_take(b, n, gro_empty, jiffies);
+	backlog_dequeue(b, n, gro_empty, jiffies);
 }
 
 __u16 native_poll_stamp_cpu(__u64 stamp)

@@ -13,10 +13,10 @@ impl From<&backlog> for Terms {
             dropped: b.nr_dropped,
             shed: b.nr_shed,
             limited: b.nr_limited,
-            // Read while they are written: what was taken may include what entered since.
-            delivered: b.taken.saturating_sub(b.nr_unbuilt),
+            // Read while they are written: what was dequeued may include what entered since.
+            delivered: b.dequeued.saturating_sub(b.nr_unbuilt),
             lost: b.nr_lost + b.nr_unbuilt,
-            queued: b.tail.saturating_sub(b.taken + b.nr_lost),
+            queued: b.tail.saturating_sub(b.dequeued + b.nr_lost),
             would_redirect: b.nr_decided,
         }
     }

@@ -49,7 +49,7 @@ struct Standing {
     polls_delivered: u64,
     /// At a CPU: frames known to be delivered,
     head: u64,
-    /// frames taken or lost,
+    /// frames dequeued or lost,
     gone: u64,
     /// whether all that ever entered is known to be delivered,
     drained: bool,
@@ -273,7 +273,7 @@ impl Reader<'_> {
             last_qtail: flow.last_qtail,
             polls_delivered: queue.counters.polls_delivered,
             head: at.head.max(at.head_asleep),
-            gone: at.taken,
+            gone: at.dequeued,
             drained: match entry.location {
                 Location::Cpu(cpu) => self.datapath.drained(queue.index, cpu)?,
                 Location::Inline => false,

@@ -69,7 +69,7 @@ unsafe extern "C" {
     fn native_sock_flow_location(entry: u32, hash: u32, cpu_mask: u32) -> u16;
     fn native_poll_stamp(cpu: u16, nr_polls: u64) -> u64;
     fn native_backlog_asleep(facts: *mut rx_facts, backlogs: *mut backlog, cpu: u32) -> bool;
-    fn native_backlog_take(b: *mut backlog, n: u32, gro_empty: u32, jiffies: u64);
+    fn native_backlog_dequeue(b: *mut backlog, n: u32, gro_empty: u32, jiffies: u64);
     fn native_poll_stamp_cpu(stamp: u64) -> u16;
 }
 
@@ -274,10 +274,10 @@ pub fn backlog_asleep(facts: &mut rx_facts, backlogs: &mut [backlog], cpu: u32) 
     unsafe { native_backlog_asleep(facts, backlogs.as_mut_ptr(), cpu) }
 }
 
-/// A backlog's kthread has taken `n` frames off its ring (backlog.h).
-pub fn backlog_take(b: &mut backlog, n: u32, gro_empty: bool, jiffies: u64) {
+/// A backlog's kthread has dequeued `n` frames (backlog.h).
+pub fn backlog_dequeue(b: &mut backlog, n: u32, gro_empty: bool, jiffies: u64) {
     // SAFETY: the callee only writes the backlog.
-    unsafe { native_backlog_take(b, n, gro_empty.into(), jiffies) }
+    unsafe { native_backlog_dequeue(b, n, gro_empty.into(), jiffies) }
 }
 
 /// The CPU that ran the poll with this stamp, which is not zero.

@@ -180,8 +180,8 @@ fn busy_round(path: &mut Path, standing: usize, mover: [bool; 2]) {
     }
     path.apply(Event::EndPoll(End::Complete));
     path.apply(Event::PollTraced(0));
-    let dequeued = path.backlogs[1].taken;
-    while path.backlogs[1].taken == dequeued {
+    let dequeued = path.backlogs[1].dequeued;
+    while path.backlogs[1].dequeued == dequeued {
         path.apply(Event::Thread(1, 1));
     }
     assert!(!path.thread(1).unwrap().asleep());
@@ -207,7 +207,7 @@ fn frames_to_leave(shape: &Shape, standing: usize, jiffy: usize, gap: usize) -> 
         }
     }
     path.apply(Event::Map(0, 0, 2));
-    let from = path.backlogs[1].taken;
+    let from = path.backlogs[1].dequeued;
     for poll in 0..2000 {
         let sends = poll % gap == 0;
         busy_round(&mut path, standing, [sends, sends]);
@@ -216,7 +216,7 @@ fn frames_to_leave(shape: &Shape, standing: usize, jiffy: usize, gap: usize) -> 
         }
         if path.location(MOVER) == 2 {
             assert_eq!(path.stack.nr_overtaken, 0);
-            return Some(path.backlogs[1].taken - from);
+            return Some(path.backlogs[1].dequeued - from);
         }
     }
     None

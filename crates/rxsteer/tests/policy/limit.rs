@@ -137,7 +137,7 @@ fn flooded(limit: u64, flow_limit: u32, rates: Rates) -> (u32, u32) {
             if i + 1 == frames {
                 queued = queued.saturating_sub(rates.dequeued.into());
             }
-            world.backlogs[1].taken = world.backlogs[1].tail - queued;
+            world.backlogs[1].dequeued = world.backlogs[1].tail - queued;
         }
         world.window(WHOLE / 4, WHOLE / 4);
         let lost = world.flows[..MODEST]
@@ -189,7 +189,7 @@ fn a_leaving_flow_is_shed_only_where_frames_are_dropped() {
             world.frame(usize::from(i * part / WHOLE == (i + 1) * part / WHOLE));
         }
         let b = &mut world.backlogs[1];
-        (b.head, b.taken, b.tail_limit) = (0, b.tail - crowded, 0);
+        (b.head, b.dequeued, b.tail_limit) = (0, b.tail - crowded, 0);
         world.map.location.fill(2);
         assert_eq!(world.frame(0), verdict, "{crowded} {part}");
         assert_eq!(world.flows[0].location, 1);

@@ -144,7 +144,7 @@ impl World {
         for (cpu, b) in self.backlogs.iter_mut().enumerate() {
             let waiting = LIMIT * 3 / 4 * (self.crowded >> cpu & 1);
             b.tail = b.tail.max(waiting);
-            b.taken = b.tail - waiting;
+            b.dequeued = b.tail - waiting;
         }
     }
 

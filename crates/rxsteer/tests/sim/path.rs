@@ -347,9 +347,9 @@ impl Path {
         let n = traced.n + u32::from(fault == Some(Fault::TakenMore));
         let empty =
             !self.shape.kernel.gro || traced.gro_empty || fault == Some(Fault::ThreadGroEmpty);
-        native::backlog_take(b, n, empty, self.jiffies);
+        native::backlog_dequeue(b, n, empty, self.jiffies);
         if fault == Some(Fault::HeadAhead) && empty {
-            b.head = b.taken;
+            b.head = b.dequeued;
         }
     }
 
@@ -424,7 +424,7 @@ impl Path {
             entry.thread.wake();
             self.old.push((cpu as u32, entry));
         }
-        (b.kthread, b.in_loop, b.old_taken, b.wanted) = (0, 0, 0, 0);
+        (b.kthread, b.in_loop, b.old_dequeued, b.wanted) = (0, 0, 0, 0);
         b.closed = self.cpus[cpu].offline.into();
     }
 
@@ -509,7 +509,7 @@ impl Path {
             let threads = self.entries[cpu].iter().chain(old.map(|(_, e)| e));
             let waiting =
                 threads.map(|e| e.thread.untraced()).sum::<usize>() + self.bulk[cpu].len();
-            if b.tail != b.taken + b.nr_lost + waiting as u64 {
+            if b.tail != b.dequeued + b.nr_lost + waiting as u64 {
                 return Err(format!("CPU {cpu}: {waiting} waiting, {b:?}"));
             }
         }

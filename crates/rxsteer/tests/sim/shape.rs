@@ -83,7 +83,7 @@ pub enum Fault {
     ThreadGroEmpty,
     /// All threads count as asleep.
     Sleeping,
-    /// User space reads a thread's state long before `taken`.
+    /// User space reads a thread's state long before `dequeued`.
     SleepingBefore,
     /// The state of a new thread is trusted.
     FreshBelieved,

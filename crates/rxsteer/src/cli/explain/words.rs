@@ -376,7 +376,7 @@ fn waits(seen: &Seen) -> Vec<String> {
         Some(Wait::Delivery { cpu, thread: name }) => vec![
             "It has to wait, or its next packets would overtake earlier ones.".to_owned(),
             format!(
-                "{} has taken all its packets and may be at work on them: they are known to be \
+                "{} has dequeued all its packets and may be at work on them: they are known to be \
                  delivered when it sleeps, or holds back nothing to merge (GRO) at its next packets.",
                 thread(name, *cpu),
             ),

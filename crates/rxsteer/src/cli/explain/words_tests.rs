@@ -420,7 +420,7 @@ fn each_wait_has_its_words() {
         ),
         (
             Wait::Delivery { cpu: 3, thread },
-            "CPU 3's thread (cpumap/3/map:7) has taken all its packets",
+            "CPU 3's thread (cpumap/3/map:7) has dequeued all its packets",
         ),
         (Wait::Poll, "the poll that received its last one has ended"),
         (
