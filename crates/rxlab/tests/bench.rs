@@ -18,7 +18,8 @@ use rxlab::bench::setup::testbed::{INTERRUPT_CPU, Masks, Testbed};
 use rxlab::bench::setup::traffic::{Traffic, check};
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::receiver::{Receiver, ReceiverConfig};
-use rxlab::testing::testbed::{lab, until};
+use rxlab::testing::testbed::until;
+use rxlab::{in_lab, test_name};
 use rxsteer::host::kthread;
 
 const CONDITION: Condition = Condition {
@@ -123,9 +124,7 @@ const SEARCHED: [&str; 6] = [
 
 #[test]
 fn flood() -> Result<()> {
-    let Some(_guard) = lab("flood") else {
-        return Ok(());
-    };
+    in_lab!();
     run(Scenario::Flood, &["delivered_pps", "accepted_pps"])
 }
 
@@ -142,9 +141,7 @@ fn only(cases: &[&str], modes: &[&str]) -> Only {
 /// Needs CPUs for generators: a flood with its limit, and a client.
 #[test]
 fn generators_apart() -> Result<()> {
-    let Some(_guard) = lab("generators_apart") else {
-        return Ok(());
-    };
+    in_lab!();
     if !Masks::host()?.apart() {
         rxlab::testing::not_run("generators_apart", "this machine has fewer than 4 CPUs");
         return Ok(());
@@ -167,9 +164,7 @@ fn generators_apart() -> Result<()> {
 
 #[test]
 fn rr() -> Result<()> {
-    let Some(_guard) = lab("rr") else {
-        return Ok(());
-    };
+    in_lab!();
     let modes = ["none", "kernel-rps (all)", "rxsteer"];
     let headlines = ["tps", "latency_us_p99", "demand_us"];
     run_only(Scenario::Rr, only(&MANY, &modes), &headlines)
@@ -177,43 +172,33 @@ fn rr() -> Result<()> {
 
 #[test]
 fn ramp() -> Result<()> {
-    let Some(_guard) = lab("ramp") else {
-        return Ok(());
-    };
+    in_lab!();
     let headlines = ["ramp_ms", "final_pps", "first_100ms_pps"];
     run(Scenario::Ramp, &headlines)
 }
 
 #[test]
 fn wakeup() -> Result<()> {
-    let Some(_guard) = lab("wakeup") else {
-        return Ok(());
-    };
+    in_lab!();
     let headlines = ["polling_ns_per_packet", "cpu_ns_per_packet"];
     run(Scenario::Wakeup, &headlines)
 }
 
 #[test]
 fn fairness() -> Result<()> {
-    let Some(_guard) = lab("fairness") else {
-        return Ok(());
-    };
+    in_lab!();
     run(Scenario::Fairness, &["modest_percent", "flood_pps"])
 }
 
 #[test]
 fn lossfree() -> Result<()> {
-    let Some(_guard) = lab("lossfree") else {
-        return Ok(());
-    };
+    in_lab!();
     run(Scenario::Lossfree, &SEARCHED)
 }
 
 #[test]
 fn forward() -> Result<()> {
-    let Some(_guard) = lab("forward") else {
-        return Ok(());
-    };
+    in_lab!();
     if !has_nft() {
         rxlab::testing::not_run("forward", "nft is missing");
         return Ok(());
@@ -223,9 +208,7 @@ fn forward() -> Result<()> {
 
 #[test]
 fn firewall() -> Result<()> {
-    let Some(_guard) = lab("firewall") else {
-        return Ok(());
-    };
+    in_lab!();
     if !has_nft() {
         rxlab::testing::not_run("firewall", "nft is missing");
         return Ok(());
@@ -235,9 +218,7 @@ fn firewall() -> Result<()> {
 
 #[test]
 fn crr() -> Result<()> {
-    let Some(_guard) = lab("crr") else {
-        return Ok(());
-    };
+    in_lab!();
     run(
         Scenario::Crr,
         &["tps", "latency_us_p99", "demand_us", "latency_us_p50"],
@@ -246,9 +227,7 @@ fn crr() -> Result<()> {
 
 #[test]
 fn without_nft_there_is_a_note_and_no_figure() -> Result<()> {
-    let Some(_guard) = lab("without_nft_there_is_a_note_and_no_figure") else {
-        return Ok(());
-    };
+    in_lab!();
     let output = Command::new(env!("CARGO_BIN_EXE_rxlab"))
         .args(["bench", "forward", "--rounds=1", "--seconds=0.1", "--json"])
         .env("PATH", "/nonexistent")
@@ -268,9 +247,7 @@ fn without_nft_there_is_a_note_and_no_figure() -> Result<()> {
 
 #[test]
 fn a_paced_stream_keeps_its_pace() -> Result<()> {
-    let Some(_guard) = lab("a_paced_stream_keeps_its_pace") else {
-        return Ok(());
-    };
+    in_lab!();
     let effort = Effort {
         on: None,
         only: Only {
@@ -338,9 +315,7 @@ fn refusal(checked: Result<()>) -> Option<String> {
 
 #[test]
 fn a_mode_that_was_not_in_effect_is_refused() -> Result<()> {
-    let Some(_guard) = lab("a_mode_that_was_not_in_effect_is_refused") else {
-        return Ok(());
-    };
+    in_lab!();
     let (_, checked) = under_rps(|testbed| {
         let dut = &testbed.link.dut;
         let path = format!("/sys/class/net/{}/queues/rx-0/rps_cpus", dut.name);
@@ -390,9 +365,7 @@ fn forwarded(testbed: &Testbed, router: &Router, flows: &UdpFlows) -> Result<(Tr
 
 #[test]
 fn a_router_knows_its_connections_and_leaves_nothing() -> Result<()> {
-    let Some(_guard) = lab("a_router_knows_its_connections_and_leaves_nothing") else {
-        return Ok(());
-    };
+    in_lab!();
     if !has_nft() {
         rxlab::testing::not_run(
             "a_router_knows_its_connections_and_leaves_nothing",
@@ -442,12 +415,9 @@ fn a_router_knows_its_connections_and_leaves_nothing() -> Result<()> {
 /// Packets that match the last rule pass all rules before it, and stop there.
 #[test]
 fn a_router_compares_each_packet_with_the_whole_list() -> Result<()> {
-    let name = "a_router_compares_each_packet_with_the_whole_list";
-    let Some(_guard) = lab(name) else {
-        return Ok(());
-    };
+    in_lab!();
     if !has_nft() {
-        rxlab::testing::not_run(name, "nft is missing");
+        rxlab::testing::not_run(test_name!(), "nft is missing");
         return Ok(());
     }
     let testbed = Testbed::new(CONDITION)?;

@@ -12,6 +12,7 @@ use rxlab::bench::scenario::closed_loop::ClosedLoop;
 use rxlab::bench::setup::mode::{Mode, Way};
 use rxlab::bench::setup::place::Place;
 use rxlab::bench::setup::testbed::Testbed;
+use rxlab::in_lab;
 use rxlab::lab::client::Client;
 use rxlab::lab::ethtool::Offload;
 use rxlab::lab::frame::{Frames, TcpFlows, UdpFlows};
@@ -21,7 +22,7 @@ use rxlab::lab::server::Server;
 use rxlab::lab::sockets;
 use rxlab::lab::softnet;
 use rxlab::lab::xdp::Xdp;
-use rxlab::testing::testbed::{lab, until};
+use rxlab::testing::testbed::until;
 use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::device::XdpMode;
 
@@ -62,9 +63,7 @@ fn server(link: &Link, frames: &Frames) -> Result<Server> {
 
 /// Each request is answered once, and each latency is counted.
 fn adds_up(tcp: bool, connections: u32, len: usize) -> Result<()> {
-    let Some(_guard) = lab("client") else {
-        return Ok(());
-    };
+    in_lab!();
     let link = link()?;
     // A veth delivers XDP_TX frames only to a peer with an XDP program.
     let _pass = Xdp::pass(&link.dut, XdpMode::Native)?;
@@ -126,9 +125,7 @@ fn in_use(link: &Link) -> Result<(u64, u64)> {
 /// socket is left in TIME_WAIT.
 #[test]
 fn a_connection_for_each_request() -> Result<()> {
-    let Some(_guard) = lab("client") else {
-        return Ok(());
-    };
+    in_lab!();
     // Many connections of one flow reuse its range of 16 ports.
     for (nr_flows, nr_saddrs, sport) in [(1, 1, 65_520), (100, 16, 1024)] {
         let link = link()?;
@@ -164,9 +161,7 @@ fn a_connection_for_each_request() -> Result<()> {
 /// Control: the server reads no request.
 #[test]
 fn connections_that_are_not_answered_are_counted() -> Result<()> {
-    let Some(_guard) = lab("client") else {
-        return Ok(());
-    };
+    in_lab!();
     let link = link()?;
     let _pass = Xdp::pass(&link.dut, XdpMode::Native)?;
     let flows = UdpFlows::to(&link.dut, 3);
@@ -189,9 +184,7 @@ fn connections_that_are_not_answered_are_counted() -> Result<()> {
 /// Requests that a device drops are sent again and counted.
 #[test]
 fn lost_requests_are_sent_again() -> Result<()> {
-    let Some(_guard) = lab("client") else {
-        return Ok(());
-    };
+    in_lab!();
     for tcp in [false, true] {
         let link = link()?;
         let frames = frames(&link, tcp, 3);
@@ -218,9 +211,7 @@ fn lost_requests_are_sent_again() -> Result<()> {
 /// A measurement gives no figure if the application does not do what the mode says.
 #[test]
 fn polling_that_finds_nothing_gives_no_figure() -> Result<()> {
-    let Some(_guard) = lab("client") else {
-        return Ok(());
-    };
+    in_lab!();
     let measure = |busy_poll, connections| {
         let condition = Condition {
             napi: Napi::Interrupt,

@@ -6,10 +6,10 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, UdpSocket};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use rxlab::in_lab;
 use rxlab::lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig, GeneratorReport};
@@ -18,24 +18,12 @@ use rxlab::lab::netns::Netns;
 use rxlab::lab::nic::Nic;
 use rxlab::lab::receiver::{Receiver, ReceiverConfig};
 use rxlab::lab::xdp::Xdp;
+use rxlab::testing::testbed::lossless;
 use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::device::XdpMode;
 
 /// No multiple of a batch or burst.
 const COUNT: u64 = 5_003;
-
-/// Serializes labs; None, and a report, if this machine allows none.
-fn lab(test: &str) -> Option<MutexGuard<'static, ()>> {
-    static SERIAL: Mutex<()> = Mutex::new(());
-    let guard = SERIAL.lock().unwrap_or_else(|poison| poison.into_inner());
-    match lab::can_run() {
-        Ok(()) => Some(guard),
-        Err(error) => {
-            rxlab::testing::not_run(test, &format!("{error:#}"));
-            None
-        }
-    }
-}
 
 fn link(config: LinkConfig) -> Result<Link> {
     Link::new(&Netns::new("tester")?, &Netns::new("dut")?, &config)
@@ -47,13 +35,7 @@ fn online_cpus() -> u32 {
 
 /// A paced generator without loss.
 fn exactly(count: u64, flows: UdpFlows) -> GeneratorConfig {
-    GeneratorConfig {
-        frames: Frames::Udp(flows),
-        count: Some(count),
-        rate: Some(200_000),
-        lossless: true,
-        window: None,
-    }
+    lossless(Frames::Udp(flows), Some(count), 200_000)
 }
 
 fn send(link: &Link, cpu: u32, config: &GeneratorConfig) -> Result<GeneratorReport> {
@@ -118,26 +100,20 @@ fn every_datagram_arrives(ipv6: bool, checksum: bool) -> Result<()> {
 
 #[test]
 fn every_ipv4_datagram_arrives() -> Result<()> {
-    let Some(_guard) = lab("every_ipv4_datagram_arrives") else {
-        return Ok(());
-    };
+    in_lab!();
     every_datagram_arrives(false, true)?;
     every_datagram_arrives(false, false)
 }
 
 #[test]
 fn every_ipv6_datagram_arrives() -> Result<()> {
-    let Some(_guard) = lab("every_ipv6_datagram_arrives") else {
-        return Ok(());
-    };
+    in_lab!();
     every_datagram_arrives(true, true)
 }
 
 #[test]
 fn flows_are_what_was_asked_for() -> Result<()> {
-    let Some(_guard) = lab("flows_are_what_was_asked_for") else {
-        return Ok(());
-    };
+    in_lab!();
     let link = link(LinkConfig::default())?;
     let flows = UdpFlows {
         nr_saddrs: 4,
@@ -168,9 +144,7 @@ fn flows_are_what_was_asked_for() -> Result<()> {
 
 #[test]
 fn tagged_and_raw_frames_reach_xdp() -> Result<()> {
-    let Some(_guard) = lab("tagged_and_raw_frames_reach_xdp") else {
-        return Ok(());
-    };
+    in_lab!();
     let link = link(LinkConfig::default())?;
     let pass = Xdp::pass(&link.dut, XdpMode::Native)?;
     let local = SocketAddr::new(link.dut.ipv4.into(), 9);
@@ -202,9 +176,7 @@ fn tagged_and_raw_frames_reach_xdp() -> Result<()> {
 
 #[test]
 fn a_generator_per_queue() -> Result<()> {
-    let Some(_guard) = lab("a_generator_per_queue") else {
-        return Ok(());
-    };
+    in_lab!();
     if online_cpus() < 2 {
         rxlab::testing::not_run("a_generator_per_queue", "this machine has one CPU");
         return Ok(());
@@ -236,9 +208,7 @@ fn a_generator_per_queue() -> Result<()> {
 /// Several threads send shares into one queue, and the results are counted once.
 #[test]
 fn one_generator_of_several_threads() -> Result<()> {
-    let Some(_guard) = lab("one_generator_of_several_threads") else {
-        return Ok(());
-    };
+    in_lab!();
     if online_cpus() < 2 {
         rxlab::testing::not_run(
             "one_generator_of_several_threads",
@@ -307,9 +277,7 @@ fn one_generator_of_several_threads() -> Result<()> {
 
 #[test]
 fn what_the_ring_cannot_take_is_counted() -> Result<()> {
-    let Some(_guard) = lab("what_the_ring_cannot_take_is_counted") else {
-        return Ok(());
-    };
+    in_lab!();
     let link = link(LinkConfig::default())?;
     let drop = Xdp::drop(&link.dut, XdpMode::Native)?;
     let _nic = Nic::new(&link.dut, &[0])?;
@@ -333,9 +301,7 @@ fn what_the_ring_cannot_take_is_counted() -> Result<()> {
 
 #[test]
 fn a_cpumap_delivers_everything_too() -> Result<()> {
-    let Some(_guard) = lab("a_cpumap_delivers_everything_too") else {
-        return Ok(());
-    };
+    in_lab!();
     let link = link(LinkConfig::default())?;
     let cpus: Vec<u32> = (0..online_cpus().min(2)).collect();
     let cpumap = Xdp::cpumap(&link.dut, &cpus, 16384)?;
@@ -351,9 +317,7 @@ fn a_cpumap_delivers_everything_too() -> Result<()> {
 
 #[test]
 fn nonsense_is_refused() -> Result<()> {
-    let Some(_guard) = lab("nonsense_is_refused") else {
-        return Ok(());
-    };
+    in_lab!();
     let link = link(LinkConfig::default())?;
     let flows = UdpFlows::to(&link.dut, 10);
     let refused = |flows: UdpFlows| {
@@ -383,9 +347,7 @@ fn nonsense_is_refused() -> Result<()> {
 
 #[test]
 fn a_child_sees_its_namespace_alone() -> Result<()> {
-    let Some(_guard) = lab("a_child_sees_its_namespace_alone") else {
-        return Ok(());
-    };
+    in_lab!();
     let link = link(LinkConfig::default())?;
     let netns = &link.dut.netns;
     let script = "readlink /proc/self/ns/net; pwd; cd /sys/class/net; echo *";
@@ -423,9 +385,7 @@ fn members(inode: u64) -> usize {
 
 #[test]
 fn nothing_is_left_when_dropped() -> Result<()> {
-    let Some(_guard) = lab("nothing_is_left_when_dropped") else {
-        return Ok(());
-    };
+    in_lab!();
     let link = link(LinkConfig::default())?;
     let pass = Xdp::pass(&link.dut, XdpMode::Native)?;
     let nic = Nic::new(&link.dut, &[0])?;
@@ -463,9 +423,7 @@ fn nothing_is_left_when_killed() -> Result<()> {
     if std::env::var_os(VICTIM).is_some() {
         return victim();
     }
-    let Some(_guard) = lab("nothing_is_left_when_killed") else {
-        return Ok(());
-    };
+    in_lab!();
     let mut victim = Command::new(std::env::current_exe()?)
         .args(["--exact", "nothing_is_left_when_killed", "--nocapture"])
         .env(VICTIM, "1")

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use rxlab::bench::scenario::reorder::{Case, Progress, measure};
-use rxlab::testing::testbed::{OTHER_CPU, lab, until};
+use rxlab::testing::testbed::{OTHER_CPU, until};
+use rxlab::{in_lab, test_name};
 use rxsteer::host::setting::Setting;
 use rxsteer::host::topology::Topology;
 
@@ -20,9 +21,7 @@ const PACKETS: u64 = 100_000;
 
 /// Runs a case with the rule and, as the control, without.
 fn nothing_overtakes(case: Case) -> Result<()> {
-    let Some(_guard) = lab(&format!("reorder {case}")) else {
-        return Ok(());
-    };
+    in_lab!(&format!("reorder {case}"));
     let run = |unguarded, enough: fn(&Progress) -> bool| {
         measure(case, unguarded, &|now| {
             now.eventful && enough(now) || now.elapsed > TIMEOUT
@@ -113,14 +112,12 @@ fn victim(cpu: u32) -> Result<()> {
 
 #[test]
 fn a_cpu_comes_back_when_killed() -> Result<()> {
-    let test = "a_cpu_comes_back_when_killed";
+    let test = test_name!();
     let cpu = OTHER_CPU;
     if std::env::var_os(VICTIM).is_some() {
         return victim(cpu);
     }
-    let Some(_guard) = lab(test) else {
-        return Ok(());
-    };
+    in_lab!(test);
     let mut victim = Command::new(std::env::current_exe()?)
         .args(["--exact", test, "--nocapture"])
         .env(VICTIM, "1")

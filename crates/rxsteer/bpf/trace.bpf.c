@@ -42,27 +42,13 @@ int BPF_PROG(on_cpumap_enqueue, int map_id, unsigned int processed, unsigned int
 	return 0;
 }
 
-/* A full ring is on_cpumap_enqueue()'s: in generic mode the kernel reports it here too. */
-static __always_inline void redirect_failed(int err, __u32 map_id, __u32 index)
-{
-	if (err != -ENOSPC)
-		backlog_lose(map_id, index, 1);
-}
-
 SEC("tp_btf/xdp_redirect_err")
 int BPF_PROG(on_redirect_err, void *dev, void *prog, void *target, int err, int map_type,
 	     __u32 map_id, __u32 index)
 {
-	redirect_failed(err, map_id, index);
-	return 0;
-}
-
-/* Kernels that still have it report failed map redirects here. */
-SEC("?tp_btf/xdp_redirect_map_err")
-int BPF_PROG(on_redirect_map_err, void *dev, void *prog, void *target, int err, int map_type,
-	     __u32 map_id, __u32 index)
-{
-	redirect_failed(err, map_id, index);
+	/* on_cpumap_enqueue() counts a full ring: in generic mode the kernel reports it here, too. */
+	if (err != -ENOSPC)
+		backlog_lose(map_id, index, 1);
 	return 0;
 }
 

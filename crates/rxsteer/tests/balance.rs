@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rxlab::bench::setup::mode::Active;
+use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig, Window};
 use rxlab::lab::hog::Hog;
@@ -71,15 +72,12 @@ fn slowly(frames: Frames, rate: f64) -> GeneratorConfig {
         (start.elapsed().as_secs_f64() * rate) as u64
     };
     GeneratorConfig {
-        frames,
-        count: None,
-        rate: None,
-        lossless: true,
         window: Some(Window {
             frames: 128,
             received: Arc::new(due),
             may_drop: false,
         }),
+        ..GeneratorConfig::lossless(frames, None)
     }
 }
 
@@ -146,9 +144,7 @@ impl<'a> Scene<'a> {
 
 #[test]
 fn slots_leave_a_cpu_that_is_kept_from_its_work() -> Result<()> {
-    let Some(_guard) = lab("slots_leave_a_cpu_that_is_kept_from_its_work") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let scene = Scene::new(&bed, options(&bed, RPS_BALANCE), RATE)?;
     until("most flows want to be at the CPU that polls", || {
@@ -173,9 +169,7 @@ fn slots_leave_a_cpu_that_is_kept_from_its_work() -> Result<()> {
 /// Control of the order check above.
 #[test]
 fn without_the_rule_of_order_packets_overtake() -> Result<()> {
-    let Some(_guard) = lab("without_the_rule_of_order_packets_overtake") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let options = Options {
         unguarded: true,
@@ -198,9 +192,7 @@ fn without_the_rule_of_order_packets_overtake() -> Result<()> {
 /// Control: without balance in the policy no slot moves, also after a change at run time.
 #[test]
 fn slots_move_only_while_the_policy_says_so() -> Result<()> {
-    let Some(_guard) = lab("slots_move_only_while_the_policy_says_so") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let scene = Scene::new(&bed, options(&bed, Policy::RPS), RATE)?;
     until("all flows are known", || {

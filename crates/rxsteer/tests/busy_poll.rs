@@ -18,6 +18,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rxlab::bench::setup::mode::Active;
+use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::Generator;
 use rxlab::lab::link::LinkConfig;
@@ -25,7 +26,7 @@ use rxlab::lab::sockets;
 use rxlab::lab::softnet;
 use rxlab::testing::app::{App, Take, connected, soon};
 use rxlab::testing::testbed::{
-    OTHER_CPU, POLLING_CPU, Testbed, all_at, at_rest, lab, lossless, places, status, until,
+    OTHER_CPU, POLLING_CPU, Testbed, all_at, at_rest, lossless, places, status, until,
 };
 use rxsteer::api::client;
 use rxsteer::api::flows::{Entry, Query, Reason};
@@ -167,9 +168,7 @@ fn ipv6() -> LinkConfig {
 
 #[test]
 fn udp() -> Result<()> {
-    let Some(_guard) = lab("udp") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&ipv6())?;
     let dut = &bed.link.dut;
     for flows in [UdpFlows::to(dut, 1), UdpFlows::to_ipv6(dut, 1)] {
@@ -223,9 +222,7 @@ fn udp() -> Result<()> {
 
 #[test]
 fn tcp() -> Result<()> {
-    let Some(_guard) = lab("tcp") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&ipv6())?;
     let (dut, tester) = (&bed.link.dut, &bed.link.tester);
     for local in [IpAddr::from(dut.ipv4), dut.ipv6.into()] {
@@ -262,9 +259,7 @@ fn tcp() -> Result<()> {
 /// poll() polls the queue only if both the host's setting and the socket's allow it.
 #[test]
 fn poll_asks_the_whole_host() -> Result<()> {
-    let Some(_guard) = lab("poll_asks_the_whole_host") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 1);
@@ -319,9 +314,7 @@ impl Drop for Run {
 /// counters, and the sockets are restored at the end.
 #[test]
 fn by_configuration() -> Result<()> {
-    let Some(_guard) = lab("by_configuration") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 1);
@@ -376,9 +369,7 @@ fn by_configuration() -> Result<()> {
 /// Only one application polls the queue at a time, and finds the packets of both.
 #[test]
 fn two_applications_poll_one_queue() -> Result<()> {
-    let Some(_guard) = lab("two_applications_poll_one_queue") else {
-        return Ok(());
-    };
+    in_lab!();
     const COUNT: u64 = 2000;
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
@@ -422,9 +413,7 @@ fn two_applications_poll_one_queue() -> Result<()> {
 /// Holds also under a policy that leaves flows INLINE while there is room.
 #[test]
 fn others_leave_the_polls_of_an_application() -> Result<()> {
-    let Some(_guard) = lab("others_leave_the_polls_of_an_application") else {
-        return Ok(());
-    };
+    in_lab!();
     const COUNT: u64 = 100;
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;

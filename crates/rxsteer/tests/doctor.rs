@@ -5,9 +5,9 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use rxlab::bench::setup::mode::Active;
+use rxlab::in_lab;
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::Netns;
-use rxlab::testing::testbed::{instances_are_told, lab};
 use rxsteer::daemon::options::Options;
 use serde_json::Value;
 
@@ -31,9 +31,7 @@ fn doctor(end: &End, args: &[&str]) -> Result<(String, Option<i32>)> {
 
 #[test]
 fn obstacles_are_reported() -> Result<()> {
-    let Some(_alone) = lab("obstacles_are_reported") else {
-        return Ok(());
-    };
+    in_lab!();
     let link = link(true)?;
     let (dut, name) = (&link.dut, link.dut.name.as_str());
     for args in [&[][..], &[name]] {
@@ -82,10 +80,7 @@ fn obstacles_are_reported() -> Result<()> {
 
 #[test]
 fn what_napi_settings_amount_to_is_said() -> Result<()> {
-    let test = "what_napi_settings_amount_to_is_said";
-    let Some(_alone) = lab(test).filter(|_| instances_are_told(test)) else {
-        return Ok(());
-    };
+    in_lab!(napi);
     let link = link(true)?;
     let (dut, name) = (&link.dut, link.dut.name.as_str());
     let says = |words: &str| {

@@ -9,7 +9,8 @@ use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::Generator;
 use rxlab::lab::link::LinkConfig;
-use rxlab::testing::testbed::{OTHER_CPU, Testbed, lab, status, until};
+use rxlab::testing::testbed::{OTHER_CPU, Testbed, status, until};
+use rxlab::{in_lab, test_name};
 use rxsteer::api::status::Queue;
 use rxsteer::host::kthread;
 use rxsteer::host::setting::Setting;
@@ -41,11 +42,8 @@ fn cpus_allowed(pid: u32) -> Result<String> {
 
 #[test]
 fn a_cpu_that_goes_is_left_and_found_again() -> Result<()> {
-    let test = "a_cpu_that_goes_is_left_and_found_again";
-    let Some(_guard) = lab(test) else {
-        return Ok(());
-    };
-    let Some(online) = switch(test) else {
+    in_lab!();
+    let Some(online) = switch(test_name!()) else {
         return Ok(());
     };
     let bed = Testbed::new(&LinkConfig::default())?;
@@ -108,11 +106,8 @@ fn a_cpu_that_goes_is_left_and_found_again() -> Result<()> {
 /// A CPU that was offline at the start is used once it is online.
 #[test]
 fn a_cpu_that_comes_later_is_used() -> Result<()> {
-    let test = "a_cpu_that_comes_later_is_used";
-    let Some(_guard) = lab(test) else {
-        return Ok(());
-    };
-    let Some(online) = switch(test) else {
+    in_lab!();
+    let Some(online) = switch(test_name!()) else {
         return Ok(());
     };
     let bed = Testbed::new(&LinkConfig::default())?;

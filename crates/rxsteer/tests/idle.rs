@@ -18,6 +18,7 @@ use rxlab::lab::link::LinkConfig;
 use rxlab::lab::witness::Witness;
 use rxlab::testing::app::{App, connected};
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, lab, lossless, status, until};
+use rxlab::{in_lab, test_name};
 use rxsteer::api::status::Queue;
 use rxsteer::daemon::options::Options;
 use rxsteer::datapath::load::Pressure;
@@ -173,7 +174,7 @@ fn only_the_polling_cpu_is_near(test: &str) -> bool {
 
 #[test]
 fn a_busy_consumers_packets_go_to_an_idle_cpu_near_it() -> Result<()> {
-    let test = "a_busy_consumers_packets_go_to_an_idle_cpu_near_it";
+    let test = test_name!();
     let Some(_guard) = lab_of(test, 3) else {
         return Ok(());
     };
@@ -221,9 +222,7 @@ fn a_busy_consumers_packets_go_to_an_idle_cpu_near_it() -> Result<()> {
 
 #[test]
 fn with_all_cpus_busy_the_flow_stays_with_its_application() -> Result<()> {
-    let Some(_guard) = lab("with_all_cpus_busy_the_flow_stays_with_its_application") else {
-        return Ok(());
-    };
+    in_lab!();
     let scene = Scene::new()?;
     let active = scene.steer(RFS_IDLE)?;
     let online = Topology::host().online()?;
@@ -250,10 +249,7 @@ fn with_all_cpus_busy_the_flow_stays_with_its_application() -> Result<()> {
 /// If the polling CPU is the only idle one, the flow stays there and costs no redirect.
 #[test]
 fn a_busy_consumers_packets_stay_where_they_are_received() -> Result<()> {
-    let test = "a_busy_consumers_packets_stay_where_they_are_received";
-    let Some(_guard) = lab(test) else {
-        return Ok(());
-    };
+    in_lab!();
     let scene = Scene::new()?;
     let active = scene.steer(RFS_IDLE)?;
     let _hogs = Topology::host()
@@ -285,7 +281,7 @@ fn a_busy_consumers_packets_stay_where_they_are_received() -> Result<()> {
 
 #[test]
 fn a_chosen_cpu_may_go_offline() -> Result<()> {
-    let test = "a_chosen_cpu_may_go_offline";
+    let test = test_name!();
     let Some(_guard) = lab_of(test, 3) else {
         return Ok(());
     };
@@ -335,9 +331,7 @@ fn a_chosen_cpu_may_go_offline() -> Result<()> {
 
 #[test]
 fn while_the_polling_cpu_has_room_nothing_leaves_it() -> Result<()> {
-    let Some(_guard) = lab("while_the_polling_cpu_has_room_nothing_leaves_it") else {
-        return Ok(());
-    };
+    in_lab!();
     let scene = Scene::new()?;
     let active = scene.steer(RFS_ADAPT)?;
     for _ in 0..30 {
@@ -354,9 +348,7 @@ fn while_the_polling_cpu_has_room_nothing_leaves_it() -> Result<()> {
 /// Many flows leave under a flood, and all return to INLINE after it.
 #[test]
 fn flows_leave_a_saturated_cpu_and_return() -> Result<()> {
-    let Some(_guard) = lab("flows_leave_a_saturated_cpu_and_return") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 256);
@@ -371,13 +363,7 @@ fn flows_leave_a_saturated_cpu_and_return() -> Result<()> {
     let frames = Frames::Udp(flows.clone());
     let witness = Witness::new(dut, &frames)?;
     let active = Active::steer(dut, options)?;
-    let flood = GeneratorConfig {
-        frames: frames.clone(),
-        count: None,
-        rate: None,
-        lossless: false,
-        window: None,
-    };
+    let flood = GeneratorConfig::flood(frames.clone());
     let flood = Generator::start(&bed.link, POLLING_CPU, &flood)?;
     until("flows leave the saturated CPU", || {
         let q = queue(&active)?;

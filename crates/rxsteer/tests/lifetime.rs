@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use common::threads::{cpumaps, kthreads, renice};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+use rxlab::in_lab;
 use rxlab::lab::ethtool::Offload;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::Generator;
@@ -197,9 +198,7 @@ fn roomy<'a>(device: &'a str, rest: &[&'a str]) -> Vec<&'a str> {
 
 #[test]
 fn a_stop_signal_brings_every_packet_home() -> Result<()> {
-    let Some(_guard) = lab("a_stop_signal_brings_every_packet_home") else {
-        return Ok(());
-    };
+    in_lab!();
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let bed = Testbed::new(&LinkConfig::default())?;
         let dut = &bed.link.dut;
@@ -245,9 +244,7 @@ fn a_stop_signal_brings_every_packet_home() -> Result<()> {
 
 #[test]
 fn coming_and_going_many_times_loses_nothing() -> Result<()> {
-    let Some(_guard) = lab("coming_and_going_many_times_loses_nothing") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 500);
@@ -285,9 +282,7 @@ fn coming_and_going_many_times_loses_nothing() -> Result<()> {
 /// The backlog holds more frames than this test sends: no frame is dropped by a full backlog.
 #[test]
 fn a_kill_leaves_no_steering_and_loses_nothing() -> Result<()> {
-    let Some(_guard) = lab("a_kill_leaves_no_steering_and_loses_nothing") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 500);
@@ -338,9 +333,7 @@ fn a_kill_leaves_no_steering_and_loses_nothing() -> Result<()> {
 
 #[test]
 fn status_and_set_reach_the_running_one() -> Result<()> {
-    let Some(_guard) = lab("status_and_set_reach_the_running_one") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let name = dut.name.as_str();
@@ -440,9 +433,7 @@ fn refused(bed: &Testbed, args: &[&str], why: &[&str]) -> Result<()> {
 
 #[test]
 fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
-    let Some(_guard) = lab("what_is_in_the_way_is_named_and_left_alone") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let name = dut.name.as_str();
@@ -523,10 +514,7 @@ fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
 
 #[test]
 fn generic_mode_without_napi_is_refused() -> Result<()> {
-    let test = "generic_mode_without_napi_is_refused";
-    let Some(_guard) = lab(test).filter(|_| instances_are_told(test)) else {
-        return Ok(());
-    };
+    in_lab!(napi);
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let args = [dut.name.as_str(), "--mode=generic"];
@@ -540,9 +528,7 @@ fn generic_mode_without_napi_is_refused() -> Result<()> {
 
 #[test]
 fn a_missing_capability_is_named() -> Result<()> {
-    let Some(_guard) = lab("a_missing_capability_is_named") else {
-        return Ok(());
-    };
+    in_lab!();
     use std::os::unix::process::CommandExt;
     const CAP_BPF: libc::c_ulong = 39;
     let bed = Testbed::new(&LinkConfig::default())?;

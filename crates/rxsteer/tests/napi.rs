@@ -6,7 +6,6 @@ use std::fs;
 use std::io::Read;
 use std::net::{IpAddr, UdpSocket};
 use std::process::{Child, Command, Stdio};
-use std::sync::MutexGuard;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -15,7 +14,8 @@ use nix::unistd::Pid;
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::lab::nic::Nic;
-use rxlab::testing::testbed::{instances_are_told, lab, until};
+use rxlab::testing::testbed::until;
+use rxlab::{in_lab, test_name};
 use rxsteer::host::device::Device;
 use rxsteer::host::netdev::{self, Settings, Threaded};
 use rxsteer::host::topology::Topology;
@@ -32,11 +32,6 @@ fn link(queues: u32, gro: bool) -> Result<Link> {
         ..LinkConfig::default()
     };
     Link::new(&Netns::new("tester")?, &Netns::new("dut")?, &config)
-}
-
-/// A [`lab`] if the kernel reports the instances of a veth.
-fn instances(test: &str) -> Option<MutexGuard<'static, ()>> {
-    lab(test).filter(|_| instances_are_told(test))
 }
 
 /// Its output, errors and exit status, run at this end.
@@ -83,9 +78,7 @@ fn sysfs(end: &End, file: &str) -> String {
 
 #[test]
 fn instances_have_queues_and_threads() -> Result<()> {
-    let Some(_alone) = instances("instances_have_queues_and_threads") else {
-        return Ok(());
-    };
+    in_lab!(napi);
     let link = link(2, true)?;
     let _nic = Nic::new(&link.dut, &[1, 0])?;
     let devices = shown(&link.dut, &[])?;
@@ -117,9 +110,7 @@ fn instances_have_queues_and_threads() -> Result<()> {
 
 #[test]
 fn a_device_without_instances_is_reported() -> Result<()> {
-    let Some(_alone) = instances("a_device_without_instances_is_reported") else {
-        return Ok(());
-    };
+    in_lab!(napi);
     let link = link(1, false)?;
     let name = &link.dut.name;
     let (text, err, code) = rxsteer(&link.dut, &[])?;
@@ -141,9 +132,7 @@ fn a_device_without_instances_is_reported() -> Result<()> {
 
 #[test]
 fn sockets_are_on_the_instance_of_their_packets() -> Result<()> {
-    let Some(_alone) = instances("sockets_are_on_the_instance_of_their_packets") else {
-        return Ok(());
-    };
+    in_lab!(napi);
     let link = link(1, true)?;
     let bind = |end: &End| {
         let socket = end.netns.run(|| Ok(UdpSocket::bind((end.ipv4, 0))?))?;
@@ -286,17 +275,15 @@ fn all_is_put_back(signal: Signal) -> Result<()> {
 }
 
 #[test]
-fn settings_hold_until_it_is_stopped() {
-    if let Some(_alone) = instances("settings_hold_until_it_is_stopped") {
-        all_is_put_back(Signal::SIGTERM).unwrap();
-    }
+fn settings_hold_until_it_is_stopped() -> Result<()> {
+    in_lab!(napi);
+    all_is_put_back(Signal::SIGTERM)
 }
 
 #[test]
-fn settings_are_put_back_when_it_is_killed() {
-    if let Some(_alone) = instances("settings_are_put_back_when_it_is_killed") {
-        all_is_put_back(Signal::SIGKILL).unwrap();
-    }
+fn settings_are_put_back_when_it_is_killed() -> Result<()> {
+    in_lab!(napi);
+    all_is_put_back(Signal::SIGKILL)
 }
 
 /// CPU time that a thread has used, in ticks (proc_pid_stat(5), utime and stime).
@@ -311,10 +298,7 @@ fn ticks(pid: u32) -> Result<u64> {
 /// Once woken by a packet, a busy-polling thread keeps running; another one sleeps.
 #[test]
 fn threads_busy_poll() -> Result<()> {
-    const TEST: &str = "threads_busy_poll";
-    let Some(_alone) = instances(TEST) else {
-        return Ok(());
-    };
+    in_lab!(napi);
     let link = link(1, true)?;
     let dut = &link.dut;
     let receiver = dut.netns.run(|| Ok(UdpSocket::bind((dut.ipv4, 0))?))?;
@@ -339,7 +323,7 @@ fn threads_busy_poll() -> Result<()> {
         if let Err(e) = set {
             let lacks = threaded == Threaded::BusyPoll && e.to_string().contains("Linux 6.19");
             ensure!(lacks && settings(dut)? == before, "{e:#}");
-            rxlab::testing::not_run(TEST, "before Linux 6.19 they don't; that is said");
+            rxlab::testing::not_run(test_name!(), "before Linux 6.19 they don't; that is said");
             return Ok(());
         }
         receive()?;
@@ -363,9 +347,7 @@ fn threads_busy_poll() -> Result<()> {
 
 #[test]
 fn a_device_may_go_meanwhile() -> Result<()> {
-    let Some(_alone) = instances("a_device_may_go_meanwhile") else {
-        return Ok(());
-    };
+    in_lab!(napi);
     let link = link(1, true)?;
     let mut setter = Setter::start(&link.dut, &["--gro-flush-timeout", "30000"])?;
     setter.until(|| Ok(settings(&link.dut)?[0].gro_flush_timeout == Some(30_000)))?;
@@ -379,9 +361,7 @@ fn a_device_may_go_meanwhile() -> Result<()> {
 /// Older kernels report less: the fields that they lack are removed from this kernel's answer.
 #[test]
 fn older_kernels_have_settings_of_devices() -> Result<()> {
-    let Some(_alone) = lab("older_kernels_have_settings_of_devices") else {
-        return Ok(());
-    };
+    in_lab!();
     let link = link(2, true)?;
     let _nic = Nic::new(&link.dut, &[0, 1])?;
     let dut = &link.dut;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use anyhow::Result;
 use rxlab::bench::setup::mode::Active;
+use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::Generator;
 use rxlab::lab::hog::Hog;
@@ -85,9 +86,7 @@ fn overload(flow_limit: u32) -> Result<()> {
 
 #[test]
 fn modest_flows_lose_nothing_to_one_that_floods() -> Result<()> {
-    let Some(_guard) = lab("modest_flows_lose_nothing_to_one_that_floods") else {
-        return Ok(());
-    };
+    in_lab!();
     overload(FLOW_LIMIT)?;
     // The control.
     overload(0)

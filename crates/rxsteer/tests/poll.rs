@@ -10,7 +10,6 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -18,6 +17,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rxlab::testing::testbed::until;
+use rxlab::{in_lab, test_name};
 use rxsteer::host::polling::Polling;
 
 const RXSTEER: &str = env!("CARGO_BIN_EXE_rxsteer");
@@ -34,20 +34,6 @@ const ON: Polling = Polling {
     usecs: 50,
     prefer: false,
 };
-
-/// Needs CAP_NET_ADMIN and a kernel with busy polling. All tests share one process: one at a time.
-fn can_run(test: &str) -> Option<MutexGuard<'static, ()>> {
-    static SERIAL: Mutex<()> = Mutex::new(());
-    let guard = SERIAL.lock().unwrap_or_else(|poison| poison.into_inner());
-    let socket = UdpSocket::bind("127.0.0.1:0");
-    match socket.and_then(|socket| ON.set_socket(&socket)) {
-        Ok(()) => Some(guard),
-        Err(e) => {
-            rxlab::testing::not_run(test, &format!("SO_BUSY_POLL: {e}"));
-            None
-        }
-    }
-}
 
 /// `rxsteer poll`, killed on drop.
 struct Poll(Child);
@@ -237,25 +223,21 @@ fn all_is_put_back(signal: Signal) -> Result<()> {
 }
 
 #[test]
-fn sockets_of_a_process_poll_until_it_is_stopped() {
-    if let Some(_alone) = can_run("sockets_of_a_process_poll_until_it_is_stopped") {
-        all_is_put_back(Signal::SIGTERM).unwrap();
-    }
+fn sockets_of_a_process_poll_until_it_is_stopped() -> Result<()> {
+    in_lab!();
+    all_is_put_back(Signal::SIGTERM)
 }
 
 #[test]
-fn sockets_are_put_back_when_it_is_killed() {
-    if let Some(_alone) = can_run("sockets_are_put_back_when_it_is_killed") {
-        all_is_put_back(Signal::SIGKILL).unwrap();
-    }
+fn sockets_are_put_back_when_it_is_killed() -> Result<()> {
+    in_lab!();
+    all_is_put_back(Signal::SIGKILL)
 }
 
 /// The socket is still open in a process without a rule.
 #[test]
 fn a_socket_that_was_passed_on_is_put_back() -> Result<()> {
-    let Some(_alone) = can_run("a_socket_that_was_passed_on_is_put_back") else {
-        return Ok(());
-    };
+    in_lab!();
     let socket = UdpSocket::bind("127.0.0.1:0")?;
     let first = Sleeper::with(socket.try_clone()?.into())?;
     let poll = Poll::start(&["--pid", &first.pid()])?;
@@ -271,9 +253,7 @@ fn a_socket_that_was_passed_on_is_put_back() -> Result<()> {
 
 #[test]
 fn others_are_left_alone() -> Result<()> {
-    let Some(_alone) = can_run("others_are_left_alone") else {
-        return Ok(());
-    };
+    in_lab!();
     let [one, two] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
     let (_one, other) = (
         Sleeper::with(one.try_clone()?.into())?,
@@ -314,9 +294,7 @@ fn others_are_left_alone() -> Result<()> {
 /// No packet arrives: all waits end with sleep.
 #[test]
 fn polling_pauses_without_packets() -> Result<()> {
-    let Some(_alone) = can_run("polling_pauses_without_packets") else {
-        return Ok(());
-    };
+    in_lab!();
     let socket = UdpSocket::bind("127.0.0.1:0")?;
     socket.set_read_timeout(Some(Duration::from_millis(1)))?;
     let stop = AtomicBool::new(false);
@@ -345,9 +323,7 @@ fn polling_pauses_without_packets() -> Result<()> {
 
 #[test]
 fn errors_are_reported() -> Result<()> {
-    let Some(_alone) = can_run("errors_are_reported") else {
-        return Ok(());
-    };
+    in_lab!();
     let mut child = Command::new("true").spawn()?;
     let gone = child.id().to_string();
     child.wait()?;
@@ -369,9 +345,7 @@ fn errors_are_reported() -> Result<()> {
 /// Packets come by lo, which has no NAPI instances.
 #[test]
 fn polls_in_vain_are_reported() -> Result<()> {
-    let Some(_alone) = can_run("polls_in_vain_are_reported") else {
-        return Ok(());
-    };
+    in_lab!();
     let socket = UdpSocket::bind("127.0.0.1:0")?;
     socket.set_read_timeout(Some(Duration::from_millis(1)))?;
     let poll = Poll::own(&[])?;
@@ -419,10 +393,8 @@ impl Drop for Cgroup {
 
 #[test]
 fn a_cgroup_has_its_processes() -> Result<()> {
-    let test = "a_cgroup_has_its_processes";
-    let Some(_alone) = can_run(test) else {
-        return Ok(());
-    };
+    in_lab!();
+    let test = test_name!();
     let Some(cgroup) = Cgroup::new()? else {
         rxlab::testing::not_run(test, "no cgroup v2 hierarchy is mounted");
         return Ok(());
@@ -444,10 +416,8 @@ fn a_cgroup_has_its_processes() -> Result<()> {
 
 #[test]
 fn a_process_that_may_not_be_touched_is_reported() -> Result<()> {
-    let test = "a_process_that_may_not_be_touched_is_reported";
-    let Some(_alone) = can_run(test) else {
-        return Ok(());
-    };
+    in_lab!();
+    let test = test_name!();
     let status = std::fs::read_to_string("/proc/self/status")?;
     let capabilities = status.lines().find_map(|l| l.strip_prefix("CapEff:"));
     let capabilities = u64::from_str_radix(capabilities.context("CapEff")?.trim(), 16)?;
@@ -485,9 +455,7 @@ fn a_process_that_may_not_be_touched_is_reported() -> Result<()> {
 
 #[test]
 fn the_host_is_put_back() -> Result<()> {
-    let Some(_alone) = can_run("the_host_is_put_back") else {
-        return Ok(());
-    };
+    in_lab!();
     const FILE: &str = "/proc/sys/net/core/busy_poll";
     let host = || Ok::<_, std::io::Error>(std::fs::read_to_string(FILE)?.trim().to_owned());
     let before = host()?;

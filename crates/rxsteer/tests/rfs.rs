@@ -10,14 +10,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rxlab::bench::setup::mode::Active;
+use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::Generator;
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::sockets::reuseport;
 use rxlab::testing::app::{App, soon};
-use rxlab::testing::testbed::{
-    OTHER_CPU, POLLING_CPU, Testbed, all_at, lab, places, status, until,
-};
+use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, all_at, places, status, until};
 use rxsteer::api::client;
 use rxsteer::api::set::Change;
 use rxsteer::daemon::options::Options;
@@ -74,9 +73,7 @@ fn one(flows: UdpFlows) -> UdpFlows {
 
 #[test]
 fn connected_udp() -> Result<()> {
-    let Some(_guard) = lab("connected_udp") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig {
         ipv6: true,
         ..Default::default()
@@ -106,9 +103,7 @@ fn connected_udp() -> Result<()> {
 
 #[test]
 fn unconnected_udp_with_sender_address() -> Result<()> {
-    let Some(_guard) = lab("unconnected_udp_with_sender_address") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig {
         ipv6: true,
         ..Default::default()
@@ -130,9 +125,7 @@ fn unconnected_udp_with_sender_address() -> Result<()> {
 
 #[test]
 fn tcp() -> Result<()> {
-    let Some(_guard) = lab("tcp") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig {
         ipv6: true,
         ..Default::default()
@@ -161,9 +154,7 @@ fn tcp() -> Result<()> {
 /// Unconnected sockets can be excluded by option.
 #[test]
 fn unconnected_udp_can_be_ignored() -> Result<()> {
-    let Some(_guard) = lab("unconnected_udp_can_be_ignored") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = one(UdpFlows::to(dut, 1));
@@ -197,9 +188,7 @@ fn unconnected_udp_can_be_ignored() -> Result<()> {
 /// Threads on two CPUs receive alternately from one socket; flows must not move with each packet.
 #[test]
 fn a_socket_that_threads_share_is_not_followed_to_and_fro() -> Result<()> {
-    let Some(_guard) = lab("a_socket_that_threads_share_is_not_followed_to_and_fro") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 16);
@@ -242,9 +231,7 @@ fn a_socket_that_threads_share_is_not_followed_to_and_fro() -> Result<()> {
 /// One SO_REUSEPORT group with a socket and a CPU per thread.
 #[test]
 fn a_reuseport_group_has_its_flows_where_its_threads_are() -> Result<()> {
-    let Some(_guard) = lab("a_reuseport_group_has_its_flows_where_its_threads_are") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 64);
@@ -297,9 +284,7 @@ fn rounded(size: u32) -> u32 {
 /// Size 0 of either table disables RFS, as in the kernel; changes at run time apply.
 #[test]
 fn tables_of_no_size_are_off_and_can_be_changed_under_way() -> Result<()> {
-    let Some(_guard) = lab("tables_of_no_size_are_off_and_can_be_changed_under_way") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = one(UdpFlows::to(dut, 1));
@@ -360,9 +345,7 @@ fn tables_of_no_size_are_off_and_can_be_changed_under_way() -> Result<()> {
 
 #[test]
 fn a_closed_sockets_flow_is_not_followed() -> Result<()> {
-    let Some(_guard) = lab("a_closed_sockets_flow_is_not_followed") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = one(UdpFlows::to(dut, 1));
@@ -399,9 +382,7 @@ fn a_closed_sockets_flow_is_not_followed() -> Result<()> {
 /// order where the application is, INLINE or not.
 #[test]
 fn queues_and_polling_cpus_change_nothing() -> Result<()> {
-    let Some(_guard) = lab("queues_and_polling_cpus_change_nothing") else {
-        return Ok(());
-    };
+    in_lab!();
     let mut bed = Testbed::new(&LinkConfig {
         queues: 2,
         ..Default::default()

@@ -5,11 +5,11 @@ use std::net::UdpSocket;
 
 use anyhow::Result;
 use rxlab::bench::setup::mode::Active;
-use rxlab::lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
+use rxlab::{in_lab, test_name};
 use rxsteer::api::status::Queue;
 use rxsteer::daemon::options::{Hash, Options};
 use rxsteer::datapath::policy::Policy;
@@ -46,13 +46,8 @@ fn account(link: &Link, hash: Hash) -> Result<[Queue; 2]> {
     })?;
     let sockets = received(PACKETS)?;
 
-    let config = GeneratorConfig {
-        frames: Frames::Udp(UdpFlows::to(&link.dut, 100)),
-        count: Some(PACKETS),
-        rate: None,
-        lossless: true,
-        window: None,
-    };
+    let frames = Frames::Udp(UdpFlows::to(&link.dut, 100));
+    let config = GeneratorConfig::lossless(frames, Some(PACKETS));
     Generator::start(link, 0, &config)?.wait()?;
     let wire = received(2 * PACKETS)?;
     active.stop()?;
@@ -61,11 +56,7 @@ fn account(link: &Link, hash: Hash) -> Result<[Queue; 2]> {
 
 #[test]
 fn the_devices_hash_is_used_where_there_is_one_and_only_when_asked_for() -> Result<()> {
-    let test = "the_devices_hash_is_used_where_there_is_one_and_only_when_asked_for";
-    if let Err(e) = lab::can_run() {
-        rxlab::testing::not_run(test, &format!("{e:#}"));
-        return Ok(());
-    }
+    in_lab!();
     let link = Link::new(
         &Netns::new("tester")?,
         &Netns::new("dut")?,
@@ -75,7 +66,7 @@ fn the_devices_hash_is_used_where_there_is_one_and_only_when_asked_for() -> Resu
     if !caps::has_device_hash()? {
         let refused = account(&link, Hash::Device).map(drop).unwrap_err();
         assert!(format!("{refused:#}").contains("Linux 6.3"), "{refused:#}");
-        rxlab::testing::not_run(test, "before Linux 6.3 there is none; that is said");
+        rxlab::testing::not_run(test_name!(), "before Linux 6.3 there is none; that is said");
         return Ok(());
     }
     let [sockets, wire] = account(&link, Hash::Device)?;

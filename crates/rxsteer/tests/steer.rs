@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rxlab::bench::setup::mode::Active;
+use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::hog::Hog;
@@ -122,18 +123,13 @@ fn every_frame_is_accounted_for(mode: Mode) -> Result<()> {
 
 #[test]
 fn every_frame_is_accounted_for_in_native_mode() -> Result<()> {
-    let Some(_guard) = lab("every_frame_is_accounted_for_in_native_mode") else {
-        return Ok(());
-    };
+    in_lab!();
     every_frame_is_accounted_for(Mode::Native)
 }
 
 #[test]
 fn every_frame_is_accounted_for_in_generic_mode() -> Result<()> {
-    let test = "every_frame_is_accounted_for_in_generic_mode";
-    let Some(_guard) = lab(test).filter(|_| instances_are_told(test)) else {
-        return Ok(());
-    };
+    in_lab!(napi);
     every_frame_is_accounted_for(Mode::Generic)
 }
 
@@ -159,9 +155,7 @@ fn shares(options: impl FnOnce(&Testbed) -> Options) -> Result<(Queue, Vec<u64>)
 
 #[test]
 fn a_mask_of_two_cpus_gives_each_its_share() -> Result<()> {
-    let Some(_guard) = lab("a_mask_of_two_cpus_gives_each_its_share") else {
-        return Ok(());
-    };
+    in_lab!();
     let (queue, got) = shares(|bed| bed.options(&[POLLING_CPU, OTHER_CPU]))?;
     // Each CPU has half of the slots. One standard deviation of 4096 flows is 32 flows, or 64
     // frames.
@@ -182,9 +176,7 @@ fn all_inline() -> Queue {
 
 #[test]
 fn a_mask_of_the_polling_cpu_redirects_nothing() -> Result<()> {
-    let Some(_guard) = lab("a_mask_of_the_polling_cpu_redirects_nothing") else {
-        return Ok(());
-    };
+    in_lab!();
     let (queue, got) = shares(|bed| bed.options(&[POLLING_CPU]))?;
     assert_eq!(queue, all_inline());
     assert_eq!(got, [8192, 0]);
@@ -193,9 +185,7 @@ fn a_mask_of_the_polling_cpu_redirects_nothing() -> Result<()> {
 
 #[test]
 fn policy_off_redirects_nothing() -> Result<()> {
-    let Some(_guard) = lab("policy_off_redirects_nothing") else {
-        return Ok(());
-    };
+    in_lab!();
     let (queue, got) = shares(|bed| Options {
         policy: Policy::OFF,
         ..bed.options(&[OTHER_CPU])
@@ -207,9 +197,7 @@ fn policy_off_redirects_nothing() -> Result<()> {
 
 #[test]
 fn a_dry_run_moves_nothing_and_says_what_would_move() -> Result<()> {
-    let Some(_guard) = lab("a_dry_run_moves_nothing_and_says_what_would_move") else {
-        return Ok(());
-    };
+    in_lab!();
     let dry_run = |cpus: &[u32]| {
         shares(|bed| Options {
             dry_run: true,
@@ -237,9 +225,7 @@ fn a_dry_run_moves_nothing_and_says_what_would_move() -> Result<()> {
 
 #[test]
 fn a_mask_change_moves_the_flows_in_order() -> Result<()> {
-    let Some(_guard) = lab("a_mask_change_moves_the_flows_in_order") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 200);
@@ -301,9 +287,7 @@ fn a_mask_change_moves_the_flows_in_order() -> Result<()> {
 /// The control of the test above: the sink detects packets out of order.
 #[test]
 fn the_sink_sees_what_is_out_of_order() -> Result<()> {
-    let Some(_guard) = lab("the_sink_sees_what_is_out_of_order") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let flows = UdpFlows::to(&bed.link.dut, 200);
     let sink = bed.receiver_in_order(&flows)?;
@@ -321,9 +305,7 @@ fn the_sink_sees_what_is_out_of_order() -> Result<()> {
 /// The kernel's ring must never be full, since it would drop frames outside of the flows' accounts.
 #[test]
 fn a_full_backlog_drops_in_xdp_and_nowhere_else() -> Result<()> {
-    let Some(_guard) = lab("a_full_backlog_drops_in_xdp_and_nowhere_else") else {
-        return Ok(());
-    };
+    in_lab!();
     for limit in [16, 512] {
         let bed = Testbed::new(&LinkConfig::default())?;
         let flows = UdpFlows::to(&bed.link.dut, NR_FLOWS);
@@ -335,13 +317,7 @@ fn a_full_backlog_drops_in_xdp_and_nowhere_else() -> Result<()> {
         let local = SocketAddr::new(flows.daddr, flows.dport);
         let sink = Receiver::start(&bed.link.dut.netns, &ReceiverConfig::new(local))?;
         let hog = Hog::new(OTHER_CPU)?;
-        let flood = GeneratorConfig {
-            frames: Frames::Udp(flows),
-            count: None,
-            rate: None,
-            lossless: false,
-            window: None,
-        };
+        let flood = GeneratorConfig::flood(Frames::Udp(flows));
         let wire = Generator::start(&bed.link, 0, &flood)?;
         until("the backlog was full a thousand times", || {
             let sums = &status(&active)?.devices[0].queues[0].sums;
@@ -367,9 +343,7 @@ fn a_full_backlog_drops_in_xdp_and_nowhere_else() -> Result<()> {
 
 #[test]
 fn every_queue_has_a_mask_and_an_account_of_its_own() -> Result<()> {
-    let Some(_guard) = lab("every_queue_has_a_mask_and_an_account_of_its_own") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig {
         queues: 2,
         ..Default::default()
@@ -419,9 +393,7 @@ fn all_redirected(count: u64) -> Queue {
 
 #[test]
 fn two_devices_are_steered_by_one() -> Result<()> {
-    let Some(_guard) = lab("two_devices_are_steered_by_one") else {
-        return Ok(());
-    };
+    in_lab!();
     let first = Testbed::new(&LinkConfig::default())?;
     let (tester, dut) = (&first.link.tester.netns, &first.link.dut.netns);
     let id = |id| LinkConfig {
@@ -526,17 +498,12 @@ fn jumbo_frames_arrive_whole(mode: Mode) -> Result<()> {
 
 #[test]
 fn jumbo_frames_arrive_whole_in_native_mode() -> Result<()> {
-    let Some(_guard) = lab("jumbo_frames_arrive_whole_in_native_mode") else {
-        return Ok(());
-    };
+    in_lab!();
     jumbo_frames_arrive_whole(Mode::Native)
 }
 
 #[test]
 fn jumbo_frames_arrive_whole_in_generic_mode() -> Result<()> {
-    let test = "jumbo_frames_arrive_whole_in_generic_mode";
-    let Some(_guard) = lab(test).filter(|_| instances_are_told(test)) else {
-        return Ok(());
-    };
+    in_lab!(napi);
     jumbo_frames_arrive_whole(Mode::Generic)
 }

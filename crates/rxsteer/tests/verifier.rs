@@ -10,10 +10,10 @@ use anyhow::{Context, Result};
 use clap::ValueEnum;
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use libbpf_rs::{Object, OpenMapMut, OpenObject};
-use rxlab::lab;
 use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::lab_skel::LabSkelBuilder;
+use rxlab::{in_lab, test_name};
 use rxsteer::bpf::rx_skel::RxSkelBuilder;
 use rxsteer::bpf::socket_skel::SocketSkelBuilder;
 use rxsteer::bpf::trace_skel::TraceSkelBuilder;
@@ -76,11 +76,7 @@ fn set_constants(rodata: &mut OpenMapMut<'_>, constants: rx_config) -> Result<()
 
 #[test]
 fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
-    let test = "the_data_path_stays_far_from_the_verifiers_limit";
-    if let Err(error) = lab::can_run() {
-        rxlab::testing::not_run(test, &format!("{error:#}"));
-        return Ok(());
-    }
+    in_lab!();
     let mut tunnels = vec![("no tunnels".to_owned(), 0)];
     for tunnel in Tunnel::value_variants() {
         tunnels.push((format!("{tunnel:?}"), tunnel.bits()));
@@ -112,16 +108,10 @@ fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
 
 #[test]
 fn so_do_the_tracepoints_and_the_programs_at_sockets() -> Result<()> {
-    let test = "so_do_the_tracepoints_and_the_programs_at_sockets";
-    if let Err(error) = lab::can_run() {
-        rxlab::testing::not_run(test, &format!("{error:#}"));
-        return Ok(());
-    }
+    in_lab!();
     let mut slot = MaybeUninit::<OpenObject>::uninit();
     let mut open = TraceSkelBuilder::default().open(&mut slot)?;
     set_constants(&mut open.maps.rodata, constants())?;
-    let gone = caps::missing_tracepoints(&["xdp_redirect_map_err"])?;
-    open.progs.on_redirect_map_err.set_autoload(gone.is_empty());
     let trace = verified(open.load()?.object(), "in trace.bpf.c")?;
     assert!(trace.len() >= 4 + 3, "{trace:?}");
 
@@ -141,13 +131,12 @@ fn so_do_the_tracepoints_and_the_programs_at_sockets() -> Result<()> {
 
 #[test]
 fn so_does_the_program_bound_to_a_device() -> Result<()> {
-    let test = "so_does_the_program_bound_to_a_device";
-    if let Err(error) = lab::can_run() {
-        rxlab::testing::not_run(test, &format!("{error:#}"));
-        return Ok(());
-    }
+    in_lab!();
     if !caps::has_device_hash()? {
-        rxlab::testing::not_run(test, "before Linux 6.3 there are no devices' hashes");
+        rxlab::testing::not_run(
+            test_name!(),
+            "before Linux 6.3 there are no devices' hashes",
+        );
         return Ok(());
     }
     let netns = Netns::new("bound")?;
@@ -176,11 +165,7 @@ fn so_does_the_program_bound_to_a_device() -> Result<()> {
 
 #[test]
 fn the_labs_programs_stay_far_from_it_too() -> Result<()> {
-    let test = "the_labs_programs_stay_far_from_it_too";
-    if let Err(error) = lab::can_run() {
-        rxlab::testing::not_run(test, &format!("{error:#}"));
-        return Ok(());
-    }
+    in_lab!();
     // All optional programs at once.
     let mut slot = MaybeUninit::<OpenObject>::uninit();
     let mut open = LabSkelBuilder::default().open(&mut slot)?;

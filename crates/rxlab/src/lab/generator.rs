@@ -5,7 +5,6 @@ use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -56,6 +55,36 @@ pub struct GeneratorConfig {
     pub window: Option<Window>,
 }
 
+impl GeneratorConfig {
+    /// As fast as the CPU can, until stopped.
+    pub fn flood(frames: Frames) -> Self {
+        Self {
+            frames,
+            count: None,
+            rate: None,
+            lossless: false,
+            window: None,
+        }
+    }
+
+    /// So many frames per second, until stopped.
+    pub fn paced(frames: Frames, rate: u64) -> Self {
+        Self {
+            rate: Some(rate),
+            ..Self::flood(frames)
+        }
+    }
+
+    /// As fast as the receiver's ring has room, `count` frames or until stopped.
+    pub fn lossless(frames: Frames, count: Option<u64>) -> Self {
+        Self {
+            count,
+            lossless: true,
+            ..Self::flood(frames)
+        }
+    }
+}
+
 /// Limit on the frames under way.
 #[derive(Clone)]
 pub struct Window {
@@ -96,7 +125,7 @@ pub struct Generator {
 }
 
 struct Thread {
-    handle: JoinHandle<Option<Result<(GeneratorReport, Sender)>>>,
+    handle: netns::Thread<Result<(GeneratorReport, Sender)>>,
     shared: Arc<Shared>,
 }
 
@@ -234,10 +263,7 @@ impl Generator {
         // the other threads still execute.
         let mut ended = Vec::new();
         for thread in self.threads.drain(..) {
-            let (report, sender) = match thread.handle.join() {
-                Ok(report) => report.context("the generator did not start")??,
-                Err(panic) => std::panic::resume_unwind(panic),
-            };
+            let (report, sender) = thread.handle.join()?;
             ended.push(sender);
             all.sent += report.sent;
             all.cpu_ns += report.cpu_ns;

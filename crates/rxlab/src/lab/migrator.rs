@@ -4,7 +4,6 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -13,7 +12,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::unistd::Pid;
 use rxsteer::host::cpumask::CpuMask;
 
-use super::netns::{Netns, bind};
+use super::netns::{Netns, Thread, bind};
 use super::receiver::{Counters, IDLE, Messages, Order, drops};
 
 /// Minimum stay on a CPU. A migration takes a good part of it, and much more if there are more
@@ -33,7 +32,7 @@ pub enum Reads {
 /// Reading threads.
 pub struct Migrators {
     sockets: Vec<Arc<Vec<OwnedFd>>>,
-    threads: Vec<JoinHandle<Option<Result<()>>>>,
+    threads: Vec<Thread<Result<()>>>,
     shared: Arc<Shared>,
 }
 
@@ -163,10 +162,7 @@ impl Migrators {
     pub fn stop(mut self) -> Result<MigratorsReport> {
         self.shared.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            match thread.join() {
-                Ok(done) => done.context("a migrator did not start")??,
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
+            thread.join()?;
         }
         self.report()
     }

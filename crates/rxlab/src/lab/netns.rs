@@ -116,7 +116,7 @@ impl Netns {
         cpu: Option<u32>,
         name: &str,
         f: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<JoinHandle<Option<T>>> {
+    ) -> Result<Thread<T>> {
         let (cwd, handles) = (cwd()?, self.0.clone());
         let (ready, entered) = mpsc::channel();
         let thread = thread::Builder::new()
@@ -135,7 +135,7 @@ impl Netns {
             .recv()
             .map_err(|_| anyhow!("thread {name} died before it began"))?
             .with_context(|| format!("cannot start {name} in namespace {}", self.0.name))?;
-        Ok(thread)
+        Ok(Thread(thread))
     }
 
     /// A command that runs in the namespace. It is killed when the *thread* that spawns it ends, so
@@ -156,6 +156,25 @@ impl Netns {
             });
         }
         Ok(command)
+    }
+}
+
+/// A thread that has entered its namespace.
+#[derive(Debug)]
+pub struct Thread<T>(JoinHandle<Option<T>>);
+
+impl<T> Thread<T> {
+    /// Waits for its result. Panics if it has.
+    pub fn join(self) -> T {
+        match self.0.join() {
+            Ok(result) => result.expect("spawn() has seen it start"),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    }
+
+    /// Whether it has ended.
+    pub fn is_finished(&self) -> bool {
+        self.0.is_finished()
     }
 }
 

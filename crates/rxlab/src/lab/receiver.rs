@@ -7,7 +7,6 @@ use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -15,7 +14,7 @@ use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
 };
 
-use super::netns::Netns;
+use super::netns::{Netns, Thread};
 use super::thread_cpu_ns;
 
 /// Datagrams per recvmmsg().
@@ -80,7 +79,7 @@ pub struct ReceiverReport {
 /// Receiving threads.
 pub struct Receiver {
     sockets: Vec<Arc<OwnedFd>>,
-    threads: Vec<JoinHandle<Option<Result<Done>>>>,
+    threads: Vec<Thread<Result<Done>>>,
     shared: Arc<Shared>,
 }
 
@@ -211,14 +210,9 @@ impl Receiver {
         let mut cpu_ns = Vec::new();
         let mut reordered = 0;
         for thread in self.threads.drain(..) {
-            match thread.join() {
-                Ok(done) => {
-                    let done = done.context("a receiver's thread did not start")??;
-                    cpu_ns.push(done.cpu_ns);
-                    reordered += done.reordered;
-                }
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
+            let done = thread.join()?;
+            cpu_ns.push(done.cpu_ns);
+            reordered += done.reordered;
         }
         Ok(ReceiverReport {
             received: self.shared.received.each(),

@@ -7,7 +7,6 @@ use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
@@ -16,7 +15,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 use nix::sys::socket::{MsgFlags, recv, send};
 use rxsteer::host::cpumask::CpuMask;
 
-use super::netns::Netns;
+use super::netns::{self, Netns};
 use super::receiver::{Counters, IDLE};
 use super::sockets;
 
@@ -86,7 +85,7 @@ impl Random {
 
 /// Server threads.
 pub struct Server {
-    threads: Vec<JoinHandle<Option<Result<()>>>>,
+    threads: Vec<netns::Thread<Result<()>>>,
     stop: Arc<AtomicBool>,
     answered: Arc<Counters>,
 }
@@ -171,10 +170,7 @@ impl Server {
     pub fn stop(mut self) -> Result<u64> {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            match thread.join() {
-                Ok(done) => done.context("a server's thread did not start")??,
-                Err(panic) => std::panic::resume_unwind(panic),
-            }
+            thread.join()?;
         }
         Ok(self.answered.sum())
     }

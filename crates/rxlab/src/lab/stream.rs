@@ -5,13 +5,12 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
 use super::link::Link;
-use super::netns::Netns;
+use super::netns::{Netns, Thread};
 use super::receiver::{Counters, IDLE};
 
 /// Bytes per read and write: netperf's default for its receiver, rounded up.
@@ -28,7 +27,7 @@ pub enum Consumer {
 
 /// The thread at one end of the connection.
 pub struct Worker {
-    thread: Option<JoinHandle<Option<Result<()>>>>,
+    thread: Option<Thread<Result<()>>>,
     shared: Arc<Shared>,
 }
 
@@ -116,10 +115,7 @@ impl Worker {
     /// When it could not read or write.
     pub fn stop(mut self) -> Result<()> {
         self.shared.stop.store(true, Ordering::Relaxed);
-        match self.thread.take().context("it has ended")?.join() {
-            Ok(done) => done.context("a thread of a stream did not start")?,
-            Err(panic) => std::panic::resume_unwind(panic),
-        }
+        self.thread.take().context("it has ended")?.join()
     }
 }
 

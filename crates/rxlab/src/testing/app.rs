@@ -5,11 +5,10 @@ use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::lab::frame::UdpFlows;
-use crate::lab::netns::Netns;
+use crate::lab::netns::{Netns, Thread};
 use anyhow::Result;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
@@ -21,7 +20,7 @@ pub type Take = Box<dyn FnMut() -> std::io::Result<usize> + Send>;
 pub struct App {
     stop: Arc<AtomicBool>,
     pub tid: Pid,
-    thread: Option<JoinHandle<Option<()>>>,
+    thread: Option<Thread<()>>,
 }
 
 impl App {
@@ -53,8 +52,9 @@ impl App {
 impl Drop for App {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+        match self.thread.take() {
+            Some(thread) if !std::thread::panicking() => thread.join(),
+            _ => {}
         }
     }
 }

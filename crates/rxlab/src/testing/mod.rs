@@ -8,6 +8,16 @@ pub mod app;
 pub mod testbed;
 pub mod usage;
 
+/// The name of the function that it stands in.
+#[macro_export]
+macro_rules! test_name {
+    () => {{
+        fn here() {}
+        let name = std::any::type_name_of_val(&here).rsplit("::").nth(1);
+        name.expect("the function is in another")
+    }};
+}
+
 /// Reports a test as not run, with the reason. `make test` counts these reports; they are not
 /// passes.
 pub fn not_run(test: &str, reason: &str) {

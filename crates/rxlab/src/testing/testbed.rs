@@ -32,7 +32,28 @@ pub const OTHER_CPU: u32 = 1;
 /// machine, loading the programs takes 20 s.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Serializes labs. None, and a report, if this machine allows no lab or has one CPU.
+/// Serializes labs: what follows in the test runs alone. Ends the test as not run, with a report, if
+/// this machine allows no lab or has one CPU; with `napi`, also if its kernel does not list the NAPI
+/// instances of a veth. The report names the function, or the argument.
+#[macro_export]
+macro_rules! in_lab {
+    () => {
+        $crate::in_lab!($crate::test_name!());
+    };
+    (napi) => {
+        $crate::in_lab!();
+        if !$crate::testing::testbed::instances_are_told($crate::test_name!()) {
+            return Ok(());
+        }
+    };
+    ($name:expr) => {
+        let Some(_lab) = $crate::testing::testbed::lab($name) else {
+            return Ok(());
+        };
+    };
+}
+
+/// For [`in_lab!`].
 pub fn lab(test: &str) -> Option<MutexGuard<'static, ()>> {
     static SERIAL: Mutex<()> = Mutex::new(());
     let guard = SERIAL.lock().unwrap_or_else(|poison| poison.into_inner());
@@ -161,11 +182,8 @@ pub fn mask(cpus: &[u32]) -> CpuMask {
 /// A generator that waits for its receiver.
 pub fn lossless(frames: Frames, count: Option<u64>, rate: u64) -> GeneratorConfig {
     GeneratorConfig {
-        frames,
-        count,
         rate: Some(rate),
-        lossless: true,
-        window: None,
+        ..GeneratorConfig::lossless(frames, count)
     }
 }
 

@@ -17,7 +17,8 @@ use rxlab::bench::setup::mode::{Active, Mode};
 use rxlab::bench::setup::pair::Pair;
 use rxlab::lab::link::End;
 use rxlab::lab::xdp::Xdp;
-use rxlab::testing::testbed::{OTHER_CPU, lab, mask, until};
+use rxlab::testing::testbed::{OTHER_CPU, mask, until};
+use rxlab::{in_lab, test_name};
 use rxsteer::host::device::{Device, XdpMode};
 use rxsteer::host::setting::Setting;
 
@@ -25,9 +26,7 @@ use super::hosts::*;
 
 #[test]
 fn devices_that_can_not_be_used() -> Result<()> {
-    let Some(_guard) = lab("devices_that_can_not_be_used") else {
-        return Ok(());
-    };
+    in_lab!();
     let hosts = Hosts::new()?;
     let (netns, name) = (&hosts.end.netns, hosts.end.name.as_str());
     assert_eq!(hosts.end.ipv4, hosts.link.dut.ipv4);
@@ -102,9 +101,7 @@ fn set_up_kernel_rps(end: &End) -> Result<()> {
 
 #[test]
 fn every_mode_works_on_a_device_and_leaves_it_as_it_was() -> Result<()> {
-    let Some(_guard) = lab("every_mode_works_on_a_device") else {
-        return Ok(());
-    };
+    in_lab!();
     let hosts = Hosts::new()?;
     let end = &hosts.end;
     let xdp = || end.netns.run(|| Ok(Device::open(&end.name)?.xdp));
@@ -170,7 +167,7 @@ const VICTIM: &str = "RXSTEER_TEST_VICTIM";
 
 #[test]
 fn settings_come_back_when_killed() -> Result<()> {
-    let test = "settings_come_back_when_killed";
+    let test = test_name!();
     if let Ok(device) = std::env::var(VICTIM) {
         let end = End::of_host(&device)?;
         let _active = Active::start(&end, Mode::KernelRps, Some(&mask(&[OTHER_CPU])))?;
@@ -179,9 +176,7 @@ fn settings_come_back_when_killed() -> Result<()> {
         std::thread::sleep(Duration::from_secs(30));
         return Ok(());
     }
-    let Some(_guard) = lab(test) else {
-        return Ok(());
-    };
+    in_lab!(test);
     let hosts = Hosts::new()?;
     let end = &hosts.end;
     set_up_kernel_rps(end)?;
@@ -270,9 +265,7 @@ fn a_setting_has_one_keeper() -> Result<()> {
 /// Scenarios that take a peer, as `rxlab bench --on` runs them.
 #[test]
 fn scenarios_on_a_device() -> Result<()> {
-    let Some(_guard) = lab("scenarios_on_a_device") else {
-        return Ok(());
-    };
+    in_lab!();
     let hosts = Hosts::new()?;
     let effort = Effort {
         rounds: 1,

@@ -16,14 +16,13 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rxlab::bench::peer::load::{CONNECTIONS_MAX, Kind, Load, SIZE_MAX, Transport};
 use rxlab::bench::peer::server::Peer;
+use rxlab::in_lab;
 use rxlab::lab::link::{End, Link, LinkConfig};
-use rxlab::testing::testbed::{lab, until};
+use rxlab::testing::testbed::until;
 
 #[test]
 fn transactions() -> Result<()> {
-    let Some(_guard) = lab("transactions") else {
-        return Ok(());
-    };
+    in_lab!();
     let mut hosts = Hosts::new()?;
     let peer = hosts.connect()?;
     for transport in [Transport::Tcp, Transport::Udp] {
@@ -67,9 +66,7 @@ fn transactions() -> Result<()> {
 
 #[test]
 fn nothing_is_counted_before_the_start() -> Result<()> {
-    let Some(_guard) = lab("nothing_is_counted_before_the_start") else {
-        return Ok(());
-    };
+    in_lab!();
     let hosts = Hosts::new()?;
     let peer = hosts.connect()?;
     let echo = Echo::start(&hosts.end.netns, Transport::Udp, Does::Answer)?;
@@ -89,9 +86,7 @@ fn nothing_is_counted_before_the_start() -> Result<()> {
 
 #[test]
 fn over_ipv6() -> Result<()> {
-    let Some(_guard) = lab("over_ipv6") else {
-        return Ok(());
-    };
+    in_lab!();
     let hosts = Hosts::new()?;
     let to = SocketAddr::new(hosts.link.tester.ipv6.into(), hosts.peer.port());
     let peer = Peer::connect(&hosts.end, to)?;
@@ -105,9 +100,7 @@ fn over_ipv6() -> Result<()> {
 
 #[test]
 fn connections_are_there_before_the_start_and_come_from_known_ports() -> Result<()> {
-    let Some(_guard) = lab("connections_are_there_before_the_start") else {
-        return Ok(());
-    };
+    in_lab!();
     let hosts = Hosts::new()?;
     let peer = hosts.connect()?;
     let listener = hosts
@@ -138,9 +131,7 @@ fn connections_are_there_before_the_start_and_come_from_known_ports() -> Result<
 /// Independent of the interface that the control connection uses.
 #[test]
 fn the_load_comes_to_the_device() -> Result<()> {
-    let Some(_guard) = lab("the_load_comes_to_the_device") else {
-        return Ok(());
-    };
+    in_lab!();
     let hosts = Hosts::new()?;
     let netns = &hosts.end.netns;
     let config = LinkConfig {
@@ -167,9 +158,7 @@ fn the_load_comes_to_the_device() -> Result<()> {
 
 #[test]
 fn streams() -> Result<()> {
-    let Some(_guard) = lab("streams") else {
-        return Ok(());
-    };
+    in_lab!();
     let hosts = Hosts::new()?;
     let peer = hosts.connect()?;
     // Without pacing, more arrives than the paced streams may send.
@@ -198,9 +187,7 @@ fn streams() -> Result<()> {
 
 #[test]
 fn a_lost_request_is_counted_and_sent_again() -> Result<()> {
-    let Some(_guard) = lab("a_lost_request_is_counted_and_sent_again") else {
-        return Ok(());
-    };
+    in_lab!();
     let hosts = Hosts::new()?;
     let peer = hosts.connect()?;
     let echo = Echo::start(&hosts.end.netns, Transport::Udp, Does::MissOne)?;
@@ -228,9 +215,7 @@ fn a_lost_request_is_counted_and_sent_again() -> Result<()> {
 
 #[test]
 fn answers_to_another_request_are_not_counted() -> Result<()> {
-    let Some(_guard) = lab("answers_to_another_request_are_not_counted") else {
-        return Ok(());
-    };
+    in_lab!();
     let hosts = Hosts::new()?;
     let peer = hosts.connect()?;
     let echo = Echo::start(&hosts.end.netns, Transport::Udp, Does::Confuse)?;
@@ -245,9 +230,7 @@ fn answers_to_another_request_are_not_counted() -> Result<()> {
 
 #[test]
 fn what_fails_is_said_and_does_not_hang() -> Result<()> {
-    let Some(_guard) = lab("what_fails_is_said_and_does_not_hang") else {
-        return Ok(());
-    };
+    in_lab!();
     let hosts = Hosts::new()?;
     let peer = hosts.connect()?;
     let says = |load: &Load, what: &str| {
@@ -304,9 +287,7 @@ fn what_fails_is_said_and_does_not_hang() -> Result<()> {
 
 #[test]
 fn the_load_ends_with_the_control_connection() -> Result<()> {
-    let Some(_guard) = lab("the_load_ends_with_the_control_connection") else {
-        return Ok(());
-    };
+    in_lab!();
     let mut hosts = Hosts::new()?;
     let echo = Echo::start(&hosts.end.netns, Transport::Udp, Does::Answer)?;
     let peer = hosts.connect()?;
@@ -333,9 +314,7 @@ fn the_load_ends_with_the_control_connection() -> Result<()> {
 /// `rxlab bench serve` as a process, killed during a load.
 #[test]
 fn a_peer_that_dies_is_missed() -> Result<()> {
-    let Some(_guard) = lab("a_peer_that_dies_is_missed") else {
-        return Ok(());
-    };
+    in_lab!();
     let hosts = Hosts::new()?;
     let _echo = Echo::start(&hosts.end.netns, Transport::Tcp, Does::Answer)?;
     for signal in [Signal::SIGKILL, Signal::SIGTERM] {
@@ -389,9 +368,7 @@ fn impostor(hosts: &Hosts, greeting: &'static str) -> Result<SocketAddr> {
 
 #[test]
 fn other_versions_are_refused() -> Result<()> {
-    let Some(_guard) = lab("other_versions_are_refused") else {
-        return Ok(());
-    };
+    in_lab!();
     let hosts = Hosts::new()?;
     let own = concat!("{\"rxsteer\":\"", env!("CARGO_PKG_VERSION"), "\"}\n");
     Peer::connect(&hosts.end, impostor(&hosts, own)?)?;
@@ -410,9 +387,7 @@ fn other_versions_are_refused() -> Result<()> {
 
 #[test]
 fn invalid_requests_are_not_served() -> Result<()> {
-    let Some(_guard) = lab("invalid_requests_are_not_served") else {
-        return Ok(());
-    };
+    in_lab!();
     let hosts = Hosts::new()?;
     for request in ["GET / HTTP/1.1\r\n", "\"start\"\n", "{\"connect\":{}}\n"] {
         let mut stream = hosts

@@ -12,16 +12,7 @@ use nix::sys::socket::{
 /// The multicast group of what the kernel itself sends; others are udev's.
 const KERNEL: u32 = 1;
 
-/// A CPU went offline or came online.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Event {
-    /// Its number.
-    pub cpu: u32,
-    /// Whether it is there now.
-    pub online: bool,
-}
-
-/// The stream of [`Event`]s: readable when there is something, not always an event.
+/// The stream of events: readable when the kernel has sent one, not always about a CPU.
 pub struct Hotplug(OwnedFd);
 
 impl Hotplug {
@@ -41,11 +32,12 @@ impl Hotplug {
         Ok(Self(fd))
     }
 
-    /// What has come since the last call, in order; `None` if the kernel had to throw some away.
+    /// The CPUs that have gone offline or come online since the last call; `None` if the kernel had
+    /// to drop events.
     ///
     /// # Errors
     /// When the socket can't be read.
-    pub fn take(&self) -> Result<Option<Vec<Event>>> {
+    pub fn take(&self) -> Result<Option<Vec<u32>>> {
         let mut events = Some(Vec::new());
         let mut message = [0; 4096];
         loop {
@@ -70,16 +62,12 @@ impl AsFd for Hotplug {
     }
 }
 
-/// `offline@/devices/system/cpu/cpu1`, then what it says again as variables.
-fn parse(message: &[u8]) -> Option<Event> {
+/// The CPU of `offline@/devices/system/cpu/cpu1` or `online@…`; the same as variables follows.
+fn parse(message: &[u8]) -> Option<u32> {
     let head = message.split(|byte| *byte == 0).next()?;
     let (action, path) = std::str::from_utf8(head).ok()?.split_once('@')?;
     let cpu = path.strip_prefix("/devices/system/cpu/cpu")?.parse().ok()?;
-    match action {
-        "online" => Some(Event { cpu, online: true }),
-        "offline" => Some(Event { cpu, online: false }),
-        _ => None,
-    }
+    ["online", "offline"].contains(&action).then_some(cpu)
 }
 
 #[cfg(test)]
@@ -90,13 +78,8 @@ mod tests {
     fn only_cpus_that_come_and_go_are_events() {
         let event = |text: &str| parse(text.as_bytes());
         let offline = "offline@/devices/system/cpu/cpu11\0ACTION=offline\0SEQNUM=7\0";
-        let expected = Event {
-            cpu: 11,
-            online: false,
-        };
-        assert_eq!(event(offline), Some(expected));
-        let online = "online@/devices/system/cpu/cpu0\0";
-        assert!(event(online).is_some_and(|e| e.online && e.cpu == 0));
+        assert_eq!(event(offline), Some(11));
+        assert_eq!(event("online@/devices/system/cpu/cpu0\0"), Some(0));
         assert_eq!(event("add@/devices/virtual/net/veth0\0"), None);
         assert_eq!(event("change@/devices/system/cpu/cpu0\0"), None);
         assert_eq!(event("libudev\0"), None);

@@ -12,7 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tracing::{info, warn};
 
 use super::balancer::Balancer;
-use super::hotplug::{Event, Hotplug};
+use super::hotplug::Hotplug;
 use super::options::{Hash, Mode, Options, RpsCpus, Tunnel};
 use super::plan::{Steered, backlog_limit, check, cpus_of, fall_back, find, plan};
 use super::reader::Reader;
@@ -197,11 +197,11 @@ impl Steering {
     /// offline CPU's backlogs run elsewhere, and nothing binds them again: the backlogs are closed,
     /// and taken away when they are empty ([`Self::see_off`]); they are made anew when the CPU is
     /// back and wanted. Both when it goes and when it comes: a backlog may have been made in between.
-    fn cpus_changed(&mut self, events: Option<Vec<Event>>) -> Result<()> {
+    fn cpus_changed(&mut self, changed: Option<Vec<u32>>) -> Result<()> {
         let online = Topology::host().online()?;
-        let cpus: CpuMask = match events {
-            Some(events) if events.is_empty() => return Ok(()),
-            Some(events) => events.into_iter().map(|event| event.cpu).collect(),
+        let cpus: CpuMask = match changed {
+            Some(cpus) if cpus.is_empty() => return Ok(()),
+            Some(cpus) => cpus.into_iter().collect(),
             None => {
                 let either = self.online.iter().chain(online.iter());
                 either

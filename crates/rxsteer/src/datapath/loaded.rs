@@ -86,11 +86,6 @@ impl Datapath {
             let table = tables.named(&map.name().to_string_lossy()).is_some();
             map.set_autocreate(!table)?;
         }
-        let gone = caps::missing_tracepoints(&["xdp_redirect_map_err"])?;
-        open_trace
-            .progs
-            .on_redirect_map_err
-            .set_autoload(gone.is_empty());
         cpus::choose(&mut open_trace.progs)?;
         let trace = open_trace
             .load()

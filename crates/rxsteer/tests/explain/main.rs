@@ -9,10 +9,11 @@ use anyhow::{Context, Result, ensure};
 use asking::*;
 use common::threads::cpumaps;
 use rxlab::bench::setup::mode::Active;
+use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;
-use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, at_rest, lab, mask, status, until};
+use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, at_rest, mask, status, until};
 use rxsteer::api::client;
 use rxsteer::api::explain::{Drops, Name, Unknown, Wait};
 use rxsteer::api::flows::{Entry, Location, Reason};
@@ -29,9 +30,7 @@ use std::time::{Duration, Instant};
 
 #[test]
 fn a_sockets_flow_is_found_by_all_its_names() -> Result<()> {
-    let Some(_guard) = lab("a_sockets_flow_is_found_by_all_its_names") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig {
         ipv6: true,
         ..Default::default()
@@ -131,9 +130,7 @@ fn a_sockets_flow_is_found_by_all_its_names() -> Result<()> {
 
 #[test]
 fn a_flow_that_is_not_where_it_wants_says_what_it_waits_for() -> Result<()> {
-    let Some(_guard) = lab("a_flow_that_is_not_where_it_wants_says_what_it_waits_for") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let udp = own(UdpFlows::to(dut, 1));
@@ -213,9 +210,7 @@ fn a_flow_that_is_not_where_it_wants_says_what_it_waits_for() -> Result<()> {
 
 #[test]
 fn an_unknown_application_has_a_reason() -> Result<()> {
-    let Some(_guard) = lab("an_unknown_application_has_a_reason") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let udp = own(UdpFlows::to(dut, 1));
@@ -315,9 +310,7 @@ fn an_unknown_application_has_a_reason() -> Result<()> {
 /// it, so that the flow stays where it is.
 #[test]
 fn a_lightly_loaded_flow_stays_for_its_room() -> Result<()> {
-    let Some(_guard) = lab("a_lightly_loaded_flow_stays_for_its_room") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let udp = own(UdpFlows::to(dut, 1));
@@ -386,9 +379,7 @@ fn a_lightly_loaded_flow_stays_for_its_room() -> Result<()> {
 
 #[test]
 fn dropped_packets_are_explained() -> Result<()> {
-    let Some(_guard) = lab("dropped_packets_are_explained") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let options = Options {
@@ -438,9 +429,7 @@ fn dropped_packets_are_explained() -> Result<()> {
 /// A flow is not found by its name while another flow has its slot.
 #[test]
 fn a_flow_without_a_slot_names_the_owner() -> Result<()> {
-    let Some(_guard) = lab("a_flow_without_a_slot_names_the_owner") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let options = Options {
@@ -475,9 +464,7 @@ fn a_flow_without_a_slot_names_the_owner() -> Result<()> {
 
 #[test]
 fn missing_flows_are_one_line() -> Result<()> {
-    let Some(_guard) = lab("missing_flows_are_one_line") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let none = "no rxsteer is running in this network namespace";
@@ -533,9 +520,7 @@ fn missing_flows_are_one_line() -> Result<()> {
 
 #[test]
 fn the_limit_leaves_those_with_the_most_packets() -> Result<()> {
-    let Some(_guard) = lab("the_limit_leaves_those_with_the_most_packets") else {
-        return Ok(());
-    };
+    in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let active = Active::steer(dut, options(&bed))?;

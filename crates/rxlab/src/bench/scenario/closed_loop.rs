@@ -119,13 +119,7 @@ impl Others {
             ..to
         };
         let local = SocketAddr::new(to.daddr, to.dport);
-        let config = GeneratorConfig {
-            frames: Frames::Udp(to),
-            count: None,
-            rate: Some(self.pps),
-            lossless: false,
-            window: None,
-        };
+        let config = GeneratorConfig::paced(Frames::Udp(to), self.pps);
         Ok(OthersSent {
             receiver: Receiver::start(&dut.netns, &ReceiverConfig::new(local))?,
             generator: testbed.send(&config)?,

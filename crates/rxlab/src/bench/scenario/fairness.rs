@@ -178,13 +178,7 @@ impl Destination for Applications {
 
 /// Sends for [`SETTLING`] and `seconds`; returns the counts of all packets and the figures.
 fn send(testbed: &Testbed, to: &Applications, seconds: f64) -> Result<(Traffic, Values)> {
-    let config = GeneratorConfig {
-        frames: Frames::Udp(flows(testbed)),
-        count: None,
-        rate: None,
-        lossless: false,
-        window: None,
-    };
+    let config = GeneratorConfig::flood(Frames::Udp(flows(testbed)));
     let of_modest = |accepted: u64| accepted.div_ceil(u64::from(1 + FLOOD));
     let generator = testbed.send(&config)?;
     let look = || {

@@ -129,13 +129,7 @@ fn measure(testbed: &Testbed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
     let socket = dut
         .netns
         .run(|| connected(local, SocketAddr::new(flows.saddr, flows.sport)))?;
-    let config = GeneratorConfig {
-        frames: Frames::Udp(flows),
-        count: None,
-        rate: Some(RATE * u64::from(NR_FLOWS)),
-        lossless: false,
-        window: None,
-    };
+    let config = GeneratorConfig::paced(Frames::Udp(flows), RATE * u64::from(NR_FLOWS));
     let stop = Arc::new(AtomicBool::new(false));
     let seen = stop.clone();
     let generator = testbed.send(&config)?;
@@ -144,10 +138,7 @@ fn measure(testbed: &Testbed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
         .spawn(None, "app", move || wander(&socket, &cpus, &seen))?;
     sleep(Duration::from_secs_f64(seconds));
     stop.store(true, Ordering::Relaxed);
-    let times = match thread.join() {
-        Ok(times) => times.context("the application did not start")??,
-        Err(panic) => std::panic::resume_unwind(panic),
-    };
+    let times = thread.join()?;
     generator.stop()?;
     receiver.stop()?;
     active.stop()?;

@@ -6,10 +6,9 @@
 use std::fmt;
 use std::fs;
 use std::os::fd::{AsFd, OwnedFd};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use rxsteer::api::client;
 use rxsteer::api::status::Status;
 use rxsteer::daemon;
@@ -23,6 +22,7 @@ use rxsteer::host::setting::Setting;
 use crate::bench::experiment::fit;
 use crate::bench::setup::watch::Seen;
 use crate::lab::link::End;
+use crate::lab::netns::Thread;
 use crate::lab::xdp::Xdp;
 
 /// Ring size of the naive cpumap, frames.
@@ -140,7 +140,7 @@ pub struct Active<'a> {
 
 struct Steering {
     stop: OwnedFd,
-    thread: Option<JoinHandle<Option<Result<()>>>>,
+    thread: Option<Thread<Result<()>>>,
 }
 
 impl<'a> Active<'a> {
@@ -262,7 +262,7 @@ impl<'a> Active<'a> {
             return Ok(());
         };
         nix::unistd::write(&*stop, &[0])?;
-        join(thread)
+        thread.join()
     }
 }
 
@@ -271,13 +271,6 @@ impl Drop for Active<'_> {
         if let Err(e) = self.end_now() {
             tracing::warn!("{e:#}");
         }
-    }
-}
-
-fn join(thread: JoinHandle<Option<Result<()>>>) -> Result<()> {
-    match thread.join() {
-        Ok(result) => result.context("could not enter the namespace")?,
-        Err(panic) => std::panic::resume_unwind(panic),
     }
 }
 
@@ -339,9 +332,8 @@ fn steer(end: &End, options: Options) -> Result<Steering> {
             });
         }
         if thread.is_finished() {
-            return Err(join(thread)
-                .err()
-                .unwrap_or_else(|| anyhow!("rxsteer ended by itself")));
+            thread.join()?;
+            bail!("rxsteer ended by itself");
         }
         if Instant::now() > deadline {
             bail!("rxsteer is not ready after {TIMEOUT:?}");

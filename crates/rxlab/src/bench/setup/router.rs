@@ -166,11 +166,8 @@ impl Router {
         let all = u64::from(flows.nr_flows);
         let before = self.received();
         let config = GeneratorConfig {
-            frames: Frames::Udp(flows.clone()),
-            count: Some(all),
             rate: Some(WARM_UP),
-            lossless: true,
-            window: None,
+            ..GeneratorConfig::lossless(Frames::Udp(flows.clone()), Some(all))
         };
         Generator::start(outside, cpu, &config)?.wait()?;
         until(|| Ok(self.received() - before), all, "packets")?;

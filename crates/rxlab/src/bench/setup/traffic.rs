@@ -201,11 +201,9 @@ impl<'a> Sending<'a> {
         // loss.
         let apart = testbed.masks().apart();
         let config = GeneratorConfig {
-            frames: frames.clone(),
-            count: None,
             rate,
             lossless: rate.is_some() && !apart,
-            window: None,
+            ..GeneratorConfig::flood(frames.clone())
         };
         Ok(Self {
             before: (destination.received(), destination.dropped()?),

@@ -162,15 +162,12 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         _ => (WINDOW, packets),
     };
     let config = GeneratorConfig {
-        frames,
-        count: None,
-        rate: None,
-        lossless: true,
         window: Some(Window {
             frames: frames_under_way,
             received: received.clone(),
             may_drop: !case.is_tcp(),
         }),
+        ..GeneratorConfig::lossless(frames, None)
     };
     let generator = Generator::start(&link, INTERRUPT_CPU, &config)?;
 
