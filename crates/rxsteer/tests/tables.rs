@@ -3,12 +3,9 @@
 
 use proptest::prelude::*;
 use rxsteer::datapath::native;
-use rxsteer::datapath::rps_map::SLOTS;
+use rxsteer::datapath::rps_map::{INLINE, NO_CPU, SLOTS};
 use rxsteer::datapath::tables::cpu_mask;
-use rxsteer::types::{rps_location, rps_map};
-
-const NO_CPU: u16 = rps_location::RPS_NO_CPU.0 as u16;
-const INLINE: u16 = rps_location::RPS_INLINE.0 as u16;
+use rxsteer::types::rps_map;
 
 /// A number of CPUs, and one of these CPUs.
 fn cpus() -> impl Strategy<Value = (u32, u32)> {

@@ -1,34 +1,20 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Queries and changes of a running rxsteer.
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 
-use super::control::{Reply, Request, ask, ask_if_there};
+use super::control::{Request, ask, ask_if_there};
 use super::explain::{Explanations, Question};
 use super::flows::{Flows, Query};
 use super::set::Change;
 use super::{busy_poll, status};
-
-/// The expected part of a reply.
-fn expect<T>(reply: Reply, part: impl FnOnce(Reply) -> Option<T>) -> Result<T> {
-    match reply {
-        Reply::Failed(why) => bail!(why),
-        reply => match part(reply) {
-            Some(part) => Ok(part),
-            None => bail!("the running rxsteer is of another version"),
-        },
-    }
-}
 
 /// Returns the counters of a running rxsteer.
 ///
 /// # Errors
 /// When none runs in this network namespace.
 pub fn status() -> Result<status::Status> {
-    expect(ask(&Request::Status)?, |reply| match reply {
-        Reply::Status(status) => Some(status),
-        _ => None,
-    })
+    ask(&Request::Status)
 }
 
 /// Changes a running rxsteer without reordering packets. Returns the new settings, one per line.
@@ -36,10 +22,7 @@ pub fn status() -> Result<status::Status> {
 /// # Errors
 /// When none runs, or the change is not possible; nothing has changed then.
 pub fn set(change: Change) -> Result<Vec<String>> {
-    expect(ask(&Request::Set(change))?, |reply| match reply {
-        Reply::Done(lines) => Some(lines),
-        _ => None,
-    })
+    ask(&Request::Set(change))
 }
 
 /// Returns the flows of a running rxsteer.
@@ -47,10 +30,7 @@ pub fn set(change: Change) -> Result<Vec<String>> {
 /// # Errors
 /// When none runs, or it does not steer the requested device.
 pub fn flows(query: Query) -> Result<Flows> {
-    expect(ask(&Request::Flows(query))?, |reply| match reply {
-        Reply::Flows(flows) => Some(flows),
-        _ => None,
-    })
+    ask(&Request::Flows(query))
 }
 
 /// Returns what a running rxsteer knows about flows.
@@ -58,10 +38,7 @@ pub fn flows(query: Query) -> Result<Flows> {
 /// # Errors
 /// When none runs.
 pub fn explain(question: Question) -> Result<Explanations> {
-    expect(ask(&Request::Explain(question))?, |reply| match reply {
-        Reply::Explained(explanations) => Some(explanations),
-        _ => None,
-    })
+    ask(&Request::Explain(question))
 }
 
 /// Returns the busy-poll counters; `None` if no rxsteer lets sockets poll in this namespace.
@@ -69,12 +46,5 @@ pub fn explain(question: Question) -> Result<Explanations> {
 /// # Errors
 /// When it does not answer.
 pub fn busy_poll() -> Result<Option<busy_poll::Status>> {
-    let Some(reply) = ask_if_there(&Request::BusyPoll)? else {
-        return Ok(None);
-    };
-    let status = expect(reply, |reply| match reply {
-        Reply::BusyPoll(status) => Some(status),
-        _ => None,
-    })?;
-    Ok(Some(status))
+    ask_if_there(&Request::BusyPoll)
 }

@@ -11,13 +11,14 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
-use crate::api::busy_poll;
-use crate::api::explain::{Explanations, Question};
-use crate::api::flows::{Flows, Query};
-use crate::api::set::Change;
-use crate::api::status::Status;
+use super::explain::Question;
+use super::flows::Query;
+use super::set::Change;
+use super::{busy_poll, status};
 
 /// The two kinds of server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,15 +43,11 @@ impl Role {
 
     /// The error when another process has this role.
     fn conflict(self) -> String {
-        let request = match self {
-            Self::Steer => Request::Status,
-            Self::Poll => Request::BusyPoll,
+        let pid = match self {
+            Self::Steer => ask(&Request::Status).map(|s: status::Status| s.pid),
+            Self::Poll => ask(&Request::BusyPoll).map(|s: busy_poll::Status| s.pid),
         };
-        let pid = match ask(&request) {
-            Ok(Reply::Status(s)) => format!(" (process {})", s.pid),
-            Ok(Reply::BusyPoll(s)) => format!(" (process {})", s.pid),
-            _ => String::new(),
-        };
+        let pid = pid.map_or(String::new(), |pid| format!(" (process {pid})"));
         match self {
             Self::Steer => format!(
                 "rxsteer is running in this network namespace already{pid}: stop it first, or name \
@@ -98,24 +95,6 @@ impl Request {
     }
 }
 
-/// Replies of a running rxsteer.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Reply {
-    /// Reply to [`Request::Status`].
-    Status(Status),
-    /// Reply to [`Request::Set`]: the resulting settings, one per line.
-    Done(Vec<String>),
-    /// Reply to [`Request::Flows`].
-    Flows(Flows),
-    /// Reply to [`Request::Explain`].
-    Explained(Explanations),
-    /// Reply to [`Request::BusyPoll`].
-    BusyPoll(busy_poll::Status),
-    /// The request failed, with the reason.
-    Failed(String),
-}
-
 /// Binds the control socket of this network namespace.
 ///
 /// # Errors
@@ -132,8 +111,8 @@ pub fn listen(role: Role) -> Result<UnixListener> {
 /// Sends a request to the rxsteer in this network namespace.
 ///
 /// # Errors
-/// When none runs, or it does not answer in time.
-pub fn ask(request: &Request) -> Result<Reply> {
+/// When none runs, it does not answer in time, or the request failed there.
+pub fn ask<T: DeserializeOwned>(request: &Request) -> Result<T> {
     ask_if_there(request)?.context(match request.to() {
         Role::Steer => {
             "no rxsteer is running in this network namespace: start it with `rxsteer run DEVICE`"
@@ -145,8 +124,8 @@ pub fn ask(request: &Request) -> Result<Reply> {
 /// As [`ask`]; `None` if none runs.
 ///
 /// # Errors
-/// When it does not answer in time.
-pub fn ask_if_there(request: &Request) -> Result<Option<Reply>> {
+/// When it does not answer in time, or the request failed there.
+pub fn ask_if_there<T: DeserializeOwned>(request: &Request) -> Result<Option<T>> {
     let mut stream = match UnixStream::connect_addr(&request.to().address()?) {
         Err(e) if e.kind() == ErrorKind::ConnectionRefused => return Ok(None),
         stream => stream.context("the control socket")?,
@@ -163,14 +142,13 @@ pub fn ask_if_there(request: &Request) -> Result<Option<Reply>> {
         .with_context(|| {
             format!("the running rxsteer did not answer within {timeout:?}: ask again")
         })?;
-    let reply = serde_json::from_str(&answer);
-    Ok(Some(reply.context(
-        "no answer: ask as root, with the version that is running",
-    )?))
+    let reply: Result<T, String> = serde_json::from_str(&answer)
+        .context("no answer: ask as root, with the version that is running")?;
+    reply.map(Some).map_err(anyhow::Error::msg)
 }
 
 /// Answers one waiting client, if any. Only root and the user of this process are served.
-pub fn serve(listener: &UnixListener, answer: impl FnOnce(Request) -> Reply) {
+pub fn serve(listener: &UnixListener, answer: impl FnOnce(Request) -> Result<Value>) {
     if let Ok((stream, _)) = listener.accept()
         && let Err(e) = serve_one(&stream, answer)
     {
@@ -178,18 +156,18 @@ pub fn serve(listener: &UnixListener, answer: impl FnOnce(Request) -> Reply) {
     }
 }
 
-fn serve_one(mut stream: &UnixStream, answer: impl FnOnce(Request) -> Reply) -> Result<()> {
+fn serve_one(mut stream: &UnixStream, answer: impl FnOnce(Request) -> Result<Value>) -> Result<()> {
     stream.set_read_timeout(Some(TIMEOUT))?;
     stream.set_write_timeout(Some(TIMEOUT))?;
     let uid = getsockopt(&stream, PeerCredentials)?.uid();
     let reply = if uid != 0 && uid != nix::unistd::geteuid().as_raw() {
-        Reply::Failed("only root and the user of this rxsteer may ask: use sudo".to_owned())
+        Err("only root and the user of this rxsteer may ask: use sudo".to_owned())
     } else {
         let mut request = String::new();
         BufReader::new(stream.take(REQUEST_MAX)).read_line(&mut request)?;
         match serde_json::from_str(&request) {
-            Ok(request) => answer(request),
-            Err(e) => Reply::Failed(format!("not a request of this version: {e}")),
+            Ok(request) => answer(request).map_err(|e| format!("{e:#}")),
+            Err(e) => Err(format!("not a request of this version: {e}")),
         }
     };
     Ok(stream.write_all(&line(&reply)?)?)

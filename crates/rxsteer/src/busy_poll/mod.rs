@@ -13,14 +13,14 @@ pub mod undo;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use poller::Poller;
 use rule::Rule;
 use tracing::info;
 
-use crate::api::control::{self, Reply, Request, Role};
+use crate::api::control::{self, Request, Role};
 use crate::host::setting::Setting;
 
 /// Sets sockets of other processes while it serves, and answers status requests.
@@ -73,11 +73,8 @@ impl Service {
             let [stopped, asked] = fds.map(|fd| fd.any() == Some(true));
             if asked {
                 control::serve(&listener, |request| match request {
-                    Request::BusyPoll => match poller.status() {
-                        Ok(status) => Reply::BusyPoll(status),
-                        Err(e) => Reply::Failed(format!("{e:#}")),
-                    },
-                    _ => Reply::Failed("this rxsteer only lets sockets poll".to_owned()),
+                    Request::BusyPoll => Ok(serde_json::to_value(poller.status()?)?),
+                    _ => bail!("this rxsteer only lets sockets poll"),
                 });
             }
             if stopped {

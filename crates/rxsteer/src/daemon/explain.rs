@@ -17,7 +17,7 @@ use crate::datapath::native;
 use crate::datapath::policy::Base;
 use crate::datapath::rps_map;
 use crate::datapath::tables::cpu_mask;
-use crate::types::{backlog, rps_dev_flow, rps_location, rx_queue};
+use crate::types::{backlog, rps_dev_flow, rx_queue};
 
 impl Decision {
     fn of(q: &rx_queue, flow: &rps_dev_flow) -> Option<Self> {
@@ -209,9 +209,9 @@ impl Reader<'_> {
         (hash, value): (u32, u32),
         unconnected: &[u16],
     ) -> Unknown {
-        const NO_CPU: u16 = rps_location::RPS_NO_CPU.0 as u16;
         let config = self.datapath.config();
-        let closed = native::sock_flow_entry(hash, NO_CPU, cpu_mask(self.datapath.nr_cpus()));
+        let closed =
+            native::sock_flow_entry(hash, rps_map::NO_CPU, cpu_mask(self.datapath.nr_cpus()));
         let follows = self.queues.first().is_some_and(Queue::follows);
         let port = flow.and_then(Flow::local_port);
         match self.policy {

@@ -24,10 +24,10 @@ use tracing::{info, warn};
 
 use crate::api::control::{self, Role};
 use crate::busy_poll::Service;
-use crate::datapath::Request as Wanted;
 use crate::datapath::backlogs::Backlogs;
 use crate::datapath::policy::Policy;
 use crate::host::caps::{self, Need};
+use crate::types::backlog_request;
 
 /// Steers until `stop` becomes readable.
 ///
@@ -105,10 +105,10 @@ impl Drop for Polling {
 /// Makes the backlogs that are asked for through the channel, on a thread of its own: it may have to
 /// wait for a busy CPU, and whoever asks for the status or says stop must not. It ends with the
 /// channel.
-fn make_backlogs(backlogs: Arc<Backlogs>) -> mpsc::Sender<Wanted> {
-    let (maker, wanted) = mpsc::channel::<Wanted>();
+fn make_backlogs(backlogs: Arc<Backlogs>) -> mpsc::Sender<backlog_request> {
+    let (maker, wanted) = mpsc::channel();
     std::thread::spawn(move || {
-        for Wanted { queue, cpu } in wanted {
+        for backlog_request { queue, cpu } in wanted {
             if let Err(e) = backlogs.make(queue, cpu) {
                 warn!("{e:#}: its flows stay where they are received");
             }

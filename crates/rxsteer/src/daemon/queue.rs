@@ -2,10 +2,10 @@
 //! A receive queue, as it is while a question is answered, and where its flows want to be.
 
 use crate::api::flows::{Location, Reason};
-use crate::datapath::rps_map::RpsMap;
+use crate::datapath::rps_map::{NO_CPU, RpsMap};
 use crate::datapath::tables::cpu_mask;
 use crate::datapath::{Datapath, load, native};
-use crate::types::{backlog, rps_dev_flow, rps_location, rx_facts, rx_policy, rx_queue};
+use crate::types::{backlog, rps_dev_flow, rx_facts, rx_policy, rx_queue};
 
 /// What the tables say of a flow. CPUs may be offline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,7 +54,7 @@ impl Queue {
     pub(crate) fn hints(&self, hash: u32, sock_flow: u32) -> Hints {
         let application = match self.follows() {
             true => native::sock_flow_location(sock_flow, hash, self.cpu_mask()),
-            false => rps_location::RPS_NO_CPU.0 as u16,
+            false => NO_CPU,
         };
         let application = Location::from_raw(application);
         let rps = Location::from_raw(native::rps_location_of(self.map.raw(), hash));
@@ -148,12 +148,11 @@ mod tests {
 
     use super::*;
     use crate::datapath::policy::Policy;
+    use crate::datapath::rps_map::INLINE;
     use crate::types::rx_reason;
 
     const NR_CPUS: u32 = 6;
     const HASH: u32 = 0x1234_5678;
-    const INLINE: u16 = rps_location::RPS_INLINE.0 as u16;
-    const NO_CPU: u16 = rps_location::RPS_NO_CPU.0 as u16;
 
     /// A queue, what its tables say of a flow, and the flow.
     #[derive(Clone, Debug)]

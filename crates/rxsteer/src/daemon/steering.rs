@@ -9,6 +9,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde_json::Value;
 use tracing::{info, warn};
 
 use super::balancer::Balancer;
@@ -16,18 +17,17 @@ use super::hotplug::Hotplug;
 use super::options::{Hash, Mode, Options, RpsCpus, Tunnel};
 use super::plan::{Steered, backlog_limit, check, cpus_of, fall_back, find, plan};
 use super::reader::Reader;
-use crate::api::control::{self, Reply, Request};
+use crate::api::control::{self, Request};
 use crate::api::flows::{Flows, Most, Query};
 use crate::api::set::Change;
 use crate::api::status;
 use crate::datapath::policy::{Base, Policy};
 use crate::datapath::tables::rounded;
-use crate::datapath::{
-    Config, Datapath, DeviceConfig, Drain, Request as Wanted, Requests, draw_secret,
-};
+use crate::datapath::{Config, Datapath, DeviceConfig, Drain, Requests, draw_secret};
 use crate::host::cpumask::CpuMask;
 use crate::host::device::XdpMode;
 use crate::host::topology::Topology;
+use crate::types::backlog_request;
 
 /// How long flows may take to come home before the program is detached anyway.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -112,7 +112,7 @@ impl Steering {
         listener: &UnixListener,
         hotplug: &Hotplug,
         requests: &Requests,
-        maker: &mpsc::Sender<Wanted>,
+        maker: &mpsc::Sender<backlog_request>,
     ) -> Result<()> {
         loop {
             // SAFETY: the ring buffer outlives the loop.
@@ -301,18 +301,14 @@ impl Steering {
         Ok(())
     }
 
-    fn answer(&mut self, request: Request) -> Reply {
-        let reply = match request {
-            Request::Status => self.status().map(Reply::Status),
-            Request::BusyPoll => Err(anyhow!("this rxsteer lets no sockets poll")),
-            Request::Set(change) => self.set(&change).map(Reply::Done),
-            Request::Flows(query) => self.flows(&query).map(Reply::Flows),
-            Request::Explain(question) => self
-                .reader()
-                .and_then(|reader| reader.explain(&question))
-                .map(Reply::Explained),
-        };
-        reply.unwrap_or_else(|e| Reply::Failed(format!("{e:#}")))
+    fn answer(&mut self, request: Request) -> Result<Value> {
+        Ok(match request {
+            Request::Status => serde_json::to_value(self.status()?)?,
+            Request::BusyPoll => bail!("this rxsteer lets no sockets poll"),
+            Request::Set(change) => serde_json::to_value(self.set(&change)?)?,
+            Request::Flows(query) => serde_json::to_value(self.flows(&query)?)?,
+            Request::Explain(question) => serde_json::to_value(self.reader()?.explain(&question)?)?,
+        })
     }
 
     fn reader(&self) -> Result<Reader<'_>> {

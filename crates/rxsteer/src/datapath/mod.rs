@@ -25,4 +25,4 @@ pub use config::{
 };
 pub use drain::Drain;
 pub use loaded::Datapath;
-pub use requests::{Request, Requests};
+pub use requests::Requests;

@@ -11,19 +11,10 @@ use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
 use super::value::read;
 use crate::types::backlog_request;
 
-/// A backlog that a flow wants and that does not exist yet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// Over all devices.
-    pub queue: u32,
-    /// The CPU that the flow wants.
-    pub cpu: u32,
-}
-
 /// Backlogs that flows want: readable ([`Self::fd`]) when there are some.
 pub struct Requests {
     ring: RingBuffer<'static>,
-    pending: Rc<RefCell<Vec<Request>>>,
+    pending: Rc<RefCell<Vec<backlog_request>>>,
 }
 
 impl Requests {
@@ -36,12 +27,7 @@ impl Requests {
         let sink = Rc::clone(&pending);
         let mut builder = RingBufferBuilder::new();
         builder.add(ring, move |bytes| {
-            if let Some(r) = read::<backlog_request>(bytes) {
-                sink.borrow_mut().push(Request {
-                    queue: r.queue,
-                    cpu: r.cpu,
-                });
-            }
+            sink.borrow_mut().extend(read::<backlog_request>(bytes));
             0
         })?;
         Ok(Self {
@@ -59,7 +45,7 @@ impl Requests {
     ///
     /// # Errors
     /// When the ring buffer is damaged.
-    pub fn take(&self) -> Result<Vec<Request>> {
+    pub fn take(&self) -> Result<Vec<backlog_request>> {
         self.ring.consume()?;
         Ok(self.pending.take())
     }

@@ -6,6 +6,13 @@ use crate::types::{rps_location, rps_map};
 /// Slots in a map (`RPS_MAP_SLOTS`).
 pub const SLOTS: usize = size_of::<rps_map>() / size_of::<u16>();
 
+/// Locations that are no CPU (`enum rps_location` in bpf/types.h).
+pub const INLINE: u16 = rps_location::RPS_INLINE.0 as u16;
+/// See [`INLINE`].
+pub const INLINE_SHED: u16 = rps_location::RPS_INLINE_SHED.0 as u16;
+/// See [`INLINE`].
+pub const NO_CPU: u16 = rps_location::RPS_NO_CPU.0 as u16;
+
 /// The slot that a hash falls into (`bpf/core/tables.h`, `rps_location_of`).
 pub fn slot_of(hash: u32) -> usize {
     (hash >> (u32::BITS - SLOTS.ilog2())) as usize
@@ -15,23 +22,18 @@ pub fn slot_of(hash: u32) -> usize {
 #[derive(Clone, Copy)]
 pub struct RpsMap(rps_map);
 
-const fn location(l: rps_location) -> u16 {
-    // The enum's values are 16-bit locations by definition (bpf/types.h).
-    l.0 as u16
-}
-
 impl RpsMap {
     /// Every flow stays in the NAPI poll that received it.
     pub fn inline() -> Self {
         Self(rps_map {
-            location: [location(rps_location::RPS_INLINE); SLOTS],
+            location: [INLINE; SLOTS],
         })
     }
 
     /// Like [`Self::inline`], and frames of flows that can't move there yet are dropped.
     pub fn inline_shed() -> Self {
         Self(rps_map {
-            location: [location(rps_location::RPS_INLINE_SHED); SLOTS],
+            location: [INLINE_SHED; SLOTS],
         })
     }
 
@@ -96,7 +98,7 @@ impl RpsMap {
     /// How many slots each CPU has, by CPU number; INLINE slots are not in it.
     pub fn slots_per_cpu(&self) -> std::collections::BTreeMap<u32, usize> {
         let mut slots = std::collections::BTreeMap::new();
-        let special = location(rps_location::RPS_INLINE_SHED);
+        let special = INLINE_SHED;
         for &l in self.0.location.iter().filter(|&&l| l < special) {
             *slots.entry(u32::from(l)).or_default() += 1;
         }

@@ -2,13 +2,12 @@
 //! Random events: packets, and everything that moves flows.
 
 use proptest::prelude::*;
-use rxsteer::types::{rps_location, rx_policy};
+pub use rxsteer::datapath::rps_map::INLINE;
+use rxsteer::types::rx_policy;
 
 use crate::sim::gro::Kind;
 use crate::sim::path::Path;
 use crate::sim::shape::{End, Event, Kernel, Shape};
-
-pub const INLINE: u16 = rps_location::RPS_INLINE.0 as u16;
 
 pub const FOLLOW: u16 = rx_policy::RX_FOLLOW.0 as u16;
 

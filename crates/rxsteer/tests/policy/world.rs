@@ -4,15 +4,13 @@
 use proptest::prelude::*;
 use proptest::sample::subsequence;
 use rxsteer::datapath::native;
+pub use rxsteer::datapath::rps_map::INLINE;
 use rxsteer::datapath::rps_map::SLOTS;
 use rxsteer::datapath::tables::cpu_mask;
 use rxsteer::types::rx_facts;
 use rxsteer::types::{
-    backlog, rps_dev_flow, rps_location, rps_map, rx_policy, rx_pressure, rx_queue, rx_reason,
-    rx_verdict,
+    backlog, rps_dev_flow, rps_map, rx_policy, rx_pressure, rx_queue, rx_reason, rx_verdict,
 };
-
-pub const INLINE: u16 = rps_location::RPS_INLINE.0 as u16;
 
 pub const FOLLOW: u16 = rx_policy::RX_FOLLOW.0 as u16;
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Configuration of a path, and its events.
 
-use rxsteer::types::{rps_location, rx_policy};
+pub use rxsteer::datapath::rps_map::{INLINE, INLINE_SHED, NO_CPU};
+use rxsteer::types::rx_policy;
 
 use super::gro::Kind;
 use super::thread::Thread;
@@ -177,9 +178,3 @@ pub struct Entry {
     pub id: u64,
     pub learnt: bool,
 }
-
-pub const INLINE: u16 = rps_location::RPS_INLINE.0 as u16;
-
-pub const INLINE_SHED: u16 = rps_location::RPS_INLINE_SHED.0 as u16;
-
-pub const NO_CPU: u16 = rps_location::RPS_NO_CPU.0 as u16;
