@@ -153,77 +153,73 @@ fn was_at(entry: &Entry) -> String {
 /// what was decided from the load.
 fn wants(seen: &Seen, policy: Policy) -> String {
     let entry = &seen.entry;
+    let (decided, why) = why(seen, policy);
+    let place = match (decided, entry.wanted == entry.location, entry.wanted) {
+        (false, true, _) => "It wants to be there".to_owned(),
+        (false, false, Location::Inline) => {
+            "It wants to be processed where it is received (INLINE)".to_owned()
+        }
+        (false, false, Location::Cpu(cpu)) => format!("It wants to be on CPU {cpu}"),
+        (true, true, _) => "The last decision was to leave it there".to_owned(),
+        (true, false, Location::Inline) => {
+            "The last decision was to process it where it is received (INLINE)".to_owned()
+        }
+        (true, false, Location::Cpu(cpu)) => {
+            format!("The last decision was to move it to CPU {cpu}")
+        }
+    };
+    format!("{place}: {why}.")
+}
+
+/// Whether it was decided from the load, and the reason.
+fn why(seen: &Seen, policy: Policy) -> (bool, String) {
+    let entry = &seen.entry;
     // A flow wants INLINE because the CPU that it wants polls.
     let cpu = match (entry.wanted, entry.polling_cpu) {
         (Location::Inline, Some(cpu)) => format!("CPU {cpu}, which also polls the queue"),
         _ => "that CPU".to_owned(),
     };
-    let now = match (entry.reason, entry.application_cpu) {
-        (Reason::Application, _) => format!("its application is on {cpu}"),
-        (Reason::BusyPoll, _) => {
-            "its application polls the queue, and would not find it elsewhere".to_owned()
-        }
-        (Reason::Rps, None) => {
-            format!("without the CPU of an application, its hash chooses {cpu}")
-        }
-        (Reason::Rps, Some(offline)) => {
-            format!("its application's CPU {offline} is offline, and its hash chooses {cpu}")
-        }
-        (Reason::PolicyOff, _) => "policy off steers nothing".to_owned(),
-        (Reason::Offline, _) => "every CPU that it could want is offline".to_owned(),
-        (Reason::Undecided, _) => {
-            "it did so at its last packet, and the load decides about its next ones".to_owned()
-        }
-        _ => return format!("{}: {}.", decided(entry), why_decided(seen, policy)),
-    };
-    let place = match (entry.wanted == entry.location, entry.wanted) {
-        (true, _) => "It wants to be there".to_owned(),
-        (false, Location::Inline) => {
-            "It wants to be processed where it is received (INLINE)".to_owned()
-        }
-        (false, Location::Cpu(cpu)) => format!("It wants to be on CPU {cpu}"),
-    };
-    format!("{place}: {now}.")
-}
-
-fn decided(entry: &Entry) -> String {
-    match (entry.wanted == entry.location, entry.wanted) {
-        (true, _) => "The last decision was to leave it there".to_owned(),
-        (false, Location::Inline) => {
-            "The last decision was to process it where it is received (INLINE)".to_owned()
-        }
-        (false, Location::Cpu(cpu)) => format!("The last decision was to move it to CPU {cpu}"),
-    }
-}
-
-/// The reason of a decision from the load.
-fn why_decided(seen: &Seen, policy: Policy) -> String {
-    let entry = &seen.entry;
+    let polling = polling(entry.polling_cpu);
+    let tables = |why: String| (false, why);
+    let decided = |why: String| (true, why);
     match entry.reason {
-        Reason::Room => format!("{}, which polled the queue, had room", polling(entry)),
-        Reason::Small => small(seen),
-        Reason::NoGain => no_gain(entry, policy),
-        Reason::Consumer => "its application was there and kept up".to_owned(),
-        Reason::Spread => "its hash chose that CPU, which had room".to_owned(),
-        Reason::IdleCpu => format!(
+        Reason::Application => tables(format!("its application is on {cpu}")),
+        Reason::BusyPoll => {
+            tables("its application polls the queue, and would not find it elsewhere".to_owned())
+        }
+        Reason::Rps => tables(match entry.application_cpu {
+            None => format!("without the CPU of an application, its hash chooses {cpu}"),
+            Some(offline) => {
+                format!("its application's CPU {offline} is offline, and its hash chooses {cpu}")
+            }
+        }),
+        Reason::PolicyOff => tables("policy off steers nothing".to_owned()),
+        Reason::Offline => tables("every CPU that it could want is offline".to_owned()),
+        Reason::Undecided => tables(
+            "it did so at its last packet, and the load decides about its next ones".to_owned(),
+        ),
+        Reason::Room => decided(format!("{polling}, which polled the queue, had room")),
+        Reason::Small => decided(small(seen)),
+        Reason::NoGain => decided(no_gain(entry, policy)),
+        Reason::Consumer => decided("its application was there and kept up".to_owned()),
+        Reason::Spread => decided("its hash chose that CPU, which had room".to_owned()),
+        Reason::IdleCpu => decided(format!(
             "that CPU was idle, and is near {}, which was busy",
             base(entry)
-        ),
-        _ => match entry.wanted {
+        )),
+        Reason::Stay => decided(match entry.wanted {
             Location::Inline => format!(
-                "{}, which polled the queue, had no room for more flows, but kept those it had",
-                polling(entry)
+                "{polling}, which polled the queue, had no room for more flows, but kept those it \
+                 had"
             ),
             Location::Cpu(_) => "another CPU would have gained it nothing".to_owned(),
-        },
+        }),
     }
 }
 
-fn polling(entry: &Entry) -> String {
-    match entry.polling_cpu {
-        Some(cpu) => format!("CPU {cpu}"),
-        None => "the CPU".to_owned(),
-    }
+/// The CPU that polls.
+fn polling(cpu: Option<u32>) -> String {
+    cpu.map_or("the CPU".to_owned(), |cpu| format!("CPU {cpu}"))
 }
 
 /// The CPU that the tables say, and how they come to it.
@@ -248,7 +244,7 @@ fn small(seen: &Seen) -> String {
     };
     format!(
         "larger flows left {} first. This one had {} in a window of {WINDOW_MS} ms; now {threshold}",
-        polling(&seen.entry),
+        polling(seen.entry.polling_cpu),
         packets(decision.window_packets.into()),
     )
 }
@@ -280,10 +276,7 @@ fn pressure(seen: &Seen) -> Option<String> {
     };
     Some(format!(
         "Now {}, which polls the queue, {state}: busy {} % of the time, {} % in its polls.",
-        match load.polling_cpu {
-            Some(cpu) => format!("CPU {cpu}"),
-            None => "the CPU".to_owned(),
-        },
+        polling(load.polling_cpu),
         load.busy_percent,
         load.polls_percent
     ))
