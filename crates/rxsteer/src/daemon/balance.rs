@@ -18,8 +18,8 @@ const SATURATED: f64 = 0.9;
 const DIFFERENCE: f64 = 0.25;
 
 /// By how much a slot that weighs more than half the difference must lower the higher load, in
-/// fractions of a CPU's time. It outweighs what the loads of two ticks differ by for no reason
-/// (counted in jiffies, a tick of 100 ms is off by up to 4 % at HZ=250).
+/// fractions of a CPU's time. /proc/stat counts idle time in steps of 10 ms, so that a load over a
+/// tick of 100 ms is off by up to 10 %, and by 4 % in the mean (root mean square).
 const GAIN: f64 = 0.05;
 
 /// Slots that may move in a second, unless configured: it takes some seconds to rearrange a queue, and
