@@ -67,7 +67,7 @@ target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 qemu=$(scripts/emulator.sh)
 cache=$target/guest
 builder mkdir -p "$cache/results"
-dir=$(builder mktemp -d "$cache/run.XXXXXX")
+vm_dir "$cache"
 vm=
 results=
 # The guest's results are kept for --resume.
@@ -152,7 +152,7 @@ died_with() {
 run() {
     local series=$1 folder boots=0 status told
     results=$2
-    folder=$(scripts/kernel.sh "$series")
+    folder=$(scripts/kernel.sh "$series") || return 1
     touch "$results"
     # Tests that were running when the earlier run ended start again.
     if $resume; then sed -i $'/\tstarted\t/d' "$results"; else : >"$results"; fi

@@ -77,7 +77,7 @@ own() {
 
 own || download debian_apt trixie trixie-backports sid -- ||
     download debian_apt bookworm bookworm-backports experimental -- || {
-    echo "Debian has no package linux-image-$series.*-cloud-amd64." >&2
+    echo "Debian has no package linux-image-$series.*-cloud-amd64: choose 6.1, 6.12, 6.18 or 7.3." >&2
     exit 1
 }
 

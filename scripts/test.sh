@@ -27,7 +27,7 @@ if [ $status = 0 ]; then
     cargo test --no-fail-fast -- --test-threads=1 "$@" | tee "$dir/log" || status=$?
 fi
 
-awk -v status=$status '
+awk -v status=$status -v filter="$*" '
     FILENAME ~ /not-run$/ {
         # A test that is reported for two reasons counts once.
         split($0, part, ": ")
@@ -37,13 +37,24 @@ awk -v status=$status '
     }
     # test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; ...
     /^test result: / { passed += $4; failed += $6; ignored += $8 }
+    # Its last list of failures precedes the result of a file.
+    /^failures:$/ { nr_listed = 0 }
+    /^    [a-z][a-z0-9_:]*$/ { listed[++nr_listed] = $1 }
+    /^test result: FAILED/ { for (i = 1; i <= nr_listed; i++) names[++nr_names] = listed[i] }
     END {
         print ""
         for (i = 1; i <= nr_lines; i++) print lines[i]
+        for (i = 1; i <= nr_names; i++) print "FAILED: " names[i]
         if (status && !failed)
             print "cargo test ended with status " status " before it had counted a failure."
+        else if (failed)
+            print "If other programs use this machine, run these again alone: make test ARGS=NAME"
+        if (!status && !(passed + ignored)) {
+            print "No test has such a name: " filter
+            status = 1
+        }
         printf "%d passed, %d failed, %d not run\n",
             passed - nr_not_run, failed, nr_not_run + ignored
+        exit status
     }
 ' "$RXSTEER_NOT_RUN" "$dir/log"
-exit $status

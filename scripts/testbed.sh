@@ -85,8 +85,7 @@ folder=$(scripts/kernel.sh "$kernel")
 builder cargo build --release
 
 cache=$(realpath -m "${CARGO_TARGET_DIR:-target}")
-builder mkdir -p "$cache/testbed"
-dir=$(builder mktemp -d "$cache/testbed/run.XXXXXX")
+vm_dir "$cache/testbed"
 vm=
 trap '[ -z "$vm" ] || kill "$vm"; wait; rm -rf "$dir"' EXIT
 trap 'exit 130' INT

@@ -2,7 +2,7 @@
 # shellcheck shell=bash disable=SC2154
 #
 # Sourced, after cargo.sh: makes the files of a virtual machine below $dir/root, and boots it in the
-# emulator $qemu. The sourcing script sets both.
+# emulator $qemu, which the sourcing script sets.
 #
 # Time is counted in instructions ($COUNTED_TIME, testbed/counted-time.c): a CPU has about a third
 # of the speed of a server's, whatever the load of this machine.
@@ -12,6 +12,17 @@
 
 : "${COUNTED_TIME:=mips=2000,quantum=8000}"
 export COUNTED_TIME
+
+# Makes $dir, the folder of this run, in folder $1. Removes those of runs that were killed.
+vm_dir() {
+    local old pid
+    builder mkdir -p "$1"
+    for old in "$1"/run.[0-9]*.*; do
+        pid=${old##*/run.}
+        [ -e "/proc/${pid%.*}" ] || rm -rf "$old"
+    done
+    dir=$(builder mktemp -d "$1/run.$$.XXXXXX")
+}
 
 # Fills $dir/root with the files of every machine.
 vm_root() {

@@ -145,9 +145,9 @@ impl BenchArgs {
         if let Some(on) = &effort.on {
             document.host.nic = nic(&on.device)?;
         }
-        announce(&measurements, &effort);
-
         let emulated = document.host.emulated.is_some();
+        announce(&measurements, &effort, emulated);
+
         let pace = emulated.then(Pace::start).transpose()?;
         let stretch = emulated.then(Stretch::begin);
         let bar = ProgressBar::new(nr);
@@ -180,9 +180,7 @@ impl BenchArgs {
         if self.json {
             print!("{}", files::json(&document)?);
         } else {
-            for report in &document.scenarios {
-                println!("{}", report.render());
-            }
+            print!("{}", document.render());
         }
         match failed.iter().filter(|failed| **failed).count() {
             0 => Ok(ExitCode::SUCCESS),
@@ -218,7 +216,7 @@ fn names(measurements: &[Measurement]) -> String {
 }
 
 /// Prints plan and estimated duration to stderr.
-fn announce(measurements: &[Measurement], effort: &Effort) {
+fn announce(measurements: &[Measurement], effort: &Effort, emulated: bool) {
     let mut all = Duration::ZERO;
     for plan in measurements.iter().map(Measurement::plan) {
         let each = plan.duration(effort);
@@ -231,5 +229,9 @@ fn announce(measurements: &[Measurement], effort: &Effort) {
             HumanDuration(each)
         );
     }
-    eprintln!("About {} in all.\n", HumanDuration(all));
+    let whose = match emulated {
+        true => " of this emulated machine's time, in which a second takes 10 to 20 s",
+        false => "",
+    };
+    eprintln!("About {} in all{whose}.\n", HumanDuration(all));
 }

@@ -61,11 +61,14 @@ impl Role {
     }
 }
 
-/// Timeout of each side for the line of the other.
-const TIMEOUT: Duration = Duration::from_secs(2);
+/// Timeout of the server for a request: it serves nothing else meanwhile.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Timeout for a change: every flow may have to return to INLINE first.
-const CHANGE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Timeout of a client for a reply. An overloaded host may not run the server for seconds.
+const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The same for a change: every flow may have to return to INLINE first.
+const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Limit of a request, bytes. Requests that name many sockets are long.
 const REQUEST_MAX: u64 = 16 << 20;
@@ -132,7 +135,7 @@ pub fn ask_if_there<T: DeserializeOwned>(request: &Request) -> Result<Option<T>>
     };
     let timeout = match request {
         Request::Set(_) => CHANGE_TIMEOUT,
-        _ => TIMEOUT,
+        _ => REPLY_TIMEOUT,
     };
     stream.set_read_timeout(Some(timeout))?;
     stream.write_all(&line(request)?)?;
@@ -140,7 +143,10 @@ pub fn ask_if_there<T: DeserializeOwned>(request: &Request) -> Result<Option<T>>
     BufReader::new(stream)
         .read_line(&mut answer)
         .with_context(|| {
-            format!("the running rxsteer did not answer within {timeout:?}: ask again")
+            format!(
+                "the running rxsteer did not answer within {timeout:?}: the CPUs may be \
+                 overloaded; ask again"
+            )
         })?;
     let reply: Result<T, String> = serde_json::from_str(&answer)
         .context("no answer: ask as root, with the version that is running")?;
@@ -157,8 +163,8 @@ pub fn serve(listener: &UnixListener, answer: impl FnOnce(Request) -> Result<Val
 }
 
 fn serve_one(mut stream: &UnixStream, answer: impl FnOnce(Request) -> Result<Value>) -> Result<()> {
-    stream.set_read_timeout(Some(TIMEOUT))?;
-    stream.set_write_timeout(Some(TIMEOUT))?;
+    stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
+    stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
     let uid = getsockopt(&stream, PeerCredentials)?.uid();
     let reply = if uid != 0 && uid != nix::unistd::geteuid().as_raw() {
         Err("only root and the user of this rxsteer may ask: use sudo".to_owned())

@@ -65,6 +65,8 @@ struct Chosen {
     since: (Instant, Counts),
     /// Its threads wait, but none has polled yet; logged.
     in_vain: bool,
+    /// It has been logged. Rules without a process id also choose processes without such sockets.
+    announced: bool,
     /// One of its threads has polled.
     polled: bool,
     trial: Trial,
@@ -142,15 +144,16 @@ impl Poller {
                 continue;
             };
             let known = before.remove(&pid);
-            let new = known.is_none();
             let Ok(mut chosen) = known.map_or_else(|| self.choose(pid, rule), Ok) else {
                 continue;
             };
             let judged = self.judge(&mut chosen);
             match judged.and_then(|()| self.look_at(&mut chosen, &mut inodes)) {
                 Ok(()) => {
-                    if new {
+                    let named = self.rules[rule].pid.is_some();
+                    if !chosen.announced && (named || chosen.nr_sockets > 0) {
                         info!("{}", chosen.words(&self.rules[rule]));
+                        chosen.announced = true;
                     }
                     self.doubt(&mut chosen)?;
                     self.processes.insert(pid, chosen);
@@ -162,10 +165,12 @@ impl Poller {
             if let Ok(stats) = &self.stats {
                 stats.forget(ended.target.pid);
             }
-            info!(
-                "process {} ({}) has ended",
-                ended.target.pid, ended.target.comm
-            );
+            if ended.announced {
+                info!(
+                    "process {} ({}) has ended",
+                    ended.target.pid, ended.target.comm
+                );
+            }
         }
         self.forget(&inodes)?;
         Ok((start.elapsed() * REST).clamp(TICK, TICKS_MAX))
@@ -192,6 +197,7 @@ impl Poller {
             nr_sockets: 0,
             since: (now, counts),
             in_vain: false,
+            announced: false,
             polled: false,
             trial: Trial {
                 start: now,

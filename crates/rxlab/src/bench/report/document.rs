@@ -50,6 +50,23 @@ impl Document {
             scenarios: Vec::new(),
         }
     }
+
+    /// The reports as text; ends with a newline.
+    pub fn render(&self) -> String {
+        let mut out = String::new();
+        for report in &self.scenarios {
+            let _ = writeln!(out, "{}", report.render());
+        }
+        if let Some(emulated) = &self.host.emulated {
+            let stretch = self.stretch.map(|s| format!(", {s:.0} s for a second"));
+            let _ = writeln!(
+                out,
+                "This machine is emulated ({emulated}{}). Compare ratios only (docs/testbed.md).",
+                stretch.unwrap_or_default()
+            );
+        }
+        out
+    }
 }
 
 /// Direction in which a metric improves.
@@ -298,13 +315,15 @@ impl Report {
     pub fn render(&self) -> String {
         let mut out = String::new();
         let _ = writeln!(out, "{}: {}", self.scenario, self.question);
-        let _ = writeln!(
-            out,
-            "Medians of {} rounds (lowest … highest); {SUBJECT} over the mode of the row, and its \
-             {:.0} % interval.",
-            self.rounds,
-            100.0 * CONFIDENCE
-        );
+        let _ = match self.rounds {
+            1 => writeln!(out, "One round; {SUBJECT} over the mode of the row."),
+            rounds => writeln!(
+                out,
+                "Medians of {rounds} rounds (lowest … highest); {SUBJECT} over the mode of the row, \
+                 and its {:.0} % interval.",
+                100.0 * CONFIDENCE
+            ),
+        };
         for (name, value) in &self.conditions {
             let _ = writeln!(out, "{name}: {value}");
         }
