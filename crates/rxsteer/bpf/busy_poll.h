@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * busy_poll.h: who polls: an interrupt's softirq or thread, or an application for its own packets.
+ * busy_poll.h: distinguishes polls by an application, for its own packets, from those by softirq or
+ * a kernel thread.
  */
 #pragma once
 
@@ -11,13 +12,14 @@
 #include "kernel.h"
 
 /*
- * Whether the poll that has just ended was an application's: at the tracepoint napi_poll. The bit
- * is gone already in the last poll of a wait (busy_poll_stop()), which still has the application's
- * budget: 8 packets, or SO_BUSY_POLL_BUDGET, where others have the instance's weight. A kernel
- * thread may poll without a pause, too, with the same bit (6.19): for everybody.
+ * Whether the poll that has just ended was an application's; for the tracepoint napi_poll. In the
+ * last poll of a wait the bit is already cleared (busy_poll_stop()), but the budget is still the
+ * application's: 8 packets, or SO_BUSY_POLL_BUDGET, whereas other polls have the instance's weight
+ * as their budget. Since 6.19 a kernel thread may poll continuously with the same bit, for all
+ * sockets.
  *
- * in_busy_poll is that bit of napi_struct.state, found by user space, since the enum has no name by
- * which CO-RE could find it; 0 where the kernel has no busy polling.
+ * in_busy_poll is that bit of napi_struct.state. User space finds its value, because the enum has
+ * no name by which CO-RE could find it; 0 if the kernel has no busy polling.
  */
 static __always_inline bool napi_busy_polled(const struct napi_struct *napi, int budget,
 					     __u64 in_busy_poll)

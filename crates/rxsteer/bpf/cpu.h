@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * cpu.h: what the CPUs are doing, read from the scheduler's run queues. Where a run queue is has to
- * be learnt once; to read it costs the scheduler nothing.
+ * cpu.h: the load of CPUs, read from the scheduler's run queues. The address of a run queue has to
+ * be learnt once; reading the run queue costs the scheduler nothing.
  */
 #pragma once
 
@@ -19,7 +19,7 @@ static __always_inline const struct cpu *cpu_of(__u32 cpu)
 	return bpf_map_lookup_elem(&cpus, &cpu);
 }
 
-/* Its run queue, or NULL while it is not known. */
+/* The CPU's run queue, or NULL while its address is unknown. */
 static __always_inline struct rq *cpu_rq(const struct cpu *c)
 {
 	return c ? (struct rq *)c->rq : NULL;
@@ -37,7 +37,8 @@ static __always_inline bool cpu_is_idle(__u32 cpu)
 	return (__u64)BPF_CORE_READ(rq, curr) == c->idle;
 }
 
-/* PELT's view, whose half-life is 32 ms. An idle CPU's is not kept up to date. */
+/* Share of the CPU's time for tasks, of 1024, by PELT with its half-life of 32 ms. The kernel does
+ * not keep that of an idle CPU up to date. */
 static __always_inline __u32 cpu_tasks(__u32 cpu)
 {
 	struct rq *rq = cpu_rq(cpu_of(cpu));
@@ -48,8 +49,8 @@ static __always_inline __u32 cpu_tasks(__u32 cpu)
 	       BPF_CORE_READ(rq, avg_dl.util_avg);
 }
 
-/* The same of interrupts, and of what a hypervisor takes; 0 where the kernel does not account for
- * that. */
+/* Share of the CPU's time for interrupts and for the hypervisor, of 1024; 0 if the kernel does not
+ * account for that time. */
 static __always_inline __u32 cpu_irq(__u32 cpu)
 {
 	struct rq *rq = cpu_rq(cpu_of(cpu));

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * cpumap.h: the kernel's side of a backlog: which kthread serves it, what the kthread does, what
- * its GRO holds.
+ * cpumap.h: the kernel's side of a backlog: its kthread, and the state and GRO of that kthread.
  */
 #pragma once
 
@@ -27,15 +26,16 @@ static __always_inline struct backlog *backlog_of(__u32 queue, __u32 cpu)
 }
 
 /*
- * A fresh kthread sets its state once, before its loop, and delivers with that
- * state until it first sleeps: it looks asleep. So its state alone proves nothing
- * before a batch has shown it running; off the run queue it delivers nothing.
+ * A new kthread sets TASK_INTERRUPTIBLE once before its loop, and delivers frames in that state
+ * until it first sleeps. Therefore the state alone proves nothing until a batch has been seen in
+ * TASK_RUNNING (in_loop); until then the kthread also has to be off the run queue, where it can't
+ * deliver.
  */
 static __always_inline bool backlog_sleeping(const struct backlog *b, bool in_loop)
 {
 	struct task_struct *kthread = (void *)backlog_read(b->kthread);
 
-	/* It has dequeued nothing: what entered since the entry was made has been lost. */
+	/* No batch yet: no frame has been dequeued, so those that entered have been lost. */
 	if (!kthread)
 		return true;
 	if (BPF_CORE_READ(kthread, __state) != TASK_INTERRUPTIBLE)
@@ -50,10 +50,8 @@ static __always_inline bool backlog_gro_empty(struct bpf_cpu_map_entry *entry)
 	return !BPF_CORE_READ(entry, gro.bitmask) && !BPF_CORE_READ(entry, gro.rx_count);
 }
 
-/*
- * First batch of a kthread: finds the backlog it serves from its cpumap entry, not
- * from the CPU it runs on (an offline CPU's kthread runs elsewhere).
- */
+/* First batch of a kthread: finds its backlog by its cpumap entry, not by the CPU on which it runs
+ * (the kthread of an offline CPU runs elsewhere). */
 static __noinline int backlog_learn(__u32 map_id)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
@@ -81,7 +79,7 @@ static __noinline int backlog_learn(__u32 map_id)
 	return 0;
 }
 
-/* The backlog that the current kthread serves, or NULL if the cpumap is not ours. */
+/* The backlog that the current kthread serves, or NULL if the cpumap is not rxsteer's. */
 static __always_inline struct backlog *backlog_current(__u32 map_id)
 {
 	__u64 task = bpf_get_current_task();
@@ -96,7 +94,7 @@ static __always_inline struct backlog *backlog_current(__u32 map_id)
 	return bpf_map_lookup_elem(&backlogs, &id->index);
 }
 
-/* The kernel has lost n frames that were counted in tail: the ring was full, or worse. */
+/* Counts n frames of tail that the kernel did not queue: a full ring, or a failed redirect. */
 static __always_inline void backlog_lose(__u32 map_id, __u32 cpu, __u32 n)
 {
 	__u32 *queue = bpf_map_lookup_elem(&cpumap_queues, &map_id);

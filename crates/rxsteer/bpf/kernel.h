@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * kernel.h: the few kernel types that the programs read, each with the fields
- * that are read and no others. CO-RE finds the real offsets at load time.
+ * kernel.h: the kernel types that the programs read, with only the fields that are read. CO-RE
+ * finds the real offsets at load time.
  */
 #pragma once
 
@@ -12,8 +12,8 @@
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
 struct sched_avg {
-	unsigned long runnable_avg; /* of 1024 for each that runs or waits to */
-	unsigned long util_avg;	    /* of 1024, the CPU's time */
+	unsigned long runnable_avg; /* 1024 for each task that runs or waits to run */
+	unsigned long util_avg;	    /* share of the CPU's time, of 1024 */
 };
 
 struct sched_entity {
@@ -26,10 +26,10 @@ struct task_struct {
 	int on_rq;
 	int pid; /* 0: the idle task of a CPU */
 	int tgid;
-	unsigned long nvcsw;  /* times that it went to sleep */
-	unsigned long nivcsw; /* times that another was given its CPU */
+	unsigned long nvcsw;  /* times that the task went to sleep */
+	unsigned long nivcsw; /* times that the task was preempted */
 	struct sched_entity se;
-	void *worker_private; /* of a kthread: its struct kthread */
+	void *worker_private; /* a kthread's struct kthread */
 };
 
 struct cfs_rq {
@@ -42,19 +42,19 @@ struct rq {
 	struct cfs_rq cfs;
 	struct sched_avg avg_rt;
 	struct sched_avg avg_dl;
-	/* Only where the time of interrupts, or what a hypervisor takes, is accounted for. */
+	/* Only if the kernel accounts for the time of interrupts or of a hypervisor. */
 	struct sched_avg avg_irq;
 	int cpu;
 };
 
 struct kthread {
-	void *data; /* of a cpumap kthread: its struct bpf_cpu_map_entry */
+	void *data; /* a cpumap kthread's struct bpf_cpu_map_entry */
 };
 
 struct sock_common {
 	__be32 skc_daddr;
 	__be16 skc_dport;
-	__u16 skc_num; /* the local port, in the host's order */
+	__u16 skc_num; /* the local port, in host byte order */
 	unsigned short skc_family;
 	struct in6_addr skc_v6_daddr;
 };
@@ -102,7 +102,7 @@ struct napi_struct___before_6_15 {
 
 #pragma clang attribute pop
 
-/* include/linux/sched.h; an ABI of sorts: /proc and tracers print it */
+/* include/linux/sched.h; stable, because /proc and tracers print the values */
 #define TASK_RUNNING	   0
 #define TASK_INTERRUPTIBLE 1
 

@@ -4,9 +4,9 @@
  * of trace.bpf.c, and the tables of flows, and gives them to the other objects
  * (datapath/objects.rs).
  *
- * User space maps all arrays but sock_flow_consumers and poll_cpus into its memory. The
- * elements of an array with BPF_F_MMAPABLE also begin on a page, those of another array anywhere in
- * a cache line.
+ * User space maps all arrays but sock_flow_consumers and poll_cpus into its memory. The elements of
+ * an array with BPF_F_MMAPABLE also begin on a page; without the flag they begin anywhere in a
+ * cache line.
  */
 #pragma once
 
@@ -35,7 +35,7 @@ struct {
 	__type(value, struct rps_map);
 } rps_maps SEC(".maps");
 
-/* The cpumap whose entries are the queue's rings and kthreads. */
+/* The cpumap: its entries are the queue's rings and kthreads. */
 struct cpumap {
 	__uint(type, BPF_MAP_TYPE_CPUMAP);
 	__uint(max_entries, 1);
@@ -51,7 +51,7 @@ struct {
 
 /* ---- flows ---------------------------------------------------------------- */
 
-/* The dev_flow_tables of all queues, one behind the other: flow_slot(). */
+/* The dev_flow_tables of all queues, one after the other: flow_slot(). */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -60,7 +60,7 @@ struct {
 	__type(value, struct rps_dev_flow);
 } dev_flow_tables SEC(".maps");
 
-/* The keys of the flows that used a dev_flow_table's slots last. Read by user space alone. */
+/* The key of the latest flow in each slot of the dev_flow_tables. Read only by user space. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -77,10 +77,8 @@ struct {
 	__type(value, struct rps_sock_flow);
 } sock_flow_table SEC(".maps");
 
-/*
- * The threads that were last seen to take or send a flow's data, by the index of its entry in the
- * sock_flow_table: struct task_struct *, not held.
- */
+/* The threads that last stored a location in the entries of the sock_flow_table, by the entry's
+ * index: struct task_struct *, without a reference. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -89,7 +87,7 @@ struct {
 	__type(value, __u64);
 } sock_flow_consumers SEC(".maps");
 
-/* Of sockets whose peers are learnt; the kernel frees an element with its socket. */
+/* For unconnected sockets; the kernel frees an element with its socket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
@@ -108,7 +106,7 @@ struct {
 	__type(value, struct backlog);
 } backlogs SEC(".maps");
 
-/* The backlog of a kthread, by task: filled at its first batch. */
+/* The backlog of a kthread, by task; entered at the kthread's first batch. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -116,7 +114,7 @@ struct {
 	__type(value, struct backlog_id);
 } backlog_kthreads SEC(".maps");
 
-/* The queue of a cpumap, by map id: the tracepoints know only the id. */
+/* The queue of a cpumap, by map id: the tracepoints have only the id. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 1);
@@ -132,7 +130,7 @@ struct {
 
 /* ---- CPUs, indexed by their number ---------------------------------------- */
 
-/* Each entry is written on its own CPU only. */
+/* Each element is written only on its own CPU. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);

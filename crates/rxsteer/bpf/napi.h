@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * napi.h: which NAPI instance polls a queue, when its polls end, how long they take, and whether
- * its GRO lists hold packets: what a flow that is INLINE needs to leave (steer.h), and to want to
- * (policy.h).
+ * its GRO lists hold packets. The rule of order (steer.h) and the policies (policy.h) need this for
+ * flows that are INLINE.
  */
 #pragma once
 
@@ -17,7 +17,7 @@
 #include "maps.h"
 #include "types.h"
 
-/* A frame has come: from the first of a poll on, its time is the queue's. */
+/* Called for each frame: the time from a poll's first frame on is the queue's. */
 static __always_inline void poll_begin(__u32 cpu, __u32 queue)
 {
 	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
@@ -51,14 +51,14 @@ static __always_inline void queue_polled(struct rx_queue *q, struct poll_cpu *po
 	l->cpu_over_idle_ns = poll->over_idle_ns;
 }
 
-/* A poll has ended in which the program of a queue ran: it was that queue's NAPI instance. */
+/* A poll in which a queue's program ran has ended: stores its NAPI instance as the queue's. */
 static __always_inline void queue_polled_by(struct rx_queue *q, struct napi_struct *napi)
 {
 	__u32 ifindex;
 
 	if (q->napi == (__u64)napi)
 		return;
-	/* Some drivers poll all their devices with instances on one that has no number. */
+	/* Some drivers have the instances of all their devices on a device without an ifindex. */
 	ifindex = BPF_CORE_READ(napi, dev, ifindex);
 	if (!ifindex || ifindex == q->ifindex)
 		q->napi = (__u64)napi;
@@ -89,8 +89,9 @@ static __always_inline void napi_polled(struct napi_struct *napi, int work, int 
 }
 
 /*
- * Whether GRO of the queue's NAPI instance holds nothing, neither in its lists nor in its rx_list,
- * where packets of earlier polls may have been moved in this one. Only on its owner, in XDP.
+ * Whether GRO of the queue's NAPI instance holds no packets, neither in its lists nor in its
+ * rx_list, to which this poll may have moved packets of earlier polls. Only on the instance's
+ * owner, in XDP.
  */
 static __always_inline bool napi_gro_empty(const struct rx_queue *q)
 {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * poll.bpf.c: what applications that poll a queue themselves find there, how long they look, and
- * what it takes to wake them when they don't.
+ * poll.bpf.c: counts of the polls of applications: packets found, time spent, and the time that a
+ * wake-up takes if an application sleeps instead.
  *
- * User space puts the processes into the map that it wants to know about, then attaches.
+ * User space puts the observed processes into the map, then attaches.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_core_read.h>
@@ -25,7 +25,7 @@ struct {
 	__type(value, struct busy_poll);
 } busy_polls SEC(".maps");
 
-/* The latest poll on a CPU, if the wait that it belongs to may go on. */
+/* The latest poll on a CPU, if its wait may continue. */
 struct wait {
 	__u64 ns;
 	__u64 nr_sleeps; /* of the thread, until then */
@@ -41,8 +41,8 @@ struct {
 
 /* A thread that polls. */
 struct poll_thread {
-	__u64 woken;	   /* when, ns; 0: it runs, or sleeps */
-	__u64 nr_switches; /* away from it, until then */
+	__u64 woken;	   /* when, ns; 0: the thread runs or sleeps */
+	__u64 nr_switches; /* from the thread to others, until then */
 };
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
@@ -51,7 +51,8 @@ struct {
 	__type(value, struct poll_thread);
 } poll_threads SEC(".maps");
 
-/* A poll has found nothing, or something, which ends its wait. */
+/* Returns the time from the wait's previous poll to this one, 0 for its first poll. A poll that
+ * finds packets ends the wait. */
 static __always_inline __u64 wait_polled(bool found)
 {
 	__u32 tid = bpf_get_current_pid_tgid();
@@ -81,7 +82,7 @@ int BPF_PROG(on_napi_poll, struct napi_struct *napi, int work, int budget)
 	__u32 pid = bpf_get_current_pid_tgid() >> 32;
 	struct busy_poll *polls;
 
-	/* Without a budget it was netpoll. */
+	/* A poll with a budget of 0 is netpoll's. */
 	if (!budget || !napi_busy_polled(napi, budget, napi_state_in_busy_poll))
 		return 0;
 	polls = bpf_map_lookup_elem(&busy_polls, &pid);
@@ -123,7 +124,7 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 		return 0;
 	ns = bpf_ktime_get_ns() - thread->woken;
 	thread->woken = 0;
-	/* It was woken before it had gone to sleep, and has run meanwhile. */
+	/* The thread was woken before it slept, and has run meanwhile. */
 	if (thread->nr_switches != nr_switches(next))
 		return 0;
 	pid = next->tgid;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
  * rx.bpf.c: the XDP program, which decides where each packet is processed. Each device has its own
- * copy of it; the copies share all maps.
+ * copy of the program; all copies share the maps.
  */
 #include <linux/bpf.h>
 #include <bpf/bpf_helpers.h>
@@ -14,7 +14,7 @@
 #include "napi.h"
 #include "socket.h"
 
-/* ---- what steer.h and policy.h ask ---------------------------------------- */
+/* ---- inputs of steer.h and policy.h --------------------------------------- */
 
 static __always_inline bool steer_unguarded(void)
 {
@@ -26,7 +26,7 @@ static __always_inline struct backlog *rx_backlog(const struct rx *rx, __u32 cpu
 	return backlog_of(rx->queue, cpu);
 }
 
-/* Asks user space for the cpumap entry, once. */
+/* Requests the cpumap entry from user space, once. */
 static __noinline int backlog_request(__u32 queue, __u32 cpu)
 {
 	struct backlog_request request = {.queue = queue, .cpu = cpu};
@@ -150,14 +150,14 @@ static __always_inline int rx_hashed(struct rx *rx)
 	return rx_act(rx_steer(rx, map, flow));
 }
 
-/* Names the packet's flow by its headers; false if it has none. */
+/* Sets key and hash of the packet from its headers; false if the packet has no flow. */
 static __always_inline bool rx_parse(struct rx *rx, struct xdp_md *ctx, struct flow_key *key)
 {
 	void *data = (void *)(long)ctx->data;
 	void *data_end = (void *)(long)ctx->data_end;
 	enum flow_result result = FLOW_KEYED;
 
-	/* flow_parse(), but the frame's length costs a call: only off the short road. */
+	/* As flow_parse(); the frame's length costs a call: only off the fast path. */
 	if (!flow_plain(data, data_end, config.flow_tunnels, key))
 		result = flow_follow(data, data_end, bpf_xdp_get_buff_len(ctx), config.flow_tunnels,
 				     key);
@@ -170,13 +170,13 @@ static __always_inline bool rx_parse(struct rx *rx, struct xdp_md *ctx, struct f
 	return true;
 }
 
-/* Counts the packet in; false if its queue is not ours. */
+/* Counts the packet; false if its queue is not one of this program's device. */
 static __always_inline bool rx_begin(struct rx *rx, const struct xdp_md *ctx)
 {
 	rx->queue = config.queue_base + ctx->rx_queue_index;
 	rx->cpu = bpf_get_smp_processor_id();
-	/* A bond's port, or the virtual function behind a netvsc, may run its upper device's
-	 * program, with queues and NAPI instances of its own. */
+	/* A bond's port, or the virtual function behind a netvsc, may run the program of its upper
+	 * device, but has queues and NAPI instances of its own. */
 	if (unlikely(ctx->rx_queue_index >= config.nr_rx_queues ||
 		     ctx->ingress_ifindex != config.ifindex))
 		return false;
@@ -203,11 +203,12 @@ int rxsteer(struct xdp_md *ctx)
 }
 
 /*
- * The same, with the hash that the device computed where it has one. A program that
- * asks for it is bound to its device, and only kernels since 6.3 load it.
+ * As rxsteer, with the hash that the device computed if there is one. A program that uses this hash
+ * is bound to its device, and only kernels since 6.3 load it.
  *
- * A device with several queues has used the hash's low bits to choose the queue, so
- * it is mixed again, with the secret: equal bits would leave slots unused.
+ * A device with several queues has used low bits of the hash to select the queue. The hash is
+ * therefore mixed again, with the secret: bits that are equal for all flows of a queue would leave
+ * slots unused.
  */
 SEC("?xdp")
 int rxsteer_rx_hash(struct xdp_md *ctx)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * socket.bpf.c: writes the sock_flow_table as applications take and send data.
+ * socket.bpf.c: writes the sock_flow_table when applications receive and send data.
  *
  * Not seen: splice and zero-copy reads, accept (docs/rfs.md).
  */
@@ -16,16 +16,16 @@
 #include "maps.h"
 #include "socket.h"
 
-/* Whether a read that finds nothing polls the queue itself, for a while (SO_BUSY_POLL). */
+/* Whether a read that finds no data polls the queue itself for a while (SO_BUSY_POLL). */
 static __always_inline bool sock_polls(const struct sock *sk)
 {
 	return bpf_core_field_exists(sk->sk_ll_usec) && sk->sk_ll_usec;
 }
 
 /*
- * The flow with this key is processed by an application on this CPU, or one that polls for it,
- * wherever it is. Written only if it differs: the line is shared by all CPUs
- * (rps_record_sock_flow() in the kernel).
+ * Records this CPU as that of the flow's application, or INLINE if the application polls. The entry
+ * is written only if it differs, because all CPUs share its cache line (rps_record_sock_flow() in
+ * the kernel).
  */
 static __always_inline void sock_flow_record(const struct flow_key *key, bool polls)
 {
@@ -43,10 +43,8 @@ static __always_inline void sock_flow_record(const struct flow_key *key, bool po
 		*(volatile __u64 *)consumer = bpf_get_current_task();
 }
 
-/*
- * The flow's socket has been closed. A CPU left in the entry would keep attracting late packets;
- * the flow's bits stay, for `explain`.
- */
+/* Removes the CPU from the entry of a flow with a closed socket: late packets would still go there.
+ * The flow's hash bits stay, for `rxsteer explain`. */
 static __always_inline void sock_flow_reset(const struct flow_key *key)
 {
 	__u32 hash = flow_hash(key, &config.flow_secret);
@@ -57,7 +55,8 @@ static __always_inline void sock_flow_reset(const struct flow_key *key)
 		*(volatile __u32 *)entry = sock_flow_entry(hash, RPS_NO_CPU, mask);
 }
 
-/* The key of the packets that a connected socket receives. False for others, and what is not IP. */
+/* The key of the packets that a connected socket receives. False for unconnected sockets, and for
+ * protocols other than IP. */
 static __always_inline bool sock_flow_key(const struct sock *sk, struct flow_key *key)
 {
 	const struct sock_common *common = &sk->__sk_common;
@@ -92,8 +91,8 @@ static __always_inline void sock_closed(const struct sock *sk)
 		sock_flow_reset(&key);
 }
 
-/* recvmsg and all that ends in it: read, recvmmsg, io_uring. After the call: it may have slept,
- * and woken up on another CPU. */
+/* recvmsg and all calls that end in it: read, recvmmsg, io_uring. The program runs after the call,
+ * which may have slept and woken up on another CPU. */
 SEC("tp_btf/sock_recv_length")
 int BPF_PROG(on_sock_recv, struct sock *sk, int ret, int flags)
 {
@@ -108,10 +107,8 @@ int BPF_PROG(on_sock_send, struct sock *sk, int ret, int flags)
 	return 0;
 }
 
-/*
- * Kernels before 6.3 lack the two. There the calls of IP sockets are entered through a trampoline,
- * which not every host allows, and before they sleep.
- */
+/* For kernels before 6.3, which lack the two tracepoints. These programs run at the entry of the
+ * calls of IP sockets, before a call sleeps, through a trampoline that not every host allows. */
 SEC("?fentry/inet_recvmsg")
 int BPF_PROG(on_inet_recv, struct socket *sock)
 {
@@ -148,20 +145,18 @@ int BPF_PROG(on_inet_release, struct socket *sock)
 	return 0;
 }
 
-/* The last reference is gone, and the socket still knows its peer. */
+/* The socket's last reference is gone; its peer's address is still known. */
 SEC("cgroup/sock_release")
 int on_sock_release(struct bpf_sock *ctx)
 {
-	/* The context itself hides the local port here. */
+	/* The context itself does not show the local port here. */
 	if (bpf_ksym_exists(bpf_cast_to_kern_ctx))
 		sock_closed(bpf_cast_to_kern_ctx(ctx));
 	return 1;
 }
 
-/*
- * Whether threads on several CPUs take turns at the socket. A flow that followed each of them would
- * move with almost every packet.
- */
+/* Whether threads on several CPUs receive from the socket in turn. A flow that followed each of
+ * them would move with almost every packet. */
 static __always_inline bool sock_is_shared(struct bpf_sock *sk)
 {
 	struct rps_sock_takers *takers =
@@ -181,10 +176,8 @@ static __always_inline bool sock_is_shared(struct bpf_sock *sk)
 	return takers->changes > RPS_SOCK_CHANGES * RPS_SOCK_SETTLES;
 }
 
-/*
- * A datagram on its way to an application that asks for its sender: the only place where the flow
- * of an unconnected socket has a name. Connected sockets are seen by the programs above.
- */
+/* The ports of a datagram that an application receives with the sender's address: the only hook
+ * that knows the flow of an unconnected socket. The programs above see connected sockets. */
 static __always_inline bool peer_ports(struct bpf_sock_addr *ctx, __be32 *ports, bool *polls)
 {
 	struct bpf_sock *sk = ctx->sk;
@@ -197,7 +190,7 @@ static __always_inline bool peer_ports(struct bpf_sock_addr *ctx, __be32 *ports,
 
 		*polls = sock_polls(kern->sk);
 	}
-	/* Whoever of them polls finds what is INLINE. */
+	/* With busy polling, INLINE serves every thread of a shared socket. */
 	if (!*polls && sock_is_shared(sk))
 		return false;
 	*ports = flow_ports(ctx->user_port, flow_swap16(sk->src_port));

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * socket.h: a flow's entries in the sock_flow_table and sock_flow_consumers, and what the thread
- * that takes its data does.
+ * socket.h: a flow's entries in the sock_flow_table and sock_flow_consumers, and the state of the
+ * thread that receives its data.
  */
 #pragma once
 
@@ -28,7 +28,7 @@ static __always_inline __u64 *sock_flow_consumer_of(__u32 hash)
 	return bpf_map_lookup_elem(&sock_flow_consumers, &index);
 }
 
-/* The thread that takes the flow's data, or NULL. A hint: it may have ended long ago. */
+/* The thread that receives or sends the flow's data, or NULL. A hint: the thread may have ended. */
 static __always_inline struct task_struct *sock_consumer(__u32 hash)
 {
 	__u64 *consumer = sock_flow_consumer_of(hash);
@@ -36,7 +36,7 @@ static __always_inline struct task_struct *sock_consumer(__u32 hash)
 	return consumer ? (struct task_struct *)*consumer : NULL;
 }
 
-/* Whether it sleeps. */
+/* Whether that thread sleeps; false if it is not known. */
 static __always_inline bool sock_consumer_waits(__u32 hash)
 {
 	struct task_struct *consumer = sock_consumer(hash);
@@ -44,7 +44,7 @@ static __always_inline bool sock_consumer_waits(__u32 hash)
 	return consumer && BPF_CORE_READ(consumer, __state) != TASK_RUNNING;
 }
 
-/* How often it has gone to sleep; 0 if it is not known. */
+/* Number of times that the thread has gone to sleep; 0 if it is not known. */
 static __always_inline __u32 sock_consumer_waits_so_far(__u32 hash)
 {
 	struct task_struct *consumer = sock_consumer(hash);
@@ -52,7 +52,7 @@ static __always_inline __u32 sock_consumer_waits_so_far(__u32 hash)
 	return consumer ? BPF_CORE_READ(consumer, nvcsw) : 0;
 }
 
-/* How much of a CPU's time it takes, of 1024; 0 if it is not known. */
+/* Share of a CPU's time that the thread takes, of 1024; 0 if it is not known. */
 static __always_inline __u32 sock_consumer_busy(__u32 hash)
 {
 	struct task_struct *consumer = sock_consumer(hash);

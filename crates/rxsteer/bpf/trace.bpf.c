@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * trace.bpf.c: the tracepoints that count what backlogs and polls have delivered, those by which
- * run queues are found, and the programs that user space calls.
+ * trace.bpf.c: the tracepoints that count what backlogs and polls have delivered, those that show
+ * run queues, and the programs that user space calls.
  */
 #include <linux/bpf.h>
 #include <linux/errno.h>
@@ -21,7 +21,8 @@ int BPF_PROG(on_cpumap_kthread, int map_id, unsigned int processed, unsigned int
 	struct task_struct *task = (void *)bpf_get_current_task();
 	struct backlog *b;
 
-	/* Nothing to count; and a thread that is told to end must not be learnt once more. */
+	/* An empty batch changes no count; and a thread that is told to end must not be learnt
+	 * again. */
 	if (!processed)
 		return 0;
 	b = backlog_current(map_id);
@@ -46,7 +47,9 @@ SEC("tp_btf/xdp_redirect_err")
 int BPF_PROG(on_redirect_err, void *dev, void *prog, void *target, int err, int map_type,
 	     __u32 map_id, __u32 index)
 {
-	/* on_cpumap_enqueue() counts a full ring: in generic mode the kernel reports it here, too. */
+	/*
+	 * on_cpumap_enqueue() counts full rings: in generic mode the kernel reports them here too.
+	 */
 	if (err != -ENOSPC)
 		backlog_lose(map_id, index, 1);
 	return 0;
@@ -55,13 +58,13 @@ int BPF_PROG(on_redirect_err, void *dev, void *prog, void *target, int err, int 
 SEC("tp_btf/napi_poll")
 int BPF_PROG(on_napi_poll, struct napi_struct *napi, int work, int budget)
 {
-	/* Without a budget it was netpoll, perhaps in the middle of another poll on this CPU. */
+	/* A poll with a budget of 0 is netpoll's, possibly within another poll on this CPU. */
 	if (budget)
 		napi_polled(napi, work, budget);
 	return 0;
 }
 
-/* A task begins or ceases to want a CPU: attached only until every CPU has been seen. */
+/* A CPU's number of runnable tasks has changed. Attached only until every CPU has been seen. */
 SEC("?tp_btf/sched_update_nr_running_tp")
 int BPF_PROG(on_nr_running, struct rq *rq)
 {
@@ -75,7 +78,7 @@ int BPF_PROG(on_nr_running, struct rq *rq)
 	return 0;
 }
 
-/* Kernels without that tracepoint, at a cost for each switch. */
+/* For kernels without that tracepoint; has a cost for each switch. */
 SEC("?tp_btf/sched_switch")
 int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct task_struct *next)
 {
@@ -87,9 +90,9 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 	return 0;
 }
 
-/* ---- asked by user space ------------------------------------------------- */
+/* ---- called by user space ------------------------------------------------ */
 
-/* Whether all that entered the backlog with this index has been delivered. */
+/* Whether all frames that entered the backlog with this index have been delivered. */
 SEC("syscall")
 int backlog_drained(__u32 *index)
 {
@@ -99,10 +102,8 @@ int backlog_drained(__u32 *index)
 	return b && backlog_asleep(b);
 }
 
-/*
- * The thread of the backlog with this index is going to end: another may take its place. Only for a
- * closed and drained backlog: its counts go on.
- */
+/* Forgets the thread of the backlog with this index: it is going to end, and another may replace
+ * it. Only for a closed and drained backlog. The backlog's counts continue. */
 SEC("syscall")
 int backlog_forget(__u32 *index)
 {
@@ -118,7 +119,7 @@ int backlog_forget(__u32 *index)
 	return 1;
 }
 
-/* The time of rps_dev_flow.last_seen. */
+/* The present time in the unit of rps_dev_flow.last_seen. */
 SEC("syscall")
 int jiffies_now(__u32 *unused)
 {

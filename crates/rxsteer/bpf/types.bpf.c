@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * types.bpf.c: never loaded. User space gets the types of types.h and native.h through its BTF, and
- * no other object's.
+ * types.bpf.c: never loaded. User space gets the types of types.h and native.h from the BTF of this
+ * object only.
  */
 #include "native/native.h"
 #include "types.h"

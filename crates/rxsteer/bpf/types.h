@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * Everything the two sides share: user space gets these types from the
- * object's BTF (the generated skeleton), never from a copy.
+ * types.h: the types that the kernel side and user space share. User space gets them from the BTF
+ * of types.bpf.c (the generated skeleton), never from a copy.
  *
- * Plain C: compiled for the kernel and for the native tests.
+ * Plain C: compiled for the kernel and for the host (native.c).
  */
 #pragma once
 
@@ -20,13 +20,12 @@
 /* ---- flow keys (flow.h) ------------------------------------------------- */
 
 /*
- * What makes two packets one flow; without padding, as keys are hashed and compared
- * as words. Addresses are in network order; an IPv4
- * address is written as its v4-mapped IPv6 address, so that a v4-mapped socket
- * and the packets it receives have one key.
+ * Packets with equal keys are one flow. There is no padding, because keys are hashed and compared
+ * as words. Addresses are in network order; an IPv4 address is written as its v4-mapped IPv6
+ * address, so that a v4-mapped socket and the packets it receives have one key.
  *
- * Protocols with ports leave daddr zero: a socket bound to the wildcard address
- * can't know the local address of its datagrams (docs/hash.md).
+ * Protocols with ports leave daddr zero: a socket bound to the wildcard address can't know the
+ * local address of its datagrams (docs/hash.md).
  */
 struct flow_key {
 	__be32 saddr[4];
@@ -35,16 +34,16 @@ struct flow_key {
 	__u32 proto;  /* IPPROTO_*; IPPROTO_FRAGMENT for every IPv6 fragment */
 };
 
-/* Why a packet has, or has no, key. Counted per queue: nr_no_flow[]. */
+/* Whether a packet has a key, or why it has none. Counted per queue: nr_no_flow[]. */
 enum flow_result {
 	FLOW_KEYED = 0,
-	FLOW_TRUNCATED, /* a header ends outside the packet, or lies about it */
+	FLOW_TRUNCATED, /* a header ends outside the packet, or is invalid */
 	FLOW_UNKNOWN,	/* not IP, or more headers than the parser follows */
 	NR_FLOW_RESULTS,
 };
 
-/* Tunnels whose inner flow is the key, when asked for (`--tunnels`); flow_tunnel_of() has their
- * ports. */
+/* Tunnels for which the key is that of the inner flow, if configured (`--tunnels`). Their ports are
+ * in flow_tunnel_of(). */
 enum flow_tunnel {
 	FLOW_TUNNEL_IPIP = 1 << 0, /* IPIP, 6in4, 4in6, ip6ip6 */
 	FLOW_TUNNEL_GRE = 1 << 1,
@@ -53,10 +52,8 @@ enum flow_tunnel {
 	FLOW_TUNNEL_GTPU = 1 << 4,
 };
 
-/*
- * The secret of the flow hash, drawn once per start: one 64-bit multiplier per
- * 32-bit word of the key, and one addend. Nobody outside can aim at one CPU.
- */
+/* The secret of the flow hash, drawn at each start: a 64-bit multiplier for each 32-bit word of the
+ * key, and an addend. Senders don't know it, so they can't direct all their flows at one CPU. */
 #define FLOW_KEY_WORDS (sizeof(struct flow_key) / sizeof(__u32))
 struct flow_secret {
 	__u64 addend;
@@ -66,26 +63,23 @@ _Static_assert(FLOW_KEY_WORDS == 10, "one multiplier per word of the key");
 
 /* ---- steering (steer.h, tables.h) ---------------------------------------- */
 
-/*
- * Where the packets of a flow are processed: a CPU number, meaning the backlog
- * of this queue for that CPU, or one of these.
- */
+/* Where the packets of a flow are processed: a CPU's number, for this queue's backlog for that CPU,
+ * or one of these. */
 enum rps_location {
-	/* In the NAPI poll that received the packet. A property of the queue's NAPI
-	 * instance, not of a CPU: it never runs on two CPUs at once. */
+	/* In the NAPI poll that received the packet. A property of the queue's NAPI instance, not
+	 * of a CPU: the instance is never polled by two CPUs at once. */
 	RPS_INLINE = 0xfffe,
-	/* INLINE, and frames that may not move there yet are dropped: how flows leave
-	 * a backlog that never drains. Only in an rps_map, never a flow's location. */
+	/* INLINE; frames of flows that may not move there yet are dropped, so that flows leave a
+	 * backlog that never drains. Only in an rps_map, never a flow's location. */
 	RPS_INLINE_SHED = 0xfffd,
 	/* No CPU is known (the kernel's RPS_NO_CPU). Never a flow's location. */
 	RPS_NO_CPU = 0xffff,
 };
 
 /*
- * The CPUs of one queue: the top bits of the hash choose a slot, the slot a
- * location. An indirection table as network cards have it, so that a single slot
- * can change without touching the others. Written by user space while packets are decided on: any
- * location is a safe one.
+ * The locations of one queue's flows by RPS: the top bits of the hash select a slot. As in the
+ * indirection table of a network card, a single slot can change without the others. User space
+ * writes slots while the program reads them: every location is safe under the rule of order.
  */
 #define RPS_MAP_ORDER 10
 #define RPS_MAP_SLOTS (1 << RPS_MAP_ORDER)
@@ -94,46 +88,47 @@ struct rps_map {
 };
 
 /*
- * Where applications last took or sent data, for the whole host: a cache line's worth of the
+ * The CPUs where applications last received or sent data, for the whole host: a cache line of the
  * sock_flow_table (an array's element takes 8 bytes at least). An entry holds the upper bits of the
  * flow's hash and, below them, the CPU's number plus one; zero is no CPU, all ones an application
- * that polls the queue itself. Written by whoever runs the application: a hint, and racy on
- * purpose.
+ * that polls the queue itself. The CPU that runs the application writes the entry, without a lock:
+ * a hint.
  */
 #define RPS_SOCK_FLOW_ORDER 4
 struct rps_sock_flow {
 	__u32 ents[1 << RPS_SOCK_FLOW_ORDER];
 };
 
-/* Who takes datagrams off an unconnected socket. Written by whoever does: a hint as well. */
+/* CPUs that receive datagrams from an unconnected socket. Written without locks: a hint. */
 struct rps_sock_takers {
-	__u32 cpu;     /* the last one's */
-	__u32 changes; /* of the CPU, each forgotten after RPS_SOCK_SETTLES datagrams without one */
+	__u32 cpu; /* of the last datagram */
+	/* Changes of the CPU, times RPS_SOCK_SETTLES; one less with each datagram without one. */
+	__u32 changes;
 };
 #define RPS_SOCK_SETTLES 32
-#define RPS_SOCK_CHANGES 8 /* with more, the socket's flows follow nobody */
+#define RPS_SOCK_CHANGES 8 /* with more, the socket's flows follow no thread */
 
-/* What a queue's flows do besides what RPS says: bits of rx_queue.policy (docs/policy.md). */
+/* Bits of rx_queue.policy: locations preferred to that by RPS (docs/policy.md). */
 enum rx_policy {
-	RX_FOLLOW = 1 << 0, /* applications (RFS) */
-	RX_IDLE = 1 << 1,   /* an idle CPU near an application that is busy */
-	RX_ADAPT = 1 << 2,  /* stay INLINE while the polling CPU has room */
+	RX_FOLLOW = 1 << 0, /* the CPU of the application (RFS) */
+	RX_IDLE = 1 << 1,   /* an idle CPU near a busy application */
+	RX_ADAPT = 1 << 2,  /* INLINE while the polling CPU has room */
 };
 
-/* Why a flow wants to be where it does. Zero: by the tables alone. */
+/* The reason for a flow's wanted location. Zero: the tables alone. */
 enum rx_reason {
 	RX_TABLES = 0,
 	RX_ROOM,     /* INLINE: the polling CPU has room */
 	RX_SMALL,    /* INLINE: larger flows leave first */
-	RX_NO_GAIN,  /* INLINE: no other CPU could take it on */
-	RX_CONSUMER, /* at its application's CPU, where somebody waits for it */
-	RX_SPREAD,   /* at the CPU that RPS says, which has room */
-	RX_IDLE_CPU, /* at an idle CPU: its application's is busy */
-	RX_STAY,     /* where it is: nothing speaks against it, and a move is not free */
+	RX_NO_GAIN,  /* INLINE: no other CPU has room for the flow */
+	RX_CONSUMER, /* at its application's CPU: the application keeps up */
+	RX_SPREAD,   /* at the CPU by RPS, which has room */
+	RX_IDLE_CPU, /* at an idle CPU: the CPU by the tables is busy */
+	RX_STAY,     /* at the present location: no reason to leave, and a move has a cost */
 	NR_RX_REASONS,
 };
 
-/* What becomes of a packet. */
+/* The program's decision on a packet. */
 enum rx_verdict {
 	RX_PASS,
 	RX_REDIRECTED,
@@ -142,72 +137,71 @@ enum rx_verdict {
 
 /* A slot of a queue's dev_flow_table; written only by the queue's NAPI owner. */
 struct rps_dev_flow {
-	/* At a CPU: frames that had entered the backlog right after the flow's last one.
-	 * INLINE: the number of the poll that received it (rx_queue.nr_polls). */
+	/* At a CPU: frames that had entered the backlog right after the flow's last one. INLINE:
+	 * the number of the poll that received the flow's last frame (rx_queue.nr_polls). */
 	__u64 last_qtail;
 	__u16 location;
 	/* The slot is unset unless this is the queue's epoch; zero is no epoch. */
 	__u16 epoch;
-	/* The flow that used the slot last: all below is its. */
+	/* The latest flow in the slot, and its counters. */
 	__u32 hash;
 	__u32 nr_packets; /* accepted; wraps */
-	__u32 nr_dropped; /* in XDP, for whatever reason; wraps */
+	__u32 nr_dropped; /* in XDP, for any reason; wraps */
 	__u32 nr_moves;
 	__u32 last_seen; /* jiffies, the low 32 bits */
-	/* It may not go on queueing where it is: frames are dropped until it may move. */
+	/* Frames are dropped until the flow may leave its backlog (rx_shed()). */
 	__u8 shed;
 
-	/* Policies that look at the load (policy.h). */
+	/* For policies that depend on the load (policy.h). */
 	__u8 reason;   /* enum rx_reason of `wanted` */
-	__u8 backoff;  /* it changes its mind once in 2^backoff windows at most */
-	__u8 behind;   /* windows for which its application has not waited for anything; 255 or more
-			*/
-	__u16 wanted;  /* where it wants to be, decided once a window */
-	__u16 base;    /* where the tables alone would have it */
-	__u32 window;  /* rx_queue.window when it was decided */
+	__u8 backoff;  /* `wanted` changes once in 2^backoff windows at most */
+	__u8 behind;   /* windows since its application last waited; 255: or more */
+	__u16 wanted;  /* the wanted location, decided once per window */
+	__u16 base;    /* the location by the tables alone */
+	__u32 window;  /* rx_load.window when it was decided */
 	__u32 frames;  /* nr_packets + nr_dropped then */
 	__u32 load;    /* frames in the window before that */
 	__u32 changed; /* the window in which `wanted` changed last */
-	__u32 waits;   /* how often its application had waited when that was last asked */
-	__u32 asked;   /* the window in which it was */
+	__u32 waits;   /* the application's count of sleeps when last observed */
+	__u32 asked;   /* the window of that observation */
 };
 _Static_assert(sizeof(struct rps_dev_flow) == 64, "a cache line");
 
 /* ---- backlogs (backlog.h) ------------------------------------------------ */
 
 /*
- * The backlog of one queue for one CPU: an entry of the queue's cpumap, that is a
- * ring and a kernel thread bound to the CPU. All counts are frames, 64 bits, and
- * never go back. The two halves are written by different CPUs: a pair of cache
- * lines each (the hardware prefetcher loads lines in pairs).
+ * The backlog of one queue for one CPU: an entry of the queue's cpumap, that is a ring and a kernel
+ * thread bound to the CPU. All counts are frames, 64 bits, and never decrease. The two halves are
+ * written by different CPUs: a pair of cache lines each (the hardware prefetcher loads lines in
+ * pairs).
  */
 struct backlog {
 	/* Written by the queue's NAPI owner. */
 	__u64 tail;	   /* redirected into the ring, lost ones included */
-	__u64 tail_limit;  /* tail must stay below; moved on when dequeued is read again */
-	__u64 head_asleep; /* delivered of what entered, as proven by a sleeping kthread */
-	__u64 nr_dropped;  /* dropped in XDP, ahead of tail: the backlog was full */
+	__u64 tail_limit;  /* tail stays below; computed again when tail reaches it */
+	__u64 head_asleep; /* delivered, by proof "asleep" */
+	__u64 nr_dropped;  /* dropped in XDP, not in tail: the backlog was full */
 	__u64 nr_shed;	   /* dropped in XDP: the flow had to leave and could not yet */
 	__u64 nr_lost;	   /* counted in tail, but the kernel did not queue them */
-	__u64 nr_decided;  /* dry run: what would have been redirected */
-	__u64 wanted;	   /* a flow wants this CPU and the cpumap has no entry for it */
-	__u64 closed;	   /* the CPU is offline: nobody may want to be here (by user space) */
-	__u64 leaving;	   /* the poll in which a flow could not leave; 0 nobody waits */
-	__u64 nr_limited;  /* dropped in XDP: of a large flow, the backlog was half full */
-	__u64 crowded;	   /* the window in which a flow last found no room for more; 0 never */
+	__u64 nr_decided;  /* dry run: frames that would have been redirected */
+	__u64 wanted;	   /* the cpumap's entry for this CPU has been requested */
+	__u64 closed;	   /* no flow may want it: offline, or not drained since; by user space */
+	__u64 leaving;	   /* poll in which a flow could not leave; 0: no flow waits */
+	__u64 nr_limited;  /* dropped in XDP: the flow was large, the backlog half full */
+	__u64 crowded;	   /* window in which the CPU was last crowded (policy.h); 0: never */
 	__u64 pad_producer[4];
 
-	/* Written by the kthread, on whatever CPU it runs. */
+	/* Written by the kthread, on any CPU. */
 	__u64 dequeued;	  /* dequeued from the ring */
-	__u64 head;	  /* delivered, as proven by GRO's lists */
+	__u64 head;	  /* delivered, by the proofs "GRO empty" and "GRO old" */
 	__u64 nr_unbuilt; /* dequeued, but no memory for the skb */
-	__u64 kthread;	  /* struct task_struct *; 0 until its first batch */
-	__u64 in_loop;	  /* a batch has shown it running: its state can be trusted */
+	__u64 kthread;	  /* struct task_struct *; 0: no batch yet */
+	__u64 in_loop;	  /* a batch ran in TASK_RUNNING: the kthread's state is valid */
 	__u64 entry;	  /* struct bpf_cpu_map_entry * */
-	/* What GRO may still hold although it is never empty: backlog_age_gro(). */
-	__u64 old_dequeued; /* dequeued, when the proof began; 0 while there is none */
-	__u64 old_jiffies;  /* and the time then */
-	__u64 old_flush;    /* dequeued, when a later jiffy was seen; 0 not yet */
+	/* Proof "GRO old" (backlog_age_gro()). */
+	__u64 old_dequeued; /* `dequeued` when the proof began; 0: not begun */
+	__u64 old_jiffies;  /* the time then */
+	__u64 old_flush;    /* `dequeued` after a flush in a later jiffy; 0: unknown */
 	__u64 pad_consumer[7];
 };
 _Static_assert(sizeof(struct backlog) == 256, "two pairs of cache lines");
@@ -218,7 +212,7 @@ struct backlog_id {
 	__u32 map_id;
 };
 
-/* "A flow of `queue` wants `cpu`, and there is no backlog yet": the ring buffer's record. */
+/* The ring buffer's record: a flow of `queue` wants `cpu`, and there is no backlog yet. */
 struct backlog_request {
 	__u32 queue;
 	__u32 cpu;
@@ -226,57 +220,54 @@ struct backlog_request {
 
 /* ---- receive queues ------------------------------------------------------ */
 
-/* Shares of something, and the time in which load is counted (load.h). */
+/* The unit of shares, and the time in which load is counted (load.h). */
 enum load_unit {
-	LOAD_WHOLE = 1024,   /* all of it */
-	LOAD_WINDOW_MS = 10, /* a window: short beside what an application would notice, long enough
-			      to count in */
+	LOAD_WHOLE = 1024, /* 1, as a share */
+	/* Length of a window: shorter than applications notice, long enough for counts. */
+	LOAD_WINDOW_MS = 10,
 };
 
-/* rx_load.leaving: nobody may leave. */
+/* Value of rx_load.leaving: no flow may leave. */
 enum load_leaving {
-	LOAD_NOBODY = 0xffffffff,
+	LOAD_NO_FLOW = 0xffffffff,
 };
 
 /* Whether the CPU that polls a queue has room. */
 enum rx_pressure {
 	RX_RELAXED = 0, /* for all of the queue's flows */
-	RX_FULL,	/* not for more than it has */
+	RX_FULL,	/* not for more flows */
 	RX_SATURATED,	/* hardly any time is left */
-	RX_POLLED,	/* an application polls for its own packets: it has time for no others */
+	RX_POLLED,	/* an application polls for its own packets: it has no time for others */
 };
 
-/*
- * The load of a queue, window by window (policy.h); written when its polls end, by its NAPI owner.
- * Shares are of 1024.
- */
+/* The load of a queue, by window (load.h); written by its NAPI owner. Shares are of 1024. */
 struct rx_load {
 	__u64 window_start; /* ns of the monotonic clock */
 	__u64 poll_ns;	    /* in this window, spent in the queue's polls */
 	__u64 others_ns;    /* in this window, spent in other queues' polls by the same CPU */
-	__u64 over_idle_ns; /* of both, while nobody else wanted the CPU */
-	/* The CPU that ended the last window, and its poll_cpu.poll_ns and over_idle_ns then: other
-	 * queues' polls count, too. */
+	__u64 over_idle_ns; /* of both, in polls that interrupted the idle task */
+	/* poll_cpu.poll_ns and over_idle_ns of `cpu` at the end of the last window: they include
+	 * the polls of other queues. */
 	__u64 cpu_poll_ns;
 	__u64 cpu_over_idle_ns;
 	__u64 window_received; /* rx_queue.nr_received when the window began */
-	__u64 window_here;     /* and of these, those that had not gone elsewhere */
+	__u64 window_here;     /* load_here() when the window began */
 	__u32 window;	       /* the number of this window */
 	__u32 nr_polls;	       /* in this window */
 	__u32 nr_exhausted;    /* of these, those that used up their budget */
 	__u32 received;	       /* frames in the last window */
-	__u32 inline_ns;       /* what a frame costs INLINE, in 1/16 ns; 0 not known yet */
-	__u32 largest;	       /* flow seen in this window: frames in a window */
-	__u32 leaving;	       /* flows of so many frames in a window may leave */
+	__u32 inline_ns;       /* cost of a frame INLINE, in 1/16 ns; 0: not known yet */
+	__u32 largest;	       /* INLINE flow seen in this window: its frames per window */
+	__u32 leaving;	       /* frames per window from which flows may leave */
 	__u16 pressure;	       /* enum rx_pressure */
 	__u16 poll_share;      /* of the CPU's time, spent in polls in the last window */
 	__u16 busy_share;      /* of the CPU's time, not idle */
-	__u16 police;	       /* of large flows' INLINE frames, dropped */
-	__u32 cpu;
-	__u64 nr_limited; /* frames dropped so */
-	__u64 moving_ns;  /* what the flows cost in a window that changed their minds lately */
-	__u32 nr_waiting; /* times that one would have left in this window, and waits for these */
-	__u32 window_limited; /* nr_limited when the window began; wraps */
+	__u16 police;	       /* share of large flows' INLINE frames to drop */
+	__u32 cpu;	       /* that ended the last window */
+	__u64 nr_limited;      /* frames dropped by `police` */
+	__u64 moving_ns;       /* cost per window of flows that changed `wanted` lately */
+	__u32 nr_waiting;      /* changes of `wanted` refused in this window: too much load moves */
+	__u32 window_limited;  /* nr_limited when the window began; wraps */
 };
 _Static_assert(sizeof(struct rx_load) == 128, "a pair of cache lines");
 
@@ -291,95 +282,95 @@ struct rx_queue {
 	__u64 nr_no_flow[NR_FLOW_RESULTS]; /* by enum flow_result; [0] stays 0 */
 	__u64 nr_rx_hash;		   /* frames steered by the device's hash */
 	__u64 nr_moves;			   /* flows that changed location */
-	__u64 nr_held;			   /* frames whose flow wanted to move and could not yet */
-	__u64 napi; /* struct napi_struct *, learnt after a poll; 0 unknown */
-	/* INLINE is a backlog too, whose frames are counted by polls. */
-	__u64 poll;	       /* names the latest poll that processed a frame INLINE */
-	__u64 nr_polls;	       /* such polls, the latest included */
-	__u64 polls_delivered; /* all that these received has been delivered */
-	__u64 first_poll;      /* that of first_epoch's first frame */
+	__u64 nr_held; /* frames of flows that wanted to move and could not yet */
+	__u64 napi;    /* struct napi_struct *, learnt after a poll; 0: unknown */
+	/* INLINE is a backlog too, with polls as its frames (rx_poll()). */
+	__u64 poll;	       /* stamp of the latest poll counted by rx_poll() */
+	__u64 nr_polls;	       /* polls counted, the latest included */
+	__u64 polls_delivered; /* all packets of the polls up to this number have been delivered */
+	__u64 first_poll;      /* last_qtail of unset slots in first_epoch (rx_first_poll()) */
 	__u16 first_epoch;
-	__u16 busy_polled;   /* the part of polls that applications did, lately, of 1024 */
-	__u32 leaving;	     /* a flow waits to leave: see to polls_delivered */
-	__u32 nr_busy_polls; /* in this window: of load.nr_polls */
-	__u32 polled_for; /* 1 + the window in which an application polled for a packet; 0 never */
+	__u16 busy_polled;   /* applications' share of the polls, of 1024; a decaying average */
+	__u32 leaving;	     /* a flow waits to leave INLINE: polls_delivered is needed */
+	__u32 nr_busy_polls; /* of load.nr_polls, those of applications */
+	__u32 polled_for; /* 1 + window of the last packet for an application that polls; 0: none */
 
 	/* Written by user space. */
 	__u32 ifindex;
-	__u16 epoch;  /* new whenever the slots of the dev_flow_table mean something else */
-	__u16 policy; /* bits of enum rx_policy; RPS alone if 0 */
+	__u16 epoch;  /* changes with the meaning of the dev_flow_table's slots */
+	__u16 policy; /* bits of enum rx_policy; 0: RPS alone */
 
 	struct rx_load load;
 };
 _Static_assert(sizeof(struct rx_queue) == 256, "two pairs of cache lines");
 
-/* What runs on a CPU right now: which queue's poll, and how many polls ended here. */
+/* The present poll on a CPU, and counts of those that have ended there. */
 struct poll_cpu {
 	__u64 nr_polls;	    /* polls of any NAPI instance that have ended on this CPU */
-	__u32 queue;	    /* 1 + the queue whose program ran since; 0 none */
-	__u32 over_idle;    /* this poll took nobody's time: it came while the CPU was idle */
-	__u64 start;	    /* of this poll: ns of the monotonic clock; 0 unless it is timed */
-	__u64 poll_ns;	    /* spent in polls of our queues */
-	__u64 over_idle_ns; /* of that, while nobody else wanted the CPU */
+	__u32 queue;	    /* 1 + the queue of the present poll; 0: not known */
+	__u32 over_idle;    /* the poll interrupted the idle task */
+	__u64 start;	    /* of this poll: ns of the monotonic clock; 0: not timed */
+	__u64 poll_ns;	    /* spent in polls of steered queues */
+	__u64 over_idle_ns; /* of poll_ns, in polls that interrupted the idle task */
 	__u64 pad_line[3];
 };
 
 /* ---- CPUs (cpu.h) --------------------------------------------------------- */
 
-/* CPUs among which an idle one is looked for, at most: each look is a read of another CPU's line.
- */
+/* Most CPUs among which an idle one is searched: each check reads another CPU's cache line. */
 #define CPU_NEAR 16
 
-/* What is known of a CPU, by its number. Written by user space, but for `rq` and `running`. */
+/* Facts about a CPU, by its number. User space writes `nr_near` and `near`, the scheduler's
+ * tracepoints the others. */
 struct cpu {
-	__u64 rq;      /* struct rq *, learnt from the scheduler; 0 unknown */
-	__u64 idle;    /* its idle task: struct task_struct * */
-	__u32 running; /* without `rq`: something else than the idle task runs here */
+	__u64 rq;      /* struct rq *, learnt from the scheduler; 0: unknown */
+	__u64 idle;    /* the CPU's idle task: struct task_struct * */
+	__u32 running; /* without `rq`: another task than the idle task runs */
 	__u32 nr_near;
-	__u16 near[CPU_NEAR]; /* where else to process what is for this CPU, the nearest first */
+	__u16 near[CPU_NEAR]; /* other CPUs for the packets of this one, the nearest first */
 	__u64 pad_line;
 };
 _Static_assert(sizeof(struct cpu) == 64, "a cache line");
 
 /* ---- constants (maps.h) --------------------------------------------------- */
 
-/* What a program is loaded with: known to the verifier and the JIT. */
+/* Constants of a loaded program, known to the verifier and the JIT. */
 struct rx_config {
 	struct flow_secret flow_secret;
 	__u64 backlog_limit;	       /* frames a backlog may hold (docs/backlog.md) */
-	__u64 napi_state_in_busy_poll; /* the bit of napi_struct.state; 0 no busy polling */
-	__u32 nr_cpus;		  /* that the kernel can ever have: the row length of backlogs */
-	__u32 flow_limit;	  /* a flow with a larger part of its queue's frames, of 1024, is
-				     shed first; 0 none is */
+	__u64 napi_state_in_busy_poll; /* bit of napi_struct.state; 0: no busy polling */
+	__u32 nr_cpus;		       /* possible CPUs: the row length of `backlogs` */
+	/* Share of a queue's frames, of 1024, above which a flow is large; 0: no flow is. */
+	__u32 flow_limit;
 	__u32 flow_shift;	  /* 32 - log2(rps_flow_cnt) */
-	__u32 flow_tunnels;	  /* to look into: bits of enum flow_tunnel */
+	__u32 flow_tunnels;	  /* parsed ones: bits of enum flow_tunnel */
 	__u32 sock_flow_mask;	  /* rps_sock_flow_entries - 1 */
 	__u32 sock_flow_cpu_mask; /* the bits of an entry that hold a CPU (tables.h) */
 	__u8 dry_run;		  /* decide and count, process every packet as without rxsteer */
-	/* The rule of order switched off, everything else as it is: the control of every test that
-	 * counts overtaken packets. No command sets it for a device that is not the lab's. */
+	/* The rule of order is off: the control of every test that counts overtaken packets. No
+	 * command sets this for a device outside the lab. */
 	__u8 unguarded;
 
-	/* The device's, for the XDP program alone. */
-	/* It runs behind GRO, on what a poll has already taken out of it, and what it passes goes
-	 * up before the poll ends. */
+	/* For the XDP program alone: facts about its device. */
+	/* Generic mode: the program runs after GRO, on packets that a poll has already taken out of
+	 * GRO, and packets that it passes are delivered before the poll ends. */
 	__u8 generic;
 	__u8 pad;
 	__u32 ifindex;
-	__u32 queue_base; /* its queues are queue_base to queue_base + nr_rx_queues - 1 */
+	__u32 queue_base; /* the queues are queue_base to queue_base + nr_rx_queues - 1 */
 	__u32 nr_rx_queues;
 	__u32 pad_end;
 };
 
 /* ---- busy polling (poll.bpf.c) -------------------------------------------- */
 
-/* A process's polls, and the wake-ups of its threads that poll. */
+/* A process's polls, and the wake-ups of its polling threads. */
 struct busy_poll {
 	__u64 nr_polls;
-	__u64 nr_found;	   /* of these, that found packets, of whomever */
-	__u64 nr_packets;  /* so many */
-	__u64 ns;	   /* from the end of a wait's first poll to that of its last */
-	__u64 nr_woken;	   /* threads that slept and were given a CPU again */
-	__u64 woken_ns;	   /* what that took since somebody woke them */
-	__u64 shortest_ns; /* of these; 0 none */
+	__u64 nr_found;	   /* of these, polls that found packets, for any socket */
+	__u64 nr_packets;  /* packets found */
+	__u64 ns;	   /* from the end of a wait's first poll to the end of its last poll */
+	__u64 nr_woken;	   /* wake-ups of threads that slept */
+	__u64 woken_ns;	   /* time from waking these threads until they ran */
+	__u64 shortest_ns; /* the shortest of these times; 0: none */
 };

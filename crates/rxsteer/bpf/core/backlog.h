@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * backlog.h: what may enter a backlog, and the proofs that what entered has been delivered
+ * backlog.h: which frames may enter a backlog, and the proofs that its frames have been delivered
  * (docs/order.md).
  *
- * Plain C without helpers, maps or a clock (types.h); asks through the functions declared below,
- * as steer.h does.
+ * Plain C without helpers, maps or a clock (types.h); inputs come through the functions declared
+ * below, as in steer.h.
  */
 #pragma once
 
@@ -12,22 +12,19 @@
 
 #include "types.h"
 
-/* Frames a backlog may hold, at most (ring size - 16): docs/backlog.md. */
+/* Limit of frames in a backlog: ring size - 16 (docs/backlog.md). */
 static __u64 backlog_limit_of(void);
-/* Whether the state of the backlog's kthread is that of one that sleeps; `in_loop` as read before.
- */
+/* Whether the backlog's kthread sleeps, by its state; `in_loop` was read before. */
 static bool backlog_sleeping(const struct backlog *b, bool in_loop);
 
-/* NAPI_POLL_WEIGHT: a cpumap's kthread flushes GRO after so many frames, or when its ring is empty
- * (kernel/bpf/cpumap.c). */
+/* NAPI_POLL_WEIGHT: a cpumap's kthread flushes GRO after this number of frames, or when its ring is
+ * empty (kernel/bpf/cpumap.c). */
 #define BACKLOG_FLUSH 64
 
 #define backlog_read(field) (*(const volatile __u64 *)&(field))
 
-/*
- * An atomic that returns a value is fully ordered on every architecture, one whose value nobody
- * uses is not; nor are plain reads on arm64.
- */
+/* A fully ordered read. On every architecture an atomic that returns a value is fully ordered; an
+ * atomic with an unused result is not, nor is a plain read on arm64. */
 static __always_inline __u64 backlog_read_ordered(__u64 *field)
 {
 	__u64 value = __sync_fetch_and_add(field, 0);
@@ -42,10 +39,8 @@ enum backlog_room {
 	BACKLOG_FULL,
 };
 
-/*
- * Whether a frame may enter. `dequeued` is the kthread's cache line, so it is read only when the
- * frames seen to have room are used up.
- */
+/* Whether a frame may enter. The kthread writes the cache line of `dequeued`, so `dequeued` is read
+ * only when `tail` has reached the limit computed from the last read. */
 static __always_inline enum backlog_room backlog_room(struct backlog *b, bool flow_limit)
 {
 	__u64 limit = backlog_limit_of();
@@ -60,7 +55,7 @@ static __always_inline enum backlog_room backlog_room(struct backlog *b, bool fl
 	return b->tail < dequeued + limit ? BACKLOG_CROWDED : BACKLOG_FULL;
 }
 
-/* Whether more than half of what may wait does. */
+/* Whether more than half of the limit is queued. */
 static __always_inline bool backlog_crowded(const struct backlog *b)
 {
 	__u64 queued = b->tail - b->nr_lost - backlog_read(b->dequeued);
@@ -68,24 +63,21 @@ static __always_inline bool backlog_crowded(const struct backlog *b)
 	return queued > backlog_limit_of() / 2;
 }
 
-/*
- * Frames that entered the ring, or will when the bulk queue is flushed. What the kernel loses is
- * found out only then: the count may go down again by as much.
- */
+/* Frames in the ring or already dequeued, and those in the bulk queue. The kernel reports lost
+ * frames later, mostly when it flushes the bulk queue; the count then decreases by that number. */
 static __always_inline __u64 backlog_entered(const struct backlog *b)
 {
 	return b->tail - b->nr_lost;
 }
 
 /*
- * Proof "asleep": every frame has been dequeued or lost, read first, and then the
- * kthread has set itself to sleep. It does so only after passing up, GRO lists
- * included, what it took (kernel/bpf/cpumap.c, cpu_map_kthread_run). Then everything has been
- * delivered.
+ * Proof "asleep": every frame has been dequeued or lost, and after that read the kthread's state is
+ * TASK_INTERRUPTIBLE. In its loop, cpu_map_kthread_run() (kernel/bpf/cpumap.c) sets this state only
+ * after it has passed up all frames dequeued, those in GRO's lists included.
  *
- * User space asks too, while frames come and a kthread wakes up: so nr_lost is read before tail,
- * since later losses, subtracted from an earlier tail, would prove too much; and in_loop before the
- * state that it vouches for.
+ * User space runs this too, while frames arrive and the kthread wakes up. Therefore nr_lost is read
+ * before tail (a later loss subtracted from an earlier tail would count too few frames), and
+ * in_loop before the state.
  */
 static __always_inline bool backlog_asleep(struct backlog *b)
 {
@@ -103,9 +95,9 @@ static __always_inline bool backlog_asleep(struct backlog *b)
 }
 
 /*
- * Whether what had entered when the count was last_qtail has been delivered. `head` was written
- * after an ordered atomic, and another stands between reading it and acting on it: whatever the
- * kthread delivered is seen by who comes next, with locks or without.
+ * Whether all frames counted in last_qtail have been delivered. The kthread writes `head` after an
+ * ordered atomic, and an ordered read follows here: the CPU that processes the flow's next frame
+ * sees all writes of the kthread for the delivered frames, without a lock.
  */
 static __always_inline bool backlog_delivered(struct backlog *b, __u64 last_qtail)
 {
@@ -120,9 +112,9 @@ static __always_inline bool backlog_delivered(struct backlog *b, __u64 last_qtai
 }
 
 /*
- * Proof "GRO old", for a kthread that never sleeps and whose GRO is never empty because its
- * flushes spare the packets of the present jiffy (HZ >= 1000): what was dequeued before jiffy j is
- * old from j + 1 on, and gone with the first flush after that.
+ * Proof "GRO old", for a kthread that never sleeps, with a GRO that is never empty because flushes
+ * spare the packets of the present jiffy (HZ >= 1000). Frames dequeued up to jiffy j are old from
+ * jiffy j + 1 on, and the first flush after that delivers them.
  */
 static __always_inline void backlog_age_gro(struct backlog *b, __u64 before, __u64 jiffies)
 {
@@ -140,11 +132,11 @@ static __always_inline void backlog_age_gro(struct backlog *b, __u64 before, __u
 }
 
 /*
- * A batch of n frames has been dequeued from the ring; on the kthread itself, and since 6.12
- * before the batch is passed up.
+ * Counts a batch of n frames dequeued from the ring. Runs on the kthread; since 6.12 before the
+ * batch is passed up.
  *
- * Proof "GRO empty": whatever was dequeued before this batch has gone up, unless GRO
- * still holds some of it. `dequeued` is counted by an atomic that orders all of that before `head`.
+ * Proof "GRO empty": all frames dequeued before this batch have been passed up, except those in
+ * GRO's lists. The atomic on `dequeued` orders their delivery before the store to `head`.
  */
 static __always_inline void backlog_dequeue(struct backlog *b, __u32 n, bool gro_empty,
 					    __u64 jiffies)

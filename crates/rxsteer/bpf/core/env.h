@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * env.h: a packet to be steered, and what steer.h and policy.h have to ask about its surroundings.
- * Whoever includes them defines the functions: rx.bpf.c by asking the kernel, native.c by asking a
- * test.
+ * env.h: a packet to be steered, and the inputs of steer.h and policy.h. The including file defines
+ * these functions: rx.bpf.c from the kernel, native.c from struct rx_facts.
  *
  * Plain C without helpers, maps or a clock (types.h).
  */
@@ -12,47 +11,48 @@
 
 #include "types.h"
 
-/* A packet to be steered: its queue, its flow, and who polls. */
+/* A packet to be steered, its queue and its flow. */
 struct rx {
 	struct rx_queue *q;
 	__u32 queue;
 	__u32 hash;
-	__u32 cpu;		    /* polling */
+	__u32 cpu;		    /* the polling one */
 	__u16 epoch;		    /* the queue's, read once */
-	const struct flow_key *key; /* NULL: the device gave the hash alone */
-	__u64 poll;		    /* rx_queue.nr_polls with this poll in it; 0 until asked for */
-	bool followed;		    /* rx_base() is where the flow's application is */
+	const struct flow_key *key; /* NULL: only the device's hash is known */
+	__u64 poll;		    /* rx_poll(); 0: not called yet for this packet */
+	bool followed;		    /* rx_base() is the location of the flow's application */
 };
 
-/* Tests' control: the rule of order is off. */
+/* Whether the rule of order is off: a control for tests. */
 static bool steer_unguarded(void);
 /* The queue's backlog for a CPU, or NULL beyond nr_cpus. */
 static struct backlog *rx_backlog(const struct rx *rx, __u32 cpu);
-/* Redirects the packet; false, and asks for the backlog, while it does not exist. */
+/* Redirects the packet to the queue's backlog for the CPU. If the backlog does not exist: requests
+ * it, and returns false. */
 static bool rx_enqueue(const struct rx *rx, __u32 cpu);
-/* poll_stamp() of now; marks the poll as the queue's. */
+/* poll_stamp() of the present poll; marks the poll as the queue's. */
 static __u64 rx_poll_stamp(const struct rx *rx);
-/* Whether GRO of the NAPI instance that polls right now holds nothing. */
+/* Whether GRO of the polling NAPI instance holds no packets. */
 static bool rx_gro_empty(const struct rx *rx);
 /* The sock_flow_table's entry for the flow. */
 static __u32 rx_sock_flow(const struct rx *rx);
 static __u32 rx_cpu_mask(void);
 static __u32 rx_jiffies(void);
-/* A slot has a new flow: whoever shows flows wants to know its key. */
+/* Stores the key of a slot's new flow, for `rxsteer flows` and `rxsteer explain`. */
 static void rx_flow_new(const struct rx *rx);
-/* Whether the flow's application, last seen on `cpu`, has nothing to do before its next packet. */
+/* Whether the flow's application sleeps, or `cpu`, where the application was last seen, is idle. */
 static bool rx_consumer_waits(const struct rx *rx, __u32 cpu);
-/* How often the application has begun to wait for something; wraps. */
+/* Number of times that the application has gone to sleep; wraps. */
 static __u32 rx_consumer_waits_so_far(const struct rx *rx);
-/* The share of a CPU's time that it takes itself, of 1024, over some tens of milliseconds. */
+/* Share of a CPU's time, of 1024, that the application takes; averaged over some tens of ms. */
 static __u32 rx_consumer_busy(const struct rx *rx);
-/* What is known of a CPU, or NULL beyond nr_cpus. */
+/* Facts about a CPU; NULL beyond nr_cpus. */
 static const struct cpu *cpu_of(__u32 cpu);
-/* Whether nothing runs there right now. */
+/* Whether the CPU runs its idle task now. */
 static bool cpu_is_idle(__u32 cpu);
-/* The share of its time in which it is not idle, of 1024, over some tens of milliseconds. */
+/* Share of the CPU's time, of 1024, in which it is not idle; averaged over some tens of ms. */
 static __u32 cpu_busy(__u32 cpu);
-/* How many others than the backlog's kthread run there or wait to, on average, times 1024. */
+/* Average number of runnable tasks on the CPU, times 1024, without the backlog's kthread. */
 static __u32 cpu_demand(__u32 cpu, const struct backlog *b);
-/* A flow whose part of the queue's frames is larger, of 1024, is large; 0: no flow is. */
+/* Share of the queue's frames, of 1024, above which a flow is large; 0: no flow is large. */
 static __u32 flow_limit_of(void);

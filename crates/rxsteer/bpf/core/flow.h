@@ -2,19 +2,16 @@
 /*
  * flow.h: from the bytes of a packet to its flow key (flow_key.h).
  *
- * Plain C without helpers, maps or a clock (types.h). Followed are Ethernet,
- * VLAN tags, PPPoE, MPLS, IPv4, IPv6 and, when asked for, tunnels; each up to
- * a limit below.
+ * Plain C without helpers, maps or a clock (types.h). The parser follows Ethernet, VLAN tags,
+ * PPPoE, MPLS, IPv4, IPv6 and, if configured, tunnels; each up to a limit below.
  *
- * Two roads lead to a key. flow_plain() knows only the packets that hosts receive
- * by the million, TCP or UDP over IP over Ethernet, and these in VXLAN; whatever is
- * not exactly that is for flow_follow(), which gives every answer by itself,
- * and the same for those.
+ * flow_plain() is a fast path for TCP and UDP over IP over Ethernet, and these in VXLAN.
+ * flow_follow() parses all packets, and has the same result for those of the fast path.
  *
- * The verifier shapes two things: every header is found again from the packet's
- * start by an offset of bounded range, since states that differ only in such an
- * offset are merged; and flow_follow() is one function with everything in line,
- * since before 6.8 the verifier loses its thread in a structure on another frame.
+ * Two constraints come from the verifier. Every header is addressed from the start of the packet by
+ * an offset of bounded range, so that states that differ only in the offset are merged. And
+ * flow_follow() is one function with all others inlined, because before 6.8 the verifier does not
+ * track a structure in another stack frame.
  */
 #pragma once
 
@@ -31,25 +28,25 @@
 #include "flow_key.h"
 #include "types.h"
 
-/* Limits: a packet with more has no flow, or in a tunnel the flow outside it. */
+/* Limits: a packet with more has no flow, or inside a tunnel the outer flow. */
 #define FLOW_VLANS	     3
 #define FLOW_LABELS	     8 /* MPLS */
 #define FLOW_EXTENSIONS	     8 /* IPv6, a fragment header included */
 #define FLOW_GTPU_EXTENSIONS 4
-#define FLOW_TUNNELS	     2	    /* one inside the other; a third's flow is its own outer one */
-#define FLOW_REACH	     0x1fff /* bytes; no header is looked for beyond */
+#define FLOW_TUNNELS	     2	    /* nested; the flow of a third tunnel is its outer one */
+#define FLOW_REACH	     0x1fff /* bytes; headers beyond are not parsed */
 
 /* ---- the general parser ------------------------------------------------- */
 
-/* Where the parser is. off never exceeds end. */
+/* The parser's position. off never exceeds end. */
 struct flow_cursor {
 	const void *data;
 	const void *data_end; /* of the linear part */
 	__u64 off;
-	__u64 end; /* of the packet, as the innermost length field has it */
+	__u64 end; /* of the packet, by the innermost length field */
 };
 
-/* What will be the key, as long as nothing further inside takes its place. */
+/* The source of the key, unless inner headers replace it. */
 struct flow_found {
 	__u64 network; /* offset of the IP header */
 	__u16 type;    /* ETH_P_IP or ETH_P_IPV6 */
@@ -60,12 +57,12 @@ struct flow_found {
 };
 
 /*
- * The next size bytes, or NULL where the packet has fewer.
+ * The next size bytes, or NULL if the packet has fewer.
  *
- * The new offset is taken as the difference of two pointers, of which the verifier
- * knows nothing: so the offsets before a header have one range, and all the ways that
- * lead to it are one state; without that a million instructions are not enough. The
- * barriers keep the compiler from computing pointer and offset out of each other.
+ * The new offset is the difference of two pointers, of which the verifier knows no range. The
+ * offsets before a header then have one range, and all paths to the header are one state; without
+ * that a million instructions are not enough. The barriers keep the compiler from computing pointer
+ * and offset from each other.
  */
 static __always_inline const void *flow_take(struct flow_cursor *c, __u64 size)
 {
@@ -90,7 +87,7 @@ static __always_inline enum flow_result flow_skip(struct flow_cursor *c, __u64 s
 	return FLOW_KEYED;
 }
 
-/* A length field says that the packet ends size bytes after start: no later than thought before. */
+/* Applies a length field: the packet ends size bytes after start, no later than known so far. */
 static __always_inline enum flow_result flow_narrow(struct flow_cursor *c, __u64 start, __u64 size)
 {
 	if (start + size < c->off || start + size > c->end)
@@ -99,7 +96,7 @@ static __always_inline enum flow_result flow_narrow(struct flow_cursor *c, __u64
 	return FLOW_KEYED;
 }
 
-/* IP or not, where no header says it: after MPLS and GTP-U. */
+/* Whether IP follows, and its version: after MPLS and GTP-U, which have no field for that. */
 static __always_inline enum flow_result flow_nibble(struct flow_cursor *c, __u16 *type)
 {
 	const __u8 *first = flow_take(c, sizeof(*first));
@@ -157,7 +154,7 @@ static __always_inline int flow_is_vlan(__u16 type)
 	return type == ETH_P_8021Q || type == ETH_P_8021AD || type == FLOW_ETH_P_QINQ2;
 }
 
-/* From a header of this type to the network header, whose type takes its place. */
+/* Parses link headers, the first of this type; sets the type of the network header. */
 static __always_inline enum flow_result flow_link(struct flow_cursor *c, __u16 *type)
 {
 	if (*type == FLOW_ETH_P_TEB) {
@@ -199,7 +196,8 @@ static __always_inline enum flow_result flow_ipv4(struct flow_cursor *c, struct 
 	return FLOW_KEYED;
 }
 
-/* Of the usual form: next header, length in words of eight bytes without the first, content. */
+/* Whether the header has the usual form of extensions: next header, length in words of eight bytes
+ * without the first, content. */
 static __always_inline int flow_is_options(__u8 proto)
 {
 	switch (proto) {
@@ -221,7 +219,7 @@ static __always_inline enum flow_result flow_ipv6(struct flow_cursor *c, struct 
 	if (!ip || ip->version != 6 || flow_narrow(c, c->off, flow_swap16(ip->payload_len)))
 		return FLOW_TRUNCATED;
 	found->proto = ip->nexthdr;
-	found->fragment = 0; /* its protocol says it */
+	found->fragment = 0; /* a fragment has proto IPPROTO_FRAGMENT */
 
 	for (int i = 0; i < FLOW_EXTENSIONS; i++) {
 		if (flow_is_options(found->proto)) {
@@ -259,7 +257,7 @@ static __always_inline enum flow_result flow_network(struct flow_cursor *c,
 	return FLOW_UNKNOWN;
 }
 
-/* The least size of a header that begins with the ports, or 0. */
+/* Minimum size of a header that begins with the ports; 0 for other protocols. */
 static __always_inline __u32 flow_ports_header(__u8 proto)
 {
 	switch (proto) {
@@ -275,10 +273,8 @@ static __always_inline __u32 flow_ports_header(__u8 proto)
 	return 0;
 }
 
-/*
- * AH ends the walk although what it authenticates can be read: like ESP it numbers
- * the packets of one SPI, and its receiver drops what comes too far out of order.
- */
+/* The parser stops at AH although the authenticated headers are readable: like ESP, AH numbers the
+ * packets of one SPI, and its receiver drops packets that are too far out of order. */
 static __always_inline enum flow_result flow_transport(struct flow_cursor *c,
 						       struct flow_found *found)
 {
@@ -363,7 +359,7 @@ static __always_inline enum flow_result flow_gtpu(struct flow_cursor *c, __u16 *
 		return FLOW_TRUNCATED;
 	next = flags & 0x04 ? options->next : 0;
 	for (int i = 0; i < FLOW_GTPU_EXTENSIONS && next; i++) {
-		/* its length in words, its content, and in its last byte the next one's type */
+		/* length in words, content, and in the last byte the type of the next extension */
 		const __u8 *extension = flow_take(c, 4);
 
 		if (!extension || !*extension || flow_skip(c, 4 * (*extension - 1)))
@@ -376,7 +372,7 @@ static __always_inline enum flow_result flow_gtpu(struct flow_cursor *c, __u16 *
 	return next ? FLOW_UNKNOWN : flow_nibble(c, type);
 }
 
-/* From behind the headers of what was found to what it carries, whose type it leaves. */
+/* Parses the tunnel's header behind the headers found; sets the type of the inner header. */
 static __always_inline enum flow_result
 flow_tunnel(struct flow_cursor *c, const struct flow_found *found, __u32 tunnels, __u16 *type)
 {
@@ -465,15 +461,15 @@ flow_follow(const void *data, const void *data_end, __u32 len, __u32 tunnels, st
 	return flow_key_found(&c, &found, key);
 }
 
-/* ---- the short road ----------------------------------------------------- */
+/* ---- the fast path ------------------------------------------------------ */
 
-/* A frame's IP payload: where it begins, with the ports, and its bytes by the IP header's word. */
+/* A frame's IP payload: its start with the ports, and its size by the IP header. */
 struct flow_payload {
 	const __be32 *ports;
 	__u32 size;
 };
 
-/* Goes by the port alone: whether it really is one shows in its header. */
+/* Whether the port is a tunnel's. Only the tunnel's header shows whether the packet is one. */
 static __always_inline int flow_may_be_tunnel(const struct flow_key *key, __u32 tunnels)
 {
 	__u16 dest = flow_swap32(key->ports);
@@ -486,7 +482,7 @@ static __always_inline int flow_may_be_tunnel(const struct flow_key *key, __u32 
 	       (tunnels & FLOW_TUNNEL_GTPU && dest == FLOW_PORT_GTPU);
 }
 
-/* Of an IP packet that carries size bytes, nothing else is asked. */
+/* Whether an IP payload of size bytes is TCP or UDP with a complete header. */
 static __always_inline int flow_is_plain(__u8 proto, __u32 size)
 {
 	return (proto == IPPROTO_TCP && size >= sizeof(struct tcphdr)) ||
@@ -494,10 +490,10 @@ static __always_inline int flow_is_plain(__u8 proto, __u32 size)
 }
 
 /*
- * Whether the frame, room bytes that are all in the linear part, is TCP or UDP with
- * nothing special about it; the key and the payload are written if it is. Lengths
- * are compared as numbers: to the verifier of 6.1 a swapped word may be anything, and
- * it adds no such word to a pointer.
+ * Whether the frame, room bytes that are all in the linear part, is TCP or UDP without VLAN tags,
+ * IP options, extension headers or fragments; writes the key and the payload if so. Lengths are
+ * compared as numbers: the verifier of 6.1 knows no range of a byte-swapped word, and rejects
+ * adding one to a pointer.
  */
 static __always_inline int flow_plain_frame(const void *frame, const void *data_end, __u64 room,
 					    struct flow_key *key, struct flow_payload *payload)
@@ -533,9 +529,9 @@ static __always_inline int flow_plain_frame(const void *frame, const void *data_
 }
 
 /*
- * Whether the packet, all of it in its linear part, is plain TCP or UDP, or carries
- * that in VXLAN; the key is written if it is. Asks for no length: that of a packet
- * with fragments costs a call into the kernel, as long as all of this.
+ * Whether the packet, all of it in its linear part, is such a frame, or has one in VXLAN; writes
+ * the key if so. The packet's length is not used: for a packet with fragments, reading the length
+ * costs a call into the kernel, which takes as long as this function.
  */
 static __always_inline int flow_plain(const void *data, const void *data_end, __u32 tunnels,
 				      struct flow_key *key)
@@ -565,7 +561,8 @@ static __always_inline int flow_plain(const void *data, const void *data_end, __
 	return 1;
 }
 
-/* Both roads, for who has the packet's length at hand. */
+/* The fast path, then the general parser. rx.bpf.c calls both itself: there the length costs a
+ * call. */
 static __always_inline enum flow_result flow_parse(const void *data, const void *data_end,
 						   __u32 len, __u32 tunnels, struct flow_key *key)
 {

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * flow_headers.h: headers of packets that the kernel's headers for user space don't have, or not in
- * a form in which they can be read by words.
+ * flow_headers.h: packet headers that the kernel's headers for user space lack, or have only in a
+ * form that can't be read by words.
  */
 #pragma once
 
 #include <linux/types.h>
 
-/* Not in the kernel's headers for user space, or not in all. */
-#define FLOW_ETH_P_QINQ2 0x9100 /* 802.1ad before it had a number */
+/* Not in the kernel's headers for user space, or not in those of all versions. */
+#define FLOW_ETH_P_QINQ2 0x9100 /* 802.1ad before ETH_P_8021AD was assigned */
 #define FLOW_ETH_P_TEB	 0x6558 /* an Ethernet frame */
 
-/* struct ethhdr is packed, and read by bytes for it. */
+/* struct ethhdr is packed, and therefore read by bytes. */
 struct flow_ethernet {
 	__be16 dest[3];
 	__be16 source[3];

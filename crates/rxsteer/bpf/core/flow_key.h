@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * flow_key.h: the key of a flow, and its hash, which is written down in docs/hash.md.
+ * flow_key.h: the key of a flow, and its hash (docs/hash.md).
  *
  * Plain C without helpers, maps or a clock (types.h).
  */
@@ -23,7 +23,7 @@
 
 #define FLOW_V4_MAPPED flow_swap32(0x0000ffff) /* third word of ::ffff:a.b.c.d */
 
-/* A word's two ports, as they lie in the packet. */
+/* Two ports as one word, in the order of the packet. */
 static __always_inline __be32 flow_ports(__be16 source, __be16 dest)
 {
 	union {
@@ -34,10 +34,8 @@ static __always_inline __be32 flow_ports(__be16 source, __be16 dest)
 	return ports.word;
 }
 
-/*
- * The key of what comes from (saddr, source port) to a local port, whatever the
- * local address: the parser's for packets, and the one for the socket they reach.
- */
+/* The key of packets from (saddr, source port) to a local port, for any local address. The parser
+ * uses it for packets, and socket.bpf.c for the socket that receives them. */
 static __always_inline void flow_key_ports(struct flow_key *key, const __be32 saddr[4],
 					   __be32 ports, __u32 proto)
 {
@@ -61,10 +59,10 @@ static __always_inline void flow_key_ports4(struct flow_key *key, __be32 saddr, 
 /* ---- hash --------------------------------------------------------------- */
 
 /*
- * Strongly universal multilinear hashing of 32-bit words (Lemire and Kaser,
- * "Strongly universal string hashing is fast", 2014), then MurmurHash3's 32-bit
- * finaliser: a bijection, so the bound stands, that spreads arithmetic sequences.
- * The secret is volatile because it is the loader's, not the compiler's.
+ * Strongly universal multilinear hashing of 32-bit words (Lemire and Kaser, "Strongly universal
+ * string hashing is fast", 2014), then MurmurHash3's 32-bit finaliser: a bijection, so the bound
+ * still holds, that spreads arithmetic sequences. The secret is volatile because the loader sets
+ * it, not the compiler.
  */
 static __always_inline __u32 flow_hash(const struct flow_key *key,
 				       const volatile struct flow_secret *secret)
@@ -89,13 +87,13 @@ static __always_inline __u32 flow_hash(const struct flow_key *key,
 
 enum flow_port {
 	FLOW_PORT_VXLAN = 4789,
-	FLOW_PORT_VXLAN_LINUX = 8472, /* as Linux had it first */
+	FLOW_PORT_VXLAN_LINUX = 8472, /* Linux's default, from before the port was assigned */
 	FLOW_PORT_GENEVE = 6081,
 	FLOW_PORT_GTPU = 2152,
 };
 
-/* The tunnel that packets of a protocol, and of UDP those to a port, are; or 0. Whether one really
- * is shows in its header. */
+/* The tunnel that the protocol, and for UDP the destination port, stand for; or 0. Only the
+ * tunnel's header shows whether a packet is one. */
 static __always_inline __u32 flow_tunnel_of(__u8 proto, __u16 dest)
 {
 	if (proto == IPPROTO_IPIP || proto == IPPROTO_IPV6)

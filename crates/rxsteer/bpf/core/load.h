@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * load.h: how much a queue has to do, and whether the CPU that polls it has room: window by window,
- * and flow by flow (docs/policy.md).
+ * load.h: the load of a queue and of the CPU that polls it, by window, and of each flow
+ * (docs/policy.md).
  *
  * Plain C without helpers, maps or a clock (types.h).
  */
@@ -14,36 +14,39 @@
 #define LOAD_WINDOW_NS (LOAD_WINDOW_MS * 1000000ULL)
 
 /*
- * The polling CPU is saturated when it is idle for less than an eighth of the time, and polls are
- * the reason: they take three eighths, or use up their budget again and again. It has room for all
- * when it would be idle for three eighths with all at home.
+ * The polling CPU is saturated if it is idle for less than 1/8 of the time because of polls: they
+ * take 3/8 of the time, or half of them use up their budget. It is relaxed if it would be idle for
+ * 3/8 of the time with all flows INLINE.
  */
 #define LOAD_SATURATED	  (LOAD_WHOLE * 7 / 8)
 #define LOAD_SATURATED_BY (LOAD_WHOLE * 3 / 8)
 #define LOAD_RELAXED	  (LOAD_WHOLE * 5 / 8)
 
-/* Frames from which what one costs can be told. */
+/* Fewest frames of a window from which the cost of a frame is computed. */
 #define LOAD_SAMPLE 32
 
-/* Frames in two windows from which others' place is worth keeping. */
+/* Fewest frames of other flows, in two windows, for which a large flow is limited. */
 #define LOAD_OTHERS 8
 
-/* Polls from which can be told whether they are behind. */
+/* Fewest polls of a window from which exhausted budgets indicate an overload. */
 #define LOAD_POLLS 4
 
-/* An application polls the queue from this part of the polls on that found packets, and until it is
- * half of that. Its packets have come in one of the last windows. */
+/*
+ * The queue counts as polled by an application when this share of the polls that found packets is
+ * an application's, until the share falls below half of it; and if a packet for such an application
+ * came in the last LOAD_POLLED_FOR windows.
+ */
 #define LOAD_POLLED	(LOAD_WHOLE / 2)
 #define LOAD_POLLED_FOR 16
 
-/* Flows that cost more of a window than this don't change their minds at the same time: averages of
- * what the CPUs do show it only some windows later. */
+/* Limit of the cost per window, in ns, of flows that change their wanted locations at the same
+ * time: the scheduler's averages show the effect of a change only some windows later. */
 #define LOAD_MOVING_NS (LOAD_WINDOW_NS / 8)
 
 /* Fraction bits of rx_load.inline_ns. */
 #define LOAD_COST_SHIFT 4
 
-/* What a frame is taken to cost until that is known, in ns: rather more than most do. */
+/* Cost of a frame in ns until it has been measured; most frames cost less. */
 #define LOAD_COST_GUESS 2000
 
 /* Longer windows were idle: their sample is discarded. */
@@ -54,7 +57,7 @@ static __always_inline __u32 load_share(__u64 part, __u64 whole)
 	return part >= whole ? LOAD_WHOLE : part * LOAD_WHOLE / whole;
 }
 
-/* What frames cost here, in ns, wherever they go. */
+/* Cost of these frames in ns, as measured INLINE; assumed to be the same on other CPUs. */
 static __always_inline __u64 load_cost(const struct rx_load *l, __u64 frames)
 {
 	if (!l->inline_ns)
@@ -62,13 +65,15 @@ static __always_inline __u64 load_cost(const struct rx_load *l, __u64 frames)
 	return (frames * l->inline_ns) >> LOAD_COST_SHIFT;
 }
 
-/* Whether a flow that costs so much, in ns a window, may change its mind now; alone, any may. */
+/* Whether the wanted location of a flow with this cost, in ns per window, may change now. A flow of
+ * any cost may change when hardly any other has. */
 static __always_inline bool load_may_move(const struct rx_load *l, __u64 cost)
 {
 	return l->moving_ns <= LOAD_MOVING_NS / 8 || l->moving_ns + cost <= LOAD_MOVING_NS;
 }
 
-/* Whether applications poll the queue more often than interrupts do; to be asked once a window. */
+/* Whether enough of the polls are applications' (LOAD_POLLED). Updates the average share, so it is
+ * called once per window. */
 static __always_inline bool load_busy_polled(struct rx_queue *q)
 {
 	const struct rx_load *l = &q->load;
@@ -80,38 +85,38 @@ static __always_inline bool load_busy_polled(struct rx_queue *q)
 	return (q->policy & RX_FOLLOW) && q->busy_polled >= enough;
 }
 
-/* Whether the tables know an application that polls the queue. Nobody asks them while there is room
- * for all. */
+/* Whether a packet for an application that polls the queue came in the last LOAD_POLLED_FOR
+ * windows. Unknown under RX_RELAXED, where the tables are not read. */
 static __always_inline bool load_polled_for(const struct rx_queue *q)
 {
 	return q->polled_for && q->load.window + 1 - q->polled_for <= LOAD_POLLED_FOR;
 }
 
 /*
- * Large flows leave first: who has half as many frames as the largest, then a quarter, and so on
- * for as long as the CPU is saturated, each when nobody waits any more who may already.
+ * Frames per window from which a flow may leave INLINE: half of the largest flow's, then a quarter,
+ * and so on while the CPU is saturated. The threshold stays while flows above it wait (nr_waiting).
  */
 static __always_inline __u32 load_leaving(const struct rx_load *l)
 {
 	if (l->pressure == RX_POLLED)
 		return 0;
 	if (l->pressure != RX_SATURATED || !l->largest)
-		return LOAD_NOBODY;
-	if (l->nr_waiting && l->leaving != LOAD_NOBODY)
+		return LOAD_NO_FLOW;
+	if (l->nr_waiting && l->leaving != LOAD_NO_FLOW)
 		return l->leaving;
 	return (l->leaving < l->largest ? l->leaving : l->largest) / 2;
 }
 
-/* Whether polls are behind what comes: of a window's, that many at least used up their budget. */
+/* Whether polls can't keep up: at least `polls` of the window's polls used up their budget. */
 static __always_inline bool load_behind(const struct rx_load *l, __u32 polls)
 {
 	return l->nr_polls >= LOAD_POLLS && l->nr_exhausted >= polls;
 }
 
 /*
- * The part of large flows' frames to drop INLINE: more while the device's ring is never seen empty
- * and the CPU does little else than to poll, when it overflows for small flows too; less otherwise,
- * and none while there is room for all.
+ * Share of large flows' INLINE frames to drop. It grows while the CPU is saturated and nearly all
+ * polls use up their budget, because then the device's ring overflows, for small flows too.
+ * Otherwise it shrinks, and is 0 under RX_RELAXED.
  */
 static __always_inline __u32 load_police(const struct rx_load *l)
 {
@@ -124,7 +129,8 @@ static __always_inline __u32 load_police(const struct rx_load *l)
 	return police - (police + 15) / 16;
 }
 
-/* What the CPU spent in polls in this window, other queues' included. */
+/* Stores the time of other queues' polls: `poll_ns` and `over_idle_ns` are those of all polls that
+ * the CPU ran in this window. */
 static __always_inline void load_others(struct rx_load *l, __u64 poll_ns, __u64 over_idle_ns)
 {
 	l->others_ns = poll_ns > l->poll_ns ? poll_ns - l->poll_ns : 0;
@@ -132,7 +138,7 @@ static __always_inline void load_others(struct rx_load *l, __u64 poll_ns, __u64 
 		l->over_idle_ns = over_idle_ns;
 }
 
-/* Frames of which nothing has gone elsewhere. */
+/* Frames that did not go to another CPU's backlog, those dropped INLINE included. */
 static __always_inline __u64 load_here(const struct rx_queue *q)
 {
 	return q->nr_inline + q->nr_no_flow[FLOW_TRUNCATED] + q->nr_no_flow[FLOW_UNKNOWN] +
@@ -140,9 +146,10 @@ static __always_inline __u64 load_here(const struct rx_queue *q)
 }
 
 /*
- * A window ends; `tasks` and `irq` are the shares of its time, of LOAD_WHOLE, in which the CPU ran
- * tasks and interrupts, as far as the scheduler knows. Of interrupts it often does not: polls over
- * an idle CPU are counted here.
+ * Ends a window. `tasks` and `irq` are the shares of its time, of LOAD_WHOLE, in which the CPU ran
+ * tasks and interrupts according to the scheduler. The scheduler often does not account for
+ * interrupts; therefore polls that interrupted the idle task are counted here, and the larger value
+ * is used.
  */
 static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tasks, __u32 irq)
 {
@@ -155,7 +162,7 @@ static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tas
 	__u32 over_idle = load_share(l->over_idle_ns, elapsed);
 	__u32 busy = tasks + (irq > over_idle ? irq : over_idle);
 
-	/* Frames that were dropped cost next to nothing. */
+	/* Dropped frames cost next to nothing. */
 	if (received >= LOAD_SAMPLE && elsewhere <= received / 8 &&
 	    (__u32)l->nr_limited == l->window_limited && elapsed < LOAD_LONGEST_NS)
 		l->inline_ns = (l->poll_ns << LOAD_COST_SHIFT) / received;
@@ -186,9 +193,9 @@ static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tas
 }
 
 /*
- * A poll of the queue has ended, an application's if `busy`; `start` is when, in ns, it received
- * its first frame. Returns whether the window is over. An application takes few packets at a time:
- * that its poll is exhausted says nothing.
+ * Counts a poll of the queue that has ended, an application's if `busy`; its first frame was
+ * received at `start`, in ns. Returns whether the window is over. An application's poll has a small
+ * budget: it does not indicate an overload when that is used up.
  */
 static __always_inline bool load_polled(struct rx_queue *q, __u64 start, __u64 now, bool over_idle,
 					bool exhausted, bool busy)
@@ -207,9 +214,9 @@ static __always_inline bool load_polled(struct rx_queue *q, __u64 start, __u64 n
 }
 
 /*
- * Whether the flow's part of what its queue has received lately, in this window and the one before,
- * is more than `limit` of LOAD_WHOLE; 0 is no limit. A flow that has the queue to itself takes
- * nobody's place.
+ * Whether the flow has more than `limit` of LOAD_WHOLE of the queue's frames, in this window and
+ * the last one; 0: no limit. Without enough frames of other flows no flow is large: limiting it
+ * would help no flow.
  */
 static __always_inline bool flow_is_large(const struct rx_queue *q, const struct rps_dev_flow *flow,
 					  __u32 limit)
@@ -223,8 +230,7 @@ static __always_inline bool flow_is_large(const struct rx_queue *q, const struct
 	return limit && frames * LOAD_WHOLE > all * limit && all >= frames + LOAD_OTHERS;
 }
 
-/* The flow's frames in the window that has just ended; after a pause, in a window of it on average.
- */
+/* Sets the flow's load: its frames in the last window, or after a pause the average per window. */
 static __always_inline void flow_window(const struct rx_load *l, struct rps_dev_flow *flow)
 {
 	__u32 frames = flow->nr_packets + flow->nr_dropped;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * policy.h: where a flow wants to be: by the tables, and by what the CPUs are doing
- * (docs/policy.md). Whether it may go there is steer.h's.
+ * policy.h: the wanted location of a flow, by the tables and by the load of CPUs (docs/policy.md).
+ * steer.h decides whether the flow may move there.
  *
- * Plain C without helpers, maps or a clock (types.h); asks through the functions of env.h.
+ * Plain C without helpers, maps or a clock (types.h); inputs come through the functions of env.h.
  */
 #pragma once
 
@@ -17,10 +17,8 @@
 
 /* ---- by the tables alone --------------------------------------------------- */
 
-/*
- * A CPU as a location: INLINE if it is the one that polls, since there is no hop to where the
- * packet already is; RPS_NO_CPU if it is offline, or no CPU at all.
- */
+/* A CPU as a location: INLINE for the polling CPU, where the packet already is; RPS_NO_CPU for a
+ * CPU that is offline or does not exist. The other locations stay as they are. */
 static __always_inline __u16 rx_usable(const struct rx *rx, __u16 cpu)
 {
 	struct backlog *b;
@@ -34,9 +32,9 @@ static __always_inline __u16 rx_usable(const struct rx *rx, __u16 cpu)
 }
 
 /*
- * As get_rps_cpu() in net/core/dev.c: the CPU of the application if it is known and online, in the
- * queue's mask or not; RPS otherwise; and where neither knows a CPU, here. Also what an application
- * polls for: elsewhere its polls would not find it.
+ * The location by the tables, as in get_rps_cpu() (net/core/dev.c): the application's CPU if it is
+ * known and online, also outside of the queue's mask; otherwise the CPU by RPS; otherwise INLINE.
+ * INLINE too for an application that polls the queue: its polls would not find packets elsewhere.
  */
 static __always_inline __u16 rx_base(struct rx *rx, const struct rps_map *map)
 {
@@ -54,46 +52,54 @@ static __always_inline __u16 rx_base(struct rx *rx, const struct rps_map *map)
 	return base == RPS_NO_CPU ? RPS_INLINE : base;
 }
 
-/* ---- by what the CPUs are doing --------------------------------------------- */
+/* ---- by the load of CPUs ---------------------------------------------------- */
 
-/* A CPU that others want for more of the time has none to give. */
+/* A CPU that other tasks need for more of its time has no room for flows. */
 #define POLICY_ROOM (LOAD_WHOLE * 7 / 8)
 
-/* Where more others want to run, the backlog's thread, which is one of many, would hardly be
- * served: so many at most before flows go there, and twice as many before they leave. */
+/*
+ * Runnable tasks on a CPU, times 1024, without the backlog's kthread. With more of them the
+ * kthread's share of the CPU is too small. Flows go there up to this number, and leave above twice
+ * this number.
+ */
 #define POLICY_OTHERS (4 * LOAD_WHOLE)
 
-/* Windows for which nobody goes to a CPU that frames came to faster than it took them: the others
- * stay then, and who would try again would only bring it back. */
+/* Windows without new flows for a CPU after it was crowded (rx_note_crowded()). The flows that
+ * caused this are still there: another one would crowd it again. */
 #define POLICY_REST 100
 
-/* Windows after which what a flow knew of its application says nothing any more. */
+/* Windows after which a flow's last observation of its application is out of date. A flow leaves
+ * its application's CPU when the application has not waited in this number of windows. */
 #define POLICY_LATELY 16
 
-/* A flow that costs less of a CPU's time goes to its application whatever else runs there, as long
- * as that leaves the application the time that it needs. */
+/* A flow with at most this share of a CPU's time may go to its application's CPU whatever other
+ * tasks run there, if the application keeps the time that it needs. */
 #define POLICY_SMALL (LOAD_WHOLE / 8)
 
-/* A flow that changes its mind soon after the last time waits twice as long before the next: up to
- * 2^10 windows, ten seconds. */
+/*
+ * A flow's wanted location changes once in 2^backoff windows at most. A change soon after the last
+ * one increments the backoff, up to 2^10 windows (10 s); a late change decrements it. Changes to
+ * the default location are exempt.
+ */
 #define POLICY_BACKOFF 10
-#define POLICY_SOON    256U /* times what it had to wait */
+#define POLICY_SOON    256U /* windows, times 2^backoff: an earlier change is soon */
 
-/* What the flow costs, as a share of a CPU's time, as far as is known. */
+/* The flow's cost as a share of a CPU's time; an estimate (load_cost()). */
 static __always_inline __u32 flow_share(const struct rx *rx, const struct rps_dev_flow *flow)
 {
 	return load_share(load_cost(&rx->q->load, flow->load), LOAD_WINDOW_NS);
 }
 
-/* Whether the flow would find the time on the CPU that it needs. */
+/* Whether the CPU's idle time covers the flow's cost. */
 static __always_inline bool flow_fits(const struct rx *rx, const struct rps_dev_flow *flow,
 				      __u32 cpu)
 {
 	return flow_share(rx, flow) + cpu_busy(cpu) <= LOAD_WHOLE;
 }
 
-/* Whether frames come to the CPU faster than it takes them, or soon will. */
-static __always_inline bool rx_crowded(const struct rx *rx, __u32 cpu)
+/* Whether the queue's backlog for the CPU is more than half full, or the CPU has more than twice
+ * POLICY_OTHERS runnable tasks. Stores the window in `crowded`: rx_rested() reads it. */
+static __always_inline bool rx_note_crowded(const struct rx *rx, __u32 cpu)
 {
 	struct backlog *b = rx_backlog(rx, cpu);
 
@@ -105,7 +111,8 @@ static __always_inline bool rx_crowded(const struct rx *rx, __u32 cpu)
 	return true;
 }
 
-/* Whether frames have not come faster than the CPU took them for a while. */
+/* Whether the queue's backlog for the CPU is at most half full, and the CPU was not crowded in the
+ * last POLICY_REST windows. */
 static __always_inline bool rx_rested(const struct rx *rx, __u32 cpu)
 {
 	const struct backlog *b = rx_backlog(rx, cpu);
@@ -115,13 +122,13 @@ static __always_inline bool rx_rested(const struct rx *rx, __u32 cpu)
 	return !b->crowded || rx->q->load.window - (__u32)b->crowded >= POLICY_REST;
 }
 
-/* Whether the CPU may be given more than it has. */
+/* Whether further flows may go to the CPU. */
 static __always_inline bool rx_open(const struct rx *rx, __u32 cpu)
 {
 	return rx_rested(rx, cpu) && cpu_demand(cpu, rx_backlog(rx, cpu)) <= POLICY_OTHERS;
 }
 
-/* An idle CPU near this one, on which the flow fits, as a location; or RPS_NO_CPU. */
+/* The nearest idle CPU with room for the flow, as a location; RPS_NO_CPU if there is none. */
 static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_dev_flow *flow,
 					  __u32 cpu)
 {
@@ -132,7 +139,7 @@ static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_
 	for (__u32 i = 0; i < CPU_NEAR && i < center->nr_near; i++) {
 		__u16 near = center->near[i];
 
-		/* The one that polls is not idle right now. */
+		/* The polling CPU is never idle now; while it is relaxed, it counts as idle. */
 		if (near == rx->cpu && rx->q->load.pressure == RX_RELAXED)
 			return RPS_INLINE;
 		if (near == rx->cpu || near >= RPS_INLINE_SHED || !cpu_is_idle(near))
@@ -143,16 +150,14 @@ static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_
 	return RPS_NO_CPU;
 }
 
-/* Whether others leave the CPU time for the queue's backlog there. */
+/* Whether the CPU is not crowded, and other tasks leave time for the queue's backlog there. */
 static __always_inline bool rx_has_room(const struct rx *rx, __u32 cpu)
 {
-	return !rx_crowded(rx, cpu) && cpu_demand(cpu, rx_backlog(rx, cpu)) <= POLICY_ROOM;
+	return !rx_note_crowded(rx, cpu) && cpu_demand(cpu, rx_backlog(rx, cpu)) <= POLICY_ROOM;
 }
 
-/*
- * Whether the flow's application keeps up with what comes: it waits now, or has since the flow
- * asked last.
- */
+/* Whether the flow's application keeps up with its packets: it waits now, or has waited since the
+ * flow's last observation, at most POLICY_LATELY windows ago. */
 static __always_inline bool rx_keeps_up(const struct rx *rx, struct rps_dev_flow *flow)
 {
 	__u32 waits = rx_consumer_waits_so_far(rx);
@@ -168,7 +173,7 @@ static __always_inline bool rx_keeps_up(const struct rx *rx, struct rps_dev_flow
 	return !behind;
 }
 
-/* Whether its packets leave the application the time that it needs, as far as is known. */
+/* Whether the flow is small, and its packets leave the application the time that it takes now. */
 static __always_inline bool flow_spares_consumer(const struct rx *rx,
 						 const struct rps_dev_flow *flow)
 {
@@ -177,16 +182,16 @@ static __always_inline bool flow_spares_consumer(const struct rx *rx,
 	return share <= POLICY_SMALL && share + rx_consumer_busy(rx) <= POLICY_ROOM;
 }
 
-/* Where the flow's application is, or RPS would have it, if that is worth a hop now. */
+/* Whether the CPU by the tables, the application's or that of RPS, is worth a hop now. */
 static __always_inline bool rx_base_has_room(const struct rx *rx, struct rps_dev_flow *flow)
 {
 	__u16 base = flow->base;
 
-	if (rx_crowded(rx, base))
+	if (rx_note_crowded(rx, base))
 		return false;
 	if (flow->wanted != base && !rx_open(rx, base))
 		return false;
-	/* Near the application its packets are cheapest, if it isn't kept from its work by them. */
+	/* Packets cost least near the application, unless they take the time that it needs. */
 	if (rx->followed && !rx_keeps_up(rx, flow))
 		return false;
 	if (flow->wanted == base || (rx->followed && flow_spares_consumer(rx, flow)))
@@ -194,7 +199,7 @@ static __always_inline bool rx_base_has_room(const struct rx *rx, struct rps_dev
 	return (rx->followed || rx_has_room(rx, base)) && flow_fits(rx, flow, base);
 }
 
-/* Whether the idle CPU that the flow has found still has the time. */
+/* Whether the idle CPU that was chosen for the flow still has room. */
 static __always_inline bool rx_idle_holds(const struct rx *rx, const struct rps_dev_flow *flow)
 {
 	if (flow->reason != RX_IDLE_CPU || flow->wanted == flow->base)
@@ -204,10 +209,8 @@ static __always_inline bool rx_idle_holds(const struct rx *rx, const struct rps_
 	return rx_usable(rx, flow->wanted) == flow->wanted && rx_has_room(rx, flow->wanted);
 }
 
-/*
- * As [RFC] net;sched: "Try to find idle cpu for RPS to handle packets": an idle CPU near an
- * application that is busy. One that sleeps keeps its packets on its own CPU.
- */
+/* An idle CPU near a busy application, as in "[RFC] net;sched: Try to find idle cpu for RPS to
+ * handle packets" (Tkhai, 2018). Packets of a sleeping application stay on its own CPU. */
 static __always_inline __u16 rx_choose_idle(const struct rx *rx, const struct rps_dev_flow *flow)
 {
 	return rx_idle_holds(rx, flow) ? flow->wanted : rx_idle_near(rx, flow, flow->base);
@@ -226,8 +229,8 @@ static __always_inline __u16 rx_choose_near(const struct rx *rx, struct rps_dev_
 	return idle;
 }
 
-/* INLINE unless the CPU that polls is saturated, or there for other packets, and another would be
- * better. */
+/* INLINE, unless another CPU is better, and the polling CPU is saturated or polled by an
+ * application for its own packets (RX_POLLED). */
 static __always_inline __u16 rx_adapt(const struct rx *rx, struct rps_dev_flow *flow, __u8 *reason)
 {
 	struct rx_load *l = &rx->q->load;
@@ -249,7 +252,7 @@ static __always_inline __u16 rx_adapt(const struct rx *rx, struct rps_dev_flow *
 		return flow->base;
 	}
 	*reason = RX_NO_GAIN;
-	if (flow->wanted == flow->base && !rx_crowded(rx, flow->base) &&
+	if (flow->wanted == flow->base && !rx_note_crowded(rx, flow->base) &&
 	    !(rx->followed && flow->behind >= POLICY_LATELY)) {
 		*reason = RX_STAY;
 		stay = flow->base;
@@ -257,7 +260,7 @@ static __always_inline __u16 rx_adapt(const struct rx *rx, struct rps_dev_flow *
 	return rx_choose_near(rx, flow, stay, reason);
 }
 
-/* Where the flow wants to be from this window on, and why. */
+/* The location that the flow wants from this window on, and the reason. */
 static __always_inline __u16 rx_choose(const struct rx *rx, struct rps_dev_flow *flow, __u8 *reason)
 {
 	*reason = RX_TABLES;
@@ -270,19 +273,19 @@ static __always_inline __u16 rx_choose(const struct rx *rx, struct rps_dev_flow 
 	return rx_choose_near(rx, flow, flow->base, reason);
 }
 
-/* Where a flow is that nothing speaks for moving. */
-static __always_inline __u16 flow_home(const struct rx *rx, const struct rps_dev_flow *flow)
+/* The default location: INLINE under RX_ADAPT, otherwise the location by the tables. */
+static __always_inline __u16 flow_default(const struct rx *rx, const struct rps_dev_flow *flow)
 {
 	return rx->q->policy & RX_ADAPT ? (__u16)RPS_INLINE : flow->base;
 }
 
-/* Whether it is too early for the flow to leave for anywhere but home. */
+/* Whether the backoff still forbids a change, other than to the default location. */
 static __always_inline bool flow_rests(const struct rps_dev_flow *flow)
 {
 	return flow->window - flow->changed < 1U << flow->backoff;
 }
 
-/* The flow leaves: next time it rests for longer, if it does so soon. */
+/* Adjusts the backoff at a change, other than to the default location. */
 static __always_inline void flow_back_off(struct rps_dev_flow *flow)
 {
 	if (flow->window - flow->changed < POLICY_SOON << flow->backoff)
@@ -291,21 +294,23 @@ static __always_inline void flow_back_off(struct rps_dev_flow *flow)
 		flow->backoff -= flow->backoff > 0;
 }
 
-/* Whether where the flow wants to be is no place to rest at: its frames may be lost. */
+/* Whether frames may be dropped at the wanted location, so that the backoff must not hold the flow
+ * there. */
 static __always_inline bool rx_overrun(const struct rx *rx, const struct rps_dev_flow *flow)
 {
 	if (flow->wanted == RPS_INLINE)
 		return rx->q->load.pressure == RX_SATURATED;
-	return rx_crowded(rx, flow->wanted);
+	return rx_note_crowded(rx, flow->wanted);
 }
 
-/* Whether the flow may change its mind now, with what is changing already. */
+/* Whether the wanted location may change now: backoff, and limit of the load that moves at once.
+ * Accounts for the change if so. */
 static __always_inline bool rx_may_change(const struct rx *rx, struct rps_dev_flow *flow,
 					  __u16 wanted)
 {
-	bool leaves = wanted != flow_home(rx, flow);
+	bool leaves = wanted != flow_default(rx, flow);
 	struct rx_load *l = &rx->q->load;
-	/* Of many that have less than a frame in a window, this one has come now. */
+	/* Plus this frame: a flow with less than a frame per window would cost nothing. */
 	__u64 cost = load_cost(l, flow->load + 1);
 
 	if (leaves && flow_rests(flow))
@@ -321,28 +326,26 @@ static __always_inline bool rx_may_change(const struct rx *rx, struct rps_dev_fl
 	return true;
 }
 
-/* The slot knows nothing: the flow begins where the policy would have it without a load. */
+/* Initializes an unset slot: the flow wants its default location. */
 static __always_inline void flow_begin(const struct rx *rx, struct rps_dev_flow *flow, __u16 base)
 {
 	flow->changed = flow->window;
 	flow->load = 0;
 	flow->backoff = flow->reason = 0;
 	flow->base = base;
-	flow->wanted = flow_home(rx, flow);
+	flow->wanted = flow_default(rx, flow);
 }
 
-/* Whether the flow is where it is because the tables have it there. Who adapts is INLINE for the
- * load's sake, whatever the tables say. */
+/* Whether the tables determine the wanted location. Under RX_ADAPT, INLINE is chosen by load, even
+ * if the tables say INLINE too. */
 static __always_inline bool flow_at_base(const struct rx *rx, const struct rps_dev_flow *flow)
 {
 	return flow->wanted == flow->base &&
 	       !(rx->q->policy & RX_ADAPT && flow->wanted == RPS_INLINE);
 }
 
-/*
- * Where the flow wants to be, whose tables say `base`. Decided once a window; and when the tables
- * change, since who follows an application follows it at once.
- */
+/* The flow's wanted location; `base` is its location by the tables. Decided once per window, and
+ * when `base` changes, so that a flow follows its application without delay. */
 static __always_inline __u16 rx_wanted(const struct rx *rx, struct rps_dev_flow *flow, __u16 base,
 				       bool new_window)
 {
@@ -357,14 +360,14 @@ static __always_inline __u16 rx_wanted(const struct rx *rx, struct rps_dev_flow 
 		return wanted;
 	flow->base = base;
 	if (lost || follows) {
-		flow->wanted = lost ? flow_home(rx, flow) : base;
+		flow->wanted = lost ? flow_default(rx, flow) : base;
 		flow->reason = RX_TABLES;
 	} else if (wanted == RPS_INLINE) {
-		/* The CPU that it had chosen polls now. */
+		/* The CPU that the flow wanted polls the queue now. */
 		flow->wanted = RPS_INLINE;
 	}
 	wanted = rx_choose(rx, flow, &reason);
-	home = flow_home(rx, flow);
+	home = flow_default(rx, flow);
 	if (wanted != flow->wanted && flow->wanted != home && flow_rests(flow) &&
 	    rx_overrun(rx, flow)) {
 		wanted = home;

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * steer.h: from a flow's hash to the location where its packet is processed: where the flow
- * wants to be, and whether it may go there (docs/order.md).
+ * steer.h: from a flow's hash to the location where its packet is processed: the wanted location
+ * (policy.h), and whether the flow may move there (docs/order.md).
  *
- * Plain C without helpers, maps or a clock (types.h); asks through the functions of env.h.
+ * Plain C without helpers, maps or a clock (types.h); inputs come through the functions of env.h.
  */
 #pragma once
 
@@ -18,8 +18,9 @@
 /* ---- INLINE's own backlog ------------------------------------------------- */
 
 /*
- * The poll in progress, by its number. While somebody waits to leave, a poll's first INLINE frame
- * looks at GRO's lists: later in the poll they may hold what the poll itself received.
+ * The number of the present poll (rx_queue.nr_polls). While a flow waits to leave INLINE, the first
+ * call in a poll, for its first INLINE frame at the latest, reads GRO's lists: later they may hold
+ * packets of this poll.
  */
 static __always_inline __u64 rx_poll(struct rx *rx)
 {
@@ -41,10 +42,8 @@ static __always_inline __u64 rx_poll(struct rx *rx)
 	return rx->poll = q->nr_polls;
 }
 
-/*
- * Whether everything up to this poll, inclusive, has been delivered: it has ended, and since then
- * the NAPI's GRO lists have been seen empty, by their owner.
- */
+/* Whether all packets of the polls up to number `last_qtail` have been delivered: that poll has
+ * ended, and the owner of the NAPI instance has seen its GRO lists empty since. */
 static __always_inline bool inline_delivered(struct rx *rx, __u64 last_qtail)
 {
 	struct rx_queue *q = rx->q;
@@ -66,8 +65,9 @@ static __always_inline bool inline_delivered(struct rx *rx, __u64 last_qtail)
 /* ---- the rule of order ---------------------------------------------------- */
 
 /*
- * An unset slot stands for whatever the queue passed up before the epoch, INLINE: a frame in the
- * poll of the epoch's first one.
+ * The last_qtail of an unset slot: the first poll of the epoch in which one is needed. Packets of
+ * the slot's flows from before the epoch were processed INLINE, at the latest in the poll that
+ * received the epoch's first frame.
  */
 static __always_inline __u64 rx_first_poll(struct rx *rx)
 {
@@ -80,10 +80,8 @@ static __always_inline __u64 rx_first_poll(struct rx *rx)
 	return q->first_poll;
 }
 
-/*
- * A flow changes location only when every earlier packet of it has been delivered to the stack.
- * Staying is always safe.
- */
+/* The rule of order: a flow changes its location only when all its earlier packets have been
+ * delivered to the stack. Staying is always safe. */
 static __always_inline bool rx_delivered(struct rx *rx, __u16 location, __u64 last_qtail)
 {
 	struct backlog *b;
@@ -103,7 +101,8 @@ static __always_inline bool rx_delivered(struct rx *rx, __u16 location, __u64 la
 
 /* ---- what becomes of a packet --------------------------------------------- */
 
-/* The slot is the flow's from now on, if it was another's; where the slot is does not change. */
+/* Gives the slot to this flow if another one had it, or if the slot is unset. The location stays:
+ * the rule of order binds both flows. */
 static __always_inline void rx_own(const struct rx *rx, struct rps_dev_flow *flow, bool set)
 {
 	if (likely(flow->hash == rx->hash && set))
@@ -130,8 +129,11 @@ static __always_inline void rx_locate(const struct rx *rx, struct rps_dev_flow *
 	flow->last_seen = rx_jiffies();
 }
 
-/* Whether a large flow's frame is dropped, since the polling CPU can't keep up: so many of them,
- * one by one. */
+/*
+ * Whether to drop this INLINE frame of a large flow: `police` of 1024, spread evenly over the
+ * flow's frames by a multiplicative hash of their number (0x9e3779b1: a prime near 2^32 / golden
+ * ratio).
+ */
 static __always_inline bool rx_policed(const struct rx *rx, const struct rps_dev_flow *flow)
 {
 	__u32 number = flow->nr_packets + flow->nr_dropped;
@@ -152,7 +154,7 @@ static __always_inline enum rx_verdict rx_inline(struct rx *rx, struct rps_dev_f
 	return RX_PASS;
 }
 
-/* Whether a frame of the flow may enter. */
+/* The backlog's room for a frame of this flow: BACKLOG_CROWDED concerns large flows only. */
 static __always_inline enum backlog_room rx_room(const struct rx *rx,
 						 const struct rps_dev_flow *flow, struct backlog *b)
 {
@@ -163,7 +165,7 @@ static __always_inline enum backlog_room rx_room(const struct rx *rx,
 	return room;
 }
 
-/* Whether the backlog takes a frame of the flow; counts it if not. */
+/* Whether a frame of the flow may enter the backlog; if not, counts the frame. */
 static __always_inline bool rx_admit(const struct rx *rx, struct rps_dev_flow *flow,
 				     struct backlog *b)
 {
@@ -181,10 +183,8 @@ static __always_inline bool rx_admit(const struct rx *rx, struct rps_dev_flow *f
 	return false;
 }
 
-/*
- * Into the backlog for `cpu`. While it has none, INLINE: no entry is removed while flows are
- * in it, so a flow without one is on its way here and may be anywhere.
- */
+/* Redirects the packet to the backlog for `cpu`; INLINE until that backlog exists. Order is kept:
+ * an entry with frames is never removed, so all earlier frames of this flow have been delivered. */
 static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev_flow *flow,
 						   __u32 cpu)
 {
@@ -196,9 +196,11 @@ static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev
 		return RX_DROP;
 	if (!rx_enqueue(rx, cpu))
 		return rx_inline(rx, flow);
-	/* Once a poll's first frame is in, the kthread has not taken all, asleep or not: a flow
-	 * that waits, and is not the first of its poll, would wait for ever. So the first one
-	 * looks. */
+	/*
+	 * Once a frame of a poll has entered, `dequeued` is below `tail` until the poll ends: proof
+	 * "asleep" fails for all later frames of the poll. A flow that waits, with frames that are
+	 * never first, would wait forever, so the first frame evaluates the proof for that flow.
+	 */
 	if (unlikely(b->leaving) && b->leaving != rx_poll(rx)) {
 		b->leaving = 0;
 		backlog_asleep(b);
@@ -209,9 +211,10 @@ static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev
 }
 
 /*
- * Whether a frame whose flow has to wait at `location` is better dropped. A full backlog may stay
- * full for as long as the overload lasts, and the flow with it: from the first frame that has no
- * room, the flow's frames are dropped until those before have been delivered.
+ * Whether to drop a frame of a flow that waits to leave `location`. During an overload a backlog
+ * stays full, and a flow that keeps sending could never leave. From its first frame without room
+ * on, its frames are dropped until the earlier ones have been delivered; with `all`
+ * (RPS_INLINE_SHED), even while there is room.
  */
 static __always_inline bool rx_shed(const struct rx *rx, struct rps_dev_flow *flow, __u16 location,
 				    bool all)
@@ -236,7 +239,7 @@ static __always_inline enum rx_verdict rx_steer(struct rx *rx, const struct rps_
 	__u16 wanted;
 
 	rx_own(rx, flow, set);
-	/* While the polling CPU has room, nothing has to be asked. */
+	/* While the polling CPU has room, the tables are not read. */
 	if ((q->policy & RX_ADAPT) && q->load.pressure == RX_RELAXED && set &&
 	    location == RPS_INLINE) {
 		flow->wanted = RPS_INLINE;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * native.c: the pure C of the data path, compiled for the host, so that the
- * tests run what the kernel runs.
+ * native.c: the pure C of the data path, compiled for the host, so that tests run the same code as
+ * the kernel.
  */
 #include "core/flow.h"
 #include "core/load.h"
@@ -38,9 +38,9 @@ __u32 native_flow_tunnel_of(__u8 proto, __u16 dest)
 	return flow_tunnel_of(proto, dest);
 }
 
-/* ---- what steer.h and backlog.h ask --------------------------------------- */
+/* ---- inputs of steer.h and backlog.h -------------------------------------- */
 
-/* Tests run in threads: each call has its own surroundings. */
+/* Tests run in threads: each call has its own inputs. */
 static _Thread_local struct rx_facts *facts;
 static _Thread_local struct backlog *backlogs;
 

@@ -59,7 +59,7 @@ impl Load {
             pressure,
             busy_percent: percent(l.busy_share),
             polls_percent: percent(l.poll_share),
-            leaving: Some(l.leaving).filter(|leaving| *leaving != load_leaving::LOAD_NOBODY.0),
+            leaving: Some(l.leaving).filter(|leaving| *leaving != load_leaving::LOAD_NO_FLOW.0),
             limiting_percent: percent(l.police),
         })
     }
@@ -91,7 +91,7 @@ mod tests {
                 busy_share: 1024,
                 poll_share: 512,
                 police: 10,
-                leaving: load_leaving::LOAD_NOBODY.0,
+                leaving: load_leaving::LOAD_NO_FLOW.0,
                 pressure: rx_pressure::RX_FULL.0 as u16,
                 ..rx_load::default()
             },
