@@ -216,8 +216,8 @@ impl Demo {
 }
 
 impl Demo {
-    /// How many times as many packets rxsteer delivered as the mode at this place of each case: from
-    /// the lowest to the highest ratio.
+    /// How many times as many packets rxsteer delivered as the mode at this place of each case:
+    /// from the lowest to the highest ratio.
     fn delivered_over(&self, place: usize) -> String {
         let ratios = self.cases.iter().filter_map(|case| {
             let delivered = case.rows.last()?.delivered_pps;

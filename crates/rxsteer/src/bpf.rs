@@ -34,8 +34,8 @@ skeleton!(
 );
 
 /// Opens an object, for good: a skeleton borrows the memory of its object's handle, a few bytes,
-/// which stays taken. There is an object for each device, each change of the tables' sizes, and each
-/// time that sockets or polls begin to be watched.
+/// which stays taken. There is an object for each device, each change of the tables' sizes, and
+/// each time that sockets or polls begin to be watched.
 ///
 /// # Errors
 /// When the object can't be read.

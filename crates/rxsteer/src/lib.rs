@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Receive steering for Linux as one eBPF system. docs/architecture.md says what each folder may use.
+//! Receive steering for Linux as one eBPF system. docs/architecture.md says what each folder may
+//! use.
 
 pub mod api;
 pub mod bpf;

@@ -275,8 +275,8 @@ fn no_file_is_long() {
     assert!(long.is_empty(), "longer than {LONGEST} lines: {long:#?}");
 }
 
-/// Lines of C that stand where they may not: programs and maps in headers other than maps.h, helpers
-/// and kernel reads in core/.
+/// Lines of C that stand where they may not: programs and maps in headers other than maps.h,
+/// helpers and kernel reads in core/.
 fn misplaced(path: &Path, text: &str) -> Vec<String> {
     let header = path.extension().is_some_and(|extension| extension == "h");
     let core = path.parent().is_some_and(|folder| folder.ends_with("core"));

@@ -115,7 +115,8 @@ fn asleep(add: Rmw, read: Rmw) {
     });
 }
 
-/// XDP reads the head of `backlog_dequeue()`: whether readers without a lock see what was delivered.
+/// XDP reads the head of `backlog_dequeue()`: whether readers without a lock see what was
+/// delivered.
 fn head(add: Rmw, head_first: bool, fenced: bool) {
     loom::model(move || {
         let world = World::new();

@@ -55,8 +55,8 @@ fn verified(object: &Object, what: &str) -> Result<Vec<u32>> {
         .collect()
 }
 
-/// The constants, of any object. More than one of each, or the verifier could prune what a real host
-/// needs.
+/// The constants, of any object. More than one of each, or the verifier could prune what a real
+/// host needs.
 fn constants() -> rx_config {
     rx_config {
         nr_cpus: 64,

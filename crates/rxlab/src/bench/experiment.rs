@@ -58,8 +58,8 @@ pub struct On {
 /// How the device's queue is polled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Napi {
-    /// In softirq, as after an interrupt; where generators have CPUs of their own, by a thread that runs
-    /// before all others
+    /// In softirq, as after an interrupt; where generators have CPUs of their own, by a thread that
+    /// runs before all others
     Interrupt,
     /// By a thread bound to the interrupt's CPU (threaded NAPI)
     Thread,

@@ -32,9 +32,9 @@ pub const OTHER_CPU: u32 = 1;
 /// machine, loading the programs takes 20 s.
 const TIMEOUT: Duration = Duration::from_secs(90);
 
-/// Serializes labs: what follows in the test runs alone. Ends the test as not run, with a report, if
-/// this machine allows no lab or has one CPU; with `napi`, also if its kernel does not list the NAPI
-/// instances of a veth. The report names the function, or the argument.
+/// Serializes labs: what follows in the test runs alone. Ends the test as not run, with a report,
+/// if this machine allows no lab or has one CPU; with `napi`, also if its kernel does not list the
+/// NAPI instances of a veth. The report names the function, or the argument.
 #[macro_export]
 macro_rules! in_lab {
     () => {

@@ -117,7 +117,8 @@ impl Target {
     /// Duplicates a descriptor of the process. The duplicate keeps the file open: drop it soon.
     ///
     /// # Errors
-    /// EPERM when the process may not be traced, EBADF when it has closed it, ESRCH when it has ended.
+    /// EPERM when the process may not be traced, EBADF when it has closed it, ESRCH when it has
+    /// ended.
     pub fn borrow(&self, fd: RawFd) -> io::Result<OwnedFd> {
         // SAFETY: the call takes numbers and returns a descriptor.
         let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.pidfd.as_raw_fd(), fd, 0) };

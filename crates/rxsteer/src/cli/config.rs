@@ -16,7 +16,7 @@ use super::run::RunArgs;
 use crate::busy_poll::rule::Rule;
 use crate::daemon::options::Options;
 
-/// What a file has besides options.
+/// Content of a file besides options.
 #[derive(Debug, Deserialize)]
 struct Tables {
     #[serde(default)]
@@ -28,7 +28,7 @@ struct Tables {
 /// The keys of [`Tables`].
 const TABLES: [&str; 2] = ["devices", "busy_poll"];
 
-/// Words that are this similar are taken for one that was mistyped, as clap does.
+/// Similarity from which an unknown key is taken for a mistyped one, as in clap.
 const SIMILAR: f64 = 0.7;
 
 /// The options of this file, and of the command line, which takes precedence; `cli` has the
@@ -67,7 +67,7 @@ pub fn with_file(
     Ok(options)
 }
 
-/// A mistake, and its line if that is known.
+/// A mistake, and its line if known.
 type Mistake = (Option<usize>, String);
 
 /// Values by the argument's id.
@@ -103,7 +103,7 @@ fn read(text: &str) -> Result<(Tables, Defaults), Mistake> {
     Ok((tables, defaults))
 }
 
-/// From 1.
+/// The number of the line with this offset, from 1.
 fn line_of(text: &str, offset: usize) -> usize {
     text[..offset].matches('\n').count() + 1
 }
@@ -132,7 +132,7 @@ fn argument<'a>(command: &'a Command, name: &str) -> Result<&'a Arg, String> {
     })
 }
 
-/// A key's values as they would stand on the command line; none for a flag that is false.
+/// A key's values as on the command line; none for a flag that is false.
 fn values(arg: &Arg, name: &str, value: &Value) -> Result<Vec<String>, String> {
     let flag = !arg.get_action().takes_values();
     Ok(match value {
@@ -149,7 +149,8 @@ fn values(arg: &Arg, name: &str, value: &Value) -> Result<Vec<String>, String> {
     })
 }
 
-/// Whether the option takes these values: clap's message, without the usage of the command line.
+/// Checks the values of an option. The error is clap's message, without the usage of the command
+/// line.
 fn check(command: &Command, arg: &Arg, name: &str, values: &[String]) -> Result<(), String> {
     if !arg.get_action().takes_values() {
         return Ok(());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rxsteer doctor`: what stands in the way on this host and on its devices, and what the settings
-//! of NAPI instances amount to. Changes nothing.
+//! `rxsteer doctor`: obstacles to steering on this host and on its devices, and the effects of the
+//! settings of NAPI instances. Changes nothing.
 
 use std::fmt::Write;
 use std::fs;
@@ -33,7 +33,7 @@ pub struct DoctorArgs {
 }
 
 impl DoctorArgs {
-    /// Fails, in the exit status alone, if something stands in the way.
+    /// Fails, by the exit status only, if there is an obstacle.
     pub(super) fn run(&self) -> Result<ExitCode> {
         end_with_the_reader()?;
         let diagnosis = diagnose(&self.devices)?;
@@ -45,67 +45,67 @@ impl DoctorArgs {
     }
 }
 
-/// The answer.
+/// The answer of `rxsteer doctor`.
 #[derive(Debug, Serialize)]
 pub struct Diagnosis {
     /// This host.
     pub host: Host,
-    /// The devices that were asked for, or all that are up, but for loopback.
+    /// The devices named, or all that are up except loopback.
     pub devices: Vec<DeviceDiagnosis>,
-    /// Something stands in the way: of the host, or of a device that was asked for.
+    /// There is an obstacle: on the host, or on a named device.
     pub in_the_way: bool,
 }
 
-/// What the host has.
+/// Facts about the host.
 #[derive(Debug, Serialize)]
 pub struct Host {
     /// The kernel's release.
     pub release: String,
-    /// What steering needs and it lacks; empty if nothing.
+    /// Requirements of steering that the host lacks.
     pub missing: Vec<Missing>,
     /// Sockets can poll (`SO_BUSY_POLL`).
     pub busy_polling: bool,
-    /// Epoll instances have parameters of their own for that (Linux 6.9).
+    /// Epoll instances have their own parameters of busy polling (Linux 6.9).
     pub epoll_params: bool,
-    /// `net.core.busy_poll`, us: for so long poll(), select() and all epoll instances of the host
-    /// poll. `None` without busy polling.
+    /// `net.core.busy_poll`, us: the time for which poll(), select() and all epoll instances of the
+    /// host poll. `None` without busy polling.
     pub busy_poll_usecs: Option<u32>,
 }
 
-/// What a device has.
+/// Facts about a device.
 #[derive(Debug, Serialize)]
 pub struct DeviceDiagnosis {
-    /// Its name.
+    /// The device's name.
     pub device: String,
-    /// Empty for devices without ethtool operations.
+    /// The driver; empty for devices without ethtool operations.
     pub driver: String,
-    /// In use.
+    /// Receive queues in use.
     pub rx_queues: u32,
-    /// The rxsteer that steers it now.
+    /// The rxsteer that steers the device now.
     pub steered_by: Option<String>,
-    /// The mode in which it can be steered as it is, native if both; `None`: in none.
+    /// The mode in which the device can be steered as it is, native if both; `None`: in none.
     pub mode: Option<XdpMode>,
-    /// What speaks against native mode,
+    /// Objections to native mode.
     pub native: Vec<Objection>,
-    /// and against generic mode.
+    /// Objections to generic mode.
     pub generic: Vec<Objection>,
-    /// What the settings of its NAPI instances amount to.
+    /// Effects of the settings of its NAPI instances.
     pub napi: Vec<Advice>,
 }
 
-/// What settings amount to.
+/// The effect of settings.
 #[derive(Debug, PartialEq, Eq, Serialize)]
 pub struct Advice {
-    /// Ids of the instances that are set so; empty if it concerns all.
+    /// Ids of the instances with these settings; empty if all have them.
     pub ids: Vec<u32>,
-    /// What happens with them.
+    /// Description of the effect.
     pub what: String,
 }
 
-/// Looks at the host, and at the devices that are named, or at all that are up.
+/// Examines the host, and the devices named, or all that are up except loopback.
 ///
 /// # Errors
-/// When there is no such device, saying which there are, or the kernel can't be asked.
+/// When a device does not exist, with a list of devices; or when the kernel can't be queried.
 pub fn diagnose(names: &[String]) -> Result<Diagnosis> {
     let host = Host::look();
     let asked = !names.is_empty();
@@ -168,7 +168,7 @@ impl DeviceDiagnosis {
     }
 }
 
-/// What there is to say of a device's instances.
+/// Effects of the settings of a device's instances.
 fn of_napi(device: &Device, instances: &[Instance]) -> Vec<Advice> {
     let what = match device.napis {
         _ if !device.up => return Vec::new(),
@@ -185,7 +185,7 @@ fn of_napi(device: &Device, instances: &[Instance]) -> Vec<Advice> {
     }]
 }
 
-/// What a device's settings amount to, each once.
+/// Effects of a device's settings, each once.
 fn advice(device: &str, instances: &[Instance]) -> Vec<Advice> {
     let mut advice: Vec<Advice> = Vec::new();
     for instance in instances {
@@ -207,8 +207,8 @@ fn advice(device: &str, instances: &[Instance]) -> Vec<Advice> {
     advice
 }
 
-/// What an instance's settings amount to: napi_complete_done(), busy_poll_stop() and
-/// napi_suspend_irqs() in net/core/dev.c, Documentation/networking/napi.rst.
+/// Effects of an instance's settings, by napi_complete_done(), busy_poll_stop() and
+/// napi_suspend_irqs() in net/core/dev.c, and Documentation/networking/napi.rst.
 fn amounts_to(device: &str, s: &Settings) -> Vec<String> {
     let polls = s.defer_hard_irqs.unwrap_or(0);
     let timer = s.gro_flush_timeout.unwrap_or(0);
@@ -265,7 +265,7 @@ fn amounts_to(device: &str, s: &Settings) -> Vec<String> {
     words
 }
 
-/// Nanoseconds for people.
+/// Nanoseconds as text.
 fn us(ns: u64) -> String {
     format!("{} us", ns as f64 / 1000.0)
 }
@@ -312,7 +312,7 @@ pub fn render(diagnosis: &Diagnosis) -> String {
                 None => "can't be steered as it is".to_owned(),
             }
         );
-        // Of a mode that nobody would choose nobody wants to know.
+        // The chosen mode's objections only; without one, those of both modes.
         let either = match device.mode {
             Some(XdpMode::Native) => device.native.iter().collect(),
             Some(XdpMode::Generic) => device.generic.iter().collect(),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The TCP and UDP sockets of a process or of a local port: by what names their flows go.
+//! The TCP and UDP sockets of a process or of a local port, and the names of their flows.
 
 use std::collections::HashSet;
 use std::fs;
@@ -18,16 +18,16 @@ use crate::datapath::flow::Flow;
 const TCP: u8 = libc::IPPROTO_TCP as u8;
 const UDP: u8 = libc::IPPROTO_UDP as u8;
 
-/// What is known of some sockets.
+/// Facts about some sockets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Endpoints {
-    /// The flows of connected sockets whose peer is another host.
+    /// The flows of sockets that are connected to another host.
     pub flows: Vec<Flow>,
     /// Local ports of UDP sockets that are not connected.
     pub unconnected: Vec<u16>,
     /// Local ports on which TCP connections are accepted.
     pub listening: Vec<u16>,
-    /// They live in another network namespace than who asks.
+    /// The sockets belong to another network namespace than the caller's.
     pub foreign: bool,
 }
 
@@ -35,7 +35,7 @@ impl Endpoints {
     /// The sockets that a process has open.
     ///
     /// # Errors
-    /// When there is no such process, it may not be looked at, or it has no such sockets.
+    /// When the process does not exist, may not be examined, or has no such sockets.
     pub fn of_process(pid: u32) -> Result<Self> {
         let because = |e: ProcError| match e {
             ProcError::NotFound(_) => anyhow!("there is no process {pid}"),
@@ -48,7 +48,7 @@ impl Endpoints {
         let sockets: HashSet<u64> = process
             .fd()
             .map_err(because)?
-            // Some may be closed before they are read.
+            // Descriptors may be closed before they are read.
             .filter_map(|fd| match fd.ok()?.target {
                 FDTarget::Socket(inode) => Some(inode),
                 _ => None,
@@ -70,7 +70,7 @@ impl Endpoints {
         Ok(endpoints)
     }
 
-    /// Those with a local port, in the network namespace of who asks. There may be none.
+    /// Sockets with this local port in the caller's network namespace; possibly none.
     ///
     /// # Errors
     /// When /proc can't be read.
@@ -79,11 +79,12 @@ impl Endpoints {
         Self::read(&task, |_, local_port| local_port == port)
     }
 
-    /// Those in the network namespace of a process for whose inode and local port `wanted` says so.
+    /// The sockets in the network namespace of a process for which `wanted` is true of inode and
+    /// local port.
     fn read(process: &Process, wanted: impl Fn(u64, u16) -> bool) -> Result<Self> {
         let mut this = Self::default();
         let wanted = |inode, local: SocketAddr| wanted(inode, local.port());
-        // Without IPv6 there are no tables of it.
+        // Without IPv6 its tables don't exist.
         let tcp = [process.tcp()?, process.tcp6().unwrap_or_default()];
         for socket in tcp.iter().flatten() {
             if wanted(socket.inode, socket.local_address) {
@@ -118,7 +119,7 @@ impl Endpoints {
     }
 }
 
-/// The calling thread's folder: its network namespace may not be its process's.
+/// The calling thread's folder: the thread's network namespace may differ from that of its process.
 fn own_task() -> PathBuf {
     Path::new("/proc/self/task").join(gettid().to_string())
 }
@@ -143,7 +144,7 @@ mod tests {
         assert!(all.unconnected.contains(&unconnected), "{all:?}");
         assert!(all.listening.contains(&listening), "{all:?}");
         assert!(!all.foreign);
-        // To this host itself: no device receives that.
+        // Not connected to another host: no device receives the packets.
         assert_eq!(all.flows, []);
 
         let one = Endpoints::of_port(unconnected).unwrap();

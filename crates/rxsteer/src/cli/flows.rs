@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rxsteer flows` as text for people.
+//! `rxsteer flows` as text.
 
 use std::process::ExitCode;
 
@@ -42,9 +42,9 @@ impl FlowsArgs {
     }
 }
 
-/// Why a flow wants to be where it wants to be, in few words.
+/// The reason for a flow's wanted location, in few words.
 fn why(entry: &Entry) -> String {
-    // A flow wants INLINE because the CPU that it wants polls.
+    // If the CPU that the flow wants polls, the wanted location is INLINE.
     let rps = match (entry.wanted, entry.polling_cpu) {
         (Location::Inline, Some(cpu)) => format!("RPS: CPU {cpu}, which polls"),
         _ => "RPS".to_owned(),
@@ -77,7 +77,7 @@ fn why(entry: &Entry) -> String {
     }
 }
 
-/// A time in the unit that suits it.
+/// A time in a suitable unit.
 pub(crate) fn ago(seconds: f64) -> String {
     match seconds {
         s if s < 0.9995 => format!("{:.0} ms", s * 1e3),

@@ -20,7 +20,7 @@ pub struct ManArgs {
 }
 
 impl ManArgs {
-    /// The pages of this command and its subcommands.
+    /// Writes the pages of this command and its subcommands.
     pub(super) fn run(self, mut cli: Command) -> Result<ExitCode> {
         let folder = self.folder.display().to_string();
         fs::create_dir_all(&self.folder).context(folder)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The command line: a file for each subcommand, with its options, what it asks and how it says it.
+//! The command line: a file for each subcommand, with its options, its request and its output.
 
 pub mod config;
 pub mod doctor;
@@ -34,7 +34,7 @@ pub struct Cli {
     pub command: Command,
 }
 
-/// One per thing that rxsteer does.
+/// The subcommands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Steer the packets that devices receive, until stopped
@@ -49,16 +49,18 @@ pub enum Command {
     Set(set::SetArgs),
     /// Let the sockets of applications poll their device's queue, until stopped
     Poll(poll::PollArgs),
-    /// What `poll` leaves behind for the case that it is killed
+    /// Child process of `poll`, which restores the settings if `poll` is killed
     #[command(hide = true)]
     PutBack,
-    /// Show the NAPI instances of devices and the sockets that are on them, or set them until stopped
+    /// Show the NAPI instances of devices and the sockets that are on them, or set them until
+    /// stopped
     Napi(napi::NapiArgs),
-    /// What `napi` leaves behind, while it sets, for the case that it is killed
+    /// Child process of `napi`, which restores the settings if `napi` is killed
     #[command(hide = true)]
     PutBackNapi,
-    /// Say what stands in the way on this host and its devices, and what the settings of NAPI instances
-    /// amount to. Exit status: 1 if something does, of the host or of a device that is named
+    /// Say what stands in the way on this host and its devices, and what the settings of NAPI
+    /// instances amount to. Exit status: 1 if something does, of the host or of a device that is
+    /// named
     Doctor(doctor::DoctorArgs),
     /// Write the man pages
     #[command(hide = true)]
@@ -66,8 +68,8 @@ pub enum Command {
 }
 
 impl Command {
-    /// What is logged unless the environment says otherwise: a run tells its story, the others have
-    /// output of their own.
+    /// Default log level: `run`, `poll` and `napi` with settings log their progress; the other
+    /// commands print their output.
     pub fn log_level(&self) -> LevelFilter {
         match self {
             Self::Run(_) | Self::Poll(_) => LevelFilter::INFO,
@@ -76,10 +78,10 @@ impl Command {
         }
     }
 
-    /// Does it.
+    /// Runs the subcommand.
     ///
     /// # Errors
-    /// With the reason, and what to do about it.
+    /// With the reason and the remedy.
     pub fn run(self) -> Result<ExitCode> {
         match self {
             Self::Run(args) => run::run(&match &args.config {

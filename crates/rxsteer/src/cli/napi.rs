@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rxsteer napi` as text for people.
+//! `rxsteer napi` as text.
 
 use std::fmt::Write;
 use std::os::fd::AsFd;
@@ -61,10 +61,11 @@ pub struct NapiSettings {
     #[arg(long, value_name = "NANOSECONDS")]
     pub gro_flush_timeout: Option<u64>,
 
-    /// Maximum time for which the interrupt is suspended while an application finds packets by epoll
+    /// Maximum time for which the interrupt is suspended while an application finds packets by
+    /// epoll
     ///
-    /// It takes effect if the two options above are set and the epoll instance prefers busy polling (Linux
-    /// 6.13).
+    /// It takes effect if the two options above are set and the epoll instance prefers busy polling
+    /// (Linux 6.13).
     #[arg(long, value_name = "NANOSECONDS")]
     pub irq_suspend_timeout: Option<u64>,
 
@@ -146,7 +147,7 @@ fn instances_table<'a>(devices: impl Iterator<Item = &'a DeviceNapis>) -> Table 
     table
 }
 
-/// `None` if no socket is on any.
+/// `None` if no instance has sockets.
 fn applications_table(napis: &Napis) -> Option<Table> {
     let mut table = table(&["id", "device", "process", "application", "sockets"]);
     for name in [1, 3] {
@@ -174,7 +175,7 @@ fn applications_table(napis: &Napis) -> Option<Table> {
     (table.row_iter().count() > 0).then_some(table)
 }
 
-/// What is not known, and why; a line each.
+/// Unknown facts and the reasons, a line each.
 fn notes(napis: &Napis) -> Vec<String> {
     let mut notes = Vec::new();
     for device in &napis.devices {

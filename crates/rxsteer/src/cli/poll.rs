@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rxsteer poll`, and what it finds and costs as text for people: a part of `rxsteer status`.
+//! `rxsteer poll`, and its counts and costs as text: a part of `rxsteer status`.
 
 use std::fmt::Write;
 use std::os::fd::AsFd;
@@ -26,7 +26,8 @@ pub struct PollArgs {
 
     /// Also poll in poll(), select() and, before Linux 6.9, epoll_wait(), for the whole host
     ///
-    /// Sets net.core.busy_poll: all epoll instances of all processes poll, too. It is restored at the end.
+    /// Sets net.core.busy_poll: all epoll instances of all processes poll, too. It is restored at
+    /// the end.
     #[arg(long)]
     pub host_wide: bool,
 }

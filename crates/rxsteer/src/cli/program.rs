@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the programs of this project do alike: log, be stopped, print an answer.
+//! Shared code of this project's programs: logging, stop signals, output.
 
 use std::io::IsTerminal;
 use std::process::ExitCode;
@@ -11,7 +11,7 @@ use serde::Serialize;
 use tracing_subscriber::filter::LevelFilter;
 
 /// Runs a command and logs why it failed. RXSTEER_LOG in the environment replaces the level. Exit
-/// status: the command's, 1 when it failed, 2 when there is no such level.
+/// status: the command's, 1 if it failed, 2 if the level is invalid.
 pub fn main(level: LevelFilter, command: impl FnOnce() -> Result<ExitCode>) -> ExitCode {
     let level = match std::env::var("RXSTEER_LOG").map(|level| level.parse()) {
         Ok(Ok(level)) => level,
@@ -24,7 +24,7 @@ pub fn main(level: LevelFilter, command: impl FnOnce() -> Result<ExitCode>) -> E
     tracing_subscriber::fmt()
         .with_max_level(level)
         .with_writer(std::io::stderr)
-        // Colours are for a terminal, not for a journal or a file.
+        // Colours only on a terminal, not in a journal or a file.
         .with_ansi(std::io::stderr().is_terminal())
         .without_time()
         .with_target(false)
@@ -50,14 +50,14 @@ pub fn stop_signals() -> Result<SignalFd> {
     SignalFd::new(&stop).context("waiting for signals")
 }
 
-/// Who reads may stop reading: `rxsteer status --interval 1 | head`.
+/// Restores the default action of SIGPIPE: the program ends when its reader does (`| head`).
 pub fn end_with_the_reader() -> Result<()> {
-    // SAFETY: restores the default, which runs no code of ours.
+    // SAFETY: the default action runs no code of this process.
     unsafe { signal(Signal::SIGPIPE, SigHandler::SigDfl) }?;
     Ok(())
 }
 
-/// As JSON on one line, or as text.
+/// Prints an answer as JSON on one line, or as text.
 pub fn print_answer<T: Serialize>(json: bool, answer: &T, render: fn(&T) -> String) -> Result<()> {
     match json {
         true => println!("{}", serde_json::to_string(answer)?),

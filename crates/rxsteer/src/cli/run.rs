@@ -22,25 +22,25 @@ pub struct RunArgs {
 
     /// How packets find their CPU [default: adaptive; with --hash device: rps+idle+adapt+balance]
     ///
-    /// rfs: the CPU of the flow's application, or as rps if that CPU is unknown. rps: by hash, over the
-    /// CPUs of --rps-cpus. off: every packet is parsed, counted, and processed where it is received.
-    /// Additions to rfs and rps: +idle, an idle CPU near a busy application; +adapt, where the packet is
-    /// received while that CPU has room; +balance, slots of the rps_map move from the most to the least
-    /// loaded CPU. adaptive is rfs+idle+adapt+balance.
+    /// rfs: the CPU of the flow's application, or as rps if that CPU is unknown. rps: by hash, over
+    /// the CPUs of --rps-cpus. off: every packet is parsed, counted, and processed where it is
+    /// received. Additions to rfs and rps: +idle, an idle CPU near a busy application; +adapt,
+    /// where the packet is received while that CPU has room; +balance, slots of the rps_map move
+    /// from the most to the least loaded CPU. adaptive is rfs+idle+adapt+balance.
     #[arg(long)]
     pub policy: Option<Policy>,
 
     /// TOML file with these options by name; the command line takes precedence
     ///
-    /// For example policy = "rfs", rps-cpus = "0-3", devices = ["eth0"]. [[busy_poll]] tables have the
-    /// options of `rxsteer poll`.
+    /// For example policy = "rfs", rps-cpus = "0-3", devices = ["eth0"]. [[busy_poll]] tables have
+    /// the options of `rxsteer poll`.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }
 
 impl RunArgs {
-    /// The options, with the policy that was chosen, or the default, which depends on the hash: sockets
-    /// don't know what a device computes.
+    /// The options, with the chosen policy or the default one. The default depends on the hash:
+    /// sockets don't know the hash that a device computes.
     pub(super) fn options(self) -> Options {
         let policy = self.policy.unwrap_or(match self.options.hash {
             Hash::Packet => Policy::default(),
@@ -53,7 +53,7 @@ impl RunArgs {
     }
 }
 
-/// Steers until it is stopped.
+/// Steers until a stop signal.
 pub(super) fn run(options: &Options) -> Result<ExitCode> {
     let signals = stop_signals()?;
     daemon::run(options, signals.as_fd())?;

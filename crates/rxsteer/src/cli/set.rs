@@ -22,7 +22,7 @@ pub struct SetArgs {
     #[arg(long, value_name = "QUEUE", requires = "rps_cpus")]
     pub queue: Option<u32>,
 
-    /// At least one of them.
+    /// At least one change.
     #[command(flatten)]
     pub changes: Changes,
 }
@@ -70,7 +70,8 @@ impl From<SetArgs> for Change {
     }
 }
 
-/// Checked here, understood by the running rxsteer, which knows the interrupt's CPU.
+/// Checks the syntax only: the running rxsteer, which knows the interrupt's CPU, interprets the
+/// text.
 fn rps_cpus(text: &str) -> Result<String, CpuMaskError> {
     text.parse::<RpsCpus>().map(|_| text.to_owned())
 }

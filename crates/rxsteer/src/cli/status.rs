@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rxsteer status`: the accounting of a running rxsteer as text for people.
+//! `rxsteer status`: the accounting of a running rxsteer as text.
 
 use std::fmt::Write;
 use std::process::ExitCode;
@@ -53,16 +53,17 @@ impl StatusArgs {
     }
 }
 
-/// All that runs here, as text; ends with a newline.
+/// The status of steering and of busy polling as text; ends with a newline.
 pub fn text(steering: Option<&Status>, polling: Option<&busy_poll::Status>) -> String {
     let parts = [steering.map(render), polling.map(poll::render)];
     parts.into_iter().flatten().collect::<Vec<_>>().join("\n")
 }
 
-/// The same as JSON: the steering's, and in it `busy_poll`, null if no sockets are let poll.
+/// The same as JSON: the status of steering, with that of busy polling as `busy_poll`, which is
+/// null if no sockets are set to poll.
 ///
 /// # Errors
-/// When it can't be written as JSON.
+/// When the status can't be written as JSON.
 pub fn json(
     steering: Option<&Status>,
     polling: Option<&busy_poll::Status>,
@@ -201,7 +202,7 @@ fn backlogs(device: &Device, dry_run: bool) -> Table {
     table
 }
 
-/// What policies decide by, of the queues where they do.
+/// The loads of queues with policies that depend on the load.
 fn loads(device: &Device) -> Table {
     let mut table = table(&["queue", "polled on", "load", "busy", "in polls", "limiting"]);
     let loads = device.queues.iter();

@@ -13,7 +13,8 @@ impl From<&backlog> for Terms {
             dropped: b.nr_dropped,
             shed: b.nr_shed,
             limited: b.nr_limited,
-            // Read while they are written: what was dequeued may include what entered since.
+            // The counters are written meanwhile: `dequeued` may include frames that entered after
+            // `tail` was read.
             delivered: b.dequeued.saturating_sub(b.nr_unbuilt),
             lost: b.nr_lost + b.nr_unbuilt,
             queued: b.tail.saturating_sub(b.dequeued + b.nr_lost),
@@ -23,8 +24,8 @@ impl From<&backlog> for Terms {
 }
 
 impl Queue {
-    /// The terms of a queue of the data path: `index` counts over all devices, `queue` within one. What
-    /// was balanced is not known there.
+    /// The terms of a queue: `index` counts over all devices, `queue` within one. `balanced` is 0,
+    /// since the data path does not know it.
     pub fn read(datapath: &Datapath, index: u32, queue: u32, rps_cpus: String) -> Self {
         let mut backlogs = Vec::new();
         let mut sums = Terms::default();

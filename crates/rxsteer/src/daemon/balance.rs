@@ -2,61 +2,61 @@
 //! Which slots of an `rps_map` move from the most to the least loaded CPU, as RSS++ moves those of
 //! a NIC's indirection table (Barbette et al., CoNEXT 2019).
 //!
-//! Only where flows want to be changes here; when they go, the rule of order says.
+//! Only wanted locations change here; the rule of order decides when flows move.
 
 use std::cmp::Reverse;
 use std::time::Duration;
 
 use crate::datapath::rps_map::{RpsMap, SLOTS};
 
-/// From this load on a CPU is saturated and gives slots away; the busy fraction of its time. Below,
-/// it still takes all that comes, and a move would cost more than it buys.
+/// Busy fraction of its time from which a CPU is saturated and gives slots away. Below, the CPU
+/// still processes all its packets, and a move would cost more than it gains.
 const SATURATED: f64 = 0.9;
 
-/// How much less load the taking CPU must have, in fractions of a CPU's time. With less, both are
-/// nearly full, and what is moved would soon come back.
+/// Least difference between the loads of the giving and the taking CPU, in fractions of a CPU's
+/// time. With a smaller one, both are nearly saturated, and moved slots would soon move back.
 const DIFFERENCE: f64 = 0.25;
 
-/// By how much a slot that weighs more than half the difference must lower the higher load, in
-/// fractions of a CPU's time. /proc/stat counts idle time in steps of 10 ms, so that a load over a
+/// Least decrease of the higher load, in fractions of a CPU's time, for a slot that weighs more
+/// than half the difference. /proc/stat counts idle time in steps of 10 ms, so that a load over a
 /// tick of 100 ms is off by up to 10 %, and by 4 % in the mean (root mean square).
 const GAIN: f64 = 0.05;
 
-/// Slots that may move in a second, unless configured: it takes some seconds to rearrange a queue, and
-/// in each of them at most a tenth of its flows waits to be delivered.
+/// Default limit of slots that move per second: rearranging a queue takes some seconds, and in each
+/// of them at most a tenth of its flows waits for delivery.
 pub const MOVES_PER_SECOND: u32 = 100;
 
-/// A slot that has moved stays for this many ticks. In the first, its flows may still be waiting to
-/// leave and the loads of both CPUs are a mixture; the others bound what a load that changes as
-/// fast as it is balanced can send to and fro.
+/// Ticks for which a moved slot stays. In the first one, its flows may still wait to leave, and the
+/// loads of both CPUs are a mixture. The others limit moves to and fro under a load that changes as
+/// fast as it is balanced.
 const HOLD_TICKS: u8 = 10;
 
-/// What a CPU of the mask did in a tick.
+/// Load of a CPU of the mask in a tick.
 #[derive(Clone, Copy, Debug)]
 pub struct CpuLoad {
-    /// Its number.
+    /// The CPU's number.
     pub cpu: u32,
-    /// The fraction of the tick in which it was busy, with whatever: 0.0 to 1.0.
+    /// Fraction of the tick in which the CPU was not idle: 0.0 to 1.0.
     pub busy: f64,
-    /// Its backlog ends the tick more than half full, or dropped frames in it.
+    /// The CPU's backlog was more than half full at the end of the tick, or dropped frames in it.
     pub filling: bool,
 }
 
 /// The balance of one queue.
 ///
-/// With several queues, each takes a CPU's whole load for its own frames' (see [`Self::moves`]), so
-/// that together they move as much as one queue with all the frames would.
+/// With several queues, each attributes a CPU's whole load to its own frames (see [`Self::moves`]),
+/// so that together they move as much as one queue with all frames.
 pub struct Balance {
     moves_per_second: u32,
-    /// Moves that may be made now. At most a second's worth.
+    /// Moves allowed now: at most those of a second.
     tokens: f64,
-    /// Ticks that a slot still stays where it is.
+    /// By slot: ticks for which it still stays.
     hold: [u8; SLOTS],
 }
 
 impl Balance {
-    /// Moves at most `moves_per_second` slots a second; 0 moves none. What is left over can be used
-    /// within a second.
+    /// Moves at most `moves_per_second` slots per second; 0: none. Unused moves expire after a
+    /// second.
     pub fn new(moves_per_second: u32) -> Self {
         Self {
             moves_per_second,
@@ -65,8 +65,8 @@ impl Balance {
         }
     }
 
-    /// A tick of this length has passed: budgets grow, and what moved before comes nearer to its next
-    /// move. Every tick, whether anything moves or not.
+    /// Counts a tick of this length: allows further moves, and shortens the holds of moved slots.
+    /// Called at every tick, also if no slot moves.
     pub fn pass(&mut self, tick: Duration) {
         let a_second = f64::from(self.moves_per_second);
         self.tokens = (self.tokens + a_second * tick.as_secs_f64()).min(a_second);
@@ -75,22 +75,22 @@ impl Balance {
         }
     }
 
-    /// Whether anything could move under these loads, whatever the frames: before that is known, they
-    /// need not be counted.
+    /// Whether a slot could move under these loads, for any frames. If not, frames need not be
+    /// counted.
     pub fn could_move(cpus: &[CpuLoad]) -> bool {
         sides(cpus).is_some_and(|(givers, _)| !givers.is_empty())
     }
 
-    /// What moves after a tick: slots, and the CPU that each moves to.
+    /// The moves after a tick: slots, and the CPU to which each moves.
     ///
-    /// `cpus` are those of the mask, with their loads in this tick alone, not smoothed. `frames`
-    /// are what came in the tick for each slot, dropped frames included, of flows that follow RPS.
-    /// A slot stays whose location in `map` is not one of `cpus`.
+    /// `cpus` are the CPUs of the mask, with their loads in this tick alone, not smoothed. `frames`
+    /// are the frames in the tick by slot, dropped ones included, of flows that follow RPS. Slots
+    /// with a location in `map` that is not one of `cpus` stay.
     ///
-    /// A CPU's load is taken to be its slots', in proportion to their frames. What applications do
-    /// there is in it as well, so this is an upper bound, and too little moves rather than too
-    /// much. On a CPU to which more comes than it can take, a slot weighs more than it seems, but
-    /// so does the difference: there, too, nothing moves that would have to come back.
+    /// A CPU's load is attributed to its slots, in proportion to their frames. The load of
+    /// applications is part of it, so a slot's weight is an upper bound, and rather too few slots
+    /// move than too many. On an overloaded CPU a slot weighs more than computed, but so does the
+    /// difference of the loads: there, too, no slot moves that would have to move back.
     pub fn moves(
         &mut self,
         cpus: &[CpuLoad],
@@ -100,7 +100,7 @@ impl Balance {
         let Some((givers, to)) = sides(cpus) else {
             return Vec::new();
         };
-        // A CPU with nothing to give must not stand in the way of the next.
+        // A CPU without slots to give must not keep the next one from giving.
         let slots = givers
             .iter()
             .map(|from| self.slots(from, to, map, frames))
@@ -114,9 +114,9 @@ impl Balance {
         slots.into_iter().map(|slot| (slot, to.cpu)).collect()
     }
 
-    /// The slots that `from` gives to `to`, the largest first: those that fit until both are as
-    /// loaded as each other, or else one that goes beyond and still lowers the higher load. What
-    /// would make `to` as loaded as `from` was stays, or it would come back.
+    /// The slots that `from` gives to `to`, the largest first: those that fit until both loads are
+    /// equal; if none fits, one that exceeds this and still lowers the higher load. A slot that
+    /// would make `to` as loaded as `from` was stays, since it would move back.
     fn slots(
         &self,
         from: &CpuLoad,
@@ -149,7 +149,7 @@ impl Balance {
     }
 }
 
-/// The CPUs that would give, the most loaded first, and the one that would take.
+/// The CPUs that give slots, the most loaded first, and the CPU that takes them.
 fn sides(cpus: &[CpuLoad]) -> Option<(Vec<&CpuLoad>, &CpuLoad)> {
     let free = cpus.iter().filter(|c| !c.filling);
     let to = free.min_by(|a, b| a.busy.total_cmp(&b.busy))?;
@@ -157,7 +157,7 @@ fn sides(cpus: &[CpuLoad]) -> Option<(Vec<&CpuLoad>, &CpuLoad)> {
         .iter()
         .filter(|c| (c.busy >= SATURATED || c.filling) && c.busy - to.busy >= DIFFERENCE)
         .collect();
-    // Of those that are busy all the time, the one that can't keep up is loaded most.
+    // Of CPUs that are always busy, one with a filling backlog has the higher load.
     givers.sort_by(|a, b| (b.busy.total_cmp(&a.busy)).then(b.filling.cmp(&a.filling)));
     Some((givers, to))
 }
@@ -225,12 +225,12 @@ mod tests {
         let (from, to) = from_to(1.0, 0.4);
         assert_eq!(first(from, to, &[8, 29, 5, 17, 41]), [1]);
         assert_eq!(first(from, to, &[70, 10, 0, 20]), [3, 1]);
-        // Beyond the middle, when nothing fits before: the smallest, if it is worth it.
+        // If no slot fits up to the middle: the smallest one, if the gain is sufficient.
         assert_eq!(first(from, to, &[65, 35]), [1]);
         assert_eq!(first(from, to, &[46, 54]), [0]);
         let (from, to) = from_to(1.0, 0.5);
         assert!(first(from, to, &[46, 54]).is_empty());
-        // An elephant alone would only change places with the idleness.
+        // A move of the only slot would only exchange the loads.
         let (from, to) = from_to(1.0, 0.0);
         assert!(first(from, to, &[100]).is_empty());
     }
@@ -278,7 +278,7 @@ mod tests {
         let (map, frames) = on_cpu_0(&[1, 1]);
         let cpus = [load(0, 1.0, false), load(1, 0.0, false)];
         assert_eq!(balance.tick(TICK, &cpus, &map, &frames), [(0, 1)]);
-        // The load goes with it, and more than before.
+        // The load moves with the slot, and has grown.
         let map = map.moved(&[(0, 1), (1, 1)]);
         let cpus = [load(0, 0.0, false), load(1, 1.0, false)];
         assert_eq!(balance.tick(TICK, &cpus, &map, &frames), [(1, 0)]);
@@ -307,7 +307,7 @@ mod tests {
 
     prop_compose! {
         fn cpu_load(cpu: u32)(
-            // Often at an end or at a threshold.
+            // Often a limit or a threshold.
             busy in prop_oneof![0.0..=1.0, Just(1.0), Just(0.0), Just(SATURATED)],
             filling in any::<bool>(),
         ) -> CpuLoad {
@@ -325,7 +325,7 @@ mod tests {
         })
     }
 
-    /// What `busy` is predicted to be for each CPU, each slot weighing what its frames say.
+    /// Predicted `busy` of each CPU; slots weigh in proportion to their frames.
     fn predict(
         cpus: &[CpuLoad],
         map: &RpsMap,
@@ -361,7 +361,7 @@ mod tests {
             let inline = (0..SLOTS).step_by(10).map(|s| (s, location(&RpsMap::inline(), s)));
             map = map.moved(&inline.collect::<Moves>());
             let mut last_moved = [None; SLOTS];
-            // Time and moves since the beginning; no interval may have more than its share.
+            // Time and moves since the start; no interval may have more moves than its share.
             let mut past = VecDeque::from([(0.0, 0)]);
             for (n, (ms, loads, frames)) in ticks.into_iter().enumerate() {
                 let cpus: [CpuLoad; 4] = loads.into();
@@ -373,7 +373,7 @@ mod tests {
                 let (now, count) = *past.back().unwrap();
                 for &(since, before) in &past {
                     let most = f64::from(moves_per_second) * (now - since);
-                    // What was left over at the beginning, of a second at most.
+                    // Moves left over from before the interval: at most those of a second.
                     let left = if since > 0.0 { f64::from(moves_per_second) } else { 0.0 };
                     prop_assert!((count - before) as f64 <= most + left + 1e-6);
                 }
@@ -397,10 +397,10 @@ mod tests {
         }
     }
 
-    /// Constant flows on CPUs that also do other things.
+    /// Constant flows on CPUs with other load.
     #[derive(Clone, Debug)]
     struct Host {
-        /// Load of each CPU without our frames.
+        /// Load of each CPU without the frames.
         other: Vec<f64>,
         /// Frames in a tick.
         frames: Box<Frames>,
@@ -411,7 +411,7 @@ mod tests {
     }
 
     impl Host {
-        /// What it would take of each CPU to process everything: may be more than 1.0.
+        /// Load of each CPU if it processed all its frames; may exceed 1.0.
         fn demand(&self, map: &RpsMap) -> Vec<f64> {
             let mut demand = self.other.clone();
             for (slot, n) in self.frames.iter().enumerate() {
@@ -432,8 +432,9 @@ mod tests {
             RpsMap::inline().spread_over(&(0..self.first).collect::<Vec<_>>())
         }
 
-        /// Runs until nothing has moved for longer than slots are held, which is for ever; the
-        /// ticks until then, and the map. `None` if that takes more than `most` ticks.
+        /// Runs until no slot has moved for longer than slots are held: then no slot moves any
+        /// more. Returns the tick of the last move, and the map; `None` if it comes after more than
+        /// `most` ticks.
         fn settle(
             &self,
             most: usize,
@@ -476,7 +477,7 @@ mod tests {
         }
     }
 
-    /// In ticks; the slowest of 4000 of these hosts took 25.
+    /// In ticks; of 4000 such hosts, the slowest took 25.
     const SETTLED: usize = 100;
 
     proptest! {
@@ -511,7 +512,7 @@ mod tests {
         }
     }
 
-    /// An elephant that fills a CPU, and mice.
+    /// A large flow that fills a CPU, and small flows.
     fn elephant() -> Host {
         let mut frames = Box::new([0; SLOTS]);
         frames[..100].fill(1);
@@ -534,7 +535,8 @@ mod tests {
         assert!(ticks <= 2, "{ticks}");
     }
 
-    /// The control: without the bounds on what fits, and without the hold, moves never end.
+    /// The control: without the limit on the size of a moved slot, and without the hold, moves
+    /// never end.
     #[test]
     fn an_elephant_goes_to_and_fro_if_whatever_is_largest_moves() {
         let settled = elephant().settle(10 * SETTLED, |cpus, map, frames| {

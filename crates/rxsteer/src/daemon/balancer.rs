@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Balances all queues while rxsteer runs: reads what [`Balance`] asks for, and writes the maps.
+//! Balances all queues while rxsteer runs: reads the inputs of [`Balance`], and writes the maps.
 //!
-//! A tick costs a look at each queue's counters while little is received; else /proc/stat once, and
-//! for each queue that receives a look at the backlogs of its mask. The queue's flow table is read only
-//! while a CPU is saturated and another could take something, and more rarely while it holds nothing that
-//! could move: so it is beside an application that polls.
+//! A tick reads each queue's counters. For queues that receive enough, it reads /proc/stat once,
+//! and the backlogs of the queue's mask. A queue's flow table is read only while a CPU is saturated
+//! and another one could take slots, and less often while the table has no frames that could move,
+//! as beside an application that polls.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -24,21 +24,21 @@ use crate::datapath::rps_map::{RpsMap, SLOTS, slot_of};
 use crate::host::cpu_times::cpu_times;
 use crate::types::{rps_dev_flow, rx_policy};
 
-/// From one tick to the next. /proc/stat tells time in steps of 10 ms.
+/// Time between two ticks. /proc/stat has a resolution of 10 ms.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Ticks take one part in so many of a CPU's time at most: where they take longer (/proc/stat with
-/// hundreds of CPUs and interrupts, large flow tables), they are rarer.
+/// Ticks take at most one part in this number of a CPU's time: if they take long (/proc/stat with
+/// hundreds of CPUs and interrupts, large flow tables), they are less frequent.
 const SPARE: u32 = 20;
 
-/// With fewer frames in a tick a queue is left alone. Even at 100 us each, as costly as they come, they
-/// would take a tenth of a CPU.
+/// Fewest frames in a tick for which a queue is balanced. Even at a high cost of 100 us each, fewer
+/// frames take less than a tenth of a CPU.
 const QUIET: u64 = 100;
 
-/// Frames are counted over so many ticks at most: what came longer ago says little of what comes now.
+/// Most ticks over which frames are counted: older frames say little about the present load.
 const RECENT: u32 = 10;
 
-/// After a reading without a frame that could move the next waits for so many ticks at most.
+/// Most ticks without a reading of a flow table, after a reading without frames that could move.
 const PAUSE_MAX: u32 = 4;
 
 /// See the module's documentation.
@@ -48,7 +48,7 @@ pub struct Balancer {
     on: bool,
     last: Instant,
     next: Instant,
-    /// As of the last tick, if they were looked at.
+    /// As of the last tick, if that tick read them.
     idle: Option<IdleTimes>,
 }
 
@@ -58,33 +58,33 @@ struct Queue {
     balance: Balance,
     balanced: u64,
     received: u64,
-    /// By CPU: frames that its backlog had no room for, as of the last tick.
+    /// By CPU: frames for which its backlog had no room, as of the last tick.
     refused: BTreeMap<u32, u64>,
     reading: Option<Reading>,
     pause: Pause,
 }
 
-/// Between two readings of a flow table, in ticks.
+/// Ticks between two readings of a flow table.
 #[derive(Clone, Copy, Default)]
 struct Pause {
     last: u32,
     left: u32,
 }
 
-/// When CPUs were idle, since boot: counted exactly, unlike busy times, which are sampled (NO_HZ).
+/// Idle times of CPUs since boot: counted exactly, unlike busy times, which are sampled (NO_HZ).
 struct IdleTimes {
     at: Instant,
     ns: BTreeMap<u32, u64>,
 }
 
-/// A queue's flow table.
+/// A reading of a queue's flow table.
 struct Reading {
     /// In ticks.
     age: u32,
     flows: Vec<Count>,
 }
 
-/// A flow's frames since it has the slot, dropped ones included; wraps.
+/// A flow's frames since the flow got the slot, dropped ones included; wraps.
 #[derive(Clone, Copy, Default)]
 struct Count {
     hash: u32,
@@ -99,7 +99,8 @@ impl IdleTimes {
         Ok(Self { at, ns })
     }
 
-    /// The part of the time since `before` in which the CPU was not idle; none if it was offline.
+    /// The fraction of the time since `before` in which the CPU was not idle; `None` if it was
+    /// offline.
     fn busy(&self, before: &Self, cpu: u32) -> Option<f64> {
         let idle = self.ns.get(&cpu)?.saturating_sub(*before.ns.get(&cpu)?);
         let all = (self.at - before.at).as_nanos();
@@ -108,7 +109,8 @@ impl IdleTimes {
 }
 
 impl Pause {
-    /// After a reading that found frames which could move, or none: then twice the last, in bounds.
+    /// Begins a pause after a reading: none if frames could move (`found`), otherwise twice the
+    /// last pause, up to [`PAUSE_MAX`].
     fn begin(&mut self, found: bool) {
         self.last = match found {
             true => 0,
@@ -117,7 +119,7 @@ impl Pause {
         self.left = self.last;
     }
 
-    /// Whether the table is left alone in this tick.
+    /// Whether the table is not read in this tick.
     fn lasts(&mut self) -> bool {
         let lasts = self.left > 0;
         self.left = self.left.saturating_sub(1);
@@ -133,7 +135,8 @@ impl Count {
         }
     }
 
-    /// What came since `before`; all that is known, if the slot was another flow's then or meanwhile.
+    /// Frames since `before`; all frames of the flow if another flow had the slot then or in
+    /// between.
     fn since(self, before: Self) -> u32 {
         let new = self.frames.wrapping_sub(before.frames);
         match self.hash == before.hash && new <= u32::MAX / 2 {
@@ -144,8 +147,8 @@ impl Count {
 }
 
 impl Balancer {
-    /// For the queues of these names, which balances none of them yet. Moves at most
-    /// `moves_per_second` slots a second and queue; 0 moves none.
+    /// For the queues with these names; balances none of them yet. Moves at most `moves_per_second`
+    /// slots per second and queue; 0: none.
     pub fn new(names: impl IntoIterator<Item = String>, moves_per_second: u32) -> Self {
         let queues = names.into_iter().map(|name| Queue {
             name,
@@ -167,7 +170,7 @@ impl Balancer {
         }
     }
 
-    /// Whether queues are balanced from now on.
+    /// Switches balancing on or off.
     pub fn switch(&mut self, on: bool) {
         let on = on && self.moves_per_second > 0;
         if on && !self.on {
@@ -178,7 +181,7 @@ impl Balancer {
         self.on = on;
     }
 
-    /// The queue's slots are at these CPUs, and may move from one to another.
+    /// Sets the CPUs of the queue's slots, among which slots may move.
     pub fn spread_over(&mut self, queue: u32, cpus: Vec<u32>) {
         self.queues[queue as usize].cpus = cpus;
     }
@@ -188,15 +191,15 @@ impl Balancer {
         self.queues[queue as usize].balanced
     }
 
-    /// Until [`Self::tick`] wants to be called, in whole milliseconds; `None`: never.
+    /// Time until the next call of [`Self::tick`], in whole milliseconds; `None`: no call.
     pub fn wait(&self) -> Option<Duration> {
         let wait = self.next.saturating_duration_since(Instant::now());
         let millis = wait.as_micros().div_ceil(1000) as u64;
         self.on.then(|| Duration::from_millis(millis))
     }
 
-    /// Moves slots, if it is time to. If what that needs can't be read, it says so and is off:
-    /// packets are steered without.
+    /// Moves slots if a tick is due. If the inputs can't be read, logs that and switches balancing
+    /// off: packets are steered without it.
     pub fn tick(&mut self, datapath: &Datapath) {
         if !self.on || Instant::now() < self.next {
             return;
@@ -238,8 +241,7 @@ impl Queue {
         }
     }
 
-    /// Whether too few frames came since the last tick, or have too few places to go, for anything to
-    /// be gained.
+    /// Whether balancing gains nothing: too few frames since the last tick, or fewer than two CPUs.
     fn is_quiet(&mut self, datapath: &Datapath, index: u32) -> bool {
         let received = datapath.rx_queue(index).nr_received;
         let before = std::mem::replace(&mut self.received, received);
@@ -252,7 +254,7 @@ impl Queue {
         quiet
     }
 
-    /// `busy` is that of a CPU in the tick, if it is known.
+    /// `busy` is the busy fraction of a CPU in the tick, if known.
     fn balance(&mut self, datapath: &Datapath, index: u32, busy: impl Fn(u32) -> Option<f64>) {
         let limit = datapath.config().backlog_limit;
         let mut loads = Vec::new();
@@ -284,8 +286,8 @@ impl Queue {
         }
     }
 
-    /// By slot of the map, the frames since the last reading of flows that are where the map says, and
-    /// for no other reason. The first reading, or the first for long, says nothing.
+    /// Frames since the last reading, by slot of the map, of flows that are at the slot's location
+    /// because of the map. `None` at the first reading, and at the first one after a long time.
     fn frames(&mut self, datapath: &Datapath, index: u32, map: &RpsMap) -> Option<[u64; SLOTS]> {
         let counters = datapath.rx_queue(index);
         let follow = u32::from(counters.policy) & rx_policy::RX_FOLLOW.0 != 0;
@@ -341,7 +343,7 @@ mod tests {
             (count(7, 10), count(7, 15), 5),
             (count(7, 10), count(7, 10), 0),
             (count(7, u32::MAX), count(7, 4), 5),
-            // Another's in between, or now.
+            // Another flow had the slot in between, or before.
             (count(7, 10), count(7, 3), 3),
             (count(8, 10), count(7, 15), 15),
             (Count::default(), count(7, 15), 15),
@@ -374,10 +376,10 @@ mod tests {
         let busy = |cpu| now.busy(&before, cpu);
         assert_eq!(busy(0), Some(0.7));
         assert_eq!(busy(1), Some(1.0));
-        // Idle times may go back by a little (proc(5)).
+        // Idle times may decrease slightly (proc(5)).
         assert_eq!(busy(2), Some(1.0));
         assert_eq!(busy(3), None);
-        // Steps of 10 ms may be more than has passed.
+        // By steps of 10 ms, idle time may exceed the time that has passed.
         let idle = times(100, &[(1, 10 + 110 * ms)]);
         assert_eq!(idle.busy(&before, 1), Some(0.0));
     }

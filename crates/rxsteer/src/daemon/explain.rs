@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! All that is known of flows, from the tables.
+//! Answers to `rxsteer explain`: the facts about flows, from the tables.
 
 use anyhow::Result;
 
@@ -41,28 +41,28 @@ impl From<&status::Queue> for Drops {
     }
 }
 
-/// Facts about a flow that is at one place and wants to be at another.
+/// Facts about a flow with a wanted location that is not its location.
 #[derive(Clone, Debug, Default)]
 struct Standing {
     last_qtail: u64,
-    /// INLINE: polls that have been delivered.
+    /// INLINE: all packets of the polls up to this number have been delivered.
     polls_delivered: u64,
-    /// At a CPU: frames known to be delivered,
+    /// At a CPU: count of frames known to be delivered.
     head: u64,
-    /// frames dequeued or lost,
+    /// At a CPU: count of frames dequeued.
     gone: u64,
-    /// whether all that ever entered is known to be delivered,
+    /// At a CPU: all frames that ever entered the backlog are known to be delivered.
     drained: bool,
-    /// and who delivers.
+    /// At a CPU: name of the thread that delivers.
     thread: Option<String>,
-    /// The wanted CPU's backlog exists,
+    /// The backlog for the wanted CPU exists.
     wanted_exists: bool,
-    /// or has been asked for.
+    /// The backlog for the wanted CPU has been requested.
     wanted_asked: bool,
 }
 
-/// What keeps a flow from going where it wants to be (`rx_steer()` in bpf/core/steer.h), as far as it can
-/// be told between two packets.
+/// The event that a flow waits for before it moves to its wanted location (`rx_steer()` in
+/// bpf/core/steer.h), as far as can be determined between two packets.
 fn wait(at: Location, wanted: Location, s: Standing) -> Option<Wait> {
     if at == wanted {
         return None;
@@ -76,7 +76,7 @@ fn wait(at: Location, wanted: Location, s: Standing) -> Option<Wait> {
     };
     let delivered = Some(new_backlog.clone().unwrap_or(Wait::Packet));
     let Location::Cpu(cpu) = at else {
-        // A flow that finds no backlog stays INLINE packet by packet, so it always has a last poll.
+        // A flow without a backlog stays INLINE with each packet, so it always has a last poll.
         return match s.polls_delivered >= s.last_qtail {
             true => delivered,
             false => Some(new_backlog.unwrap_or(Wait::Poll)),
@@ -97,7 +97,7 @@ fn wait(at: Location, wanted: Location, s: Standing) -> Option<Wait> {
 }
 
 impl Reader<'_> {
-    /// Answers the question.
+    /// Answers a question.
     ///
     /// # Errors
     /// When the maps can't be read.
@@ -202,7 +202,8 @@ impl Reader<'_> {
         })
     }
 
-    /// `value` is the entry that `hash` has in the `sock_flow_table`.
+    /// Why the CPU of a flow's application is unknown. `value` is the entry for `hash` in the
+    /// `sock_flow_table`.
     fn unknown(
         &self,
         flow: Option<&Flow>,
@@ -285,7 +286,7 @@ impl Reader<'_> {
     }
 }
 
-/// Whether the flow is a tunnel's whose inner flows are not looked for.
+/// Whether the flow is that of a tunnel that is not parsed.
 fn is_tunnel(flow: &Flow, looked_into: u32) -> bool {
     let kind = native::flow_tunnel_of(flow.proto(), flow.local_port().unwrap_or_default());
     kind != 0 && looked_into & kind == 0
@@ -299,7 +300,7 @@ mod tests {
     #[test]
     fn what_a_flow_waits_for() {
         use Location::{Cpu, Inline};
-        // Frame 100 of CPU 3's backlog was its last; 60 have gone.
+        // The flow's last frame was frame 100 of CPU 3's backlog; 60 have been dequeued.
         let queued = Standing {
             last_qtail: 100,
             head: 50,
@@ -327,7 +328,7 @@ mod tests {
             (Inline, Inline, queued.clone(), None),
             (Cpu(3), Inline, queued.clone(), Some(backlog.clone())),
             (Cpu(3), Cpu(1), queued.clone(), Some(backlog.clone())),
-            // It has to leave before it can ask.
+            // The flow has to leave before it can request a backlog.
             (
                 Cpu(3),
                 Cpu(1),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! CPUs that go offline and come back, as the kernel tells (kobject uevents).
+//! CPUs that go offline and come back, as reported by the kernel (kobject uevents).
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
@@ -9,17 +9,18 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv, socket,
 };
 
-/// The multicast group of what the kernel itself sends; others are udev's.
+/// Multicast group of the kernel's own events; others are udev's.
 const KERNEL: u32 = 1;
 
-/// The stream of events: readable when the kernel has sent one, not always about a CPU.
+/// The stream of events: readable when there are messages of the kernel, not all of which concern a
+/// CPU.
 pub struct Hotplug(OwnedFd);
 
 impl Hotplug {
     /// Listens from now on.
     ///
     /// # Errors
-    /// When the kernel has no such sockets.
+    /// When the kernel has no sockets for events.
     pub fn listen() -> Result<Self> {
         let fd = socket(
             AddressFamily::Netlink,

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rxsteer run`: attaches, steers until it is told to stop, brings every flow home, detaches.
+//! `rxsteer run`: attaches, steers until it is told to stop, returns every flow to INLINE,
+//! detaches.
 
 mod accounting;
 pub mod balance;
@@ -32,7 +33,7 @@ use crate::types::backlog_request;
 /// Steers until `stop` becomes readable.
 ///
 /// # Errors
-/// With the reason and the remedy, when the host or a device does not allow it. Nothing is left
+/// With the reason and the remedy, if the host or a device can't be steered. No program stays
 /// attached then.
 pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
     if let Some(missing) = caps::missing(Need::Steer).first() {
@@ -66,12 +67,12 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
     let polling = polling.map(let_poll).transpose()?;
     let outcome = steering.serve(stop, &listener, &hotplug, &requests, &maker);
     drop(polling);
-    // In any case: what is queued must not be overtaken.
+    // Also after an error: later packets must not overtake queued ones.
     let stopped = steering.stop();
     outcome.and(stopped)
 }
 
-/// Lets sockets poll, on a thread of its own, until what it returns is dropped.
+/// Lets sockets poll, in a thread, until the returned value is dropped.
 fn let_poll(service: Service) -> Result<Polling> {
     let (wait, stop) = nix::unistd::pipe()?;
     let thread = std::thread::spawn(move || {
@@ -92,9 +93,9 @@ struct Polling {
 }
 
 impl Drop for Polling {
-    /// Returns when all sockets are as they were.
+    /// Returns when the settings of all sockets are restored.
     fn drop(&mut self) {
-        // The other end of the pipe sees that.
+        // Closes the pipe: the thread sees this and ends.
         self.stop = None;
         if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join) {
             std::panic::resume_unwind(panic);
@@ -102,9 +103,8 @@ impl Drop for Polling {
     }
 }
 
-/// Makes the backlogs that are asked for through the channel, on a thread of its own: it may have to
-/// wait for a busy CPU, and whoever asks for the status or says stop must not. It ends with the
-/// channel.
+/// Starts a thread that creates the backlogs requested through the channel, and ends with the
+/// channel. Creation may wait for a busy CPU; status requests and stop signals must not.
 fn make_backlogs(backlogs: Arc<Backlogs>) -> mpsc::Sender<backlog_request> {
     let (maker, wanted) = mpsc::channel();
     std::thread::spawn(move || {

@@ -25,7 +25,7 @@ pub enum Mode {
     Generic,
 }
 
-/// What names a flow.
+/// Source of the flow hash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Hash {
     /// the packet's headers
@@ -35,12 +35,12 @@ pub enum Hash {
     Device,
 }
 
-/// The CPUs of a queue: as given, or to be found.
+/// The CPUs of a queue, given or to be found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RpsCpus {
-    /// Those that share a last-level cache with the interrupt's CPU.
+    /// The CPUs that share a last-level cache with the interrupt's CPU.
     Auto,
-    /// These.
+    /// These CPUs.
     Mask(CpuMask),
 }
 
@@ -66,7 +66,7 @@ pub struct QueueCpus {
     pub device: Option<String>,
     /// `rx_queue_index`.
     pub queue: u32,
-    /// Its CPUs.
+    /// The queue's CPUs.
     pub cpus: RpsCpus,
 }
 
@@ -92,7 +92,7 @@ impl std::str::FromStr for QueueCpus {
     }
 }
 
-/// Tunnels whose inner flow can be the key.
+/// Tunnels for which the inner flow can be the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Tunnel {
     /// IPIP, 6in4, 4in6, ip6ip6
@@ -110,7 +110,7 @@ pub enum Tunnel {
 }
 
 impl Tunnel {
-    /// As the kernel side has it: bits of `enum flow_tunnel`.
+    /// Bits of `enum flow_tunnel`.
     pub fn bits(self) -> u32 {
         match self {
             Self::Ipip => flow_tunnel::FLOW_TUNNEL_IPIP.0,
@@ -123,7 +123,7 @@ impl Tunnel {
             }
         }
     }
-    /// Those of several.
+    /// The bits of several tunnels.
     pub fn bits_of(tunnels: &[Self]) -> u32 {
         tunnels.iter().fold(0, |bits, tunnel| bits | tunnel.bits())
     }
@@ -156,8 +156,8 @@ pub struct Options {
 
     /// Percentage of its queue's packets above which a flow is large; 0: no flow is large
     ///
-    /// Packets of large flows are dropped before others: when their backlog is half full, or where they
-    /// are received if that CPU can't keep up.
+    /// Packets of large flows are dropped before others: when their backlog is half full, or where
+    /// they are received if that CPU can't keep up.
     #[arg(long, value_name = "PERCENT", default_value_t = FLOW_LIMIT,
           value_parser = clap::value_parser!(u32).range(0..=100))]
     pub flow_limit: u32,
@@ -189,7 +189,8 @@ pub struct Options {
           value_parser = clap::value_parser!(i32).range(-20..=19))]
     pub backlog_nice: i32,
 
-    /// Entries of the sock_flow_table, rounded up to a power of two; 0: no flow follows its application
+    /// Entries of the sock_flow_table, rounded up to a power of two; 0: no flow follows its
+    /// application
     ///
     /// An entry takes 12 bytes.
     #[arg(long, value_name = "ENTRIES", default_value_t = RPS_SOCK_FLOW_ENTRIES,
@@ -199,8 +200,8 @@ pub struct Options {
     /// Slots of each queue's dev_flow_table, rounded up to a power of two; 0: no flow follows its
     /// application
     ///
-    /// A slot takes 104 bytes. Flows that share a slot share a location, so a small table causes needless
-    /// moves. Order is kept without followed flows too, by a table of the default size.
+    /// A slot takes 104 bytes. Flows that share a slot share a location, so a small table causes
+    /// needless moves. Order is kept without followed flows too, by a table of the default size.
     #[arg(long, value_name = "SLOTS", default_value_t = RPS_FLOW_CNT, value_parser = table_size())]
     pub rps_flow_cnt: u32,
 
@@ -222,7 +223,7 @@ pub struct Options {
     #[arg(skip)]
     pub busy_poll: Vec<Rule>,
 
-    /// The rule of order switched off, for the lab alone.
+    /// The rule of order is off; for the lab alone.
     #[arg(skip)]
     pub unguarded: bool,
 }
@@ -235,7 +236,7 @@ impl Options {
     pub fn new(devices: impl IntoIterator<Item = impl Into<String>>) -> Self {
         let devices = devices.into_iter().map(Into::<String>::into);
         let command = Self::augment_args(Command::new("run").no_binary_name(true));
-        // What the devices are not required with.
+        // With this argument, devices are not required.
         let command = command.arg(Arg::new("config").long("config"));
         let given = std::iter::once("--".to_owned()).chain(devices);
         let options = command

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Options held against the facts of host and devices: what is refused, what is warned of, and
-//! which CPUs each queue gets.
+//! Check of the options against the facts about host and devices: errors, warnings, and the CPUs of
+//! each queue.
 
 use anyhow::{Result, anyhow, bail};
 use tracing::{info, warn};
@@ -15,16 +15,16 @@ use crate::host::topology::Topology;
 pub(super) struct Steered {
     pub(super) device: Device,
     pub(super) mode: XdpMode,
-    /// Of its queue 0, over all devices.
+    /// Index of the device's queue 0, over all devices.
     pub(super) first_queue: u32,
-    /// By queue, as configured; of these the offline ones are left out.
+    /// By queue, as configured; offline CPUs among them are not used.
     pub(super) cpus: Vec<CpuMask>,
 }
 
 /// The devices that the options name, with the CPUs of each queue.
 ///
 /// # Errors
-/// With the reason and the remedy, when a device can't be steered or has no such queue.
+/// With the reason and the remedy, if a device can't be steered or lacks a queue.
 pub(super) fn plan(options: &Options) -> Result<Vec<Steered>> {
     let mut devices = Vec::new();
     let mut first_queue = 0;
@@ -63,7 +63,7 @@ pub(super) fn plan(options: &Options) -> Result<Vec<Steered>> {
     Ok(devices)
 }
 
-/// The place of the device with that name, or of the only one there is.
+/// Index of the device with that name; without a name, of the only device.
 pub(super) fn find(devices: &[Steered], name: Option<&str>) -> Result<usize> {
     let names: Vec<_> = devices.iter().map(|d| d.device.name.clone()).collect();
     match name {
@@ -79,7 +79,7 @@ pub(super) fn find(devices: &[Steered], name: Option<&str>) -> Result<usize> {
     }
 }
 
-/// The CPUs for one queue, of which one at least is online.
+/// The CPUs of a queue; at least one of them is online.
 pub(super) fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<CpuMask> {
     if queue >= device.rx_queues {
         bail!(
@@ -123,7 +123,7 @@ pub(super) fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<Cpu
     Ok(mask.clone())
 }
 
-/// Generic mode, for want of native, and not in silence.
+/// Returns generic mode, and warns that the driver has no native XDP.
 pub(super) fn fall_back(device: &Device) -> XdpMode {
     warn!(
         "{}: its driver ({}) has no native XDP; falling back to generic mode, which costs an skb \
@@ -133,7 +133,7 @@ pub(super) fn fall_back(device: &Device) -> XdpMode {
     XdpMode::Generic
 }
 
-/// Refuses a device that can't be steered well; warns of what it merely should know.
+/// Fails if an objection to the device is fatal; logs the others as warnings.
 pub(super) fn check(device: &Device, mode: XdpMode) -> Result<()> {
     let (fatal, advice): (Vec<_>, Vec<_>) =
         device.objections(mode).into_iter().partition(|o| o.fatal);
@@ -152,7 +152,7 @@ pub(super) fn backlog_limit(configured: Option<u32>) -> Result<u32> {
     if let Some(limit) = configured {
         return Ok(limit);
     }
-    // Only the initial network namespace shows it; 1000 is the kernel's own default.
+    // Only the initial network namespace has this file; 1000 is the kernel's default.
     let limit = std::fs::read_to_string("/proc/sys/net/core/netdev_max_backlog")
         .ok()
         .and_then(|text| text.trim().parse().ok())

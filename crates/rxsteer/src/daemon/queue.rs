@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A receive queue, as it is while a question is answered, and where its flows want to be.
+//! A receive queue at the time of a question, and the wanted locations of its flows.
 
 use crate::api::flows::{Location, Reason};
 use crate::datapath::rps_map::{NO_CPU, RpsMap};
@@ -7,27 +7,28 @@ use crate::datapath::tables::cpu_mask;
 use crate::datapath::{Datapath, load, native};
 use crate::types::{backlog, rps_dev_flow, rx_facts, rx_policy, rx_queue};
 
-/// What the tables say of a flow. CPUs may be offline.
+/// A flow's CPUs by the tables. They may be offline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Hints {
-    /// Where its application was last seen; `None` if that is not known, or not asked for.
+    /// The CPU where the flow's application was last seen; `None` if unknown, or if flows don't
+    /// follow applications.
     pub(crate) application: Option<u32>,
-    /// That CPU is offline.
+    /// `application` is offline.
     pub(crate) application_offline: bool,
-    /// It polls the queue itself, on whatever CPU.
+    /// The application polls the queue itself, on any CPU.
     pub(crate) application_polls: bool,
-    /// What the `rps_map` says; `None` for "here".
+    /// The CPU by the `rps_map`; `None`: INLINE.
     pub(crate) rps: Option<u32>,
-    /// That CPU is offline.
+    /// `rps` is offline.
     pub(crate) rps_offline: bool,
 }
 
 /// See the module's documentation.
 pub(crate) struct Queue {
     pub(crate) device: String,
-    /// Of its device.
+    /// Number within the device.
     pub(crate) number: u32,
-    /// Over all devices.
+    /// Index over all devices.
     pub(crate) index: u32,
     pub(crate) counters: rx_queue,
     map: RpsMap,
@@ -36,7 +37,7 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// Reads the queue with this index over all devices, `number` of its device.
+    /// Reads the queue with this index over all devices, and this number within its device.
     pub(crate) fn read(datapath: &Datapath, device: &str, number: u32, index: u32) -> Self {
         let backlogs = (0..datapath.nr_cpus()).map(|cpu| datapath.backlog(index, cpu));
         Self {
@@ -49,8 +50,8 @@ impl Queue {
         }
     }
 
-    /// What the tables say of the flow with this hash, whose entry in the `sock_flow_table` is
-    /// `sock_flow`.
+    /// The CPUs by the tables of the flow with this hash; `sock_flow` is its entry in the
+    /// `sock_flow_table`.
     pub(crate) fn hints(&self, hash: u32, sock_flow: u32) -> Hints {
         let application = match self.follows() {
             true => native::sock_flow_location(sock_flow, hash, self.cpu_mask()),
@@ -81,9 +82,9 @@ impl Queue {
         cpu_mask(self.backlogs.len() as u32)
     }
 
-    /// Where the flow wants to be, and why: under a policy that looks at the load, what was decided
-    /// for it last, unless that CPU is offline now; else what the next packet finds. `off`: nothing is
-    /// steered.
+    /// The flow's wanted location, and the reason. Under a policy that depends on the load: the
+    /// last decision, unless its CPU is offline now. Otherwise: the location that the tables give
+    /// the next packet. `off`: nothing is steered.
     pub(crate) fn wanted(
         &self,
         flow: &rps_dev_flow,
@@ -127,8 +128,8 @@ impl Queue {
         }
     }
 
-    /// The CPU that polls the queue, of the last packet that was processed INLINE. A flow that is at
-    /// that CPU by a hop has been received by another since.
+    /// The CPU that polls the queue, as of the last packet processed INLINE. If the flow is in the
+    /// backlog for that CPU, another CPU has received the flow since.
     fn polls(&self, flow: &rps_dev_flow) -> u32 {
         const UNKNOWN: u32 = u32::MAX;
         let polling = load::polling_cpu(&self.counters);
@@ -154,7 +155,7 @@ mod tests {
     const NR_CPUS: u32 = 6;
     const HASH: u32 = 0x1234_5678;
 
-    /// A queue, what its tables say of a flow, and the flow.
+    /// A queue, the content of its tables for a flow, and the flow.
     #[derive(Clone, Debug)]
     struct World {
         policy: Policy,
@@ -210,7 +211,7 @@ mod tests {
         }
     }
 
-    /// Policy rfs: the application on CPU 3, RPS says 1, CPU 0 polls.
+    /// Policy rfs: the application is on CPU 3, the CPU by RPS is 1, CPU 0 polls.
     fn rfs() -> World {
         World {
             policy: Policy::RFS,
@@ -257,7 +258,7 @@ mod tests {
             (polls(&rfs(), 3, INLINE), Inline, Reason::Application),
             (polls(&offline(&[3]), 3, 1), Inline, Reason::Application),
             (polls(&unknown, 1, INLINE), Inline, Reason::Rps),
-            // The flow is there by a hop: another polls now.
+            // The flow is in the backlog for that CPU: another CPU polls now.
             (polls(&rfs(), 3, 3), Cpu(3), Reason::Application),
             (offline(&[3]), Cpu(1), Reason::Rps),
             (unknown.clone(), Cpu(1), Reason::Rps),
@@ -352,8 +353,8 @@ mod tests {
             )
     }
 
-    /// Where `rx_wanted()`, or without a policy that looks at the load `rx_base()`, has the flow at its
-    /// next packet. `None` where it decides anew, by what the CPUs do then.
+    /// The flow's location at its next packet by `rx_wanted()`, or by `rx_base()` if the policy
+    /// does not depend on the load. `None` if that depends on a new decision by load.
     fn next(world: &World) -> Option<Location> {
         let mut queue = world.queue();
         let mut flow = world.flow();
@@ -388,8 +389,8 @@ mod tests {
         }
     }
 
-    /// The control of the above: a world in which what was decided and what the tables say differ, and
-    /// one in which the CPU is offline.
+    /// The control: a world in which the decision and the tables differ, and one in which the CPU
+    /// is offline.
     #[test]
     fn the_kernel_side_is_asked() {
         let decided = World {

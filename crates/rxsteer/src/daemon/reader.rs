@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The tables of flows, read and understood.
+//! Reads and interprets the tables of flows.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -15,12 +15,12 @@ use crate::datapath::policy::Policy;
 use crate::datapath::{Datapath, load, native};
 use crate::types::rps_dev_flow;
 
-/// The tables of a running rxsteer, and what is needed to understand them.
+/// The tables of a running rxsteer, and the facts needed to interpret them.
 pub struct Reader<'a> {
     pub(crate) datapath: &'a Datapath,
     pub(crate) queues: Vec<Queue>,
     pub(crate) policy: Policy,
-    /// What can't be followed on this host, in words.
+    /// Applications that can't be followed on this host, in words.
     pub(crate) unseen: &'a [String],
 }
 
@@ -45,10 +45,10 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The flows that are asked for.
+    /// The flows that match a query.
     ///
     /// # Errors
-    /// When the kernel does not tell its time.
+    /// When the kernel's time can't be read.
     pub fn flows(&self, query: &Query) -> Result<Flows> {
         let tables = self.datapath.tables();
         let per_queue = tables.flow_cnt();
@@ -93,7 +93,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The name of the flow that has the slot, if the key there is its key.
+    /// The name of the slot's flow, if the key stored with the slot is that flow's.
     pub(crate) fn name(&self, slot: u32, hash: u32) -> Option<Flow> {
         let key = self.datapath.tables().flow_key(slot);
         let own = native::flow_hash(&key, &self.datapath.config().secret) == hash;
@@ -104,10 +104,10 @@ impl<'a> Reader<'a> {
         let sock_flow = self.datapath.tables().sock_flow(flow.hash);
         let hints = queue.hints(flow.hash, sock_flow);
         let (wanted, reason) = queue.wanted(flow, sock_flow, self.policy == Policy::OFF);
-        // The tables are not asked while there is room.
+        // The tables are not read while there is room.
         let weighed =
             Reason::from_raw(flow.reason).is_some_and(|r| r == reason && r != Reason::Room);
-        // Read later than the flow, or it could be in its future.
+        // Read after the flow, because time must not be earlier than the flow's last packet.
         let ticks = self.datapath.jiffies()?.wrapping_sub(flow.last_seen);
         Ok(Entry {
             flow: self.name(slot, flow.hash),
@@ -130,7 +130,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The kernel's tick, 1/HZ: what its coarse clocks resolve.
+/// The kernel's tick, 1/HZ: the resolution of its coarse clocks.
 fn tick() -> Result<Duration> {
     let tick = clock_getres(ClockId::CLOCK_MONOTONIC_COARSE).context("the kernel's tick")?;
     Ok(Duration::from(tick))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Everything between attach and detach.
+//! Steering of devices, from attach to detach.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
@@ -29,26 +29,26 @@ use crate::host::device::XdpMode;
 use crate::host::topology::Topology;
 use crate::types::backlog_request;
 
-/// How long flows may take to come home before the program is detached anyway.
+/// Timeout for the return of all flows to INLINE. At a stop, the programs are then detached anyway.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Of how many flows `status` says how much they lost.
+/// Number of flows in `status`: those with the most dropped packets.
 const DROPPED_FLOWS: usize = 5;
 
-/// A socket does not know what hash the device computes for its packets.
+/// Sockets don't know the hashes that the device computes for their packets.
 const NO_DEVICE_HASH: &str = "flows can't follow applications by the device's hash, which sockets \
                               don't know: leave --hash device, or use --policy rps";
 
-/// Everything between attach and detach.
+/// See the module's documentation.
 pub(super) struct Steering {
     pub(super) datapath: Datapath,
     devices: Vec<Steered>,
     policy: Policy,
     balancer: Balancer,
     online: CpuMask,
-    /// CPUs that went offline, until their backlogs are empty.
+    /// CPUs that went offline or came online, until their backlogs are drained.
     leaving: Vec<(u32, Drain)>,
-    /// What can't be followed on this host, in words.
+    /// Applications that can't be followed on this host, in words.
     not_followed: Vec<String>,
 }
 
@@ -97,7 +97,7 @@ impl Steering {
         steering.apply()?;
         for device in 0..steering.devices.len() {
             if let Err(e) = steering.attach(device, options.mode) {
-                // Those before it are steered already.
+                // The devices before this one are steered already.
                 steering.datapath.bring_home(PATIENCE)?;
                 return Err(e);
             }
@@ -105,7 +105,7 @@ impl Steering {
         Ok(steering)
     }
 
-    /// Does what is asked for until `stop` becomes readable.
+    /// Serves requests and events until `stop` becomes readable.
     pub(super) fn serve(
         &mut self,
         stop: BorrowedFd<'_>,
@@ -141,7 +141,7 @@ impl Steering {
             if ready[3] {
                 self.cpus_changed(hotplug.take()?)?;
             }
-            self.see_off()?;
+            self.remove_drained()?;
             self.balancer.tick(&self.datapath);
             if ready[2] {
                 control::serve(listener, |request| self.answer(request));
@@ -152,7 +152,8 @@ impl Steering {
         }
     }
 
-    /// Fills the tables by policy and masks. Returns what can't be followed, in words.
+    /// Fills the tables by policy and masks. Returns the applications that can't be followed, in
+    /// words.
     fn apply(&mut self) -> Result<Vec<String>> {
         for steered in &self.devices {
             for (queue, cpus) in (0..).zip(&steered.cpus) {
@@ -193,10 +194,12 @@ impl Steering {
         Ok(self.not_followed.clone())
     }
 
-    /// CPUs went offline or came back; `None`: some did, which is not known. The threads of an
-    /// offline CPU's backlogs run elsewhere, and nothing binds them again: the backlogs are closed,
-    /// and taken away when they are empty ([`Self::see_off`]); they are made anew when the CPU is
-    /// back and wanted. Both when it goes and when it comes: a backlog may have been made in between.
+    /// Handles CPUs that went offline or came online; `None`: events were lost, so CPUs are
+    /// compared with the last known state. The threads of an offline CPU's backlogs run on other
+    /// CPUs, and the kernel does not bind them again. Therefore the backlogs are closed, and
+    /// removed when they are drained ([`Self::remove_drained`]); they are created again when flows
+    /// want the CPU after its return. Backlogs are closed at both events, since one may have been
+    /// created in between.
     fn cpus_changed(&mut self, changed: Option<Vec<u32>>) -> Result<()> {
         let online = Topology::host().online()?;
         let cpus: CpuMask = match changed {
@@ -225,9 +228,9 @@ impl Steering {
         Ok(())
     }
 
-    /// Takes the backlogs of CPUs that changed away once they are empty, and opens them again for
-    /// those that are online.
-    fn see_off(&mut self) -> Result<()> {
+    /// Removes drained backlogs of CPUs that went offline or came online, and reopens those of
+    /// online CPUs.
+    fn remove_drained(&mut self) -> Result<()> {
         let mut index = 0;
         while let Some((cpu, drain)) = self.leaving.get(index) {
             let cpu = *cpu;
@@ -250,8 +253,8 @@ impl Steering {
             .as_ref()
             .is_err_and(|e| errno(e) == Some(libc::EOPNOTSUPP));
         let attached = if unsupported && mode == Mode::Auto {
-            // Only kernels before 6.3, which don't tell beforehand, come here: they run a program
-            // that was loaded for native mode in generic mode as well.
+            // Only kernels before 6.3, which don't report native XDP beforehand, come here: they
+            // also run a program in generic mode that was loaded for native mode.
             steered.mode = fall_back(&steered.device);
             check(&steered.device, steered.mode)?;
             self.datapath.attach(index, XdpMode::Generic)
@@ -343,7 +346,7 @@ impl Steering {
         if policy == Policy::OFF && change.rps_cpus.is_some() {
             bail!("under policy off no CPUs are steered to: set another --policy as well");
         }
-        // All or nothing: what may be refused comes first.
+        // The change is made completely or not at all: steps that may fail come first.
         let masks = self.masks(change)?;
         let mut lines = Vec::new();
         self.resize(change, &mut lines)?;
@@ -372,7 +375,7 @@ impl Steering {
         Ok(lines)
     }
 
-    /// The masks that a change asks for: device, queue and CPUs.
+    /// The masks in a change: device, queue and CPUs.
     fn masks(&self, change: &Change) -> Result<Vec<(usize, u32, CpuMask)>> {
         let Some(rps_cpus) = &change.rps_cpus else {
             return Ok(Vec::new());
@@ -397,7 +400,7 @@ impl Steering {
                 .unwrap_or(before.rps_sock_flow_entries),
             change.rps_flow_cnt.unwrap_or(before.rps_flow_cnt),
         );
-        // As they are rounded: the same tables need not be made again.
+        // Compared after rounding: tables of equal size need not be replaced.
         if rounded(sizes.0) == rounded(before.rps_sock_flow_entries)
             && rounded(sizes.1) == rounded(before.rps_flow_cnt)
         {
@@ -450,7 +453,7 @@ impl Steering {
     fn status(&self) -> Result<status::Status> {
         let devices = self.accounts();
         let mut queues = devices.iter().flat_map(|device| &device.queues);
-        // The tables are read only for a reason.
+        // The tables are read only if frames were dropped.
         let query = Query {
             limit: DROPPED_FLOWS,
             most: Most::Dropped,
@@ -478,7 +481,7 @@ impl Steering {
     }
 }
 
-/// The kernel's error number, if it was the kernel that refused.
+/// The kernel's error number, if the error is the kernel's.
 fn errno(error: &anyhow::Error) -> Option<i32> {
     error.downcast_ref::<std::io::Error>()?.raw_os_error()
 }

@@ -12,18 +12,18 @@ use super::config::Config;
 use crate::host::kthread;
 use crate::host::topology::Topology;
 
-/// A ring gives consumed slots back in batches of 16 (`ptr_ring`): it must be this much larger
-/// than what may be in it, in frames.
+/// A ring releases consumed slots in batches of 16 (`ptr_ring`): it needs this number of slots
+/// beyond the limit of frames.
 const RING_SLACK: u32 = 16;
 
 /// The largest ring that a cpumap entry may have, in frames (kernel/bpf/cpumap.c).
 const RING_MAX: u32 = 16384;
 
-/// The most frames that a backlog can be told to hold.
+/// Maximum of a backlog's limit, in frames.
 pub const LIMIT_MAX: u32 = RING_MAX - RING_SLACK;
 
-/// The cpumaps of all queues. Entries are never replaced, since two threads would have frames of one
-/// flow; they are removed when empty.
+/// The cpumaps of all queues. An entry is never replaced, since two threads would then have frames
+/// of one flow; empty entries are removed.
 pub struct Backlogs {
     cpumaps: Vec<MapHandle>,
     ring_size: u32,
@@ -47,18 +47,18 @@ impl Backlogs {
         self.cpumaps.len()
     }
 
-    /// Makes the backlog of `queue` for `cpu`, a ring and a kernel thread, if there is none. The
-    /// kernel waits until the thread has run once: on a CPU that is busy this takes time.
+    /// Creates the backlog of `queue` for `cpu`, a ring and a kernel thread, if there is none. The
+    /// kernel waits until the thread has run once, which takes time on a busy CPU.
     ///
     /// # Errors
-    /// When the CPU is not possible, or memory is short.
+    /// When the CPU is offline, or memory is short.
     pub fn make(&self, queue: u32, cpu: u32) -> Result<()> {
         let cpumap = &self.cpumaps[queue as usize];
         let key = cpu.to_ne_bytes();
         if cpumap.lookup(&key, MapFlags::ANY)?.is_some() {
             return Ok(());
         }
-        // The kernel would make it, and let its thread run anywhere.
+        // For an offline CPU the kernel would create a thread that runs on any CPU.
         if !Topology::host().online()?.contains(cpu) {
             bail!("CPU {cpu} is offline");
         }
@@ -85,9 +85,8 @@ impl Backlogs {
         })
     }
 
-    /// Takes the backlog of `queue` for `cpu` away, if there is one: its thread ends when it has
-    /// passed up what it has. The caller has seen to it that there is nothing, and that nothing
-    /// comes.
+    /// Removes the backlog of `queue` for `cpu`, if there is one. Its thread ends after it has
+    /// passed up all frames. The caller ensures that there are none, and that no more enter.
     ///
     /// # Errors
     /// When the kernel refuses.
@@ -100,19 +99,19 @@ impl Backlogs {
         Ok(())
     }
 
-    /// Gives the thread of a cpumap entry its nice value.
+    /// Sets the nice value of a cpumap entry's thread.
     fn renice(&self, cpu: u32, map_id: u32) -> Result<()> {
         let threads = kthread::numbered(Path::new("/proc"), &thread_prefix(cpu));
         let thread = threads.iter().find(|(id, _)| *id == map_id);
         let (_, pid) = thread.context("it is not in /proc")?;
-        // SAFETY: takes numbers, returns one.
+        // SAFETY: no memory is involved.
         let ret = unsafe { libc::setpriority(libc::PRIO_PROCESS, *pid, self.nice) };
         Errno::result(ret)?;
         Ok(())
     }
 }
 
-/// What the names of a CPU's cpumap threads begin with; the map's id follows.
+/// Prefix of the names of a CPU's cpumap threads; the map's id follows.
 fn thread_prefix(cpu: u32) -> String {
     format!("cpumap/{cpu}/map:")
 }

@@ -1,79 +1,80 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the data path is made for.
+//! Parameters of the data path.
 
 use anyhow::{Result, bail};
 
 use crate::host::device::XdpMode;
 use crate::types::flow_secret;
 
-/// Nice value of the backlogs' threads unless configured. A thread that shares its CPU with the
-/// application must not take half of it for packets that the application then has no time to read
-/// (docs/backlog.md has the measurement); nor must it starve beside a CPU-bound one.
+/// Default nice value of the backlogs' threads. A thread that shares its CPU with the application
+/// must not take half of the CPU for packets that the application then has no time to read
+/// (docs/backlog.md has the measurement); nor must it get too little time beside a CPU-bound
+/// application.
 pub const BACKLOG_NICE: i32 = 5;
 
-/// A flow with more than this part of its queue's frames, in percent, is large, unless configured:
-/// no more than eight flows can be.
+/// Default share of its queue's frames, in percent, above which a flow is large: at most eight
+/// flows can be.
 pub const FLOW_LIMIT: u32 = 12;
 
-/// `rps_sock_flow_entries` unless configured: what the kernel's documentation suggests for a busy
-/// host.
+/// Default of `rps_sock_flow_entries`, suggested by the kernel's documentation for a busy host.
 pub const RPS_SOCK_FLOW_ENTRIES: u32 = 32768;
 
-/// `rps_flow_cnt` unless configured, in slots per queue: a queue's share of the above.
+/// Default of `rps_flow_cnt`, in slots per queue: [`RPS_SOCK_FLOW_ENTRIES`] divided by eight
+/// queues.
 pub const RPS_FLOW_CNT: u32 = 4096;
 
-/// What the data path is made for. Fixed from load to the end.
+/// Parameters of the data path. [`Datapath::resize`] changes the table sizes; all others are fixed.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Frames a backlog may hold. More than [`crate::datapath::backlogs::LIMIT_MAX`] only where nothing is ever
-    /// redirected in truth: no ring would hold it.
+    /// Limit of frames in a backlog. More than [`crate::datapath::backlogs::LIMIT_MAX`] only if no
+    /// frame is really redirected: no ring has room for them.
     pub backlog_limit: u32,
     /// Nice value of the backlogs' threads, -20 to 19.
     pub backlog_nice: i32,
     /// Entries of the `sock_flow_table`, rounded up to a power of two as the kernel does; 0: no
     /// flow follows its application.
     pub rps_sock_flow_entries: u32,
-    /// Slots of each queue's `dev_flow_table`; likewise, but the rule of order needs a table, so
-    /// that 0 stands for [`RPS_FLOW_CNT`] slots and flows that follow nobody.
+    /// Slots of each queue's `dev_flow_table`, rounded up likewise. The rule of order needs a
+    /// table: 0 stands for [`RPS_FLOW_CNT`] slots, and no flow follows its application.
     pub rps_flow_cnt: u32,
     /// Follow applications on unconnected UDP sockets too.
     pub unconnected: bool,
     /// Decide and count, move nothing.
     pub dry_run: bool,
-    /// Bits of `enum flow_tunnel`: whose inner flow is the key.
+    /// Tunnels for which the inner flow is the key: bits of `enum flow_tunnel`.
     pub tunnels: u32,
-    /// Steer by the hash that the device computed, where it has one.
+    /// Steer by the hash that the device computed, if there is one.
     pub rx_hash: bool,
-    /// Flows with a larger part of their queue's frames, in percent, are shed first; 0: none are.
+    /// Share of its queue's frames, in percent, above which a flow is large; 0: no flow is large.
     pub flow_limit: u32,
-    /// The rule of order switched off: for tests and measurements that need a control.
+    /// The rule of order is off: for tests and measurements that need a control.
     pub unguarded: bool,
-    /// The key of the flow hash.
+    /// The secret of the flow hash.
     pub secret: flow_secret,
 }
 
 impl Config {
-    /// Whether there are tables to follow applications with.
+    /// Whether the tables have the entries needed to follow applications.
     pub fn can_follow(&self) -> bool {
         self.rps_sock_flow_entries > 0 && self.rps_flow_cnt > 0
     }
 }
 
-/// A device to steer: what the tables need to know of it.
+/// Facts about a device to steer, for the tables.
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
-    /// In the network namespace of the thread that calls [`Datapath::attach`].
+    /// Interface index in the network namespace of the thread that calls [`Datapath::attach`].
     pub ifindex: u32,
     /// Receive queues, `rx_queue_index` 0 to `nr_rx_queues` - 1.
     pub nr_rx_queues: u32,
-    /// Where [`Datapath::attach`] is going to attach.
+    /// The mode in which [`Datapath::attach`] will attach.
     pub mode: XdpMode,
 }
 
 /// Draws the flow hash's secret from the kernel's random number generator.
 ///
 /// # Errors
-/// When the kernel has no entropy to give.
+/// When the kernel returns no random numbers.
 pub fn draw_secret() -> Result<flow_secret> {
     let mut secret = flow_secret::default();
     let words = std::iter::once(&mut secret.addend).chain(secret.multiplier.iter_mut());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What the data path knows of the host's CPUs: where each one's run queue is, and where else to
-//! process what is for it (`bpf/cpu.h`).
+//! Facts about the host's CPUs for the data path: the address of each CPU's run queue, and the CPUs
+//! near it (`bpf/cpu.h`).
 
 use std::mem::offset_of;
 use std::thread;
@@ -22,8 +22,9 @@ pub(crate) fn owns(program: &str) -> bool {
     ["on_nr_running", "on_sched_switch"].contains(&program)
 }
 
-/// Lets only those be loaded that the kernel has a tracepoint for: the one that hands out run queues
-/// (5.9 and later), and the one that stands in for it at a cost for each switch of tasks.
+/// Selects the programs to load: the one on the tracepoint that shows run queues, if the kernel has
+/// it (5.9 and later), and the one on `sched_switch`, which replaces it at a cost for each switch
+/// of tasks.
 ///
 /// # Errors
 /// When the kernel's types can't be read.
@@ -34,14 +35,15 @@ pub(crate) fn choose(progs: &mut OpenTraceProgs<'_>) -> Result<()> {
     Ok(())
 }
 
-/// CPUs that the data path knows; dropping it ends the watching, where that is needed.
+/// The CPUs known to the data path. Dropping it detaches the program on `sched_switch`, if
+/// attached.
 pub(crate) struct Cpus {
     _watching: Option<Link>,
 }
 
 impl Cpus {
-    /// Learns the run queues of all online CPUs and notes which others are near. Where a run queue
-    /// can't be learnt, every switch of tasks is watched instead.
+    /// Learns the run queues of all online CPUs, and stores the CPUs near each. If a run queue
+    /// can't be learnt, attaches the program on `sched_switch` instead.
     ///
     /// # Errors
     /// When the map can't be written, or the kernel refuses the programs.
@@ -73,15 +75,15 @@ impl Cpus {
     }
 }
 
-/// Runs on each of these CPUs once: an isolated one, or one that sleeps, says nothing by itself. Those
-/// that this process may not use are left out.
+/// Runs a thread on each of these CPUs once: on an isolated or idle CPU, the tracepoint may not
+/// fire by itself. CPUs that this process may not use are left out.
 fn visit(cpus: &CpuMask) -> Result<()> {
     let cpus: Vec<u32> = cpus.iter().collect();
     thread::spawn(move || {
         for number in cpus {
             let mut set = CpuSet::new();
             if set.set(number as usize).is_ok() {
-                // Returns when it runs there.
+                // Returns when the thread runs on that CPU.
                 let _ = sched_setaffinity(Pid::from_raw(0), &set);
             }
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Bringing flows home, and proving that backlogs are empty (docs/order.md).
+//! Return of flows to INLINE, and the check that backlogs are drained (docs/order.md).
 
 use std::mem::offset_of;
 use std::os::fd::AsRawFd;
@@ -13,17 +13,17 @@ use super::policy::Policy;
 use super::rps_map::RpsMap;
 use crate::types::backlog;
 
-/// Whether CPUs' backlogs have become empty: all that entered has been delivered, and nothing
-/// enters any more.
+/// Whether the backlogs of some CPUs are drained: all frames that entered have been delivered, and
+/// no more enter.
 ///
-/// A program that was running when they were found empty may have found a flow held just before,
-/// and let it stay: so after the end of all that were running, they must be as they were.
+/// A program that ran during the first check may still hold a flow there and add frames. The second
+/// check, after a grace period, therefore compares the number of frames that ever entered.
 pub struct Drain {
     cpus: std::ops::Range<u32>,
 }
 
 impl Drain {
-    /// Between two checks.
+    /// Time between two checks.
     pub const TICK: Duration = Duration::from_millis(1);
 
     /// The backlogs of all queues for these CPUs.
@@ -31,8 +31,8 @@ impl Drain {
         Self { cpus }
     }
 
-    /// Checks; returns whether they are empty. Takes a grace period of RCU if it seems so, some
-    /// tens of milliseconds.
+    /// Returns whether the backlogs are drained. If the first check succeeds, the call takes a
+    /// grace period of RCU, some tens of milliseconds.
     ///
     /// # Errors
     /// When a map can't be read.
@@ -44,7 +44,7 @@ impl Drain {
         Ok(self.drained(datapath)? == Some(entered))
     }
 
-    /// The frames that ever entered, if all have been delivered.
+    /// The number of frames that ever entered, if all have been delivered.
     fn drained(&self, datapath: &Datapath) -> Result<Option<u64>> {
         let mut entered = 0;
         for queue in 0..datapath.nr_queues() {
@@ -60,11 +60,11 @@ impl Drain {
 }
 
 impl Datapath {
-    /// Brings every flow home to INLINE, so that plain traffic can't overtake what is still
-    /// queued. For half of `patience` flows move when their frames have been delivered; after
-    /// that, frames of flows that can't move yet are dropped (and counted as shed) until they can.
+    /// Returns every flow to INLINE, so that plain traffic can't overtake queued frames. For half
+    /// of `patience`, flows move when their frames have been delivered; after that, frames of flows
+    /// that can't move yet are dropped (and counted as shed) until these flows can move.
     ///
-    /// Returns whether everything came home.
+    /// Returns whether all flows have returned.
     ///
     /// # Errors
     /// When a map can't be read or written.
@@ -86,7 +86,7 @@ impl Datapath {
         Ok(false)
     }
 
-    /// Waits until every backlog is [`Drain`]ed.
+    /// Waits until every backlog is drained; returns false after `patience`.
     fn drain(&self, patience: Duration) -> Result<bool> {
         let deadline = Instant::now() + patience;
         let drain = Drain::of(0..self.nr_cpus);
@@ -99,18 +99,18 @@ impl Datapath {
         Ok(true)
     }
 
-    /// Whether all that has entered the backlog of `queue` for `cpu` is delivered, as far as that can
-    /// be proven now (docs/order.md).
+    /// Whether all frames that entered the backlog of `queue` for `cpu` have been delivered, as far
+    /// as can be proven now (docs/order.md).
     ///
     /// # Errors
-    /// When the kernel does not run the question.
+    /// When the kernel can't run the program.
     pub fn drained(&self, queue: u32, cpu: u32) -> Result<bool> {
         let index = queue * self.nr_cpus + cpu;
         Ok(self.call(&self.trace.progs.backlog_drained, index)? == 1)
     }
 
-    /// Takes the entries of a CPU's backlogs out of the cpumaps, for new ones to be made when they
-    /// are wanted again. Only once they are closed and [`Drain`]ed.
+    /// Removes the entries of a CPU's backlogs from the cpumaps; new entries are created when flows
+    /// want the CPU again. Only for backlogs that are closed and drained ([`Drain`]).
     ///
     /// # Errors
     /// When a map can't be written.
@@ -122,7 +122,8 @@ impl Datapath {
         Ok(())
     }
 
-    /// Whether any flow may want to be in the backlogs for a CPU: not while it is offline.
+    /// Closes or opens the backlogs for a CPU: no flow may want a closed one. They are closed while
+    /// the CPU is offline.
     pub fn close_cpu(&self, cpu: u32, closed: bool) {
         for queue in 0..self.nr_queues() {
             let index = queue * self.nr_cpus + cpu;
@@ -132,11 +133,11 @@ impl Datapath {
         }
     }
 
-    /// Returns when every program that was running has ended, and with it, since polls run with
-    /// softirqs off, the poll that it ran in.
+    /// Returns when every program that was running has ended, and also the poll in which it ran,
+    /// since polls run with softirqs off.
     pub(super) fn grace_period(&self) -> Result<()> {
-        // An update of a map of maps waits for one (maybe_wait_bpf_programs() in
-        // kernel/bpf/syscall.c): this one changes nothing.
+        // An update of a map of maps waits for a grace period (maybe_wait_bpf_programs() in
+        // kernel/bpf/syscall.c). This update changes nothing.
         let queue = 0u32;
         let fd = self.backlogs.cpumap(queue).as_raw_fd().to_ne_bytes();
         Ok(self

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A flow's name, as commands print it and take it: `udp/198.18.1.0:1024/9`, the protocol, who sends
-//! and from which port, and the port here. Without ports `icmp/192.0.2.1/198.18.0.1`, who sends and
-//! to which address, and `esp/192.0.2.1/198.18.0.1/0x1001` with the SPI.
+//! A flow's name, as commands print and accept it: `udp/198.18.1.0:1024/9` is the protocol, the
+//! sender's address and port, and the local port. Without ports, `icmp/192.0.2.1/198.18.0.1` has
+//! the addresses of sender and receiver, and `esp/192.0.2.1/198.18.0.1/0x1001` also the SPI.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -12,7 +12,7 @@ use serde_with::{DeserializeFromStr, SerializeDisplay};
 use super::native;
 use crate::types::flow_key;
 
-/// Protocols that have a name here: those of /etc/protocols, in lower case. Others are numbers.
+/// Protocols with a name here: those of /etc/protocols, in lower case. Others are numbers.
 const PROTOCOLS: [(&str, u8); 14] = [
     ("icmp", 1),
     ("igmp", 2),
@@ -30,29 +30,28 @@ const PROTOCOLS: [(&str, u8); 14] = [
     ("udplite", 136),
 ];
 
-/// Those whose packets have ports.
+/// Protocols with ports.
 const WITH_PORTS: [u8; 5] = [6, 17, 33, 132, 136];
 
-/// What makes packets one flow (docs/hash.md): a flow key in the terms of people. Addresses are
-/// never v4-mapped ones.
+/// A flow key in readable form (docs/hash.md). Addresses are never v4-mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, SerializeDisplay, DeserializeFromStr)]
 pub enum Flow {
-    /// Of a protocol with ports. To which local address is not part of it.
+    /// Of a protocol with ports, for any local address.
     Ports {
         /// `IPPROTO_*`
         proto: u8,
-        /// Who sends.
+        /// Address and port of the sender.
         remote: SocketAddr,
-        /// The port here.
+        /// The local port.
         local_port: u16,
     },
-    /// Without ports, or a fragment's, which has none.
+    /// Without ports, or of fragments, which have none.
     Addresses {
         /// `IPPROTO_*`
         proto: u8,
-        /// Who sends.
+        /// Address of the sender.
         remote: IpAddr,
-        /// To whom.
+        /// Address of the receiver.
         local: IpAddr,
         /// The SPI of ESP and AH, or 0.
         spi: u32,
@@ -60,7 +59,7 @@ pub enum Flow {
 }
 
 impl Flow {
-    /// The flow whose packets a socket gets.
+    /// The flow of the packets that a socket receives.
     pub fn of_socket(proto: u8, remote: SocketAddr, local_port: u16) -> Self {
         Self::Ports {
             proto,
@@ -69,7 +68,7 @@ impl Flow {
         }
     }
 
-    /// What the data path calls it; `None` for what is no key, such as a slot's that has had none.
+    /// The flow of a key; `None` for an invalid key, such as that of a slot without a flow.
     pub fn from_key(key: &flow_key) -> Option<Self> {
         let proto = u8::try_from(key.proto).ok().filter(|proto| *proto > 0)?;
         let remote = address(key.saddr);
@@ -89,7 +88,7 @@ impl Flow {
         })
     }
 
-    /// The key of its packets.
+    /// The key of the flow's packets.
     pub fn key(&self) -> flow_key {
         match *self {
             Self::Ports {
@@ -118,7 +117,7 @@ impl Flow {
         }
     }
 
-    /// The port here, of a protocol with ports.
+    /// The local port, of a protocol with ports.
     pub fn local_port(&self) -> Option<u16> {
         match *self {
             Self::Ports { local_port, .. } => Some(local_port),
@@ -237,7 +236,7 @@ impl FromStr for Flow {
     }
 }
 
-/// A flow's hash, `0x…`: its other name, until the running rxsteer ends.
+/// A flow's hash, `0x…`: also names the flow, until the running rxsteer ends.
 #[derive(
     Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, SerializeDisplay, DeserializeFromStr,
 )]
@@ -282,7 +281,7 @@ mod tests {
         })
     }
 
-    /// A packet's key has a local address that is not `::`: nobody receives for that.
+    /// In a packet's key the local address is not `::`, to which no packet is sent.
     fn without_ports() -> impl Strategy<Value = Flow> {
         let local = any::<IpAddr>().prop_filter("::", |ip| !ip.is_ipv6() || !ip.is_unspecified());
         (1..=255u8, any::<IpAddr>(), local, any::<u32>()).prop_map(|(proto, remote, local, spi)| {

@@ -1,50 +1,50 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A queue's load: what the policies `+idle` and `+adapt` decide by (`bpf/core/load.h`).
+//! A queue's load, on which the policies `+idle` and `+adapt` depend (`bpf/core/load.h`).
 
 use serde::{Deserialize, Serialize};
 
 use super::native;
 use crate::types::{load_leaving, load_unit, rx_policy, rx_pressure, rx_queue};
 
-/// Shares in the data path are of this.
+/// Unit of shares in the data path.
 pub(crate) const WHOLE: u32 = load_unit::LOAD_WHOLE.0;
 
-/// A window, in milliseconds; longer where polls are rare.
+/// Length of a window in milliseconds; longer if polls are rare.
 pub const WINDOW_MS: u64 = load_unit::LOAD_WINDOW_MS.0 as u64;
 
 /// Whether the CPU that polls a queue has room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pressure {
-    /// For all of the queue's flows.
+    /// Room for all flows of the queue.
     Relaxed,
-    /// Not for more than it has.
+    /// No room for more flows.
     Full,
     /// Hardly any time is left.
     Saturated,
-    /// An application polls for its own packets there.
+    /// An application polls the queue for its own packets.
     Polled,
 }
 
 /// A queue's load in its last window. Without packets no window ends.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Load {
-    /// Who polls the queue: as of the last packet that was processed INLINE.
+    /// The CPU that polls the queue, as of the last packet processed INLINE.
     pub polling_cpu: Option<u32>,
     /// Whether that CPU has room.
     pub pressure: Pressure,
-    /// Percent of its time in which it was not idle.
+    /// Percentage of that CPU's time in which it was not idle.
     pub busy_percent: u32,
-    /// Percent of its time that it spent in polls of the queue.
+    /// Percentage of that CPU's time in polls.
     pub polls_percent: u32,
-    /// Flows with so many packets in a window may leave; `None` if none may.
+    /// Packets per window from which flows may leave; `None`: no flow may leave.
     pub leaving: Option<u32>,
-    /// Percent of large flows' packets that are dropped instead of being processed INLINE.
+    /// Percentage of large flows' packets that are dropped instead of being processed INLINE.
     pub limiting_percent: u32,
 }
 
 impl Load {
-    /// `None` while no window has ended, and where no policy looks at it.
+    /// `None` while no window has ended, and if the policy does not depend on the load.
     pub fn of(q: &rx_queue) -> Option<Self> {
         let l = &q.load;
         let percent = |share: u16| (u32::from(share) * 100 + WHOLE / 2) / WHOLE;
@@ -65,12 +65,12 @@ impl Load {
     }
 }
 
-/// Whether the queue's flows want to be where the load lets them.
+/// Whether the queue's policy depends on the load.
 pub(crate) fn decides(q: &rx_queue) -> bool {
     u32::from(q.policy) & (rx_policy::RX_IDLE.0 | rx_policy::RX_ADAPT.0) != 0
 }
 
-/// Who polls the queue, if a packet has been processed INLINE.
+/// The CPU that polls the queue, if a packet has been processed INLINE.
 pub(crate) fn polling_cpu(q: &rx_queue) -> Option<u32> {
     (q.poll != 0).then(|| native::poll_stamp_cpu(q.poll).into())
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The loaded data path: maps, tracepoints, and one XDP program per device.
 //!
-//! The order of things is fixed: load, fill the maps, attach the tracepoints (they count what the
-//! XDP programs redirect), attach the XDP programs. Everything is held by file descriptors alone,
-//! so that the kernel takes it down with the process, however it ends.
+//! The order is fixed: load, fill the maps, attach the tracepoints (they count frames that the XDP
+//! programs redirect), attach the XDP programs. All of these are held by file descriptors alone, so
+//! that the kernel removes them with the process, however the process ends.
 
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -33,13 +33,13 @@ use crate::host::device::XdpMode;
 use crate::host::xdp;
 use crate::types::{self, backlog, rx_config, rx_policy, rx_queue};
 
-/// The epoch of slots that have one; 0 is that of unset ones.
+/// The first epoch; 0 is the epoch of unset slots.
 pub(super) const FIRST_EPOCH: u16 = 1;
 
 /// See the module's documentation.
 pub struct Datapath {
-    // Fields are dropped in this order: XDP programs first, so that nothing is redirected that
-    // the tracepoints no longer count.
+    // Fields are dropped in this order: XDP programs first, so that no frame is redirected without
+    // being counted by the tracepoints.
     pub(super) devices: Vec<Device>,
     sockets: Option<Sockets>,
     scheduler: Option<Cpus>,
@@ -56,10 +56,11 @@ pub struct Datapath {
 }
 
 impl Datapath {
-    /// Loads the programs and fills the maps; every queue's map says INLINE. Attaches nothing.
+    /// Loads the programs, fills the maps with every location INLINE, and attaches the tracepoints.
+    /// Attaches no XDP program.
     ///
     /// # Errors
-    /// When the kernel refuses a map or a program: the verifier's words are in the log.
+    /// When the kernel refuses a map or a program: the verifier's messages are in the log.
     pub fn load(config: &Config, devices: &[DeviceConfig]) -> Result<Self> {
         let nr_queues: u32 = devices.iter().map(|d| d.nr_rx_queues).sum();
         let nr_cpus = u32::try_from(libbpf_rs::num_possible_cpus()?)?;
@@ -158,12 +159,12 @@ impl Datapath {
         })
     }
 
-    /// Lets the flows of all queues want to be where the policy says. Returns what can't be followed
-    /// on this host, in words, when applications begin to be watched.
+    /// Sets the policy of all queues. Returns the applications that can't be followed on this host,
+    /// in words, if sockets begin to be watched.
     ///
     /// # Errors
-    /// When there are no tables for it, or the kernel refuses the programs that watch sockets or the
-    /// scheduler.
+    /// When a table needed for the policy has no entries, or the kernel refuses the programs that
+    /// watch sockets or the scheduler.
     pub fn steer_by(&mut self, policy: Policy) -> Result<Option<Vec<String>>> {
         let mut unseen = None;
         let watched = |sockets: &Sockets| sockets.epoch == self.epoch;
@@ -179,8 +180,8 @@ impl Datapath {
         for queue in 0..self.nr_queues() {
             self.set_queue(queue, policy);
         }
-        // Programs that can't be detached at once go on writing their table until others replace
-        // them or rxsteer ends.
+        // Programs that can't be detached at once continue to write their table until others
+        // replace them or rxsteer ends.
         let leaves = |sockets: &Sockets| policy.follows() || sockets.at_functions;
         self.sockets = self.sockets.take().filter(leaves);
         if !looks {
@@ -189,8 +190,8 @@ impl Datapath {
         Ok(unseen)
     }
 
-    /// CPUs have come online or gone: what is known of them, if a policy looks at them, is learnt
-    /// anew.
+    /// CPUs have come online or gone offline: learns the facts about CPUs again, if the policy
+    /// needs them.
     ///
     /// # Errors
     /// When the kernel refuses the programs that watch the scheduler.
@@ -215,7 +216,7 @@ impl Datapath {
         Sockets::attach(open, self.config.unconnected, self.epoch)
     }
 
-    /// What a queue's flows follow from now on, and what its slots mean.
+    /// Sets a queue's policy and epoch.
     pub(super) fn set_queue(&self, queue: u32, policy: Policy) {
         let queues = &self.rx_queues;
         queues.set_field(queue, offset_of!(rx_queue, policy), policy.bits());
@@ -227,8 +228,8 @@ impl Datapath {
         u32::from(self.rx_queue(queue).policy) & rx_policy::RX_FOLLOW.0 != 0
     }
 
-    /// Where the `sock_flow_table` has the application of the flow with this hash: a CPU,
-    /// `RPS_INLINE` if it polls, or `RPS_NO_CPU`.
+    /// The location in the `sock_flow_table` of the application of the flow with this hash: a CPU,
+    /// `RPS_INLINE` if the application polls, or `RPS_NO_CPU`.
     pub fn application(&self, hash: u32) -> u16 {
         let mask = tables::cpu_mask(self.nr_cpus);
         native::sock_flow_location(self.tables.sock_flow(hash), hash, mask)
@@ -239,20 +240,20 @@ impl Datapath {
         &self.tables
     }
 
-    /// What it was loaded with.
+    /// The parameters with which the data path was loaded.
     pub fn config(&self) -> &Config {
         &self.config
     }
 
-    /// The kernel's time, as flows are stamped with it: ticks, the low 32 bits.
+    /// The kernel's time in the unit of `rps_dev_flow.last_seen`: ticks, the low 32 bits.
     ///
     /// # Errors
-    /// When the kernel does not run the question.
+    /// When the kernel can't run the program.
     pub fn jiffies(&self) -> Result<u32> {
         self.call(&self.trace.progs.jiffies_now, 0u32)
     }
 
-    /// Runs a program that user space may call; returns what it returned.
+    /// Runs a program that user space may call; returns the program's result.
     pub(super) fn call<T: Copy>(&self, program: &ProgramMut<'_>, argument: T) -> Result<u32> {
         let mut context = bytes_of(&argument);
         let input = ProgramInput {
@@ -262,11 +263,11 @@ impl Datapath {
         Ok(program.test_run(input)?.return_value)
     }
 
-    /// Attaches the XDP program to the device, by its place in what [`Self::load`] was given.
+    /// Attaches the XDP program to the device with this index in the list given to [`Self::load`].
     ///
     /// # Errors
-    /// The kernel's, untranslated: `EBUSY` when a program is attached already, `EOPNOTSUPP` when
-    /// the driver has no native XDP.
+    /// The kernel's error: `EBUSY` if a program is attached already, `EOPNOTSUPP` if the driver has
+    /// no native XDP.
     pub fn attach(&mut self, device: usize, mode: XdpMode) -> Result<()> {
         let device = &mut self.devices[device];
         if device.config.mode != mode {
@@ -284,44 +285,45 @@ impl Datapath {
         Ok(())
     }
 
-    /// Detaches every XDP program. What is in the backlogs is still delivered.
+    /// Detaches every XDP program. Frames in the backlogs are still delivered.
     pub fn detach(&mut self) {
         for device in &mut self.devices {
             device.link = None;
         }
     }
 
-    /// The cpumaps, for whoever makes their entries.
+    /// The cpumaps, for the thread that creates their entries.
     pub fn backlogs(&self) -> Arc<Backlogs> {
         Arc::clone(&self.backlogs)
     }
 
-    /// Changes where the queue's flows want to be. They move under the rule of order.
+    /// Sets the queue's `rps_map`. Flows move under the rule of order.
     pub fn set_rps_map(&self, queue: u32, map: &RpsMap) {
         self.rps_maps.set(queue, map.raw());
     }
 
-    /// What the queue's map says now.
+    /// The queue's present `rps_map`.
     pub fn rps_map(&self, queue: u32) -> RpsMap {
         RpsMap::from_raw(self.rps_maps.get(queue))
     }
 
-    /// The queue's counters, as they are at this moment.
+    /// The queue's present counters.
     pub fn rx_queue(&self, queue: u32) -> rx_queue {
         self.rx_queues.get(queue)
     }
 
-    /// The counters of the queue's backlog for `cpu`. All zero if it does not exist.
+    /// The counters of the queue's backlog for `cpu`. All are zero if the backlog has never
+    /// existed.
     pub fn backlog(&self, queue: u32, cpu: u32) -> backlog {
         self.backlog_counts.get(queue * self.nr_cpus + cpu)
     }
 
-    /// Queues over all devices.
+    /// Number of queues of all devices.
     pub fn nr_queues(&self) -> u32 {
         u32::try_from(self.backlogs.nr_queues()).expect("made from a u32")
     }
 
-    /// CPUs the kernel can ever have: numbers 0 to this - 1.
+    /// Number of possible CPUs: they are numbered from 0 to this - 1.
     pub fn nr_cpus(&self) -> u32 {
         self.nr_cpus
     }
@@ -331,8 +333,9 @@ impl Datapath {
         self.devices[device].program()
     }
 
-    /// Declares that nothing from before is on its way: flows of this queue may go anywhere at
-    /// once. Only true where no packet can have come, as for a program that is never attached.
+    /// Declares that no packet from before the epoch is undelivered: flows of this queue may move
+    /// at once. Only true if no packet can have been received, as for a program that is never
+    /// attached.
     pub fn settle(&self, queue: u32) {
         let first_epoch = offset_of!(rx_queue, first_epoch);
         self.rx_queues.set_field(queue, first_epoch, self.epoch);

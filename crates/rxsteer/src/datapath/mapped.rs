@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Array maps, mapped into this process: read and written without system calls, while the kernel side
-//! does the same.
+//! Array maps, mapped into this process, which reads and writes them without system calls, at the
+//! same time as the kernel side.
 
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -10,12 +10,12 @@ use anyhow::{Context, Result, ensure};
 use libbpf_rs::MapCore;
 use memmap2::{MmapOptions, MmapRaw};
 
-/// Elements begin at multiples of this, in bytes, and are copied in words of it, as the kernel does:
-/// a counter is never read half written.
+/// Elements begin at multiples of this size in bytes, and are copied in words of this size, as in
+/// the kernel: a counter is never read half written.
 const WORD: usize = size_of::<u64>();
 
-/// The elements of an array map with `BPF_F_MMAPABLE`. `T` is a struct of `bpf/types.h`, any bytes of
-/// which are a value.
+/// The elements of an array map with `BPF_F_MMAPABLE`. `T` is a struct of `bpf/types.h` for which
+/// any bytes are a value.
 pub struct Mapped<T> {
     memory: MmapRaw,
     nr_elements: u32,
@@ -23,7 +23,7 @@ pub struct Mapped<T> {
 }
 
 impl<T: Copy> Mapped<T> {
-    /// Maps all of it.
+    /// Maps the whole array.
     ///
     /// # Errors
     /// When the map has elements of another size, or memory is short.
@@ -58,7 +58,7 @@ impl<T: Copy> Mapped<T> {
             .wrapping_add(index as usize * size_of::<T>() + offset)
     }
 
-    /// An element, word by word: words may be of different moments.
+    /// An element, read word by word: its words may be of different times.
     ///
     /// # Panics
     /// When there is no such element.
@@ -67,17 +67,18 @@ impl<T: Copy> Mapped<T> {
         let from = self.at(index, 0).cast::<u64>();
         let to = value.as_mut_ptr().cast::<u64>();
         for word in 0..size_of::<T>() / WORD {
-            // SAFETY: within the element, which begins on a word; volatile, since others write it.
+            // SAFETY: within the element, which begins on a word; volatile, since the kernel side
+            // writes it.
             unsafe { to.add(word).write_unaligned(from.add(word).read_volatile()) };
         }
-        // SAFETY: all of its words have been written, and any bytes are a value.
+        // SAFETY: all words of the value have been written, and any bytes are a value.
         unsafe { value.assume_init() }
     }
 
     /// Elements with their numbers.
     ///
     /// # Panics
-    /// When they are more than there are.
+    /// When the range ends beyond the array.
     pub fn range(&self, range: Range<u32>) -> impl Iterator<Item = (u32, T)> {
         range.map(|index| (index, self.get(index)))
     }
@@ -95,8 +96,8 @@ impl<T: Copy> Mapped<T> {
         }
     }
 
-    /// Writes one field of an element whose others the kernel side writes. `offset` is the field's
-    /// (`offset_of!`).
+    /// Writes one field of an element; the kernel side writes the other fields. `offset` is that of
+    /// the field (`offset_of!`).
     ///
     /// # Panics
     /// When there is no such element, or the field is not in it.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The kernel side: the objects, their maps, and what is in them.
+//! The kernel side: the objects, their maps, and the content of the maps.
 
 pub mod backlogs;
 mod config;

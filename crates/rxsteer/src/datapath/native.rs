@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The data path's pure C, compiled for the host: what the kernel runs, callable here.
+//! The data path's pure C, compiled for the host: the same code as in the kernel.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -73,11 +73,11 @@ unsafe extern "C" {
     fn native_poll_stamp_cpu(stamp: u64) -> u16;
 }
 
-/// The flow key of a packet of `len` bytes whose first ones are `linear`, or why it has none.
-/// `tunnels` are the `FLOW_TUNNEL_*` whose inner flow is wanted.
+/// The flow key of a packet of `len` bytes that begins with `linear`, or why it has none. `tunnels`
+/// are the `FLOW_TUNNEL_*` to parse.
 ///
 /// # Panics
-/// When `len` is less than what `linear` holds.
+/// When `len` is less than the length of `linear`.
 pub fn flow_parse(linear: &[u8], len: u32, tunnels: u32) -> Result<flow_key, flow_result> {
     assert!(linear.len() <= len as usize);
     let mut key = flow_key::default();
@@ -110,20 +110,21 @@ pub fn flow_key_ports(peer: SocketAddr, local_port: u16, proto: u32) -> flow_key
     key
 }
 
-/// The tunnel, a `FLOW_TUNNEL_*`, that packets of a protocol are, and of UDP those to a port; or 0 (flow_key.h).
+/// The tunnel, a `FLOW_TUNNEL_*`, that the protocol, and for UDP the destination port, stand for;
+/// or 0 (flow_key.h).
 pub fn flow_tunnel_of(proto: u8, dest: u16) -> u32 {
-    // SAFETY: takes numbers, returns one.
+    // SAFETY: no memory is involved.
     unsafe { native_flow_tunnel_of(proto, dest) }
 }
 
 /// The hash of a key under a secret: `docs/hash.md`.
 pub fn flow_hash(key: &flow_key, secret: &flow_secret) -> u32 {
-    // SAFETY: the callee only reads the two.
+    // SAFETY: the callee only reads key and secret.
     unsafe { native_flow_hash(key, secret) }
 }
 
-/// What becomes of a packet of the flow with this hash that `q` receives on `cpu`
-/// (steer.h, `rx_steer`). `flow` is its slot.
+/// The decision on a packet of the flow with this hash that `q` receives on `cpu` (steer.h,
+/// `rx_steer`). `flow` is the flow's slot.
 ///
 /// # Panics
 /// When there are fewer `backlogs` than CPUs, or more CPUs than the facts have bits.
@@ -137,7 +138,7 @@ pub fn rx_steer(
     cpu: u32,
 ) -> rx_verdict {
     check(facts, backlogs);
-    // SAFETY: the callee keeps none of these, and no index but CPUs below `nr_cpus`.
+    // SAFETY: the callee keeps no pointer, and its only indices are CPUs below `nr_cpus`.
     unsafe { native_rx_steer(facts, q, backlogs.as_mut_ptr(), map, flow, hash, cpu) }
 }
 
@@ -145,8 +146,8 @@ fn check(facts: &rx_facts, backlogs: &[backlog]) {
     assert!(facts.nr_cpus <= u64::BITS && facts.nr_cpus as usize <= backlogs.len());
 }
 
-/// A CPU as a location of flows that `cpu` polls (policy.h, `rx_usable`). Of the facts it needs
-/// `nr_cpus` alone.
+/// A CPU as a location of flows that `cpu` polls (policy.h, `rx_usable`). Of the facts, only
+/// `nr_cpus` is read.
 ///
 /// # Panics
 /// When there are fewer `backlogs` than CPUs.
@@ -156,8 +157,9 @@ pub fn rx_usable(facts: &mut rx_facts, backlogs: &[backlog], location: u16, cpu:
     unsafe { native_rx_usable(facts, backlogs.as_ptr().cast_mut(), location, cpu) }
 }
 
-/// Where the tables have the flow with this hash, polled by `cpu`, and whether that is where its
-/// application is (policy.h, `rx_base`). Of the facts it needs `nr_cpus`, `cpu_mask` and `sock_flow`.
+/// The location by the tables of the flow with this hash, polled by `cpu`, and whether it is the
+/// location of the flow's application (policy.h, `rx_base`). Of the facts, only `nr_cpus`,
+/// `cpu_mask` and `sock_flow` are read.
 ///
 /// # Panics
 /// When there are fewer `backlogs` than CPUs.
@@ -172,13 +174,13 @@ pub fn rx_base(
     assert!(facts.nr_cpus as usize <= backlogs.len());
     let (mut q, mut followed) = (*q, false);
     let backlogs = backlogs.as_ptr().cast_mut();
-    // SAFETY: the callee only reads the backlogs, of CPUs below `nr_cpus`, and keeps nothing.
+    // SAFETY: the callee only reads the backlogs, of CPUs below `nr_cpus`, and keeps no pointer.
     let base = unsafe { native_rx_base(facts, &mut q, backlogs, map, hash, cpu, &mut followed) };
     (base, followed)
 }
 
-/// Where the flow wants to be at a packet that `cpu` polls, no new window having begun
-/// (policy.h, `rx_wanted`).
+/// The flow's wanted location at a packet that `cpu` polls, if no new window has begun (policy.h,
+/// `rx_wanted`).
 ///
 /// # Panics
 /// As [`rx_steer`].
@@ -191,23 +193,22 @@ pub fn rx_wanted(
     cpu: u32,
 ) -> u16 {
     check(facts, backlogs);
-    // SAFETY: the callee keeps none of these, and no index but CPUs below `nr_cpus`.
+    // SAFETY: the callee keeps no pointer, and its only indices are CPUs below `nr_cpus`.
     unsafe { native_rx_wanted(facts, q, backlogs.as_mut_ptr(), map, flow, cpu) }
 }
 
-/// Whether more than half of the frames that may wait in a backlog do; `limit` of them may
-/// (backlog.h).
+/// Whether more than half of `limit` frames are queued in a backlog (backlog.h).
 pub fn backlog_crowded(b: &backlog, limit: u32) -> bool {
     let mut facts = rx_facts {
         limit: limit.into(),
         ..Default::default()
     };
-    // SAFETY: the callee only reads the two.
+    // SAFETY: the callee only reads facts and backlog.
     unsafe { native_backlog_crowded(&mut facts, b) }
 }
 
-/// A poll of the queue has ended that lasted from `start` to `now`, in ns, an application's if `busy`;
-/// whether its window is over (load.h).
+/// Counts a poll of the queue that lasted from `start` to `now`, in ns, an application's if `busy`.
+/// Returns whether the window is over (load.h).
 pub fn load_polled(
     q: &mut rx_queue,
     start: u64,
@@ -221,72 +222,73 @@ pub fn load_polled(
     unsafe { native_load_polled(q, start, now, over_idle, exhausted, busy) }
 }
 
-/// The queue's window ends at `now`, in ns; its CPU ran tasks for `busy` of 1024 parts of it (load.h).
+/// Ends the queue's window at `now`, in ns. `tasks` and `irq` are the shares of its time, of 1024,
+/// in which the CPU ran tasks and interrupts (load.h).
 pub fn load_window(q: &mut rx_queue, now: u64, tasks: u32, irq: u32) {
     // SAFETY: the callee only writes the queue.
     unsafe { native_load_window(q, now, tasks, irq) }
 }
 
-/// The RPS location of a flow (steer.h).
+/// The RPS location of a flow (tables.h).
 pub fn rps_location_of(map: &rps_map, hash: u32) -> u16 {
     // SAFETY: the callee only reads the map.
     unsafe { native_rps_location_of(map, hash) }
 }
 
-/// A flow's slot among those of all queues, of 2^(32 - `shift`) each (steer.h).
+/// A flow's slot among those of all queues, 2^(32 - `shift`) for each queue (tables.h).
 ///
 /// # Panics
 /// When a queue's slots are more than 2^31, or fewer than one.
 pub fn flow_slot(queue: u32, hash: u32, shift: u32) -> u32 {
     assert!((1..=32).contains(&shift));
-    // SAFETY: takes numbers, returns one.
+    // SAFETY: no memory is involved.
     unsafe { native_flow_slot(queue, hash, shift) }
 }
 
-/// The `sock_flow_table`'s entry of a flow with its application on a CPU; `RPS_INLINE`: the
-/// application polls; `RPS_NO_CPU`: it has closed its socket (tables.h).
+/// The `sock_flow_table`'s entry of a flow with its application on a CPU. `RPS_INLINE`: the
+/// application polls; `RPS_NO_CPU`: the application has closed its socket (tables.h).
 pub fn sock_flow_entry(hash: u32, location: u16, cpu_mask: u32) -> u32 {
-    // SAFETY: takes numbers, returns one.
+    // SAFETY: no memory is involved.
     unsafe { native_sock_flow_entry(hash, location, cpu_mask) }
 }
 
 /// The location that an entry names for a flow, or `RPS_NO_CPU` (tables.h).
 pub fn sock_flow_location(entry: u32, hash: u32, cpu_mask: u32) -> u16 {
-    // SAFETY: takes numbers, returns one.
+    // SAFETY: no memory is involved.
     unsafe { native_sock_flow_location(entry, hash, cpu_mask) }
 }
 
-/// The name of the poll that runs on `cpu` after `nr_polls` have ended there (steer.h).
+/// The stamp of the poll that runs on `cpu` after `nr_polls` polls have ended there (tables.h).
 pub fn poll_stamp(cpu: u16, nr_polls: u64) -> u64 {
-    // SAFETY: takes numbers, returns one.
+    // SAFETY: no memory is involved.
     unsafe { native_poll_stamp(cpu, nr_polls) }
 }
 
-/// Whether everything that entered the backlog for `cpu` has been delivered, since its kthread
-/// sleeps (backlog.h).
+/// Whether all frames that entered the backlog for `cpu` have been delivered, by proof "asleep"
+/// (backlog.h).
 ///
 /// # Panics
 /// As [`rx_steer`]; and when there is no such CPU.
 pub fn backlog_asleep(facts: &mut rx_facts, backlogs: &mut [backlog], cpu: u32) -> bool {
     check(facts, backlogs);
     assert!(cpu < facts.nr_cpus);
-    // SAFETY: the callee keeps none of these, and the CPU is one of the backlogs'.
+    // SAFETY: the callee keeps no pointer, and the CPU is one of the backlogs'.
     unsafe { native_backlog_asleep(facts, backlogs.as_mut_ptr(), cpu) }
 }
 
-/// A backlog's kthread has dequeued `n` frames (backlog.h).
+/// Counts `n` frames dequeued by a backlog's kthread (backlog.h).
 pub fn backlog_dequeue(b: &mut backlog, n: u32, gro_empty: bool, jiffies: u64) {
     // SAFETY: the callee only writes the backlog.
     unsafe { native_backlog_dequeue(b, n, gro_empty.into(), jiffies) }
 }
 
-/// The CPU that ran the poll with this stamp, which is not zero.
+/// The CPU that ran the poll with this stamp, which must not be zero (tables.h).
 pub fn poll_stamp_cpu(stamp: u64) -> u16 {
-    // SAFETY: takes a number, returns one.
+    // SAFETY: no memory is involved.
     unsafe { native_poll_stamp_cpu(stamp) }
 }
 
-/// An address as it is in a key: an IPv4 address as its v4-mapped one.
+/// An address in the form of a key: an IPv4 address as its v4-mapped one.
 pub fn address_words(address: IpAddr) -> [u32; 4] {
     words(match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -294,7 +296,7 @@ pub fn address_words(address: IpAddr) -> [u32; 4] {
     })
 }
 
-/// An address as the four words of a key, in network order as they lie in memory.
+/// An address as the four words of a key, which are in network order in memory.
 fn words(octets: [u8; 16]) -> [u32; 4] {
     let mut words = [0; 4];
     for (word, bytes) in words.iter_mut().zip(octets.chunks_exact(4)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The BPF objects: that of the tracepoints owns the maps, the others are given them
+//! The BPF objects: the object of the tracepoints owns the maps, the others share them
 //! (`bpf/maps.h`).
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -43,8 +43,8 @@ impl Device {
         }
     }
 
-    /// Attaches its program in the place of the one that is attached, if there is one and the device
-    /// is still there.
+    /// Replaces the attached program by the loaded one, if a program is attached and the device
+    /// still exists.
     pub(super) fn update(&self) -> Result<()> {
         let Some(link) = &self.link else {
             return Ok(());
@@ -56,7 +56,7 @@ impl Device {
     }
 }
 
-/// The constants that all objects have in common.
+/// The constants that are the same in all objects.
 pub(super) fn constants(config: &Config, nr_cpus: u32, tables: &Tables) -> rx_config {
     rx_config {
         flow_secret: config.secret,
@@ -73,7 +73,7 @@ pub(super) fn constants(config: &Config, nr_cpus: u32, tables: &Tables) -> rx_co
     }
 }
 
-/// Gives the constants to an object that is not loaded yet.
+/// Sets the constants of an object that is not loaded yet.
 pub(super) fn set_constants(open: &mut OpenObject, constants: &rx_config) -> Result<()> {
     let mut rodata = open
         .maps_mut()
@@ -82,7 +82,7 @@ pub(super) fn set_constants(open: &mut OpenObject, constants: &rx_config) -> Res
     Ok(rodata.set_initial_value(&bytes_of(constants))?)
 }
 
-/// Gives `owner`'s maps and these tables to an object that is not loaded yet.
+/// Makes an object that is not loaded yet use `owner`'s maps and these tables.
 pub(super) fn lend_maps(open: &mut OpenObject, owner: &Object, tables: &Tables) -> Result<()> {
     for mut map in open.maps_mut() {
         let name = map.name().to_string_lossy().into_owned();
@@ -113,11 +113,12 @@ pub(super) fn load_device(
     let mut open = open(RxSkelBuilder::default())?;
     set_constants(open.open_object_mut(), &constants)?;
     lend_maps(open.open_object_mut(), trace.object(), tables)?;
-    // Drivers refuse a jumbo MTU without frags. For generic mode the kernel, since 6.9, copies an
-    // skb with too little headroom for XDP, and all skbs of several pieces, for programs that
-    // declare them; the copy lacks its mac_len (skb_pp_cow_data() in net/core/skbuff.c), by which
+    // Drivers refuse a jumbo MTU without frags. In generic mode, the kernel since 6.9 copies an skb
+    // for programs that declare frags, if it has too little headroom for XDP or several fragments.
+    // The copy lacks mac_len (skb_pp_cow_data() in net/core/skbuff.c), by which
     // cpu_map_generic_redirect() finds the network header: every redirected copy would be dropped
-    // as corrupt. For other programs the skb is made fit in place, whatever its length.
+    // as corrupt. For programs without frags, the kernel changes the skb in place, whatever its
+    // length.
     let mut flags = match device.mode {
         XdpMode::Native => libbpf_sys::BPF_F_XDP_HAS_FRAGS,
         XdpMode::Generic => 0,

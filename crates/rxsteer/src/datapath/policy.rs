@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! How packets find their CPU: `rfs`, `rps` or `off`, and what may be added to it.
+//! Policies: `rfs`, `rps` or `off`, and their additions.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,23 +8,23 @@ use serde_with::{DeserializeFromStr, SerializeDisplay};
 
 use crate::types::rx_policy;
 
-/// What the tables say of a flow.
+/// The location of a flow by the tables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Base {
-    /// To the CPU where the flow's application runs; where that isn't known, as rps.
+    /// The CPU where the flow's application runs; as rps if that is unknown.
     Rfs,
     /// By the flow's hash, over the CPUs of the queue's mask.
     Rps,
-    /// Nothing: every packet stays where it is received.
+    /// INLINE: every packet stays where it is received.
     Off,
 }
 
-/// How packets find their CPU, as `--policy` has it: `rfs`, `rps+adapt+balance`, `adaptive`, …
+/// A policy as written in `--policy`: `rfs`, `rps+adapt+balance`, `adaptive`, …
 #[derive(Clone, Copy, Debug, PartialEq, Eq, SerializeDisplay, DeserializeFromStr)]
 pub struct Policy {
-    /// What the tables say.
+    /// The location by the tables.
     pub base: Base,
-    /// `+idle`: an idle CPU near an application that is busy.
+    /// `+idle`: an idle CPU near a busy application.
     pub idle: bool,
     /// `+adapt`: a flow stays where it is received while that CPU has room.
     pub adapt: bool,
@@ -32,12 +32,12 @@ pub struct Policy {
     pub balance: bool,
 }
 
-/// How policies are written.
+/// The syntax of policies.
 const HINT: &str = "choose adaptive, rfs, rps or off; to rfs and rps may be added +idle, +adapt and \
                     +balance, as in rps+balance";
 
 impl Policy {
-    /// Flows follow their applications, and nothing else is looked at.
+    /// Flows follow their applications, whatever the load.
     pub const RFS: Self = Self::plain(Base::Rfs);
     /// By the hash alone.
     pub const RPS: Self = Self::plain(Base::Rps);
@@ -65,7 +65,7 @@ impl Policy {
         self.base == Base::Rfs
     }
 
-    /// The same by RPS alone.
+    /// The same policy, by RPS instead of applications.
     #[must_use]
     pub fn without_following(self) -> Self {
         let base = match self.base {
@@ -75,7 +75,7 @@ impl Policy {
         Self { base, ..self }
     }
 
-    /// The same, and flows follow their applications.
+    /// The same policy, with flows that follow their applications.
     #[must_use]
     pub fn with_following(self) -> Self {
         Self {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Backlogs that flows want.
+//! Requests for backlogs that don't exist yet.
 
 use std::cell::RefCell;
 use std::os::fd::RawFd;
@@ -11,17 +11,18 @@ use libbpf_rs::{MapCore, RingBuffer, RingBufferBuilder};
 use super::value::read;
 use crate::types::backlog_request;
 
-/// Backlogs that flows want: readable ([`Self::fd`]) when there are some.
+/// Requests for backlogs that flows want and that don't exist yet: readable ([`Self::fd`]) when
+/// there are some.
 pub struct Requests {
     ring: RingBuffer<'static>,
     pending: Rc<RefCell<Vec<backlog_request>>>,
 }
 
 impl Requests {
-    /// Of the data path's ring buffer.
+    /// Requests in the data path's ring buffer.
     ///
     /// # Errors
-    /// When it can't be mapped.
+    /// When the ring buffer can't be mapped.
     pub(super) fn of(ring: &dyn MapCore) -> Result<Self> {
         let pending = Rc::new(RefCell::new(Vec::new()));
         let sink = Rc::clone(&pending);
@@ -36,12 +37,12 @@ impl Requests {
         })
     }
 
-    /// For `poll`: readable when [`Self::take`] has something.
+    /// For `poll`: readable when [`Self::take`] has requests.
     pub fn fd(&self) -> RawFd {
         self.ring.epoll_fd()
     }
 
-    /// What has come since the last call.
+    /// The requests since the last call.
     ///
     /// # Errors
     /// When the ring buffer is damaged.

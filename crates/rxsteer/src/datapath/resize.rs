@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Tables of another size, while packets go on.
+//! Tables of other sizes, under traffic.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use super::policy::Policy;
 use super::tables::Tables;
 
 impl Datapath {
-    /// Puts tables of another size in the place of those that there are. Every flow comes home to
-    /// INLINE first ([`Self::bring_home`]) and starts anew under a new epoch: as at attach, none
-    /// moves before all that came earlier has been delivered. Afterwards every map says INLINE and
-    /// no flow follows: it is the caller's to fill in both again, also after an error.
-    /// (The maps may say INLINE_SHED, where backlogs were slow to drain.)
+    /// Replaces the tables by tables of other sizes. First every flow returns to INLINE
+    /// ([`Self::bring_home`]). Then all slots are unset under a new epoch: as at attach, no flow
+    /// moves before all earlier packets have been delivered. Afterwards every map's locations are
+    /// INLINE (INLINE_SHED if backlogs drained slowly), and the policy is off: the caller sets both
+    /// again, also after an error.
     ///
     /// # Errors
-    /// When the flows did not come home, or the kernel refuses maps or programs of these sizes; the
-    /// old tables are in use then.
+    /// When flows did not return in time, or the kernel refuses maps or programs of these sizes.
+    /// The old tables are in use then.
     pub fn resize(
         &mut self,
         rps_sock_flow_entries: u32,
@@ -57,12 +57,12 @@ impl Datapath {
         }
         self.epoch = self.epoch.wrapping_add(1).max(FIRST_EPOCH);
         self.steer_by(Policy::OFF)?;
-        // The epoch is another for every program before any flow may want to move again.
+        // Every program sees the new epoch before any flow may want to move again.
         self.grace_period()?;
         swapped
     }
 
-    /// Puts these programs in the place of the attached ones: all of them, or none.
+    /// Replaces the attached programs by these: all of them, or none.
     fn swap(&mut self, loaded: Vec<DeviceSkel>) -> Result<()> {
         let mut old = Vec::new();
         let mut outcome = Ok(());

@@ -13,7 +13,7 @@ pub const INLINE_SHED: u16 = rps_location::RPS_INLINE_SHED.0 as u16;
 /// See [`INLINE`].
 pub const NO_CPU: u16 = rps_location::RPS_NO_CPU.0 as u16;
 
-/// The slot that a hash falls into (`bpf/core/tables.h`, `rps_location_of`).
+/// The slot of a hash (`bpf/core/tables.h`, `rps_location_of`).
 pub fn slot_of(hash: u32) -> usize {
     (hash >> (u32::BITS - SLOTS.ilog2())) as usize
 }
@@ -37,18 +37,18 @@ impl RpsMap {
         })
     }
 
-    /// What the kernel side has.
+    /// The map of the kernel side.
     pub fn from_raw(map: rps_map) -> Self {
         Self(map)
     }
 
-    /// What the kernel side gets.
+    /// The map for the kernel side.
     pub fn raw(&self) -> &rps_map {
         &self.0
     }
 
-    /// The map that spreads over `cpus`, changing as few slots as an even spread allows: each CPU
-    /// gets the same number of slots, or one more. No CPU at all means [`Self::inline`].
+    /// The map spread over `cpus`, with as few changed slots as an even spread allows: each CPU
+    /// gets the same number of slots, or one more. Without a CPU, [`Self::inline`].
     #[must_use]
     pub fn spread_over(&self, cpus: &[u32]) -> Self {
         let cpus: Vec<u16> = cpus.iter().filter_map(|&c| u16::try_from(c).ok()).collect();
@@ -72,7 +72,7 @@ impl RpsMap {
         let homeless: Vec<usize> = (0..SLOTS)
             .filter(|&slot| !owner(self.0.location[slot]).is_some_and(&mut take))
             .collect();
-        // In turn, so that neighbouring slots land on different CPUs.
+        // In turn, so that neighbouring slots are at different CPUs.
         let mut next = 0;
         for slot in homeless {
             while !take(next) {
@@ -95,7 +95,7 @@ impl RpsMap {
         map
     }
 
-    /// How many slots each CPU has, by CPU number; INLINE slots are not in it.
+    /// Number of slots by CPU, without INLINE slots.
     pub fn slots_per_cpu(&self) -> std::collections::BTreeMap<u32, usize> {
         let mut slots = std::collections::BTreeMap::new();
         let special = INLINE_SHED;
@@ -149,7 +149,7 @@ mod tests {
             let narrow = wide.spread_over(fewer);
             // Exactly the slots of the CPU that left.
             prop_assert_eq!(changed(&wide, &narrow), wide.slots_per_cpu()[&all[0]]);
-            // Back again: what the returning CPU gets, and what evening out by one may add.
+            // Back again: the slots of the returning CPU, and at most one more for an even spread.
             let back = narrow.spread_over(&all);
             prop_assert!(changed(&narrow, &back) <= SLOTS / all.len() + 1);
         }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Watching applications take and send data: the programs of `bpf/socket.bpf.c`, which write
-//! the `sock_flow_table`.
+//! Watches applications receive and send data: the programs of `bpf/socket.bpf.c`, which write the
+//! `sock_flow_table`.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
@@ -13,10 +13,10 @@ use nix::errno::Errno;
 use crate::bpf::socket_skel::{OpenSocketSkel, SocketSkel};
 use crate::host::caps;
 
-/// Linux 6.3 and later have them.
+/// Tracepoints of Linux 6.3 and later.
 const TRACEPOINTS: [&str; 2] = ["sock_recv_length", "sock_send_length"];
 
-/// Programs that stand in for those on the tracepoints: at the entry of functions.
+/// Programs that replace those on the tracepoints: at the entry of functions.
 const ENTRIES: [&str; 5] = [
     "on_inet_recv",
     "on_inet6_recv",
@@ -38,14 +38,15 @@ pub(crate) struct Sockets {
     /// every task has slept once (`synchronize_rcu_tasks()`), which on a loaded host can take any
     /// time.
     pub(crate) at_functions: bool,
-    /// That of the table that they write.
+    /// The epoch of the table that the programs write.
     pub(crate) epoch: u16,
     _skel: SocketSkel<'static>,
 }
 
 impl Sockets {
-    /// Loads and attaches them, those for unconnected UDP sockets only if asked for. `epoch` is that
-    /// of the `sock_flow_table`. Returns what can't be followed on this host, in words, as well.
+    /// Loads and attaches the programs, those for unconnected UDP sockets only if `unconnected`.
+    /// `epoch` is that of the `sock_flow_table`. Also returns the applications that can't be
+    /// followed on this host, in words.
     ///
     /// # Errors
     /// When the kernel has no hook for connected sockets, or refuses a program.
@@ -106,8 +107,8 @@ impl Sockets {
     }
 }
 
-/// The root of the cgroup v2 hierarchy: of a mount that nobody sees and that ends with the
-/// descriptor, since this process may not see the host's (`ip netns exec` hides /sys).
+/// The root of the cgroup v2 hierarchy, by a mount that is attached to no folder and ends with the
+/// descriptor: the host's mount may be invisible to this process (`ip netns exec` hides /sys).
 fn cgroup_root() -> Result<OwnedFd> {
     // linux/mount.h
     const FSOPEN_CLOEXEC: u32 = 1;
@@ -115,7 +116,7 @@ fn cgroup_root() -> Result<OwnedFd> {
     const FSMOUNT_CLOEXEC: u32 = 1;
     let opened = |fd: libc::c_long| {
         let fd = Errno::result(fd).context("no cgroup v2 hierarchy can be had")?;
-        // SAFETY: the kernel has just given us this descriptor, and nobody else has it.
+        // SAFETY: the kernel has just returned this descriptor, and there is no other owner.
         Ok::<_, anyhow::Error>(unsafe { OwnedFd::from_raw_fd(fd as i32) })
     };
     let none = std::ptr::null::<libc::c_char>();
@@ -137,7 +138,7 @@ fn cgroup_root() -> Result<OwnedFd> {
     // SAFETY: a descriptor and flags.
     let root =
         opened(unsafe { libc::syscall(libc::SYS_fsmount, fs.as_raw_fd(), FSMOUNT_CLOEXEC, 0) })?;
-    // Every cgroup has this file but the root.
+    // Every cgroup except the root has this file.
     if Path::new(&format!("/proc/self/fd/{}/cgroup.type", root.as_raw_fd())).exists() {
         tracing::warn!(
             "in a container, unconnected UDP sockets are followed only in its own cgroup"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The tables of flows: where applications are (`sock_flow_table`), where flows are
+//! The tables of flows: CPUs of applications (`sock_flow_table`), locations of flows
 //! (`dev_flow_tables`, one per queue), and the flows' keys.
 //!
-//! Memory: an entry of the `sock_flow_table` has 4 bytes as in the kernel, and 8 more for the thread;
-//! a slot of a `dev_flow_table` has 64, and its key 40 more.
+//! Memory: an entry of the `sock_flow_table` takes 4 bytes as in the kernel, and 8 more for the
+//! thread; a slot of a `dev_flow_table` takes 64, and its key 40 more.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -31,13 +31,13 @@ pub struct Tables {
     flow_cnt: u32,
 }
 
-/// Bits of a `sock_flow_table`'s entry that hold a CPU: 0 for none, its number plus one, or all of
-/// them for an application that polls.
+/// Bits of a `sock_flow_table`'s entry for a CPU: 0 for none, the CPU's number plus one, or all
+/// bits set for an application that polls.
 pub fn cpu_mask(nr_cpus: u32) -> u32 {
     (nr_cpus + 2).next_power_of_two() - 1
 }
 
-/// A table's size as the kernel takes it: the next power of two, and 0, which is off, for itself.
+/// A table's size as in the kernel: rounded up to a power of two; 0, which is off, stays 0.
 pub fn rounded(size: u32) -> u32 {
     match size {
         0 => 0,
@@ -46,10 +46,10 @@ pub fn rounded(size: u32) -> u32 {
 }
 
 impl Tables {
-    /// Empty ones, of the sizes in `config`, rounded up.
+    /// Empty tables of the sizes in `config`, rounded up.
     ///
     /// # Errors
-    /// When they are too large for the kernel's memory.
+    /// When the tables are too large for the kernel's memory.
     pub(crate) fn new(config: &Config, nr_queues: u32) -> Result<Self> {
         let sock_flow_entries = rounded(config.rps_sock_flow_entries).max(1);
         let flow_cnt = match rounded(config.rps_flow_cnt) {
@@ -88,7 +88,7 @@ impl Tables {
         })
     }
 
-    /// That of this name in `bpf/maps.h`.
+    /// The table with this name in `bpf/maps.h`.
     pub(crate) fn named(&self, name: &str) -> Option<BorrowedFd<'_>> {
         let table = match name {
             "sock_flow_table" => &self.sock_flow_table,
@@ -100,12 +100,12 @@ impl Tables {
         Some(table.as_fd())
     }
 
-    /// `rps_sock_flow_entries` less one: the bits of a hash that choose an entry.
+    /// `rps_sock_flow_entries` less one: the bits of a hash that select an entry.
     pub fn sock_flow_mask(&self) -> u32 {
         self.sock_flow_entries - 1
     }
 
-    /// The bits of a hash that don't choose a slot: 32 less those of `rps_flow_cnt`.
+    /// The number of bits of a hash that don't select a slot: 32 less those of `rps_flow_cnt`.
     pub fn flow_shift(&self) -> u32 {
         32 - self.flow_cnt.ilog2()
     }
@@ -122,18 +122,18 @@ impl Tables {
         flows.ents[(index % SOCK_FLOWS) as usize]
     }
 
-    /// The slots of all queues' `dev_flow_table`s, which lie one behind the other.
+    /// The slots of all queues' `dev_flow_table`s, one queue after the other.
     pub fn dev_flows(&self) -> &Mapped<rps_dev_flow> {
         &self.dev_flows
     }
 
-    /// The key of the flow that a slot of these was last set for. The slot may have another flow
-    /// since it was read: see that the key has its hash.
+    /// The key of the latest flow in a slot of these. The slot may have got another flow since it
+    /// was read: the caller has to compare the key's hash.
     pub fn flow_key(&self, slot: u32) -> flow_key {
         self.keys.get(slot)
     }
 
-    /// The number, over all queues, of the slot that a hash chooses.
+    /// The index, over all queues, of the slot that a hash selects.
     pub fn slot(&self, queue: u32, hash: u32) -> u32 {
         native::flow_slot(queue, hash, self.flow_shift())
     }

@@ -249,8 +249,9 @@ fn gro_lag(kernel: Kernel, jiffy: u64) -> u64 {
     }
 }
 
-/// The saturated backlog: other flows keep it full for ever. The flow is shed, so that the thread
-/// has to dequeue at most the limit, plus a batch by which the counters trail, plus the lag of GRO.
+/// The saturated backlog: other flows keep it full permanently. The flow is shed, so that the
+/// thread has to dequeue at most the limit, plus a batch by which the counters trail, plus the lag
+/// of GRO.
 #[test]
 fn a_flow_leaves_a_backlog_that_others_keep_full() {
     for kernel in Kernel::ALL {

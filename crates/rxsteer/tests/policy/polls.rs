@@ -79,7 +79,7 @@ struct Poll {
     busy: bool,
 }
 
-/// Includes empty polls, and those of a machine that stood still.
+/// Includes empty polls, and those during which the machine was suspended.
 fn polls() -> impl Strategy<Value = Vec<Poll>> {
     let time = || prop_oneof![Just(0), 0..2_000_000u64, Just(1 << 31), Just(1 << 50)];
     let frames = prop_oneof![Just(0), 1..100u32, Just(u32::MAX)];
@@ -150,7 +150,7 @@ proptest! {
             prop_assert!((now_polled - (was * 3 + part) / 4).abs() <= 2);
             prop_assert_eq!(q.nr_busy_polls, 0);
             (nr_busy, nr_others) = (0, 0);
-            // 32 frames in 8.6 s: the machine stood still.
+            // 32 frames in 8.6 s: the machine was suspended.
             let still = poll_ns >= 1 << 33;
             let short = now - before.window_start < 100 * WINDOW_NS;
             let known = received >= 32 && elsewhere <= received / 8;

@@ -40,8 +40,8 @@ fn moves(policy: u16, numbers: impl IntoIterator<Item = u32>, forgets: bool) -> 
     world.flows[0].nr_moves
 }
 
-/// A flow that leaves home again within this number of windows waits twice as long the next time
-/// (flow_back_off()).
+/// A flow that leaves its default location again within this number of windows waits twice as long
+/// the next time (flow_back_off()).
 const SOON: usize = 256;
 
 /// Upper limit of moves under an alternating load: two for each doubling of the wait up to 1024

@@ -428,7 +428,7 @@ impl Path {
         b.closed = self.cpus[cpu].offline.into();
     }
 
-    // ---- looking at it ------------------------------------------------------------------------
+    // ---- observation --------------------------------------------------------------------------
 
     /// A flow's slot.
     pub fn slot(&self, flow: usize) -> usize {
@@ -485,7 +485,7 @@ impl Path {
         self.bulk[cpu as usize].len() + self.thread(cpu).map_or(0, Thread::untraced)
     }
 
-    /// Whether user space brings flows home.
+    /// Whether user space is returning flows to INLINE.
     pub fn going_home(&self) -> bool {
         self.home
     }

@@ -158,7 +158,7 @@ pub enum Event {
     Check,
     /// User space starts to return every flow to INLINE, for a new epoch.
     Home,
-    /// User space stops waiting for it: flows are shed.
+    /// User space stops waiting for this return: flows are shed.
     Shed,
 }
 

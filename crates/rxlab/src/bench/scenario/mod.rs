@@ -54,8 +54,8 @@ pub enum Scenario {
     Stream,
     /// One connection with reads that poll the device's queue
     Busypoll,
-    /// The highest rate without loss, what is left of it at twice that rate and at the most that can
-    /// be offered, and the receiving CPU's cost per packet
+    /// The highest rate without loss, what is left of it at twice that rate and at the most that
+    /// can be offered, and the receiving CPU's cost per packet
     Lossfree,
     /// The same of a router with a firewall that tracks connections
     Forward,

@@ -47,19 +47,19 @@ impl ExplainArgs {
     }
 }
 
-/// How many connections are asked about at once.
+/// Most connections in a question.
 const SOCKETS_MAX: usize = 4096;
 
-/// What `rxsteer explain` can be asked about.
+/// The target of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     /// One flow.
     Name(Name),
     /// The sockets of a process.
     Pid(u32),
-    /// What comes to a local port.
+    /// The flows to a local port.
     Port(u16),
-    /// A local port if there is one, a process otherwise.
+    /// A local port if a flow or a connection has it, a process otherwise.
     Number(u32),
 }
 
@@ -97,11 +97,12 @@ impl FromStr for Target {
     }
 }
 
-/// Why the target's flows are where they are; at most `limit` of them. Sockets are looked up here,
-/// flows by the running rxsteer.
+/// Explains the target's flows, at most `limit` of them. This process looks up sockets, the running
+/// rxsteer flows.
 ///
 /// # Errors
-/// When none runs, the target does not exist or can't be seen, or no packet of it is known.
+/// When no rxsteer runs, the target does not exist or can't be examined, or no packet of it is
+/// known.
 pub fn ask(target: Target, limit: usize) -> Result<Answer> {
     let mut notes = Vec::new();
     let question = |sockets: Endpoints, ports: Vec<u16>| Question {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! An answer as text for people.
+//! An answer as text.
 
 use std::fmt::Write;
 
@@ -11,14 +11,14 @@ use crate::cli::flows::ago;
 use crate::datapath::load::{Pressure, WINDOW_MS};
 use crate::datapath::policy::Policy;
 
-/// What is said to who asked.
+/// The answer of `rxsteer explain`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
-    /// What was asked about, and as what it was taken: `pid:1`, `port:9`, a flow, a hash.
+    /// The target of the question as it was interpreted: `pid:1`, `port:9`, a flow, a hash.
     pub target: String,
-    /// What should be known of the question.
+    /// Remarks on the question.
     pub notes: Vec<String>,
-    /// What the running rxsteer answered.
+    /// The answer of the running rxsteer.
     #[serde(flatten)]
     pub explanations: Explanations,
 }
@@ -132,7 +132,7 @@ fn application(a: &Application) -> String {
     format!("it last took or sent data of this flow on CPU {cpu}{offline}.")
 }
 
-/// Where the last packet went: the past tense.
+/// Where the last packet was processed: in the past tense.
 fn was_at(entry: &Entry) -> String {
     let place = match (entry.location, entry.polling_cpu) {
         (Location::Cpu(cpu), _) => {
@@ -149,8 +149,8 @@ fn was_at(entry: &Entry) -> String {
     )
 }
 
-/// Where it wants to be, and why: in the present tense what the tables say now, in the past tense
-/// what was decided from the load.
+/// The wanted location and the reason: in the present tense if the tables determine it, in the past
+/// tense if it was decided by the load.
 fn wants(seen: &Seen, policy: Policy) -> String {
     let entry = &seen.entry;
     let (decided, why) = why(seen, policy);
@@ -171,10 +171,10 @@ fn wants(seen: &Seen, policy: Policy) -> String {
     format!("{place}: {why}.")
 }
 
-/// Whether it was decided from the load, and the reason.
+/// Whether the wanted location was decided by the load, and the reason.
 fn why(seen: &Seen, policy: Policy) -> (bool, String) {
     let entry = &seen.entry;
-    // A flow wants INLINE because the CPU that it wants polls.
+    // If the CPU that the flow wants polls, the wanted location is INLINE.
     let cpu = match (entry.wanted, entry.polling_cpu) {
         (Location::Inline, Some(cpu)) => format!("CPU {cpu}, which also polls the queue"),
         _ => "that CPU".to_owned(),
@@ -217,12 +217,12 @@ fn why(seen: &Seen, policy: Policy) -> (bool, String) {
     }
 }
 
-/// The CPU that polls.
+/// The polling CPU.
 fn polling(cpu: Option<u32>) -> String {
     cpu.map_or("the CPU".to_owned(), |cpu| format!("CPU {cpu}"))
 }
 
-/// The CPU that the tables say, and how they come to it.
+/// The CPU by the tables, and its origin.
 fn base(entry: &Entry) -> String {
     match (entry.base, entry.application_cpu) {
         (Some(Location::Cpu(cpu)), Some(application)) if cpu == application => {
@@ -233,7 +233,7 @@ fn base(entry: &Entry) -> String {
     }
 }
 
-/// Why a flow stays although the CPU that polls is saturated.
+/// Why a flow stays although the polling CPU is saturated.
 fn small(seen: &Seen) -> String {
     let Some(decision) = &seen.decision else {
         return "larger flows left first".to_owned();
@@ -249,7 +249,7 @@ fn small(seen: &Seen) -> String {
     )
 }
 
-/// Why a flow stays although it might leave.
+/// Why a flow stays although it may leave.
 fn no_gain(entry: &Entry, policy: Policy) -> String {
     let idle = match policy.idle {
         true => ", and no CPU near it was idle with time enough",
@@ -265,7 +265,7 @@ fn packets(number: u64) -> String {
     format!("{number} packet{}", if number == 1 { "" } else { "s" })
 }
 
-/// The load of the CPU that polls, where it decides.
+/// The load of the polling CPU, if the policy depends on it.
 fn pressure(seen: &Seen) -> Option<String> {
     let load = seen.decision.as_ref()?.load.as_ref()?;
     let state = match load.pressure {
@@ -301,7 +301,7 @@ fn change(seen: &Seen) -> Option<String> {
     })
 }
 
-/// What it lost, and why, as far as its queue's counters tell.
+/// The flow's dropped packets, and the reasons according to its queue's counters.
 fn dropped(seen: &Seen) -> Option<String> {
     let of_queue = seen.queue_dropped.as_ref()?;
     let reasons = [
@@ -342,7 +342,7 @@ fn dropped(seen: &Seen) -> Option<String> {
     ))
 }
 
-/// What it waits for, in lines.
+/// The event that the flow waits for, in lines.
 fn waits(seen: &Seen) -> Vec<String> {
     let thread = |name: &Option<String>, cpu: u32| match name {
         Some(name) => format!("CPU {cpu}'s thread ({name})"),
@@ -396,7 +396,7 @@ fn waits(seen: &Seen) -> Vec<String> {
     lines
 }
 
-/// Why its application's CPU is not known.
+/// Why the CPU of the flow's application is unknown.
 fn why_unknown(unknown: Unknown, policy: Policy, not_followed: &[String]) -> String {
     let text = match unknown {
         Unknown::PolicyRps => {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What is said of each state of a flow.
+//! The text for each state of a flow.
 
 use super::*;
 use crate::api::explain::{Decision, Drops, Name, Other};
@@ -176,7 +176,7 @@ fn load() -> Load {
     }
 }
 
-/// A flow whose place the load decides.
+/// A flow with a location decided by the load.
 fn decided(wanted: Location, reason: Reason, base: Option<u32>) -> Seen {
     let mut seen = seen();
     seen.entry.location = Location::Inline;
