@@ -46,7 +46,7 @@ pub fn render(status: &Status) -> String {
     let mut out = String::new();
     let _ = writeln!(out, "busy polling (process {})", status.pid);
     if status.applications.is_empty() {
-        let _ = writeln!(out, "no process has sockets that a rule means");
+        let _ = writeln!(out, "no process has sockets that a rule selects");
         return out;
     }
     let _ = writeln!(out, "{}", applications(&status.applications).trim_fmt());

@@ -15,7 +15,7 @@ use crate::host::cpumask::CpuMaskError;
 /// Options of `rxsteer set`.
 #[derive(Debug, Args)]
 pub struct SetArgs {
-    /// The device whose CPUs are set; needed if several are steered
+    /// The device of the CPUs; needed if several are steered
     pub device: Option<String>,
 
     /// Set only this receive queue's CPUs

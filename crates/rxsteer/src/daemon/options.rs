@@ -211,7 +211,7 @@ pub struct Options {
     #[arg(long)]
     pub ignore_unconnected: bool,
 
-    /// Tunnels whose inner flows are steered instead of the tunnel, separated by commas
+    /// Tunnels to parse, so that inner flows are steered instead of the tunnel; separated by commas
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
     pub tunnels: Vec<Tunnel>,
 

@@ -22,8 +22,8 @@ use crate::datapath::flow::FlowError;
 /// Options of `rxsteer explain`.
 #[derive(Debug, Args)]
 pub struct ExplainArgs {
-    /// A flow as `rxsteer flows` prints it (udp/192.0.2.1:53/5353: who sends, and the port here),
-    /// its hash (0x…), the sockets of a process (pid:NUMBER), what comes to a local port
+    /// A flow as `rxsteer flows` prints it (udp/192.0.2.1:53/5353: the sender, and the local port),
+    /// its hash (0x…), the sockets of a process (pid:NUMBER), the flows to a local port
     /// (port:NUMBER). A bare number is a local port if a flow or a connection has it, a process
     /// otherwise
     #[arg(value_name = "FLOW|HASH|PID|PORT")]
