@@ -93,7 +93,7 @@ fn what_napi_settings_amount_to_is_said() -> Result<()> {
         dut.netns
             .run(|| fs::write(&path, value).context(path.clone()))
     };
-    says("NAPI: every poll that is done unmasks the interrupt")?;
+    says("NAPI: interrupts are not deferred, which is the default.")?;
     set("napi_defer_hard_irqs", "2")?;
     says("no timer polls: it has no effect; `rxsteer napi")?;
     set("gro_flush_timeout", "200000")?;

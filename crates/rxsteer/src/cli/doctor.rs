@@ -215,8 +215,8 @@ fn amounts_to(device: &str, s: &Settings) -> Vec<String> {
     let set = |options: &str| format!("`rxsteer napi {device} {options}`");
     let mut words = vec![match (polls, timer) {
         (0, 0) => format!(
-            "every poll that is done unmasks the interrupt: what comes next is not delayed, and \
-             `rxsteer poll --prefer` has no effect; {} gives it one",
+            "interrupts are not deferred, which is the default. Only `rxsteer poll --prefer` needs \
+             that; {} defers them",
             set("--defer-hard-irqs 2 --gro-flush-timeout 200000")
         ),
         (polls, 0) => format!(

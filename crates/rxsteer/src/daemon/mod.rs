@@ -60,7 +60,7 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
 
     if polling.is_some() && !options.policy.follows() {
         warn!(
-            "policy {} does not know who polls: polls will not find what is redirected",
+            "policy {} does not know which applications poll: their polls will not find redirected packets",
             options.policy
         );
     }

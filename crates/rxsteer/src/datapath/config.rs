@@ -23,7 +23,7 @@ pub const RPS_SOCK_FLOW_ENTRIES: u32 = 32768;
 /// queues.
 pub const RPS_FLOW_CNT: u32 = 4096;
 
-/// Parameters of the data path. [`Datapath::resize`] changes the table sizes; all others are fixed.
+/// Parameters of the data path. `Datapath::resize` changes the table sizes; all others are fixed.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Limit of frames in a backlog. More than [`crate::datapath::backlogs::LIMIT_MAX`] only if no
@@ -63,11 +63,11 @@ impl Config {
 /// Facts about a device to steer, for the tables.
 #[derive(Clone, Debug)]
 pub struct DeviceConfig {
-    /// Interface index in the network namespace of the thread that calls [`Datapath::attach`].
+    /// Interface index in the network namespace of the thread that calls `Datapath::attach`.
     pub ifindex: u32,
     /// Receive queues, `rx_queue_index` 0 to `nr_rx_queues` - 1.
     pub nr_rx_queues: u32,
-    /// The mode in which [`Datapath::attach`] will attach.
+    /// The mode in which `Datapath::attach` will attach.
     pub mode: XdpMode,
 }
 
