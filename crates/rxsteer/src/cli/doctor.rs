@@ -388,7 +388,10 @@ mod tests {
         };
         let mut said = std::collections::HashSet::new();
         for (settings, words) in [
-            (settings(0, 0, 0), &["every poll that is done unmasks"][..]),
+            (
+                settings(0, 0, 0),
+                &["interrupts are not deferred, which is the default"][..],
+            ),
             (settings(2, 0, 0), &["no timer polls: it has no effect"]),
             (
                 settings(0, 200_000, 0),
@@ -404,14 +407,20 @@ mod tests {
             ),
             (
                 settings(0, 0, 20_000_000),
-                &["has no effect; `", "irq-suspend-timeout has no effect"],
+                &[
+                    "needs that; `rxsteer napi eth0",
+                    "irq-suspend-timeout has no effect",
+                ],
             ),
             (
                 Settings {
                     threaded: Some(Threaded::On),
                     ..Settings::default()
                 },
-                &["unmasks", "a kernel thread polls, which"],
+                &[
+                    "interrupts are not deferred",
+                    "a kernel thread polls, which",
+                ],
             ),
         ] {
             let amount = amounts_to("eth0", &settings);
