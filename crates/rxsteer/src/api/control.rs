@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::value::{RawValue, to_raw_value};
 
 use super::explain::Question;
 use super::flows::Query;
@@ -98,6 +98,17 @@ impl Request {
     }
 }
 
+/// What a server answers, as JSON.
+pub type Reply = Box<RawValue>;
+
+/// Serialises an answer.
+///
+/// # Errors
+/// When a map in it has keys that are no text.
+pub fn reply(answer: &impl Serialize) -> Result<Reply> {
+    Ok(to_raw_value(answer)?)
+}
+
 /// Binds the control socket of this network namespace.
 ///
 /// # Errors
@@ -154,7 +165,7 @@ pub fn ask_if_there<T: DeserializeOwned>(request: &Request) -> Result<Option<T>>
 }
 
 /// Answers one waiting client, if any. Only root and the user of this process are served.
-pub fn serve(listener: &UnixListener, answer: impl FnOnce(Request) -> Result<Value>) {
+pub fn serve(listener: &UnixListener, answer: impl FnOnce(Request) -> Result<Reply>) {
     if let Ok((stream, _)) = listener.accept()
         && let Err(e) = serve_one(&stream, answer)
     {
@@ -162,7 +173,7 @@ pub fn serve(listener: &UnixListener, answer: impl FnOnce(Request) -> Result<Val
     }
 }
 
-fn serve_one(mut stream: &UnixStream, answer: impl FnOnce(Request) -> Result<Value>) -> Result<()> {
+fn serve_one(mut stream: &UnixStream, answer: impl FnOnce(Request) -> Result<Reply>) -> Result<()> {
     stream.set_read_timeout(Some(REQUEST_TIMEOUT))?;
     stream.set_write_timeout(Some(REQUEST_TIMEOUT))?;
     let uid = getsockopt(&stream, PeerCredentials)?.uid();

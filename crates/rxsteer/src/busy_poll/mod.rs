@@ -20,7 +20,7 @@ use poller::Poller;
 use rule::Rule;
 use tracing::info;
 
-use crate::api::control::{self, Request, Role};
+use crate::api::control::{self, Request, Role, reply};
 use crate::host::setting::Setting;
 
 /// Sets sockets of other processes while it serves, and answers status requests.
@@ -73,7 +73,7 @@ impl Service {
             let [stopped, asked] = fds.map(|fd| fd.any() == Some(true));
             if asked {
                 control::serve(&listener, |request| match request {
-                    Request::BusyPoll => Ok(serde_json::to_value(poller.status()?)?),
+                    Request::BusyPoll => reply(&poller.status()?),
                     _ => bail!("this rxsteer only lets sockets poll"),
                 });
             }

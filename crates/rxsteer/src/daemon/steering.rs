@@ -9,7 +9,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use serde_json::Value;
 use tracing::{info, warn};
 
 use super::balancer::Balancer;
@@ -17,7 +16,7 @@ use super::hotplug::Hotplug;
 use super::options::{Hash, Mode, Options, RpsCpus, Tunnel};
 use super::plan::{Steered, backlog_limit, check, cpus_of, fall_back, find, plan};
 use super::reader::Reader;
-use crate::api::control::{self, Request};
+use crate::api::control::{self, Reply, Request, reply};
 use crate::api::flows::{Flows, Most, Query};
 use crate::api::set::Change;
 use crate::api::status;
@@ -304,14 +303,14 @@ impl Steering {
         Ok(())
     }
 
-    fn answer(&mut self, request: Request) -> Result<Value> {
-        Ok(match request {
-            Request::Status => serde_json::to_value(self.status()?)?,
+    fn answer(&mut self, request: Request) -> Result<Reply> {
+        match request {
+            Request::Status => reply(&self.status()?),
             Request::BusyPoll => bail!("this rxsteer lets no sockets poll"),
-            Request::Set(change) => serde_json::to_value(self.set(&change)?)?,
-            Request::Flows(query) => serde_json::to_value(self.flows(&query)?)?,
-            Request::Explain(question) => serde_json::to_value(self.reader()?.explain(&question)?)?,
-        })
+            Request::Set(change) => reply(&self.set(&change)?),
+            Request::Flows(query) => reply(&self.flows(&query)?),
+            Request::Explain(question) => reply(&self.reader()?.explain(&question)?),
+        }
     }
 
     fn reader(&self) -> Result<Reader<'_>> {
