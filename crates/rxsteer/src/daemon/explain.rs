@@ -16,7 +16,6 @@ use crate::datapath::load::{self, Load};
 use crate::datapath::native;
 use crate::datapath::policy::Base;
 use crate::datapath::rps_map;
-use crate::datapath::tables::cpu_mask;
 use crate::types::{backlog, rps_dev_flow, rx_queue};
 
 impl Decision {
@@ -183,7 +182,7 @@ impl Reader<'_> {
         let unknown = match hints.application {
             Some(_) => None,
             None if hints.application_polls => None,
-            None => Some(self.unknown(flow.as_ref(), (hash, value), unconnected)),
+            None => Some(self.unknown(flow.as_ref(), hints, value, unconnected)),
         };
         Ok(Explanation {
             flow,
@@ -202,28 +201,27 @@ impl Reader<'_> {
         })
     }
 
-    /// Why the CPU of a flow's application is unknown. `value` is the entry for `hash` in the
+    /// Why the CPU of a flow's application is unknown. `value` is the flow's entry in the
     /// `sock_flow_table`.
     fn unknown(
         &self,
         flow: Option<&Flow>,
-        (hash, value): (u32, u32),
+        hints: Hints,
+        value: u32,
         unconnected: &[u16],
     ) -> Unknown {
         let config = self.datapath.config();
-        let closed =
-            native::sock_flow_entry(hash, rps_map::NO_CPU, cpu_mask(self.datapath.nr_cpus()));
         let follows = self.queues.first().is_some_and(Queue::follows);
         let port = flow.and_then(Flow::local_port);
         match self.policy {
             policy if policy.base == Base::Off => Unknown::PolicyOff,
-            policy if !policy.follows() && self.datapath.config().rx_hash => Unknown::DeviceHash,
+            policy if !policy.follows() && config.rx_hash => Unknown::DeviceHash,
             policy if !policy.follows() => Unknown::PolicyRps,
             _ if !config.can_follow() => Unknown::NoTable,
             _ if !follows => Unknown::Unsupported,
             _ if flow.is_some_and(|flow| is_tunnel(flow, config.tunnels)) => Unknown::Tunnel,
             _ if flow.is_some() && port.is_none() => Unknown::NoPorts,
-            _ if value != 0 && value == closed => Unknown::Closed,
+            _ if hints.application_closed => Unknown::Closed,
             _ if value != 0 => Unknown::EntryTaken,
             _ if port.is_some_and(|port| unconnected.contains(&port)) => Unknown::Unconnected,
             _ => Unknown::NotSeen,

@@ -17,6 +17,8 @@ pub(crate) struct Hints {
     pub(crate) application_offline: bool,
     /// The application polls the queue itself, on any CPU.
     pub(crate) application_polls: bool,
+    /// The entry in the `sock_flow_table` says that the application has closed its socket.
+    pub(crate) application_closed: bool,
     /// The CPU by the `rps_map`; `None`: INLINE.
     pub(crate) rps: Option<u32>,
     /// `rps` is offline.
@@ -64,6 +66,8 @@ impl Queue {
             application: application_cpu,
             application_offline: self.is_offline(application_cpu),
             application_polls: application == Some(Location::Inline),
+            application_closed: sock_flow != 0
+                && sock_flow == native::sock_flow_entry(hash, NO_CPU, self.cpu_mask()),
             rps,
             rps_offline: self.is_offline(rps),
         }
