@@ -126,13 +126,6 @@ impl<'a> Scene<'a> {
         Ok(wants)
     }
 
-    /// Number of flows that want to be on the other CPU.
-    fn at_other(&self) -> Result<usize> {
-        let wants = self.wants()?;
-        let other = wants.iter().filter(|w| w.1 == Location::Cpu(OTHER_CPU));
-        Ok(other.count())
-    }
-
     /// Stops everything; returns the queue's counters and the number of reordered packets.
     fn end(self) -> Result<(Queue, u64)> {
         drop(self.hog);
@@ -152,8 +145,9 @@ fn slots_leave_a_cpu_that_is_kept_from_its_work() -> Result<()> {
         let queue = scene.queue()?;
         let most = f64::from(MOVES) * scene.start.elapsed().as_secs_f64();
         assert!(queue.balanced as f64 <= most, "{queue:?}, {most}");
-        let all = scene.wants()?.len();
-        Ok((all > NR_FLOWS as usize / 2 && scene.at_other()? < all / 3).then_some(()))
+        let wants = scene.wants()?;
+        let all = wants.len();
+        Ok((all > NR_FLOWS as usize / 2 && at_other(&wants) < all / 3).then_some(()))
     })?;
     let before = scene.queue()?;
     until("and are there", || {
@@ -190,6 +184,12 @@ fn without_the_rule_of_order_packets_overtake() -> Result<()> {
     Ok(())
 }
 
+/// Number of flows that want to be on the other CPU.
+fn at_other(wants: &[(u32, Location)]) -> usize {
+    let other = |want: &&(u32, Location)| want.1 == Location::Cpu(OTHER_CPU);
+    wants.iter().filter(other).count()
+}
+
 /// Number of flows in both lists with another wanted location in the second. The second may have
 /// more flows: not all are known at first.
 fn moved(before: &[(u32, Location)], after: &[(u32, Location)]) -> usize {
@@ -209,14 +209,14 @@ fn slots_move_only_while_the_policy_says_so() -> Result<()> {
         let wants = scene.wants()?;
         Ok((wants.len() > NR_FLOWS as usize * 9 / 10).then_some(()))
     })?;
-    let (before, at_other) = (scene.wants()?, scene.at_other()?);
+    let before = scene.wants()?;
     sleep(WHILE);
     assert_eq!(scene.queue()?.balanced, 0);
     assert_eq!(moved(&before, &scene.wants()?), 0);
 
     scene.set(RPS_BALANCE)?;
     until("many flows want to be elsewhere", || {
-        Ok((scene.at_other()? < at_other * 3 / 4).then_some(()))
+        Ok((at_other(&scene.wants()?) < at_other(&before) * 3 / 4).then_some(()))
     })?;
     scene.set(Policy::RPS)?;
     let (balanced, after) = (scene.queue()?.balanced, scene.wants()?);
