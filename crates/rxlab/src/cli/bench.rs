@@ -229,9 +229,9 @@ fn announce(measurements: &[Measurement], effort: &Effort, emulated: bool) {
             HumanDuration(each)
         );
     }
-    let whose = match emulated {
+    let time = match emulated {
         true => " of this emulated machine's time, in which a second takes 10 to 20 s",
         false => "",
     };
-    eprintln!("About {} in all{whose}.\n", HumanDuration(all));
+    eprintln!("About {} in all{time}.\n", HumanDuration(all));
 }
