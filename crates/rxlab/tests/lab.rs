@@ -18,7 +18,6 @@ use rxlab::lab::netns::Netns;
 use rxlab::lab::nic::Nic;
 use rxlab::lab::receiver::{Receiver, ReceiverConfig};
 use rxlab::lab::xdp::Xdp;
-use rxlab::testing::testbed::lossless;
 use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::device::XdpMode;
 
@@ -35,7 +34,7 @@ fn online_cpus() -> u32 {
 
 /// A paced generator without loss.
 fn exactly(count: u64, flows: UdpFlows) -> GeneratorConfig {
-    lossless(Frames::Udp(flows), Some(count), 200_000)
+    GeneratorConfig::lossless(Frames::Udp(flows), Some(count)).at(200_000)
 }
 
 fn send(link: &Link, cpu: u32, config: &GeneratorConfig) -> Result<GeneratorReport> {

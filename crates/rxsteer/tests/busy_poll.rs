@@ -20,13 +20,13 @@ use nix::unistd::Pid;
 use rxlab::bench::setup::mode::Active;
 use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
-use rxlab::lab::generator::Generator;
+use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::sockets;
 use rxlab::lab::softnet;
 use rxlab::testing::app::{App, Take, connected, soon};
 use rxlab::testing::testbed::{
-    OTHER_CPU, POLLING_CPU, Testbed, all_at, at_rest, lossless, places, status, until,
+    OTHER_CPU, POLLING_CPU, Testbed, all_at, at_rest, places, status, until,
 };
 use rxsteer::api::client;
 use rxsteer::api::flows::{Entry, Query, Reason};
@@ -208,7 +208,7 @@ fn udp() -> Result<()> {
                 continue;
             };
             // An epoll instance starts polling with the first packets, and stops when one is late.
-            let paced = lossless(Frames::Udp(flows.clone()), Some(100), 10_000);
+            let paced = GeneratorConfig::lossless(Frames::Udp(flows.clone()), Some(100)).at(10_000);
             polls(&bed, waiting, || {
                 let sent = Generator::start(&bed.link, 0, &paced)?.wait()?;
                 ensure!((sent.sent, sent.lost) == (100, 0), "{sent:?}");
@@ -280,7 +280,7 @@ fn poll_asks_the_whole_host() -> Result<()> {
         ..bed.options(&[OTHER_CPU])
     };
     let active = Active::steer(dut, options)?;
-    let paced = lossless(Frames::Udp(flows), Some(100), 10_000);
+    let paced = GeneratorConfig::lossless(Frames::Udp(flows), Some(100)).at(10_000);
     let finds = || {
         let before = found(&bed)?;
         Generator::start(&bed.link, 0, &paced)?.wait()?;
@@ -337,7 +337,7 @@ fn by_configuration() -> Result<()> {
     until("the socket polls", || {
         Ok((Polling::of_socket(&polling)? == ON).then_some(()))
     })?;
-    let paced = lossless(Frames::Udp(flows), Some(100), 10_000);
+    let paced = GeneratorConfig::lossless(Frames::Udp(flows), Some(100)).at(10_000);
     let application = until("its polls find packets", || {
         Generator::start(&bed.link, 0, &paced)?.wait()?;
         let polling = dut.netns.run(client::busy_poll)?.context("it is there")?;
@@ -396,7 +396,7 @@ fn two_applications_poll_one_queue() -> Result<()> {
     };
     let active = Active::steer(dut, options)?;
     let before = found(&bed)?;
-    let paced = lossless(Frames::Udp(flows), Some(2 * COUNT), 10_000);
+    let paced = GeneratorConfig::lossless(Frames::Udp(flows), Some(2 * COUNT)).at(10_000);
     let sent = Generator::start(&bed.link, 0, &paced)?.wait()?;
     ensure!((sent.sent, sent.lost) == (2 * COUNT, 0), "{sent:?}");
     until("both have all that came", || {
@@ -436,7 +436,7 @@ fn others_leave_the_polls_of_an_application() -> Result<()> {
         ..bed.options(&[OTHER_CPU])
     };
     let active = Active::steer(dut, options)?;
-    let paced = lossless(Frames::Udp(flows), Some(2 * COUNT), 10_000);
+    let paced = GeneratorConfig::lossless(Frames::Udp(flows), Some(2 * COUNT)).at(10_000);
     let mut sent = 0;
     // Frames processed INLINE, and frames in the other CPU's backlog.
     let mut send = || {

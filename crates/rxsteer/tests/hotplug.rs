@@ -7,7 +7,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
-use rxlab::lab::generator::Generator;
+use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::LinkConfig;
 use rxlab::testing::testbed::{OTHER_CPU, Testbed, status, until};
 use rxlab::{in_lab, test_name};
@@ -51,11 +51,8 @@ fn a_cpu_that_goes_is_left_and_found_again() -> Result<()> {
     let flows = UdpFlows::to(dut, 500);
     let sink = bed.receiver_in_order(&flows)?;
     let active = Active::steer(dut, bed.options(&[OTHER_CPU]))?;
-    let wire = Generator::start(
-        &bed.link,
-        0,
-        &rxlab::testing::testbed::lossless(Frames::Udp(flows), None, 20_000),
-    )?;
+    let paced = GeneratorConfig::lossless(Frames::Udp(flows), None).at(20_000);
+    let wire = Generator::start(&bed.link, 0, &paced)?;
     let queue = || Ok::<Queue, anyhow::Error>(status(&active)?.devices[0].queues[0].clone());
     // All packets received from now on have the same location.
     let only = |what: &str, of: fn(&Queue) -> u64| {

@@ -17,7 +17,7 @@ use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::witness::Witness;
 use rxlab::testing::app::{App, connected};
-use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, lab, lossless, status, until};
+use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, lab, status, until};
 use rxlab::{in_lab, test_name};
 use rxsteer::api::status::Queue;
 use rxsteer::daemon::options::Options;
@@ -300,7 +300,8 @@ fn a_chosen_cpu_may_go_offline() -> Result<()> {
     };
     let frames = Frames::Udp(scene.flows.clone());
     let witness = Witness::new(&scene.bed.link.dut, &frames)?;
-    let wire = Generator::start(&scene.bed.link, 0, &lossless(frames, None, 20_000))?;
+    let paced = GeneratorConfig::lossless(frames, None).at(20_000);
+    let wire = Generator::start(&scene.bed.link, 0, &paced)?;
     let before = queue(&active)?;
     online.set("0")?;
     until("the flow is elsewhere", || {

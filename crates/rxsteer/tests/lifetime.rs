@@ -15,7 +15,7 @@ use nix::unistd::Pid;
 use rxlab::in_lab;
 use rxlab::lab::ethtool::Offload;
 use rxlab::lab::frame::{Frames, UdpFlows};
-use rxlab::lab::generator::Generator;
+use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::netns::Netns;
@@ -204,7 +204,8 @@ fn a_stop_signal_brings_every_packet_home() -> Result<()> {
         let dut = &bed.link.dut;
         let flows = UdpFlows::to(dut, 500);
         let sink = bed.receiver_in_order(&flows)?;
-        let wire = Generator::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 50_000))?;
+        let paced = GeneratorConfig::lossless(Frames::Udp(flows), None).at(50_000);
+        let wire = Generator::start(&bed.link, 0, &paced)?;
         let rxsteer = Rxsteer::steering(
             &dut.netns,
             &roomy(&dut.name, &["--rps-cpus=1", "--policy=rps"]),
@@ -249,7 +250,8 @@ fn coming_and_going_many_times_loses_nothing() -> Result<()> {
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 500);
     let sink = bed.receiver_in_order(&flows)?;
-    let wire = Generator::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 20_000))?;
+    let paced = GeneratorConfig::lossless(Frames::Udp(flows), None).at(20_000);
+    let wire = Generator::start(&bed.link, 0, &paced)?;
     let (mut seen, mut redirected, mut dropped) = (0, 0, 0);
     // An emulated machine takes seconds for each iteration.
     let times = std::env::var("RXSTEER_TIMES").map_or(Ok(100), |times| times.parse())?;
@@ -296,11 +298,8 @@ fn a_kill_leaves_no_steering_and_loses_nothing() -> Result<()> {
         bed.send(Frames::Udp(flows.clone()), 10)?;
         Ok((redirected()? > 0).then_some(()))
     })?;
-    let wire = Generator::start(
-        &bed.link,
-        0,
-        &lossless(Frames::Udp(flows.clone()), None, 20_000),
-    )?;
+    let paced = GeneratorConfig::lossless(Frames::Udp(flows.clone()), None).at(20_000);
+    let wire = Generator::start(&bed.link, 0, &paced)?;
     until("packets are redirected", || {
         Ok((redirected()? > 2_000).then_some(()))
     })?;

@@ -7,7 +7,7 @@ use anyhow::Result;
 use rxlab::bench::setup::mode::Active;
 use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
-use rxlab::lab::generator::Generator;
+use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::receiver::{Receiver, ReceiverConfig};
@@ -60,7 +60,7 @@ fn overload(flow_limit: u32) -> Result<()> {
     until("an overload that tells", || {
         let count = MODEST * u64::from(1 + FLOOD);
         let hog = Hog::new(OTHER_CPU)?;
-        let config = lossless(Frames::Udp(flows.clone()), Some(count), RATE);
+        let config = GeneratorConfig::lossless(Frames::Udp(flows.clone()), Some(count)).at(RATE);
         let sent = Generator::start(&bed.link, POLLING_CPU, &config)?.wait()?;
         drop(hog);
         assert_eq!((sent.sent, sent.lost), (count, 0));

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, ensure};
 use rxlab::bench::setup::mode::Active;
 use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
-use rxlab::lab::generator::Generator;
+use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::sockets::reuseport;
 use rxlab::testing::app::{App, soon};
@@ -414,7 +414,7 @@ fn queues_and_polling_cpus_change_nothing() -> Result<()> {
     let active = Active::steer(&link.dut, options)?;
     // The generator on CPU 1 sends into queue 1.
     let wires = [0, 1].map(|cpu| {
-        let config = rxlab::testing::testbed::lossless(Frames::Udp(flows.clone()), None, 10_000);
+        let config = GeneratorConfig::lossless(Frames::Udp(flows.clone()), None).at(10_000);
         Generator::start(link, cpu, &config)
     });
     for (at, polling) in [(1, 0), (0, 0), (0, 1), (1, 1), (1, 0)] {

@@ -231,7 +231,8 @@ fn a_mask_change_moves_the_flows_in_order() -> Result<()> {
     let flows = UdpFlows::to(dut, 200);
     let sink = bed.receiver_in_order(&flows)?;
     let active = Active::steer(dut, bed.options(&[POLLING_CPU]))?;
-    let wire = Generator::start(&bed.link, 0, &lossless(Frames::Udp(flows), None, 50_000))?;
+    let paced = GeneratorConfig::lossless(Frames::Udp(flows), None).at(50_000);
+    let wire = Generator::start(&bed.link, 0, &paced)?;
     let set = |cpus: &str| {
         dut.netns
             .run(|| client::set(Change::rps_cpus(&dut.name, None, cpus)))
@@ -359,7 +360,7 @@ fn every_queue_has_a_mask_and_an_account_of_its_own() -> Result<()> {
     let counts = [COUNT, COUNT / 2];
     let wires = [0, 1].map(|cpu: usize| {
         let frames = Frames::Udp(flows.clone());
-        let config = lossless(frames, Some(counts[cpu]), 100_000);
+        let config = GeneratorConfig::lossless(frames, Some(counts[cpu])).at(100_000);
         Generator::start(&bed.link, cpu as u32, &config)
     });
     for (wire, count) in wires.into_iter().zip(counts) {

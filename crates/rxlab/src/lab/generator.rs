@@ -67,20 +67,20 @@ impl GeneratorConfig {
         }
     }
 
-    /// So many frames per second, until stopped.
-    pub fn paced(frames: Frames, rate: u64) -> Self {
-        Self {
-            rate: Some(rate),
-            ..Self::flood(frames)
-        }
-    }
-
     /// As fast as the receiver's ring has room, `count` frames or until stopped.
     pub fn lossless(frames: Frames, count: Option<u64>) -> Self {
         Self {
             count,
             lossless: true,
             ..Self::flood(frames)
+        }
+    }
+
+    /// Limits the rate to `rate` frames per second.
+    pub fn at(self, rate: u64) -> Self {
+        Self {
+            rate: Some(rate),
+            ..self
         }
     }
 }

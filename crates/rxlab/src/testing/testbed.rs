@@ -155,8 +155,8 @@ impl Testbed {
 
     /// Sends exactly `count` frames into queue 0, without loss.
     pub fn send(&self, frames: Frames, count: u64) -> Result<()> {
-        let report =
-            Generator::start(&self.link, 0, &lossless(frames, Some(count), 200_000))?.wait()?;
+        let paced = GeneratorConfig::lossless(frames, Some(count)).at(200_000);
+        let report = Generator::start(&self.link, 0, &paced)?.wait()?;
         assert_eq!((report.sent, report.lost), (count, 0));
         Ok(())
     }
@@ -177,14 +177,6 @@ impl Testbed {
 
 pub fn mask(cpus: &[u32]) -> CpuMask {
     cpus.iter().copied().collect()
-}
-
-/// A generator that waits for its receiver.
-pub fn lossless(frames: Frames, count: Option<u64>, rate: u64) -> GeneratorConfig {
-    GeneratorConfig {
-        rate: Some(rate),
-        ..GeneratorConfig::lossless(frames, count)
-    }
 }
 
 pub fn status(active: &Active<'_>) -> Result<Status> {

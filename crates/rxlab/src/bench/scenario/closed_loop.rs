@@ -119,7 +119,7 @@ impl Others {
             ..to
         };
         let local = SocketAddr::new(to.daddr, to.dport);
-        let config = GeneratorConfig::paced(Frames::Udp(to), self.pps);
+        let config = GeneratorConfig::flood(Frames::Udp(to)).at(self.pps);
         Ok(OthersSent {
             receiver: Receiver::start(&dut.netns, &ReceiverConfig::new(local))?,
             generator: testbed.send(&config)?,

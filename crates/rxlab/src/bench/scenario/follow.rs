@@ -129,7 +129,7 @@ fn measure(testbed: &Testbed, mode: Mode, seconds: f64) -> Result<Vec<f64>> {
     let socket = dut
         .netns
         .run(|| connected(local, SocketAddr::new(flows.saddr, flows.sport)))?;
-    let config = GeneratorConfig::paced(Frames::Udp(flows), RATE * u64::from(NR_FLOWS));
+    let config = GeneratorConfig::flood(Frames::Udp(flows)).at(RATE * u64::from(NR_FLOWS));
     let stop = Arc::new(AtomicBool::new(false));
     let seen = stop.clone();
     let generator = testbed.send(&config)?;

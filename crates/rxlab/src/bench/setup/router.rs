@@ -165,10 +165,7 @@ impl Router {
         }
         let all = u64::from(flows.nr_flows);
         let before = self.received();
-        let config = GeneratorConfig {
-            rate: Some(WARM_UP),
-            ..GeneratorConfig::lossless(Frames::Udp(flows.clone()), Some(all))
-        };
+        let config = GeneratorConfig::lossless(Frames::Udp(flows.clone()), Some(all)).at(WARM_UP);
         Generator::start(outside, cpu, &config)?.wait()?;
         until(|| Ok(self.received() - before), all, "packets")?;
         let before = self.passed()?.expected;
