@@ -22,12 +22,6 @@ void native_flow_key_ports(struct flow_key *key, const __be32 saddr[4], __be16 s
 	flow_key_ports(key, saddr, flow_ports(source, dest), proto);
 }
 
-void native_flow_key_ports4(struct flow_key *key, __be32 saddr, __be16 source, __be16 dest,
-			    __u32 proto)
-{
-	flow_key_ports4(key, saddr, flow_ports(source, dest), proto);
-}
-
 __u32 native_flow_hash(const struct flow_key *key, const struct flow_secret *secret)
 {
 	return flow_hash(key, secret);

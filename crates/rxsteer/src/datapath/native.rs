@@ -23,7 +23,6 @@ unsafe extern "C" {
         dest: u16,
         proto: u32,
     );
-    fn native_flow_key_ports4(key: *mut flow_key, saddr: u32, source: u16, dest: u16, proto: u32);
     fn native_flow_tunnel_of(proto: u8, dest: u16) -> u32;
     fn native_flow_hash(key: *const flow_key, secret: *const flow_secret) -> u32;
     fn native_rx_steer(
@@ -95,18 +94,9 @@ pub fn flow_parse(linear: &[u8], len: u32, tunnels: u32) -> Result<flow_key, flo
 pub fn flow_key_ports(peer: SocketAddr, local_port: u16, proto: u32) -> flow_key {
     let mut key = flow_key::default();
     let (source, dest) = (peer.port().to_be(), local_port.to_be());
-    match peer {
-        SocketAddr::V4(peer) => {
-            let saddr = u32::from_ne_bytes(peer.ip().octets());
-            // SAFETY: the callee only writes the key.
-            unsafe { native_flow_key_ports4(&mut key, saddr, source, dest, proto) };
-        }
-        SocketAddr::V6(peer) => {
-            let saddr = words(peer.ip().octets());
-            // SAFETY: the callee only reads four words and writes the key.
-            unsafe { native_flow_key_ports(&mut key, &saddr, source, dest, proto) };
-        }
-    }
+    let saddr = address_words(peer.ip());
+    // SAFETY: the callee only reads four words and writes the key.
+    unsafe { native_flow_key_ports(&mut key, &saddr, source, dest, proto) };
     key
 }
 
@@ -288,16 +278,13 @@ pub fn poll_stamp_cpu(stamp: u64) -> u16 {
     unsafe { native_poll_stamp_cpu(stamp) }
 }
 
-/// An address in the form of a key: an IPv4 address as its v4-mapped one.
+/// An address as the four words of a key, which are in network order in memory: an IPv4 address as
+/// its v4-mapped one.
 pub fn address_words(address: IpAddr) -> [u32; 4] {
-    words(match address {
+    let octets = match address {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
         IpAddr::V6(v6) => v6.octets(),
-    })
-}
-
-/// An address as the four words of a key, which are in network order in memory.
-fn words(octets: [u8; 16]) -> [u32; 4] {
+    };
     let mut words = [0; 4];
     for (word, bytes) in words.iter_mut().zip(octets.chunks_exact(4)) {
         *word = u32::from_ne_bytes(bytes.try_into().expect("chunks of four"));
