@@ -378,26 +378,18 @@ flow_tunnel(struct flow_cursor *c, const struct flow_found *found, __u32 tunnels
 {
 	if (found->fragment)
 		return FLOW_UNKNOWN;
-	if (tunnels & FLOW_TUNNEL_IPIP && found->proto == IPPROTO_IPIP) {
-		*type = ETH_P_IP;
+	switch (tunnels & flow_tunnel_of(found->proto, flow_swap32(found->id))) {
+	case FLOW_TUNNEL_IPIP:
+		*type = found->proto == IPPROTO_IPIP ? ETH_P_IP : ETH_P_IPV6;
 		return FLOW_KEYED;
-	}
-	if (tunnels & FLOW_TUNNEL_IPIP && found->proto == IPPROTO_IPV6) {
-		*type = ETH_P_IPV6;
-		return FLOW_KEYED;
-	}
-	if (tunnels & FLOW_TUNNEL_GRE && found->proto == IPPROTO_GRE)
+	case FLOW_TUNNEL_GRE:
 		return flow_gre(c, type);
-	if (found->proto != IPPROTO_UDP)
-		return FLOW_UNKNOWN;
-	switch (flow_swap32(found->id) & 0xffff) {
-	case FLOW_PORT_VXLAN:
-	case FLOW_PORT_VXLAN_LINUX:
-		return tunnels & FLOW_TUNNEL_VXLAN ? flow_vxlan(c, type) : FLOW_UNKNOWN;
-	case FLOW_PORT_GENEVE:
-		return tunnels & FLOW_TUNNEL_GENEVE ? flow_geneve(c, type) : FLOW_UNKNOWN;
-	case FLOW_PORT_GTPU:
-		return tunnels & FLOW_TUNNEL_GTPU ? flow_gtpu(c, type) : FLOW_UNKNOWN;
+	case FLOW_TUNNEL_VXLAN:
+		return flow_vxlan(c, type);
+	case FLOW_TUNNEL_GENEVE:
+		return flow_geneve(c, type);
+	case FLOW_TUNNEL_GTPU:
+		return flow_gtpu(c, type);
 	}
 	return FLOW_UNKNOWN;
 }
@@ -469,17 +461,12 @@ struct flow_payload {
 	__u32 size;
 };
 
-/* Whether the port is a tunnel's. Only the tunnel's header shows whether the packet is one. */
-static __always_inline int flow_may_be_tunnel(const struct flow_key *key, __u32 tunnels)
+/* The tunnel, of those to parse, that the TCP or UDP packet of this key may be of; or 0. */
+static __always_inline __u32 flow_may_be_tunnel(const struct flow_key *key, __u32 tunnels)
 {
-	__u16 dest = flow_swap32(key->ports);
-
 	if (key->proto != IPPROTO_UDP)
 		return 0;
-	return (tunnels & FLOW_TUNNEL_VXLAN &&
-		(dest == FLOW_PORT_VXLAN || dest == FLOW_PORT_VXLAN_LINUX)) ||
-	       (tunnels & FLOW_TUNNEL_GENEVE && dest == FLOW_PORT_GENEVE) ||
-	       (tunnels & FLOW_TUNNEL_GTPU && dest == FLOW_PORT_GTPU);
+	return tunnels & flow_tunnel_of(IPPROTO_UDP, flow_swap32(key->ports));
 }
 
 /* Whether an IP payload of size bytes is TCP or UDP with a complete header. */
@@ -539,16 +526,14 @@ static __always_inline int flow_plain(const void *data, const void *data_end, __
 	const struct flow_vxlan *vxlan;
 	struct flow_payload payload;
 	struct flow_key plain;
-	__u16 dest;
+	__u32 tunnel;
 
 	if (!flow_plain_frame(data, data_end, (const char *)data_end - (const char *)data, &plain,
 			      &payload))
 		return 0;
-	if (flow_may_be_tunnel(&plain, tunnels)) {
-		dest = flow_swap32(plain.ports);
+	if ((tunnel = flow_may_be_tunnel(&plain, tunnels))) {
 		vxlan = (const void *)((const struct udphdr *)payload.ports + 1);
-		if (!(tunnels & FLOW_TUNNEL_VXLAN) ||
-		    (dest != FLOW_PORT_VXLAN && dest != FLOW_PORT_VXLAN_LINUX) ||
+		if (tunnel != FLOW_TUNNEL_VXLAN ||
 		    payload.size < sizeof(struct udphdr) + sizeof(*vxlan) ||
 		    (const void *)(vxlan + 1) > data_end || (vxlan->flags & 0x0c) != 0x08)
 			return 0;
