@@ -27,8 +27,6 @@ const ETH_GSTRING_LEN: usize = 32;
 pub enum Offload {
     /// Checksums of sent packets. When off, they are computed in software, as on a wire.
     TxChecksum = 0x17,
-    /// TCP segmentation.
-    Tso = 0x1f,
     /// Generic receive offload; also gives a veth its NAPI without an XDP program.
     Gro = 0x2c,
 }
