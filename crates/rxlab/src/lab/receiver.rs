@@ -3,16 +3,15 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, setsockopt, socket, sockopt,
-};
+use nix::sys::socket::{setsockopt, sockopt};
+use socket2::{Domain, Socket, Type};
 
 use super::netns::{Netns, Thread};
 use super::thread_cpu_ns;
@@ -231,19 +230,14 @@ impl Drop for Receiver {
 }
 
 fn open(config: &ReceiverConfig) -> Result<OwnedFd> {
-    let family = match config.local {
-        SocketAddr::V4(_) => AddressFamily::Inet,
-        SocketAddr::V6(_) => AddressFamily::Inet6,
-    };
-    let fd = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
-    setsockopt(&fd, sockopt::ReusePort, &config.reuseport)?;
+    let socket = Socket::new(Domain::for_address(config.local), Type::DGRAM, None)?;
+    socket.set_reuse_port(config.reuseport)?;
     // RcvBufForce: leaves net.core.rmem_max, a setting of the host, alone.
-    setsockopt(&fd, sockopt::RcvBufForce, &config.rcvbuf)?;
-    bind(fd.as_raw_fd(), &SockaddrStorage::from(config.local))?;
-    let socket = UdpSocket::from(fd);
+    setsockopt(&socket, sockopt::RcvBufForce, &config.rcvbuf)?;
+    socket.bind(&config.local.into())?;
     socket.set_read_timeout(Some(IDLE))?;
     if let Some(peer) = config.peer {
-        socket.connect(peer)?;
+        socket.connect(&peer.into())?;
     }
     Ok(socket.into())
 }

@@ -8,10 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrStorage, bind, connect, setsockopt, socket, sockopt,
-};
-use nix::sys::time::{TimeVal, TimeValLike};
+use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
 
 use rxsteer::host::polling::Polling;
@@ -26,7 +23,7 @@ use super::receiver::IDLE;
 /// The address is taken, or not in the namespace.
 pub fn server(netns: &Netns, flows: &UdpFlows, rcvbuf: usize) -> Result<OwnedFd> {
     let local = SocketAddr::new(flows.daddr, flows.dport);
-    netns.run(|| bound(SockType::Datagram, local, rcvbuf))
+    netns.run(|| Ok(bound(local, rcvbuf)?.into()))
 }
 
 /// A UDP socket that shares its address (SO_REUSEPORT), in the caller's namespace.
@@ -34,14 +31,10 @@ pub fn server(netns: &Netns, flows: &UdpFlows, rcvbuf: usize) -> Result<OwnedFd>
 /// # Errors
 /// The address is taken, or not in the namespace.
 pub fn reuseport(local: SocketAddr) -> Result<UdpSocket> {
-    let family = match local {
-        SocketAddr::V4(_) => AddressFamily::Inet,
-        SocketAddr::V6(_) => AddressFamily::Inet6,
-    };
-    let fd = socket(family, SockType::Datagram, SockFlag::SOCK_CLOEXEC, None)?;
-    setsockopt(&fd, sockopt::ReusePort, &true)?;
-    bind(fd.as_raw_fd(), &SockaddrStorage::from(local))?;
-    Ok(fd.into())
+    let socket = Socket::new(Domain::for_address(local), Type::DGRAM, None)?;
+    socket.set_reuse_port(true)?;
+    socket.bind(&local.into())?;
+    Ok(socket.into())
 }
 
 /// A UDP socket that shares its address (SO_REUSEADDR), in the caller's namespace.
@@ -49,7 +42,7 @@ pub fn reuseport(local: SocketAddr) -> Result<UdpSocket> {
 /// # Errors
 /// As [`reuseport`].
 pub fn reuseaddr(local: SocketAddr) -> Result<UdpSocket> {
-    Ok(bound(SockType::Datagram, local, 0)?.into())
+    Ok(bound(local, 0)?.into())
 }
 
 /// One UDP socket per flow, connected to its source.
@@ -72,10 +65,10 @@ pub fn connected_to(
     sources: impl Iterator<Item = SocketAddr> + Send,
     rcvbuf: usize,
 ) -> Result<Vec<OwnedFd>> {
-    let open = |source| -> Result<OwnedFd> {
-        let fd = bound(SockType::Datagram, local, rcvbuf)?;
-        connect(fd.as_raw_fd(), &SockaddrStorage::from(source))?;
-        Ok(fd)
+    let open = |source: SocketAddr| -> Result<OwnedFd> {
+        let socket = bound(local, rcvbuf)?;
+        socket.connect(&source.into())?;
+        Ok(socket.into())
     };
     netns.run(|| sources.map(open).collect())
 }
@@ -89,33 +82,25 @@ pub fn connected_to(
 pub fn established(netns: &Netns, tcp: &TcpFlows, rcvbuf: usize) -> Result<Vec<OwnedFd>> {
     let establish = |flow| -> Result<OwnedFd> {
         let local = SocketAddr::new(tcp.flows.daddr, tcp.flows.dport);
-        let fd = open(SockType::Stream, local, rcvbuf)?;
-        let set = |name, value: &[u32]| setsockopt_words(&fd, libc::IPPROTO_TCP, name, value);
+        let socket = open(Type::STREAM, local, rcvbuf)?;
+        let set = |name, value: &[u32]| setsockopt_words(&socket, libc::IPPROTO_TCP, name, value);
         // Under repair all sockets may share the port, and connect() sends no packet.
         set(libc::TCP_REPAIR, &[1]).context("no TCP_REPAIR here")?;
-        bind_to(&fd, local)?;
+        bind_to(&socket, local)?;
         for (queue, seq) in [(TCP_RECV_QUEUE, tcp.first_seq), (TCP_SEND_QUEUE, tcp.ack)] {
             set(libc::TCP_REPAIR_QUEUE, &[queue])?;
             set(libc::TCP_QUEUE_SEQ, &[seq])?;
         }
-        let peer = tcp.flows.source(flow);
-        connect(fd.as_raw_fd(), &SockaddrStorage::from(peer))?;
+        socket.connect(&tcp.flows.source(flow).into())?;
         set(libc::TCP_REPAIR_OPTIONS, &[TCPOPT_WINDOW, 14 << 16 | 14])?;
         let window = rcvbuf as u32;
         set(
             libc::TCP_REPAIR_WINDOW,
             &[tcp.first_seq, 1 << 20, 1 << 20, window, tcp.first_seq],
         )?;
-        setsockopt(
-            &fd,
-            sockopt::Linger,
-            &libc::linger {
-                l_onoff: 1,
-                l_linger: 0,
-            },
-        )?;
+        socket.set_linger(Some(Duration::ZERO))?;
         set(libc::TCP_REPAIR, &[TCP_REPAIR_OFF_NO_WP])?;
-        Ok(fd)
+        Ok(socket.into())
     };
     netns.run(|| {
         (0..tcp.flows.nr_flows)
@@ -152,30 +137,25 @@ const TCPOPT_WINDOW: u32 = 3;
 /// -1: no window probe.
 const TCP_REPAIR_OFF_NO_WP: u32 = u32::MAX;
 
-fn open(kind: SockType, local: SocketAddr, rcvbuf: usize) -> Result<OwnedFd> {
-    let family = match local {
-        SocketAddr::V4(_) => AddressFamily::Inet,
-        SocketAddr::V6(_) => AddressFamily::Inet6,
-    };
-    let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC, None)?;
+fn open(kind: Type, local: SocketAddr, rcvbuf: usize) -> Result<Socket> {
+    let socket = Socket::new(Domain::for_address(local), kind, None)?;
     // Allows many UDP sockets on one port.
-    setsockopt(&fd, sockopt::ReuseAddr, &true)?;
+    socket.set_reuse_address(true)?;
     // RcvBufForce: leaves net.core.rmem_max, a setting of the host, alone.
-    setsockopt(&fd, sockopt::RcvBufForce, &rcvbuf)?;
-    let idle = TimeVal::milliseconds(IDLE.as_millis() as i64);
-    setsockopt(&fd, sockopt::ReceiveTimeout, &idle)?;
-    Ok(fd)
+    setsockopt(&socket, sockopt::RcvBufForce, &rcvbuf)?;
+    socket.set_read_timeout(Some(IDLE))?;
+    Ok(socket)
 }
 
-fn bind_to(fd: &OwnedFd, local: SocketAddr) -> Result<()> {
-    bind(fd.as_raw_fd(), &SockaddrStorage::from(local))
-        .with_context(|| format!("cannot receive on {local}"))
+fn bind_to(socket: &Socket, local: SocketAddr) -> Result<()> {
+    let bound = socket.bind(&local.into());
+    bound.with_context(|| format!("cannot receive on {local}"))
 }
 
-fn bound(kind: SockType, local: SocketAddr, rcvbuf: usize) -> Result<OwnedFd> {
-    let fd = open(kind, local, rcvbuf)?;
-    bind_to(&fd, local)?;
-    Ok(fd)
+fn bound(local: SocketAddr, rcvbuf: usize) -> Result<Socket> {
+    let socket = open(Type::DGRAM, local, rcvbuf)?;
+    bind_to(&socket, local)?;
+    Ok(socket)
 }
 
 /// A non-blocking TCP listener that shares its address (SO_REUSEPORT), in the caller's namespace.
