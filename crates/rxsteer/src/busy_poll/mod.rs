@@ -13,15 +13,14 @@ pub mod undo;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 
-use anyhow::{Context, Result, bail};
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use anyhow::{Result, bail};
 use poller::Poller;
 use rule::Rule;
 use tracing::info;
 
 use crate::api::control::{self, Request, Role, reply};
 use crate::host::setting::Setting;
+use crate::host::wait::readable;
 
 /// Sets sockets of other processes while it serves, and answers status requests.
 pub struct Service {
@@ -62,22 +61,14 @@ impl Service {
                 info!("all processes that were named have ended");
                 break;
             }
-            let mut fds = [
-                PollFd::new(stop, PollFlags::POLLIN),
-                PollFd::new(listener.as_fd(), PollFlags::POLLIN),
-            ];
-            match poll(&mut fds, PollTimeout::try_from(wait)?) {
-                Ok(_) | Err(Errno::EINTR) => {}
-                Err(e) => return Err(e).context("waiting"),
-            }
-            let [stopped, asked] = fds.map(|fd| fd.any() == Some(true));
-            if asked {
+            let ready = readable(&[stop, listener.as_fd()], Some(wait))?;
+            if ready[1] {
                 control::serve(&listener, |request| match request {
                     Request::BusyPoll => reply(&poller.status()?),
                     _ => bail!("this rxsteer only lets sockets poll"),
                 });
             }
-            if stopped {
+            if ready[0] {
                 break;
             }
         }

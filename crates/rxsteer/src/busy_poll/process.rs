@@ -9,12 +9,13 @@ use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::str::FromStr;
+use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use procfs::process::{FDTarget, Process};
 
 use super::rule::Rule;
+use crate::host::wait::readable;
 
 /// An open process.
 pub struct Target {
@@ -64,8 +65,7 @@ impl Target {
 
     /// Whether the process has ended or is a zombie.
     pub fn has_ended(&self) -> bool {
-        let mut fds = [PollFd::new(self.pidfd.as_fd(), PollFlags::POLLIN)];
-        poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
+        readable(&[self.pidfd.as_fd()], Some(Duration::ZERO)).is_ok_and(|ready| ready[0])
     }
 
     /// Its sockets and epoll instances. Those opened or closed meanwhile may be missed.

@@ -191,11 +191,10 @@ impl Balancer {
         self.queues[queue as usize].balanced
     }
 
-    /// Time until the next call of [`Self::tick`], in whole milliseconds; `None`: no call.
+    /// Time until the next call of [`Self::tick`]; `None`: no call.
     pub fn wait(&self) -> Option<Duration> {
-        let wait = self.next.saturating_duration_since(Instant::now());
-        let millis = wait.as_micros().div_ceil(1000) as u64;
-        self.on.then(|| Duration::from_millis(millis))
+        let until_next = || self.next.saturating_duration_since(Instant::now());
+        self.on.then(until_next)
     }
 
     /// Moves slots if a tick is due. If the inputs can't be read, logs that and switches balancing

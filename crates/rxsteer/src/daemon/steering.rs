@@ -7,8 +7,6 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use tracing::{info, warn};
 
 use super::balancer::Balancer;
@@ -26,6 +24,7 @@ use crate::datapath::{Config, Datapath, DeviceConfig, Drain, Requests, draw_secr
 use crate::host::cpumask::CpuMask;
 use crate::host::device::XdpMode;
 use crate::host::topology::Topology;
+use crate::host::wait::readable;
 use crate::types::backlog_request;
 
 /// Timeout for the return of all flows to INLINE. At a stop, the programs are then detached anyway.
@@ -116,22 +115,9 @@ impl Steering {
         loop {
             // SAFETY: the ring buffer outlives the loop.
             let ring = unsafe { BorrowedFd::borrow_raw(requests.fd()) };
-            let mut fds = [
-                PollFd::new(stop, PollFlags::POLLIN),
-                PollFd::new(ring, PollFlags::POLLIN),
-                PollFd::new(listener.as_fd(), PollFlags::POLLIN),
-                PollFd::new(hotplug.as_fd(), PollFlags::POLLIN),
-            ];
+            let fds = [stop, ring, listener.as_fd(), hotplug.as_fd()];
             let draining = (!self.leaving.is_empty()).then_some(Drain::TICK);
-            let timeout = match draining.or(self.balancer.wait()) {
-                None => PollTimeout::NONE,
-                Some(wait) => PollTimeout::try_from(wait)?,
-            };
-            match poll(&mut fds, timeout) {
-                Ok(_) | Err(Errno::EINTR) => {}
-                Err(e) => return Err(e).context("waiting"),
-            }
-            let ready = fds.map(|fd| fd.any() == Some(true));
+            let ready = readable(&fds, draining.or(self.balancer.wait()))?;
             for request in requests.take()? {
                 maker
                     .send(request)

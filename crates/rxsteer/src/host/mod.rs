@@ -13,4 +13,5 @@ pub mod objection;
 pub mod polling;
 pub mod setting;
 pub mod topology;
+pub mod wait;
 pub mod xdp;

@@ -7,8 +7,6 @@ use std::io;
 use std::os::fd::BorrowedFd;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 use tracing::info;
 
@@ -16,6 +14,7 @@ use crate::host::device::Device;
 use crate::host::guardian::{self, Guardian};
 use crate::host::netdev::{self, Napi, Settings, Threaded};
 use crate::host::setting::Setting;
+use crate::host::wait::readable;
 use crate::napi;
 
 /// The hidden command that runs [`put_back`].
@@ -55,16 +54,7 @@ pub fn run(devices: &[String], wanted: &Settings, stop: BorrowedFd<'_>) -> Resul
         changed.push(Changed::set(&Device::open(name)?, wanted)?);
     }
     info!("until this ends: press Ctrl-C");
-    loop {
-        match poll(
-            &mut [PollFd::new(stop, PollFlags::POLLIN)],
-            PollTimeout::NONE,
-        ) {
-            Ok(_) => break,
-            Err(Errno::EINTR) => {}
-            Err(e) => return Err(e).context("waiting"),
-        }
-    }
+    while !readable(&[stop], None)?[0] {}
     for changed in changed {
         changed.put_back()?;
     }

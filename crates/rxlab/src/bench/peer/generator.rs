@@ -9,12 +9,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::epoll::EpollFlags;
 use nix::sys::eventfd::{EfdFlags, EventFd};
-use nix::sys::time::TimeSpec;
 use rxsteer::host::cpu_times::{CpuTimes, busy_shares, cpu_times};
+use rxsteer::host::wait;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use super::load::{Kind, Load, Loaded, Transport};
@@ -263,16 +261,13 @@ pub(in crate::bench) fn readable(
     fds: &[BorrowedFd],
     until: Option<Instant>,
 ) -> Result<Option<usize>> {
-    let mut fds: Vec<PollFd> = fds
-        .iter()
-        .map(|fd| PollFd::new(*fd, PollFlags::POLLIN))
-        .collect();
     loop {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-        match ppoll(&mut fds, left.map(TimeSpec::from_duration), None) {
-            Err(Errno::EINTR) => {}
-            Err(error) => return Err(error.into()),
-            Ok(_) => return Ok(fds.iter().rposition(|fd| fd.any().unwrap_or(false))),
+        let last = wait::readable(fds, left)?
+            .into_iter()
+            .rposition(|ready| ready);
+        if last.is_some() || left.is_some_and(|left| left.is_zero()) {
+            return Ok(last);
         }
     }
 }
