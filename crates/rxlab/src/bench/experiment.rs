@@ -189,6 +189,12 @@ pub fn detail(name: &str, title: &str, unit: &str, better: Better) -> (String, M
     (name, Metric { headline, ..metric })
 }
 
+/// The metric of packets that the kernel's own RPS drops.
+pub fn flow_limit_drops(unit: &str) -> (String, Metric) {
+    let title = "Dropped by the kernel's flow limit";
+    detail("flow_limit_drops", title, unit, Better::Neither)
+}
+
 /// Figures of one measurement, by metric.
 pub type Values = Vec<(&'static str, f64)>;
 

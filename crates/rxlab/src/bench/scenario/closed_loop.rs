@@ -9,7 +9,7 @@ use anyhow::Result;
 use indexmap::IndexMap;
 use socket2::{Domain, Socket, Type};
 
-use crate::bench::experiment::{Unfit, Values, detail, fit, headline};
+use crate::bench::experiment::{Unfit, Values, detail, fit, flow_limit_drops, headline};
 use crate::bench::peer::latency::Latency;
 use crate::bench::peer::load::{Kind, Load, Transport};
 use crate::bench::report::document::{Better, Metric};
@@ -160,12 +160,7 @@ impl ClosedLoop {
             detail("cpu_percent", "CPU, of all CPUs", "%", Neither),
             detail("sent_again", "Requests sent again", "1", Neither),
             detail("clipped", "Latencies beyond the histogram", "1", Neither),
-            detail(
-                "flow_limit_drops",
-                "Dropped by the kernel's flow limit",
-                "packets",
-                Neither,
-            ),
+            flow_limit_drops("packets"),
         ])
     }
 

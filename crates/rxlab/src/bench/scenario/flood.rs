@@ -11,7 +11,7 @@ use anyhow::Result;
 use indexmap::IndexMap;
 
 use crate::bench::experiment::{
-    CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, headline,
+    CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, flow_limit_drops, headline,
 };
 use crate::bench::report::document::Better;
 use crate::bench::setup::mode::{Mode, Way};
@@ -259,7 +259,7 @@ impl Experiment for Flood {
             metrics: IndexMap::from([
                 headline("delivered_pps", "Delivered to the application", "packets/s", Higher),
                 headline("accepted_pps", "Accepted from the wire", "packets/s", Neither),
-                detail("flow_limit_drops", "Dropped by the kernel's flow limit", "packets/s", Neither),
+                flow_limit_drops("packets/s"),
             ]),
             cases: self.labs.cases(),
             conditions: self.labs.conditions(),

@@ -7,7 +7,9 @@
 use anyhow::Result;
 use indexmap::IndexMap;
 
-use crate::bench::experiment::{Effort, Experiment, Plan, Values, detail, fit, headline};
+use crate::bench::experiment::{
+    Effort, Experiment, Plan, Values, detail, fit, flow_limit_drops, headline,
+};
 use crate::bench::report::document::{Better, Metric};
 use crate::bench::scenario::flood::{Application, Labs, Sockets};
 use crate::bench::setup::mode::{Active, Mode, Way};
@@ -72,12 +74,7 @@ pub(super) fn metrics() -> IndexMap<String, Metric> {
             "ns/packet",
             Lower,
         ),
-        detail(
-            "flow_limit_drops",
-            "Dropped by the kernel's flow limit",
-            "packets",
-            Neither,
-        ),
+        flow_limit_drops("packets"),
     ])
 }
 

@@ -11,7 +11,7 @@ use indexmap::IndexMap;
 use rxsteer::host::device::XdpMode;
 
 use crate::bench::experiment::{
-    CasePlan, Effort, Experiment, Gro, Napi, Plan, Values, detail, fit, headline,
+    CasePlan, Effort, Experiment, Gro, Napi, Plan, Values, detail, fit, flow_limit_drops, headline,
 };
 use crate::bench::peer::load::{Kind, Load};
 use crate::bench::report::document::Better;
@@ -204,12 +204,7 @@ impl Experiment for TcpStream {
                 headline("work_per_s", "Work done in between", "1/s", Higher),
                 detail("cpu_percent", "CPU, of all CPUs", "%", Neither),
                 detail("retransmitted", "Segments sent again", "1/s", Neither),
-                detail(
-                    "flow_limit_drops",
-                    "Dropped by the kernel's flow limit",
-                    "packets",
-                    Neither,
-                ),
+                flow_limit_drops("packets"),
             ]),
             cases: cases.collect(),
             conditions,
