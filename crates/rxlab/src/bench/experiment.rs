@@ -97,7 +97,7 @@ impl fmt::Display for Condition {
 
 impl Condition {
     /// Name of a case under this condition; names the condition if there are several.
-    pub(super) fn case(self, name: &str, conditions: &[Self]) -> String {
+    pub fn case(self, name: &str, conditions: &[Self]) -> String {
         match conditions {
             [_] => name.to_owned(),
             _ => format!("{name}; {self}"),

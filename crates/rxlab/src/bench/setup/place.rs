@@ -93,8 +93,8 @@ impl Places {
     /// Name of a case in a place; names the condition if there are several.
     pub fn case(&self, place: usize, name: &str) -> String {
         match self.conditions.get(place) {
-            Some(condition) if self.conditions.len() > 1 => format!("{name}; {condition}"),
-            _ => name.to_owned(),
+            Some(condition) => condition.case(name, &self.conditions),
+            None => name.to_owned(),
         }
     }
 
