@@ -241,8 +241,7 @@ impl Case {
             .map(String::from)
             .to_vec();
         header.extend(cpus.iter().map(|cpu| format!("CPU {cpu}")));
-        let header: Vec<&str> = header.iter().map(String::as_str).collect();
-        let mut table = table(&header);
+        let mut table = table(header);
         for row in &self.rows {
             let mut cells = vec![row.mode.clone()];
             cells.extend(

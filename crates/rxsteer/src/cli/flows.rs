@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::Table;
 
 use super::program::{end_with_the_reader, print_answer};
-use super::table;
+use super::table::{align_left, table};
 use super::value::limit;
 use crate::api::client;
 use crate::api::flows::{Entry, Flows, Location, Query, Reason};
@@ -91,7 +91,7 @@ pub(crate) fn ago(seconds: f64) -> String {
 pub fn render(flows: &Flows) -> String {
     let mut out = String::new();
     if !flows.flows.is_empty() {
-        out += &format!("{}\n\n", table(&flows.flows).trim_fmt());
+        out += &format!("{}\n\n", flows_table(&flows.flows).trim_fmt());
     }
     out += &match (flows.total, flows.flows.len()) {
         (0, _) => "no flows".to_owned(),
@@ -103,16 +103,12 @@ pub fn render(flows: &Flows) -> String {
     out
 }
 
-fn table(flows: &[Entry]) -> Table {
-    let mut table = table::table(&[
+fn flows_table(flows: &[Entry]) -> Table {
+    let mut table = table([
         "flow", "hash", "device", "queue", "packets", "dropped", "moves", "idle", "is at", "wants",
         "why",
     ]);
-    for name in [0, 2, 10] {
-        if let Some(column) = table.column_mut(name) {
-            column.set_cell_alignment(CellAlignment::Left);
-        }
-    }
+    align_left(&mut table, &[0, 2, 10]);
     for entry in flows {
         table.add_row([
             entry.flow.map_or("unknown".to_owned(), |f| f.to_string()),

@@ -7,10 +7,10 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Args;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::Table;
 
 use super::program::{end_with_the_reader, print_answer, stop_signals};
-use super::table::table;
+use super::table::{align_left, table};
 use crate::host::netdev::{Settings, Threaded};
 use crate::napi::{self, settings};
 use crate::napi::{DeviceNapis, Napis, no_instances};
@@ -112,7 +112,7 @@ fn or_dash(value: Option<impl ToString>) -> String {
 }
 
 fn instances_table<'a>(devices: impl Iterator<Item = &'a DeviceNapis>) -> Table {
-    let mut table = table(&[
+    let mut table = table([
         "id",
         "device",
         "queues",
@@ -149,12 +149,8 @@ fn instances_table<'a>(devices: impl Iterator<Item = &'a DeviceNapis>) -> Table 
 
 /// `None` if no instance has sockets.
 fn applications_table(napis: &Napis) -> Option<Table> {
-    let mut table = table(&["id", "device", "process", "application", "sockets"]);
-    for name in [1, 3] {
-        if let Some(column) = table.column_mut(name) {
-            column.set_cell_alignment(CellAlignment::Left);
-        }
-    }
+    let mut table = table(["id", "device", "process", "application", "sockets"]);
+    align_left(&mut table, &[1, 3]);
     let known = napis.devices.iter().flat_map(|device| {
         let instances = device.instances.iter();
         instances.map(|i| (i.id, device.device.as_str(), &i.applications))

@@ -60,7 +60,7 @@ pub fn render(status: &Status) -> String {
 }
 
 fn applications(applications: &[Application]) -> Table {
-    let mut table = table(&[
+    let mut table = table([
         "process",
         "application",
         "sockets",

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use comfy_table::{CellAlignment, Table};
+use comfy_table::Table;
 use serde::Serialize;
 
 use super::poll;
@@ -16,7 +16,7 @@ use super::value::seconds;
 use crate::api::flows::Entry;
 use crate::api::status::{Device, Queue, Status};
 use crate::api::{busy_poll, client};
-use crate::cli::table::table;
+use crate::cli::table::{align_left, table};
 use crate::datapath::load::Pressure;
 
 /// Options of `rxsteer status`.
@@ -125,7 +125,7 @@ pub fn render(status: &Status) -> String {
 }
 
 fn queues(device: &Device) -> Table {
-    let mut table = table(&[
+    let mut table = table([
         "queue",
         "CPUs",
         "received",
@@ -177,7 +177,7 @@ fn backlogs(device: &Device, dry_run: bool) -> Table {
     if dry_run {
         header.push("would redirect");
     }
-    let mut table = table(&header);
+    let mut table = table(header);
     let rows = device
         .queues
         .iter()
@@ -204,7 +204,7 @@ fn backlogs(device: &Device, dry_run: bool) -> Table {
 
 /// The loads of queues with policies that depend on the load.
 fn loads(device: &Device) -> Table {
-    let mut table = table(&["queue", "polled on", "load", "busy", "in polls", "limiting"]);
+    let mut table = table(["queue", "polled on", "load", "busy", "in polls", "limiting"]);
     let loads = device.queues.iter();
     for (q, load) in loads.filter_map(|q| Some((q, q.load.as_ref()?))) {
         table.add_row([
@@ -229,7 +229,7 @@ fn loads(device: &Device) -> Table {
 }
 
 fn dropped_flows(flows: &[Entry]) -> Table {
-    let mut table = table(&[
+    let mut table = table([
         "dropped most",
         "device",
         "queue",
@@ -237,11 +237,7 @@ fn dropped_flows(flows: &[Entry]) -> Table {
         "packets",
         "is at",
     ]);
-    for name in [0, 1] {
-        if let Some(column) = table.column_mut(name) {
-            column.set_cell_alignment(CellAlignment::Left);
-        }
-    }
+    align_left(&mut table, &[0, 1]);
     for entry in flows {
         table.add_row([
             entry.flow.map_or(entry.hash.to_string(), |f| f.to_string()),

@@ -137,7 +137,7 @@ impl Comparison {
                 self.host.join(", ")
             );
         }
-        let mut table = table(&["", "scenario", "case", "metric", "over", "old", "new"]);
+        let mut table = table(["", "scenario", "case", "metric", "over", "old", "new"]);
         for ratio in &self.ratios {
             table.add_row([
                 if ratio.agrees { "agrees" } else { "differs" },

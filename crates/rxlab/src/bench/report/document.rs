@@ -356,8 +356,7 @@ impl Case {
                 header.push(format!("{SUBJECT} is"));
             }
         }
-        let header: Vec<&str> = header.iter().map(String::as_str).collect();
-        let mut table = table(&header);
+        let mut table = table(header);
         for (mode, values) in &self.modes {
             let mut row = vec![mode.clone()];
             for metric in &metrics {
