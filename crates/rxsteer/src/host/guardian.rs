@@ -21,8 +21,12 @@ impl Guardian {
     /// # Errors
     /// When the process can't be started.
     pub fn start(command: &str, lock: Option<File>) -> Result<Self> {
-        let guardian = Command::new("/proc/self/exe")
-            .arg(command)
+        Self::spawn(Command::new("/proc/self/exe").arg(command), lock)
+    }
+
+    /// Starts another program that restores at the end of its standard input.
+    pub(super) fn spawn(command: &mut Command, lock: Option<File>) -> Result<Self> {
+        let guardian = command
             .stdin(Stdio::piped())
             // The child doesn't write to its standard output; it only keeps the lock open.
             .stdout(lock.map_or_else(Stdio::null, Stdio::from))

@@ -2,24 +2,25 @@
 //! Temporary changes of host settings, restored when this process ends for whatever reason.
 
 use std::fs::{self, File};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use anyhow::{Context, Result};
+
+use super::guardian::Guardian;
 
 /// Files in /proc/sys or /sys. On drop or the end of this process a child restores their contents.
 pub struct Setting {
     paths: Vec<String>,
-    guardian: Child,
+    _guardian: Guardian,
 }
 
-/// Waits for the end of its standard input, which comes when this process closes it or ends. The
+/// The guardian's script. rxlab and tests keep settings, too, and have no hidden command for it. The
 /// arguments are pairs of a file and its previous contents.
 const GUARD: &str = r#"
     trap "" INT TERM HUP
     read -r _
     while [ $# -gt 0 ]; do
-        echo "$2" >"$1" || bad=1
+        echo "$2" >"$1" || { echo "not put back: $1" >&2; bad=1; }
         shift 2
     done
     exit ${bad:-0}"#;
@@ -38,8 +39,7 @@ impl Setting {
     /// # Errors
     /// When a file can't be read or locked.
     pub fn keep_all(paths: Vec<String>) -> Result<Self> {
-        // Another process that changes these settings waits until they are restored: the child
-        // holds the lock through its unused standard output.
+        // Another process that changes these settings waits until they are restored.
         let first = paths.first().context("no settings to keep")?;
         let lock = File::open(first).with_context(|| format!("cannot read {first}"))?;
         lock.lock()
@@ -50,14 +50,12 @@ impl Setting {
             let before = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
             guardian.args([path, before.trim()]);
         }
-        let guardian = guardian
-            .stdin(Stdio::piped())
-            .stdout(lock)
-            // Its own process group, so that a terminal's Ctrl-C doesn't reach it.
-            .process_group(0)
-            .spawn()
+        let guardian = Guardian::spawn(&mut guardian, Some(lock))
             .with_context(|| format!("cannot put {} back: is there no sh?", paths.join(", ")))?;
-        Ok(Self { paths, guardian })
+        Ok(Self {
+            paths,
+            _guardian: guardian,
+        })
     }
 
     /// Writes `value` to all files.
@@ -68,15 +66,5 @@ impl Setting {
         self.paths.iter().try_for_each(|path| {
             fs::write(path, value).with_context(|| format!("cannot write {value} to {path}"))
         })
-    }
-}
-
-impl Drop for Setting {
-    fn drop(&mut self) {
-        drop(self.guardian.stdin.take());
-        match self.guardian.wait() {
-            Ok(status) if status.success() => {}
-            done => tracing::error!("not put back: {} ({done:?})", self.paths.join(", ")),
-        }
     }
 }
