@@ -15,7 +15,7 @@ mod steering;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
+use std::thread::{self, Scope};
 
 use anyhow::{Result, bail};
 use hotplug::Hotplug;
@@ -64,50 +64,33 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
             options.policy
         );
     }
-    let polling = polling.map(let_poll).transpose()?;
-    let outcome = steering.serve(stop, &listener, &hotplug, &requests, &maker);
-    drop(polling);
+    let outcome = thread::scope(|scope| {
+        let polling = polling.map(|service| let_poll(scope, service));
+        let _polling = polling.transpose()?;
+        steering.serve(stop, &listener, &hotplug, &requests, &maker)
+    });
     // Also after an error: later packets must not overtake queued ones.
     let stopped = steering.stop();
     outcome.and(stopped)
 }
 
-/// Lets sockets poll, in a thread, until the returned value is dropped.
-fn let_poll(service: Service) -> Result<Polling> {
+/// Lets sockets poll, in a thread, until the returned pipe is closed. The scope ends when the
+/// settings of all sockets are restored.
+fn let_poll<'scope>(scope: &'scope Scope<'scope, '_>, service: Service) -> Result<OwnedFd> {
     let (wait, stop) = nix::unistd::pipe()?;
-    let thread = std::thread::spawn(move || {
+    scope.spawn(move || {
         if let Err(e) = service.serve(wait.as_fd()) {
             warn!("busy polling: {e:#}");
         }
     });
-    Ok(Polling {
-        stop: Some(stop),
-        thread: Some(thread),
-    })
-}
-
-/// The thread that lets sockets poll.
-struct Polling {
-    stop: Option<OwnedFd>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Drop for Polling {
-    /// Returns when the settings of all sockets are restored.
-    fn drop(&mut self) {
-        // Closes the pipe: the thread sees this and ends.
-        self.stop = None;
-        if let Some(Err(panic)) = self.thread.take().map(JoinHandle::join) {
-            std::panic::resume_unwind(panic);
-        }
-    }
+    Ok(stop)
 }
 
 /// Starts a thread that creates the backlogs requested through the channel, and ends with the
 /// channel. Creation may wait for a busy CPU; status requests and stop signals must not.
 fn make_backlogs(backlogs: Arc<Backlogs>) -> mpsc::Sender<backlog_request> {
     let (maker, wanted) = mpsc::channel();
-    std::thread::spawn(move || {
+    thread::spawn(move || {
         for backlog_request { queue, cpu } in wanted {
             if let Err(e) = backlogs.make(queue, cpu) {
                 warn!("{e:#}: its flows stay where they are received");
