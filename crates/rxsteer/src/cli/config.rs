@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
+use std::ops::Range;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -22,7 +23,7 @@ struct Tables {
     #[serde(default)]
     devices: Vec<String>,
     #[serde(default)]
-    busy_poll: Vec<Rule>,
+    busy_poll: Vec<Spanned<Rule>>,
 }
 
 /// The keys of [`Tables`].
@@ -35,16 +36,18 @@ const SIMILAR: f64 = 0.7;
 /// subcommand `run`.
 ///
 /// # Errors
-/// When the file can't be read, or contains anything but options and their values: with the line.
+/// When the file can't be read, or contains anything but options and their values: with each line.
 pub fn with_file(
     path: &Path,
     cli: Command,
     command_line: impl Iterator<Item = OsString>,
 ) -> Result<Options> {
     let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let (tables, defaults) = read(&text).map_err(|(line, why)| match line {
-        Some(line) => anyhow!("{}:{line}: {why}", path.display()),
-        None => anyhow!("{}: {why}", path.display()),
+    let (tables, defaults) = read(&text).map_err(|mistakes| {
+        let lines = mistakes
+            .iter()
+            .map(|(line, why)| format!("{}:{line}: {why}", path.display()));
+        anyhow!(lines.collect::<Vec<_>>().join("\n"))
     })?;
     let command = cli.mut_subcommand("run", |run| {
         defaults.into_iter().fold(run, |run, (id, values)| {
@@ -63,44 +66,58 @@ pub fn with_file(
             path.display()
         );
     }
-    options.busy_poll = tables.busy_poll;
+    let rules = tables.busy_poll.into_iter();
+    options.busy_poll = rules.map(Spanned::into_inner).collect();
     Ok(options)
 }
 
-/// A mistake, and its line if known.
-type Mistake = (Option<usize>, String);
+/// A mistake, after its line.
+type Mistake = (usize, String);
 
 /// Values by the argument's id.
 type Defaults = Vec<(String, Vec<String>)>;
 
-fn read(text: &str) -> Result<(Tables, Defaults), Mistake> {
-    let toml = |e: toml::de::Error| {
-        let line = e.span().map(|span| line_of(text, span.start));
-        (line, e.message().to_owned())
-    };
-    let keys: BTreeMap<Spanned<String>, Value> = toml::from_str(text).map_err(toml)?;
+/// All mistakes are returned, except those after one in the syntax or in the tables.
+fn read(text: &str) -> Result<(Tables, Defaults), Vec<Mistake>> {
+    let line = |span: Range<usize>| line_of(text, span.start);
+    let toml = |e: toml::de::Error| (e.span().map_or(1, line), e.message().to_owned());
+    let keys: BTreeMap<Spanned<String>, Value> = toml::from_str(text).map_err(|e| vec![toml(e)])?;
     let command = RunArgs::augment_args(Command::new("run").no_binary_name(true));
-    let mut defaults = Defaults::new();
+    let (mut defaults, mut mistakes) = (Defaults::new(), Vec::new());
     for (key, value) in &keys {
         let name = key.get_ref().as_str();
         if TABLES.contains(&name) {
             continue;
         }
-        let here = |why: String| (Some(line_of(text, key.span().start)), why);
-        let arg = argument(&command, name).map_err(here)?;
-        let values = values(arg, name, value).map_err(here)?;
-        check(&command, arg, name, &values).map_err(here)?;
-        if !values.is_empty() {
-            defaults.push((arg.get_id().to_string(), values));
+        match default(&command, name, value) {
+            Ok((_, values)) if values.is_empty() => {}
+            Ok(default) => defaults.push(default),
+            Err(why) => mistakes.push((line(key.span()), why)),
         }
     }
-    let tables: Tables = toml::from_str(text).map_err(toml)?;
-    for rule in &tables.busy_poll {
-        if let Some(objection) = rule.objection() {
-            return Err((None, format!("[[busy_poll]]: {objection}")));
+    let tables = toml::from_str(text).map_err(toml);
+    if let Ok(Tables { busy_poll, .. }) = &tables {
+        mistakes.extend(busy_poll.iter().filter_map(|rule| {
+            let objection = rule.get_ref().objection()?;
+            Some((line(rule.span()), format!("[[busy_poll]]: {objection}")))
+        }));
+    }
+    match tables {
+        Ok(tables) if mistakes.is_empty() => Ok((tables, defaults)),
+        tables => {
+            mistakes.extend(tables.err());
+            mistakes.sort();
+            Err(mistakes)
         }
     }
-    Ok((tables, defaults))
+}
+
+/// The argument's id and the values of a key.
+fn default(command: &Command, name: &str, value: &Value) -> Result<(String, Vec<String>), String> {
+    let arg = argument(command, name)?;
+    let values = values(arg, name, value)?;
+    check(command, arg, name, &values)?;
+    Ok((arg.get_id().to_string(), values))
 }
 
 /// The number of the line with this offset, from 1.
@@ -245,7 +262,7 @@ mod tests {
             ("", ": ", "no device"),
             (
                 "devices = [\"eth0\"]\n[[busy_poll]]\nusecs = 50",
-                ": ",
+                ":2: ",
                 "no sockets selected",
             ),
             (
@@ -263,6 +280,37 @@ mod tests {
             let error = format!("{:#}", read(text, &[]).map(|_| ()).unwrap_err());
             assert!(error.contains(why), "{text:?}: {error}");
             assert!(error.contains(line), "{text:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn all_mistakes_are_named_in_the_order_of_lines() {
+        let text = "
+            policy = \"fast\"
+            backlog = 0
+            devics = [\"eth0\"]
+            dry-run = true
+            [[busy_poll]]
+            usecs = 50
+            [[busy_poll]]
+            port = 53
+            usecs = 50
+            [[busy_poll]]
+            exe = \"nginx\"
+            usecs = 50
+        ";
+        let error = read(text, &[]).unwrap_err().to_string();
+        let lines: Vec<&str> = error.lines().collect();
+        let expected = [
+            ":2: invalid value 'fast'",
+            ":3: invalid value '0'",
+            ":4: unknown key",
+            ":6: [[busy_poll]]: no sockets",
+            ":11: [[busy_poll]]: nginx",
+        ];
+        assert_eq!(lines.len(), expected.len(), "{error}");
+        for (line, part) in lines.iter().zip(expected) {
+            assert!(line.contains(part), "{error}");
         }
     }
 }
