@@ -324,6 +324,9 @@ impl Steering {
     }
 
     fn set(&mut self, change: &Change) -> Result<Vec<String>> {
+        if change.device.is_some() {
+            find(&self.devices, change.device.as_deref())?;
+        }
         let policy = change.policy.unwrap_or(self.policy);
         if policy.follows() && self.datapath.config().rx_hash {
             bail!(NO_DEVICE_HASH);
