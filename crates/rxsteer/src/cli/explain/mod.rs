@@ -194,7 +194,12 @@ fn of_process(
     notes: &mut Vec<String>,
     question: impl Fn(Endpoints, Vec<u16>) -> Question,
 ) -> Result<Explanations> {
-    let sockets = Endpoints::of_process(pid)?;
+    let sockets = Endpoints::of_process(pid);
+    if sockets.is_err() {
+        // Without a running rxsteer, no process can be explained.
+        client::status()?;
+    }
+    let sockets = sockets?;
     if sockets.foreign {
         notes.push(format!(
             "Process {pid} is in another network namespace: if addresses or ports are translated \
