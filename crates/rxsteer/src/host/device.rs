@@ -455,10 +455,9 @@ mod tests {
         let lo = Device::open("lo").unwrap();
         assert_eq!((lo.ifindex, lo.rx_queues), (1, 1));
         assert!(!lo.hardware);
-        assert!(
-            lo.objections(XdpMode::Generic)
-                .iter()
-                .any(|o| o.reason.contains("NAPI"))
-        );
+        let objections = lo.objections(XdpMode::Generic);
+        let why = objections.iter().find(|o| o.reason.contains("NAPI"));
+        let remedy = &why.unwrap().remedy;
+        assert!(remedy.contains("`ip -brief link`"), "{remedy}");
     }
 }

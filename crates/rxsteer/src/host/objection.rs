@@ -9,6 +9,9 @@ use serde::Serialize;
 
 use super::device::{Device, Offload, XdpMode};
 
+/// Index of the loopback device, in every network namespace.
+const LOOPBACK: u32 = 1;
+
 /// A reason against steering a device, with a remedy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Objection {
@@ -242,7 +245,11 @@ impl Device {
             return None;
         }
         let name = &self.name;
-        let remedy = if !self.up {
+        let remedy = if self.ifindex == LOOPBACK {
+            "its packets come from this host; steer a device that receives from others, of those \
+             that `ip -brief link` lists"
+                .to_string()
+        } else if !self.up {
             format!("it may be because {name} is down: `ip link set dev {name} up`")
         } else if self.native_xdp == Some(false) {
             "steer the device that its packets come from instead".to_string()
