@@ -20,6 +20,7 @@ use std::thread::{self, Scope};
 use anyhow::{Result, bail};
 use hotplug::Hotplug;
 use options::Options;
+use plan::plan;
 use steering::Steering;
 use tracing::{info, warn};
 
@@ -36,8 +37,11 @@ use crate::types::backlog_request;
 /// With the reason and the remedy, if the host or a device can't be steered. No program stays
 /// attached then.
 pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
-    if let Some(missing) = caps::missing(Need::Steer).first() {
-        bail!("{missing}");
+    let missing = caps::missing(Need::Steer);
+    if !missing.is_empty() {
+        let mut obstacles: Vec<_> = missing.iter().map(ToString::to_string).collect();
+        obstacles.extend(plan(options).err().map(|e| format!("{e:#}")));
+        bail!(obstacles.join("\n"));
     }
     let listener = control::listen(Role::Steer)?;
     let hotplug = Hotplug::listen()?;

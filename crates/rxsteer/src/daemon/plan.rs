@@ -24,36 +24,26 @@ pub(super) struct Steered {
 /// The devices that the options name, with the CPUs of each queue.
 ///
 /// # Errors
-/// With the reason and the remedy, if a device can't be steered or lacks a queue.
+/// With all reasons and their remedies, if devices can't be steered; if one lacks a queue.
 pub(super) fn plan(options: &Options) -> Result<Vec<Steered>> {
-    let mut devices = Vec::new();
-    let mut first_queue = 0;
+    let mut devices: Vec<Steered> = Vec::new();
+    let mut obstacles = Vec::new();
     for name in &options.devices {
-        let device = Device::open(name)?;
-        if devices
-            .iter()
-            .any(|d: &Steered| d.device.ifindex == device.ifindex)
-        {
-            bail!("{name} is named twice");
+        let last = devices.last();
+        let first_queue = last.map_or(0, |d| d.first_queue + d.device.rx_queues);
+        let known = |new: &Steered| {
+            devices
+                .iter()
+                .any(|d| d.device.ifindex == new.device.ifindex)
+        };
+        match examine(name, first_queue, options) {
+            Ok(new) if known(&new) => obstacles.push(format!("{name} is named twice")),
+            Ok(new) => devices.push(new),
+            Err(e) => obstacles.push(format!("{e:#}")),
         }
-        let mode = match options.mode {
-            Mode::Generic => XdpMode::Generic,
-            Mode::Auto if device.native_xdp == Some(false) => fall_back(&device),
-            Mode::Auto | Mode::Native => XdpMode::Native,
-        };
-        check(&device, mode)?;
-        let nr_queues = device.rx_queues;
-        let mut steered = Steered {
-            device,
-            mode,
-            first_queue,
-            cpus: Vec::new(),
-        };
-        steered.cpus = (0..nr_queues)
-            .map(|queue| cpus_of(&steered.device, queue, &options.rps_cpus))
-            .collect::<Result<_>>()?;
-        first_queue += nr_queues;
-        devices.push(steered);
+    }
+    if !obstacles.is_empty() {
+        bail!(obstacles.join("\n"));
     }
     for wish in &options.queues {
         let index = find(&devices, wish.device.as_deref())?;
@@ -61,6 +51,25 @@ pub(super) fn plan(options: &Options) -> Result<Vec<Steered>> {
         steered.cpus[wish.queue as usize] = cpus_of(&steered.device, wish.queue, &wish.cpus)?;
     }
     Ok(devices)
+}
+
+/// A device that can be steered, and the CPUs of its queues.
+fn examine(name: &str, first_queue: u32, options: &Options) -> Result<Steered> {
+    let device = Device::open(name)?;
+    let mode = match options.mode {
+        Mode::Generic => XdpMode::Generic,
+        Mode::Auto if device.native_xdp == Some(false) => fall_back(&device),
+        Mode::Auto | Mode::Native => XdpMode::Native,
+    };
+    check(&device, mode)?;
+    let queues = 0..device.rx_queues;
+    let cpus = queues.map(|queue| cpus_of(&device, queue, &options.rps_cpus));
+    Ok(Steered {
+        cpus: cpus.collect::<Result<_>>()?,
+        device,
+        mode,
+        first_queue,
+    })
 }
 
 /// Index of the device with that name; without a name, of the only device.
@@ -128,7 +137,8 @@ pub(super) fn fall_back(device: &Device) -> XdpMode {
     warn!(
         "{}: its driver ({}) has no native XDP; falling back to generic mode, which costs an skb \
          before the decision",
-        device.name, device.driver
+        device.name,
+        device.driver_name()
     );
     XdpMode::Generic
 }

@@ -166,16 +166,20 @@ impl Device {
         })
     }
 
+    /// The driver, in a message.
+    pub fn driver_name(&self) -> &str {
+        match self.driver.as_str() {
+            "" => "none",
+            driver => driver,
+        }
+    }
+
     fn no_native_xdp(&self) -> Option<Objection> {
         (self.native_xdp == Some(false)).then(|| Objection {
             reason: format!(
                 "the driver of {} ({}) does not run XDP programs",
                 self.name,
-                if self.driver.is_empty() {
-                    "none"
-                } else {
-                    &self.driver
-                }
+                self.driver_name()
             ),
             remedy: "use `--mode generic`".to_string(),
             fatal: true,
