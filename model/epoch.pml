@@ -106,7 +106,7 @@ end:
 
 active proctype user()
 {
-#ifndef NO_HOME
+#ifndef NO_RETURN
 	maps_inline = true;
 #endif
 #ifndef NO_GRACE

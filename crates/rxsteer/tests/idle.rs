@@ -378,7 +378,7 @@ fn flows_leave_a_saturated_cpu_and_return() -> Result<()> {
     assert_eq!(q.imbalance(), None, "{q:?}");
     assert!(witness.seen() > 1000, "{}", witness.seen());
     assert_eq!(witness.reordered(), 0);
-    until("all come home", || {
+    until("all flows are INLINE again", || {
         let before = queue(&active)?;
         bed.send(frames.clone(), 256)?;
         let now = queue(&active)?;

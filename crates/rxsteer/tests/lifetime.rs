@@ -197,7 +197,7 @@ fn roomy<'a>(device: &'a str, rest: &[&'a str]) -> Vec<&'a str> {
 }
 
 #[test]
-fn a_stop_signal_brings_every_packet_home() -> Result<()> {
+fn a_stop_signal_returns_every_flow_inline() -> Result<()> {
     in_lab!();
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let bed = Testbed::new(&LinkConfig::default())?;

@@ -71,7 +71,7 @@ const EPOCH: Model = Model {
     file: "epoch.pml",
     right: &[&[]],
     wrong: &[
-        ("NO_HOME", &[]),
+        ("NO_RETURN", &[]),
         ("NO_DRAIN", &[]),
         ("NO_GRACE", &[]),
         ("NO_GRACE_AFTER", &[]),

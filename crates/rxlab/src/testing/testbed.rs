@@ -165,7 +165,7 @@ impl Testbed {
     /// frames of the first poll, and those before a backlog exists, are processed inline.
     pub fn warm_up(&self, active: &Active<'_>, flows: &UdpFlows) -> Result<Queue> {
         let mut before = at_rest(active, 0, 0)?;
-        until("all flows at home", || {
+        until("all flows where rxsteer wants them", || {
             self.send(Frames::Udp(flows.clone()), flows.nr_flows.into())?;
             let now = at_rest(active, 0, before.received + u64::from(flows.nr_flows))?;
             let inline = now.inline - before.inline;

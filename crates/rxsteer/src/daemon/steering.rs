@@ -96,7 +96,7 @@ impl Steering {
         for device in 0..steering.devices.len() {
             if let Err(e) = steering.attach(device, options.mode) {
                 // The devices before this one are steered already.
-                steering.datapath.bring_home(PATIENCE)?;
+                steering.datapath.return_inline(PATIENCE)?;
                 return Err(e);
             }
         }
@@ -262,7 +262,7 @@ impl Steering {
     }
 
     pub(super) fn stop(mut self) -> Result<()> {
-        if !self.datapath.bring_home(PATIENCE)? {
+        if !self.datapath.return_inline(PATIENCE)? {
             warn!("some packets were still queued: what follows may overtake them");
         }
         self.datapath.detach();

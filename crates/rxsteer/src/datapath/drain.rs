@@ -68,7 +68,7 @@ impl Datapath {
     ///
     /// # Errors
     /// When a map can't be read or written.
-    pub fn bring_home(&self, patience: Duration) -> Result<bool> {
+    pub fn return_inline(&self, patience: Duration) -> Result<bool> {
         for queue in 0..self.nr_queues() {
             self.set_queue(queue, Policy::OFF);
         }

@@ -13,7 +13,7 @@ use super::tables::Tables;
 
 impl Datapath {
     /// Replaces the tables by tables of other sizes. First every flow returns to INLINE
-    /// ([`Self::bring_home`]). Then all slots are unset under a new epoch: as at attach, no flow
+    /// ([`Self::return_inline`]). Then all slots are unset under a new epoch: as at attach, no flow
     /// moves before all earlier packets have been delivered. Afterwards every map's locations are
     /// INLINE (INLINE_SHED if backlogs drained slowly), and the policy is off: the caller sets both
     /// again, also after an error.
@@ -44,7 +44,7 @@ impl Datapath {
             )
         };
         let loaded = self.devices.iter().map(load).collect::<Result<Vec<_>>>()?;
-        if !self.bring_home(patience)? {
+        if !self.return_inline(patience)? {
             bail!("some backlogs did not drain: the tables stay as they are; try again");
         }
         let before = (

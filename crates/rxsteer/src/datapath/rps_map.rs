@@ -69,12 +69,12 @@ impl RpsMap {
 
         let mut map = *self;
         let owner = |location: u16| cpus.iter().position(|&c| c == location);
-        let homeless: Vec<usize> = (0..SLOTS)
+        let without_cpu: Vec<usize> = (0..SLOTS)
             .filter(|&slot| !owner(self.0.location[slot]).is_some_and(&mut take))
             .collect();
         // In turn, so that neighbouring slots are at different CPUs.
         let mut next = 0;
-        for slot in homeless {
+        for slot in without_cpu {
             while !take(next) {
                 next = (next + 1) % cpus.len();
             }

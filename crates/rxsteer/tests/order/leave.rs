@@ -63,8 +63,8 @@ fn settle(shape: &Shape, mix: Mix, events: &[u32], wants: &Wants) -> Result<(), 
     }
     rest(&mut path, shape);
     path.apply(Event::Check);
-    if path.going_home() {
-        return Err("not all came home".into());
+    if path.returning() {
+        return Err("not all flows returned INLINE".into());
     }
 
     path.apply(Event::Interrupt(wants.interrupt % shape.nr_cpus));
@@ -136,9 +136,9 @@ fn a_flow_leaves_a_backlog_that_lost_all_its_frames() {
     path.apply(Event::Map(0, 0, 2));
     round(&mut path, &shape, &[MOVER]);
     assert_ne!(path.location(MOVER), 1);
-    path.apply(Event::Home);
+    path.apply(Event::Return);
     path.apply(Event::Check);
-    assert!(!path.going_home());
+    assert!(!path.returning());
 }
 
 /// The control: without its proof of delivery a flow stays.

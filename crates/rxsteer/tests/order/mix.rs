@@ -129,7 +129,7 @@ pub fn event(number: u32, nr_cpus: u32, mix: Mix) -> (Event, u32) {
             7..9 => Event::Make,
             9 => Event::Lose(1 + b as usize % 3),
             10 => Event::Online(cpu, b % 3 > 0),
-            11 if b < 64 => Event::Home,
+            11 if b < 64 => Event::Return,
             11 if b < 128 => Event::Shed,
             11..14 => Event::Check,
             // 0, more than a relaxed CPU has, and all of the time.

@@ -46,7 +46,7 @@ pub struct Path {
     old: Vec<(u32, Entry)>,
     nr_entries: u64,
     lose: usize,
-    home: bool,
+    returning: bool,
     slept: u64,
 }
 
@@ -97,7 +97,7 @@ impl Path {
             old: Vec::new(),
             nr_entries: 0,
             lose: 0,
-            home: false,
+            returning: false,
             slept: 0,
             shape,
         }
@@ -122,7 +122,7 @@ impl Path {
                 *self.sock_flow(hash) =
                     native::sock_flow_entry(hash, location, self.facts.cpu_mask);
             }
-            Event::Map(..) | Event::Policy(_) if self.home => {}
+            Event::Map(..) | Event::Policy(_) if self.returning => {}
             Event::Map(first, last, location) => {
                 for slot in first..=last {
                     self.map.location[usize::from(slot)] = location;
@@ -146,12 +146,12 @@ impl Path {
                 }
             }
             Event::Check => self.check(),
-            Event::Home => {
-                self.home = true;
+            Event::Return => {
+                self.returning = true;
                 self.q.policy = 0;
                 self.map.location = [INLINE; SLOTS];
             }
-            Event::Shed if self.home => self.map.location = [INLINE_SHED; SLOTS],
+            Event::Shed if self.returning => self.map.location = [INLINE_SHED; SLOTS],
             Event::Shed => {}
         }
     }
@@ -404,11 +404,11 @@ impl Path {
                 self.remove(cpu as usize);
             }
         }
-        if self.home
+        if self.returning
             && ((0..self.shape.nr_cpus).all(|cpu| self.drained(cpu))
                 || fault == Some(Fault::EpochAbroad))
         {
-            self.home = false;
+            self.returning = false;
             self.table.fill(rps_dev_flow::default());
             self.q.epoch += 1;
         }
@@ -486,8 +486,8 @@ impl Path {
     }
 
     /// Whether user space is returning flows to INLINE.
-    pub fn going_home(&self) -> bool {
-        self.home
+    pub fn returning(&self) -> bool {
+        self.returning
     }
 
     /// Checks both sums (docs/backlog.md): every frame is in exactly one place.

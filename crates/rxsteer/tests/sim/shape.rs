@@ -157,7 +157,7 @@ pub enum Event {
     /// User space checks whether the backlogs that it waits for are empty.
     Check,
     /// User space starts to return every flow to INLINE, for a new epoch.
-    Home,
+    Return,
     /// User space stops waiting for this return: flows are shed.
     Shed,
 }
