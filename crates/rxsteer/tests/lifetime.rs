@@ -390,6 +390,7 @@ fn status_and_set_reach_the_running_one() -> Result<()> {
     // Invalid changes fail with a message and change nothing.
     for (args, why) in [
         (&["eth99", "--rps-cpus", "1"][..], "eth99 is not steered"),
+        (&["eth99", "--policy", "rps"], "eth99 is not steered"),
         (
             &[name, "--rps-cpus", "1", "--queue", "1"],
             "no receive queue 1",
@@ -404,7 +405,11 @@ fn status_and_set_reach_the_running_one() -> Result<()> {
     }
     assert_eq!(steering.stop(Signal::SIGTERM)?.code, Some(0));
 
-    for command in [&["status"][..], &["set", name, "--rps-cpus", "1"]] {
+    for command in [
+        &["status"][..],
+        &["set", name, "--rps-cpus", "1"],
+        &["explain", "pid:1"],
+    ] {
         let output = rxsteer(&dut.netns, command)?;
         assert_eq!(output.status.code(), Some(1), "{output:?}");
         let stderr = String::from_utf8(output.stderr)?;
@@ -503,6 +508,12 @@ fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
     )?;
     // The first device must not stay attached when the second is refused.
     refused(&bed, &[name, "lo"], &["not polled by NAPI"])?;
+    // All obstacles are named.
+    refused(
+        &bed,
+        &["eth99", "lo"],
+        &["no network device `eth99`", "not polled by NAPI"],
+    )?;
 
     // Control: no obstacle is left, and it steers.
     let last = Rxsteer::steering(&dut.netns, &[name, "--queue=0=0-1"])?;
@@ -532,7 +543,8 @@ fn a_missing_capability_is_named() -> Result<()> {
     const CAP_BPF: libc::c_ulong = 39;
     let bed = Testbed::new(&LinkConfig::default())?;
     let mut command = bed.link.dut.netns.command(RXSTEER)?;
-    command.arg("run").args(plain(&[])).arg(&bed.link.dut.name);
+    let names = [bed.link.dut.name.as_str(), "eth99"];
+    command.arg("run").args(plain(&[])).args(names);
     // SAFETY: one system call. At exec root gets the capabilities of its bounding set only.
     unsafe {
         command.pre_exec(
@@ -547,6 +559,8 @@ fn a_missing_capability_is_named() -> Result<()> {
     let stderr = String::from_utf8(output.stderr)?;
     assert!(stderr.contains("CAP_BPF"), "{stderr}");
     assert!(!stderr.contains("CAP_NET_ADMIN"), "{stderr}");
+    // The devices' obstacles follow.
+    assert!(stderr.contains("no network device `eth99`"), "{stderr}");
     assert_eq!(attached(&bed)?, None);
     Ok(())
 }
