@@ -14,7 +14,7 @@
 #include "maps.h"
 #include "types.h"
 
-static __always_inline const struct cpu *cpu_of(__u32 cpu)
+static __always_inline struct cpu *cpu_of(__u32 cpu)
 {
 	return bpf_map_lookup_elem(&cpus, &cpu);
 }

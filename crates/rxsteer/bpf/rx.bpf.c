@@ -101,14 +101,24 @@ static __always_inline bool rx_consumer_waits(const struct rx *rx, __u32 cpu)
 	return sock_consumer_waits(rx->hash) || cpu_is_idle(cpu);
 }
 
-static __always_inline __u32 rx_consumer_waits_so_far(const struct rx *rx)
+/* A global function: the verifier checks it once, not for every way in which a packet comes here.
+ */
+__noinline int policy_decide(__u32 queue, __u32 hash, __u32 cpu, bool followed)
 {
-	return sock_consumer_waits_so_far(rx->hash);
+	struct rx rx = {.queue = queue, .hash = hash, .cpu = cpu, .followed = followed};
+	__u32 slot = flow_slot(queue, hash, config.flow_shift);
+	struct rps_dev_flow *flow = bpf_map_lookup_elem(&dev_flow_tables, &slot);
+
+	rx.q = bpf_map_lookup_elem(&rx_queues, &queue);
+	rx.map = bpf_map_lookup_elem(&rps_maps, &queue);
+	if (flow && rx.q && rx.map)
+		rx_decide(&rx, flow);
+	return 0;
 }
 
-static __always_inline __u32 rx_consumer_busy(const struct rx *rx)
+static __always_inline void rx_decide_apart(const struct rx *rx, struct rps_dev_flow *flow)
 {
-	return sock_consumer_busy(rx->hash);
+	policy_decide(rx->queue, rx->hash, rx->cpu, rx->followed);
 }
 
 /* ---- the program ---------------------------------------------------------- */
@@ -138,16 +148,16 @@ static __always_inline int rx_dry_run(const struct rx *rx, __u16 wanted)
 static __always_inline int rx_hashed(struct rx *rx)
 {
 	__u32 slot = flow_slot(rx->queue, rx->hash, config.flow_shift);
-	struct rps_map *map = bpf_map_lookup_elem(&rps_maps, &rx->queue);
 	struct rps_dev_flow *flow = bpf_map_lookup_elem(&dev_flow_tables, &slot);
 
-	if (!map || !flow) {
+	rx->map = bpf_map_lookup_elem(&rps_maps, &rx->queue);
+	if (!rx->map || !flow) {
 		rx->q->nr_inline++;
 		return XDP_PASS;
 	}
 	if (config.dry_run)
-		return rx_dry_run(rx, rx_base(rx, map));
-	return rx_act(rx_steer(rx, map, flow));
+		return rx_dry_run(rx, rx_base(rx));
+	return rx_act(rx_steer(rx, flow));
 }
 
 /* Sets key and hash of the packet from its headers; false if the packet has no flow. */

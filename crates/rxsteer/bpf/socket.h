@@ -43,19 +43,3 @@ static __always_inline bool sock_consumer_waits(__u32 hash)
 
 	return consumer && BPF_CORE_READ(consumer, __state) != TASK_RUNNING;
 }
-
-/* Number of times that the thread has gone to sleep; 0 if it is not known. */
-static __always_inline __u32 sock_consumer_waits_so_far(__u32 hash)
-{
-	struct task_struct *consumer = sock_consumer(hash);
-
-	return consumer ? BPF_CORE_READ(consumer, nvcsw) : 0;
-}
-
-/* Share of a CPU's time that the thread takes, of 1024; 0 if it is not known. */
-static __always_inline __u32 sock_consumer_busy(__u32 hash)
-{
-	struct task_struct *consumer = sock_consumer(hash);
-
-	return consumer ? BPF_CORE_READ(consumer, se.avg.util_avg) : 0;
-}

@@ -27,6 +27,5 @@ struct shared_types {
 	enum rx_verdict rx_verdict;
 	enum rx_pressure rx_pressure;
 	enum load_unit load_unit;
-	enum load_leaving load_leaving;
 };
 const struct shared_types shared_types = {};

@@ -119,10 +119,10 @@ enum rx_policy {
 enum rx_reason {
 	RX_TABLES = 0,
 	RX_ROOM,     /* INLINE: the polling CPU has room */
-	RX_SMALL,    /* INLINE: larger flows leave first */
+	RX_LATER,    /* INLINE: enough flows leave in this window */
 	RX_NO_GAIN,  /* INLINE: no other CPU has room for the flow */
 	RX_CONSUMER, /* at its application's CPU: the application keeps up */
-	RX_SPREAD,   /* at the CPU by RPS, which has room */
+	RX_SPREAD,   /* at a CPU of the rps_map, which has room */
 	RX_IDLE_CPU, /* at an idle CPU: the CPU by the tables is busy */
 	RX_STAY,     /* at the present location: no reason to leave, and a move has a cost */
 	NR_RX_REASONS,
@@ -153,17 +153,15 @@ struct rps_dev_flow {
 	__u8 shed;
 
 	/* For policies that depend on the load (policy.h). */
-	__u8 reason;   /* enum rx_reason of `wanted` */
-	__u8 backoff;  /* `wanted` changes once in 2^backoff windows at most */
-	__u8 behind;   /* windows since its application last waited; 255: or more */
-	__u16 wanted;  /* the wanted location, decided once per window */
-	__u16 base;    /* the location by the tables alone */
+	__u8 reason;  /* enum rx_reason of `wanted` */
+	__u16 wanted; /* the wanted location, decided once per window */
+	__u16 base;   /* the location by the tables alone */
+	__u16 pad;
 	__u32 window;  /* rx_load.window when it was decided */
 	__u32 frames;  /* nr_packets + nr_dropped then */
 	__u32 load;    /* frames in the window before that */
 	__u32 changed; /* the window in which `wanted` changed last */
-	__u32 waits;   /* the application's count of sleeps when last observed */
-	__u32 asked;   /* the window of that observation */
+	__u32 pad_end[2];
 };
 _Static_assert(sizeof(struct rps_dev_flow) == 64, "a cache line");
 
@@ -188,8 +186,12 @@ struct backlog {
 	__u64 closed;	   /* no flow may want it: offline, or not drained since; by user space */
 	__u64 leaving;	   /* poll in which a flow could not leave; 0: no flow waits */
 	__u64 nr_limited;  /* dropped in XDP: the flow was large, the backlog half full */
-	__u64 crowded;	   /* window in which the CPU was last crowded (policy.h); 0: never */
-	__u64 pad_producer[4];
+	/* The CPU's load in window `looked` - 1 (cpu_busy(), cpu_demand()). */
+	__u32 looked;
+	__u32 busy;
+	__u32 demand;
+	__u32 left; /* share of the CPU's time of flows that left it in that window */
+	__u64 pad_producer[3];
 
 	/* Written by the kthread, on any CPU. */
 	__u64 dequeued;	  /* dequeued from the ring */
@@ -227,11 +229,6 @@ enum load_unit {
 	LOAD_WINDOW_MS = 10,
 };
 
-/* Value of rx_load.leaving: no flow may leave. */
-enum load_leaving {
-	LOAD_NO_FLOW = 0xffffffff,
-};
-
 /* Whether the CPU that polls a queue has room. */
 enum rx_pressure {
 	RX_RELAXED = 0, /* for all of the queue's flows */
@@ -257,24 +254,23 @@ struct rx_load {
 	__u32 nr_exhausted;    /* of these, those that used up their budget */
 	__u32 received;	       /* frames in the last window */
 	__u32 inline_ns;       /* cost of a frame INLINE, in 1/16 ns; 0: not known yet */
-	__u32 largest;	       /* INLINE flow seen in this window: its frames per window */
-	__u32 leaving;	       /* frames per window from which flows may leave */
+	__u32 leaving_ns;      /* of the window's time, of flows that may still leave INLINE */
+	__u32 cpu;	       /* that ended the last window */
 	__u16 pressure;	       /* enum rx_pressure */
 	__u16 poll_share;      /* of the CPU's time, spent in polls in the last window */
 	__u16 busy_share;      /* of the CPU's time, not idle */
-	__u16 police;	       /* share of large flows' INLINE frames to drop */
-	__u32 cpu;	       /* that ended the last window */
-	__u64 nr_limited;      /* frames dropped by `police` */
-	__u64 moving_ns;       /* cost per window of flows that changed `wanted` lately */
-	__u32 nr_waiting;      /* changes of `wanted` refused in this window: too much load moves */
-	__u32 window_limited;  /* nr_limited when the window began; wraps */
+	__u16 busy_polled;     /* applications' share of the polls, of 1024; a decaying average */
+	__u32 nr_busy_polls;   /* of nr_polls, those of applications */
+	__u32 polled_for; /* 1 + window of the last packet for an application that polls; 0: none */
+	__u32 pad;
+	__u64 pad_end[2];
 };
 _Static_assert(sizeof(struct rx_load) == 128, "a pair of cache lines");
 
 /*
  * One receive queue. Written by its NAPI owner, except for the last group.
  *
- * received = inline + limited + sum(no_flow) + sum over backlogs(tail + dropped + shed + limited)
+ * received = inline + sum(no_flow) + sum over backlogs(tail + dropped + shed + limited)
  */
 struct rx_queue {
 	__u64 nr_received;
@@ -289,11 +285,10 @@ struct rx_queue {
 	__u64 nr_polls;	       /* polls counted, the latest included */
 	__u64 polls_delivered; /* all packets of the polls up to this number have been delivered */
 	__u64 first_poll;      /* last_qtail of unset slots in first_epoch (rx_first_poll()) */
+	__u32 leaving;	       /* a flow waits to leave INLINE: polls_delivered is needed */
 	__u16 first_epoch;
-	__u16 busy_polled;   /* applications' share of the polls, of 1024; a decaying average */
-	__u32 leaving;	     /* a flow waits to leave INLINE: polls_delivered is needed */
-	__u32 nr_busy_polls; /* of load.nr_polls, those of applications */
-	__u32 polled_for; /* 1 + window of the last packet for an application that polls; 0: none */
+	__u16 pad;
+	__u64 pad_line;
 
 	/* Written by user space. */
 	__u32 ifindex;
@@ -320,15 +315,18 @@ struct poll_cpu {
 /* Most CPUs among which an idle one is searched: each check reads another CPU's cache line. */
 #define CPU_NEAR 16
 
-/* Facts about a CPU, by its number. User space writes `nr_near` and `near`, the scheduler's
- * tracepoints the others. */
+/* Facts about a CPU, by its number. User space writes `nr_near` and `near`, the XDP
+ * program `given`, the scheduler's tracepoints the others. */
 struct cpu {
 	__u64 rq;      /* struct rq *, learnt from the scheduler; 0: unknown */
 	__u64 idle;    /* the CPU's idle task: struct task_struct * */
 	__u32 running; /* without `rq`: another task than the idle task runs */
 	__u32 nr_near;
 	__u16 near[CPU_NEAR]; /* other CPUs for the packets of this one, the nearest first */
-	__u64 pad_line;
+	/* Share of its time given to flows in this half-life of the scheduler's averages
+	 * (cpu_given()); written by the programs of all queues, without a lock: a hint. */
+	__u32 given;
+	__u32 given_at;
 };
 _Static_assert(sizeof(struct cpu) == 64, "a cache line");
 

@@ -62,6 +62,7 @@ fn constants() -> rx_config {
         nr_cpus: 64,
         nr_rx_queues: 8,
         queue_base: 8,
+        flow_limit: 100,
         ..Default::default()
     }
 }

@@ -20,7 +20,8 @@ struct rx {
 	__u16 epoch;		    /* the queue's, read once */
 	const struct flow_key *key; /* NULL: only the device's hash is known */
 	__u64 poll;		    /* rx_poll(); 0: not called yet for this packet */
-	bool followed;		    /* rx_base() is the location of the flow's application */
+	const struct rps_map *map;
+	bool followed; /* rx_base() is the location of the flow's application */
 };
 
 /* Whether the rule of order is off: a control for tests. */
@@ -34,6 +35,8 @@ static bool rx_enqueue(const struct rx *rx, __u32 cpu);
 static __u64 rx_poll_stamp(const struct rx *rx);
 /* Whether GRO of the polling NAPI instance holds no packets. */
 static bool rx_gro_empty(const struct rx *rx);
+/* rx_decide() in a function of its own: once per window and flow. */
+static void rx_decide_apart(const struct rx *rx, struct rps_dev_flow *flow);
 /* The sock_flow_table's entry for the flow. */
 static __u32 rx_sock_flow(const struct rx *rx);
 static __u32 rx_cpu_mask(void);
@@ -42,12 +45,8 @@ static __u32 rx_jiffies(void);
 static void rx_flow_new(const struct rx *rx);
 /* Whether the flow's application sleeps, or `cpu`, where the application was last seen, is idle. */
 static bool rx_consumer_waits(const struct rx *rx, __u32 cpu);
-/* Number of times that the application has gone to sleep; wraps. */
-static __u32 rx_consumer_waits_so_far(const struct rx *rx);
-/* Share of a CPU's time, of 1024, that the application takes; averaged over some tens of ms. */
-static __u32 rx_consumer_busy(const struct rx *rx);
 /* Facts about a CPU; NULL beyond nr_cpus. */
-static const struct cpu *cpu_of(__u32 cpu);
+static struct cpu *cpu_of(__u32 cpu);
 /* Whether the CPU runs its idle task now. */
 static bool cpu_is_idle(__u32 cpu);
 /* Share of the CPU's time, of 1024, in which it is not idle; averaged over some tens of ms. */

@@ -14,9 +14,9 @@
 #define LOAD_WINDOW_NS (LOAD_WINDOW_MS * 1000000ULL)
 
 /*
- * The polling CPU is saturated if it is idle for less than 1/8 of the time because of polls: they
- * take 3/8 of the time, or half of them use up their budget. It is relaxed if it would be idle for
- * 3/8 of the time with all flows INLINE.
+ * The polling CPU is saturated if two of three are so: it is idle for less than 1/8 of the time,
+ * polls take 3/8 of the time, half of the polls use up their budget. It is relaxed if it would be
+ * idle for 3/8 of the time with all flows INLINE.
  */
 #define LOAD_SATURATED	  (LOAD_WHOLE * 7 / 8)
 #define LOAD_SATURATED_BY (LOAD_WHOLE * 3 / 8)
@@ -38,10 +38,6 @@
  */
 #define LOAD_POLLED	(LOAD_WHOLE / 2)
 #define LOAD_POLLED_FOR 16
-
-/* Limit of the cost per window, in ns, of flows that change their wanted locations at the same
- * time: the scheduler's averages show the effect of a change only some windows later. */
-#define LOAD_MOVING_NS (LOAD_WINDOW_NS / 8)
 
 /* Fraction bits of rx_load.inline_ns. */
 #define LOAD_COST_SHIFT 4
@@ -65,13 +61,6 @@ static __always_inline __u64 load_cost(const struct rx_load *l, __u64 frames)
 	return (frames * l->inline_ns) >> LOAD_COST_SHIFT;
 }
 
-/* Whether the wanted location of a flow with this cost, in ns per window, may change now. A flow of
- * any cost may change when hardly any other has. */
-static __always_inline bool load_may_move(const struct rx_load *l, __u64 cost)
-{
-	return l->moving_ns <= LOAD_MOVING_NS / 8 || l->moving_ns + cost <= LOAD_MOVING_NS;
-}
-
 /* Whether enough of the polls are applications' (LOAD_POLLED). Updates the average share, so it is
  * called once per window. */
 static __always_inline bool load_busy_polled(struct rx_queue *q)
@@ -79,54 +68,40 @@ static __always_inline bool load_busy_polled(struct rx_queue *q)
 	const struct rx_load *l = &q->load;
 	__u32 enough = l->pressure == RX_POLLED ? LOAD_POLLED / 2 : LOAD_POLLED;
 
-	q->busy_polled -= q->busy_polled / 4;
+	q->load.busy_polled -= q->load.busy_polled / 4;
 	if (l->nr_polls)
-		q->busy_polled += load_share(q->nr_busy_polls, l->nr_polls) / 4;
-	return (q->policy & RX_FOLLOW) && q->busy_polled >= enough;
+		q->load.busy_polled += load_share(q->load.nr_busy_polls, l->nr_polls) / 4;
+	return (q->policy & RX_FOLLOW) && q->load.busy_polled >= enough;
 }
 
 /* Whether a packet for an application that polls the queue came in the last LOAD_POLLED_FOR
  * windows. Unknown under RX_RELAXED, where the tables are not read. */
 static __always_inline bool load_polled_for(const struct rx_queue *q)
 {
-	return q->polled_for && q->load.window + 1 - q->polled_for <= LOAD_POLLED_FOR;
+	return q->load.polled_for && q->load.window + 1 - q->load.polled_for <= LOAD_POLLED_FOR;
+}
+
+/* Whether polls can't keep up: half of the window's polls used up their budget. */
+static __always_inline bool load_behind(const struct rx_load *l)
+{
+	return l->nr_polls >= LOAD_POLLS && l->nr_exhausted >= l->nr_polls / 2;
 }
 
 /*
- * Frames per window from which a flow may leave INLINE: half of the largest flow's, then a quarter,
- * and so on while the CPU is saturated. The threshold stays while flows above it wait (nr_waiting).
+ * Time, in ns per window, of the flows that may leave INLINE in the next window. While the CPU is
+ * saturated, half of what polls took: the offered load is not known, and the destinations' load
+ * shows the effect some windows later. All of it under RX_POLLED.
  */
 static __always_inline __u32 load_leaving(const struct rx_load *l)
 {
-	if (l->pressure == RX_POLLED)
+	switch (l->pressure) {
+	case RX_SATURATED:
+		return l->poll_ns / 2 < LOAD_WINDOW_NS ? l->poll_ns / 2 : LOAD_WINDOW_NS;
+	case RX_POLLED:
+		return LOAD_WINDOW_NS;
+	default:
 		return 0;
-	if (l->pressure != RX_SATURATED || !l->largest)
-		return LOAD_NO_FLOW;
-	if (l->nr_waiting && l->leaving != LOAD_NO_FLOW)
-		return l->leaving;
-	return (l->leaving < l->largest ? l->leaving : l->largest) / 2;
-}
-
-/* Whether polls can't keep up: at least `polls` of the window's polls used up their budget. */
-static __always_inline bool load_behind(const struct rx_load *l, __u32 polls)
-{
-	return l->nr_polls >= LOAD_POLLS && l->nr_exhausted >= polls;
-}
-
-/*
- * Share of large flows' INLINE frames to drop. It grows while the CPU is saturated and nearly all
- * polls use up their budget, because then the device's ring overflows, for small flows too.
- * Otherwise it shrinks, and is 0 under RX_RELAXED.
- */
-static __always_inline __u32 load_police(const struct rx_load *l)
-{
-	__u32 police = l->police;
-
-	if (l->pressure == RX_RELAXED)
-		return 0;
-	if (l->pressure == RX_SATURATED && load_behind(l, l->nr_polls - l->nr_polls / 16))
-		return police + (LOAD_WHOLE - police) / 8;
-	return police - (police + 15) / 16;
+	}
 }
 
 /* Stores the time of other queues' polls: `poll_ns` and `over_idle_ns` are those of all polls that
@@ -138,11 +113,10 @@ static __always_inline void load_others(struct rx_load *l, __u64 poll_ns, __u64 
 		l->over_idle_ns = over_idle_ns;
 }
 
-/* Frames that did not go to another CPU's backlog, those dropped INLINE included. */
+/* Frames that did not go to another CPU's backlog. */
 static __always_inline __u64 load_here(const struct rx_queue *q)
 {
-	return q->nr_inline + q->nr_no_flow[FLOW_TRUNCATED] + q->nr_no_flow[FLOW_UNKNOWN] +
-	       q->load.nr_limited;
+	return q->nr_inline + q->nr_no_flow[FLOW_TRUNCATED] + q->nr_no_flow[FLOW_UNKNOWN];
 }
 
 /*
@@ -161,15 +135,17 @@ static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tas
 	__u64 elapsed = now - l->window_start;
 	__u32 over_idle = load_share(l->over_idle_ns, elapsed);
 	__u32 busy = tasks + (irq > over_idle ? irq : over_idle);
+	__u32 signs;
 
-	/* Dropped frames cost next to nothing. */
-	if (received >= LOAD_SAMPLE && elsewhere <= received / 8 &&
-	    (__u32)l->nr_limited == l->window_limited && elapsed < LOAD_LONGEST_NS)
+	if (received >= LOAD_SAMPLE && elsewhere <= received / 8 && elapsed < LOAD_LONGEST_NS)
 		l->inline_ns = (l->poll_ns << LOAD_COST_SHIFT) / received;
 	l->poll_share = load_share(l->poll_ns + l->others_ns, elapsed);
+	/* The scheduler's averages show a new load only some windows later. */
+	if (busy < l->poll_share)
+		busy = l->poll_share;
 	l->busy_share = busy < LOAD_WHOLE ? busy : LOAD_WHOLE;
-	if (l->busy_share >= LOAD_SATURATED &&
-	    (l->poll_share >= LOAD_SATURATED_BY || load_behind(l, l->nr_polls / 2)))
+	signs = (busy >= LOAD_SATURATED) + (l->poll_share >= LOAD_SATURATED_BY) + load_behind(l);
+	if (signs >= 2)
 		l->pressure = RX_SATURATED;
 	else if (busy_polled)
 		l->pressure = load_polled_for(q) ? RX_POLLED : RX_FULL;
@@ -177,19 +153,15 @@ static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tas
 		l->pressure = RX_RELAXED;
 	else
 		l->pressure = RX_FULL;
-	l->leaving = load_leaving(l);
-	l->police = load_police(l);
+	l->leaving_ns = load_leaving(l);
 	l->received = received;
-	l->moving_ns -= l->moving_ns / 4;
-	l->nr_waiting = 0;
 
 	l->window++;
 	l->window_start = now;
 	l->window_received = q->nr_received;
 	l->window_here = here;
-	l->window_limited = l->nr_limited;
 	l->poll_ns = l->others_ns = l->over_idle_ns = 0;
-	l->nr_polls = l->nr_exhausted = l->largest = q->nr_busy_polls = 0;
+	l->nr_polls = l->nr_exhausted = q->load.nr_busy_polls = 0;
 }
 
 /*
@@ -207,7 +179,7 @@ static __always_inline bool load_polled(struct rx_queue *q, __u64 start, __u64 n
 		l->over_idle_ns += now - start;
 	l->nr_polls++;
 	l->nr_exhausted += exhausted && !busy;
-	q->nr_busy_polls += busy;
+	q->load.nr_busy_polls += busy;
 	if (unlikely(!l->window_start))
 		l->window_start = start;
 	return now - l->window_start >= LOAD_WINDOW_NS;

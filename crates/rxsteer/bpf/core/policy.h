@@ -36,103 +36,130 @@ static __always_inline __u16 rx_usable(const struct rx *rx, __u16 cpu)
  * known and online, also outside of the queue's mask; otherwise the CPU by RPS; otherwise INLINE.
  * INLINE too for an application that polls the queue: its polls would not find packets elsewhere.
  */
-static __always_inline __u16 rx_base(struct rx *rx, const struct rps_map *map)
+static __always_inline __u16 rx_base(struct rx *rx)
 {
 	__u16 base = RPS_NO_CPU;
 
 	if (rx->q->policy & RX_FOLLOW) {
 		base = sock_flow_location(rx_sock_flow(rx), rx->hash, rx_cpu_mask());
 		if (unlikely(base == RPS_INLINE))
-			rx->q->polled_for = rx->q->load.window + 1;
+			rx->q->load.polled_for = rx->q->load.window + 1;
 		base = rx_usable(rx, base);
 	}
 	rx->followed = base != RPS_NO_CPU;
 	if (!rx->followed)
-		base = rx_usable(rx, rps_location_of(map, rx->hash));
+		base = rx_usable(rx, rps_location_of(rx->map, rx->hash));
 	return base == RPS_NO_CPU ? RPS_INLINE : base;
 }
 
 /* ---- by the load of CPUs ---------------------------------------------------- */
 
-/* A CPU that other tasks need for more of its time has no room for flows. */
+/* Flows may fill a CPU up to this share of its time. */
 #define POLICY_ROOM (LOAD_WHOLE * 7 / 8)
 
 /*
- * Runnable tasks on a CPU, times 1024, without the backlog's kthread. With more of them the
- * kthread's share of the CPU is too small. Flows go there up to this number, and leave above twice
- * this number.
+ * A CPU with less time gets a flow per half-life while it is still idle now and then: packets that
+ * come faster wake it less often, and cost less. POLICY_STEP is the share given lately up to which
+ * this holds, and also the share that a crowded CPU loses per window.
  */
-#define POLICY_OTHERS (4 * LOAD_WHOLE)
+#define POLICY_BUSY (LOAD_WHOLE * 63 / 64)
+#define POLICY_STEP (LOAD_WHOLE / 32)
 
-/* Windows without new flows for a CPU after it was crowded (rx_note_crowded()). The flows that
- * caused this are still there: another one would crowd it again. */
-#define POLICY_REST 100
+/* Runnable tasks on a CPU, times 1024, without the backlog's kthread. With more of them the
+ * kthread's share of the CPU is too small. */
+#define POLICY_DEMAND (8 * LOAD_WHOLE)
 
-/* Windows after which a flow's last observation of its application is out of date. A flow leaves
- * its application's CPU when the application has not waited in this number of windows. */
-#define POLICY_LATELY 16
+/* Share given to a CPU that is crowded: no flow goes there for some half-lives, however idle the
+ * CPU seems. The flows that caused this are still there. */
+#define POLICY_CROWDED (LOAD_WHOLE / 4)
 
-/* A flow with at most this share of a CPU's time may go to its application's CPU whatever other
- * tasks run there, if the application keeps the time that it needs. */
-#define POLICY_SMALL (LOAD_WHOLE / 8)
+/* Half-life of the scheduler's averages, in ns (PELT). */
+#define POLICY_HALF_LIFE_NS 32000000ULL
 
-/*
- * A flow's wanted location changes once in 2^backoff windows at most. A change soon after the last
- * one increments the backoff, up to 2^10 windows (10 s); a late change decrements it. Changes to
- * the default location are exempt.
- */
-#define POLICY_BACKOFF 10
-#define POLICY_SOON    256U /* windows, times 2^backoff: an earlier change is soon */
+/* Slots of the rps_map that are searched for a CPU with room. */
+#define POLICY_SLOTS 16
 
-/* The flow's cost as a share of a CPU's time; an estimate (load_cost()). */
+/* The flow's cost in ns per window; an estimate (load_cost()). The present frame counts: a flow
+ * with less than a frame per window has a cost. */
+static __always_inline __u32 flow_cost(const struct rx *rx, const struct rps_dev_flow *flow)
+{
+	return load_cost(&rx->q->load, flow->load + 1);
+}
+
+/* This cost as a share of a CPU's time. */
 static __always_inline __u32 flow_share(const struct rx *rx, const struct rps_dev_flow *flow)
 {
-	return load_share(load_cost(&rx->q->load, flow->load), LOAD_WINDOW_NS);
+	return load_share(flow_cost(rx, flow), LOAD_WINDOW_NS);
 }
 
-/* Whether the CPU's idle time covers the flow's cost. */
-static __always_inline bool flow_fits(const struct rx *rx, const struct rps_dev_flow *flow,
-				      __u32 cpu)
+/* The present time in half-lives of the scheduler's averages; the same for all queues. */
+static __always_inline __u32 rx_half_lives(const struct rx *rx)
 {
-	return flow_share(rx, flow) + cpu_busy(cpu) <= LOAD_WHOLE;
+	return rx->q->load.window_start / POLICY_HALF_LIFE_NS;
 }
 
-/* Whether the queue's backlog for the CPU is more than half full, or the CPU has more than twice
- * POLICY_OTHERS runnable tasks. Stores the window in `crowded`: rx_rested() reads it. */
-static __always_inline bool rx_note_crowded(const struct rx *rx, __u32 cpu)
+/* Share of the CPU's time that was given to flows and that the scheduler's averages do not show
+ * yet: they approach the load with the half-life with which this decreases. */
+static __always_inline __u32 cpu_given(const struct cpu *c, __u32 now)
+{
+	__u32 age = now - c->given_at;
+
+	return age < 10 ? c->given >> age : 0;
+}
+
+/* The queue's backlog for a CPU with the CPU's load, which is read once per window: every run queue
+ * is in cache lines of another CPU. NULL beyond nr_cpus. */
+static __always_inline struct backlog *rx_look(const struct rx *rx, __u32 cpu)
 {
 	struct backlog *b = rx_backlog(rx, cpu);
 
-	if (!b)
-		return true;
-	if (!backlog_crowded(b) && cpu_demand(cpu, b) <= 2 * POLICY_OTHERS)
+	if (b && b->looked != rx->q->load.window + 1) {
+		b->looked = rx->q->load.window + 1;
+		b->busy = cpu_busy(cpu);
+		b->demand = cpu_demand(cpu, b);
+		b->left = 0;
+	}
+	return b;
+}
+
+/* Gives a share of the CPU's time, in 1/1024. */
+static __always_inline void cpu_give(struct cpu *c, __u32 now, __u32 share)
+{
+	c->given = cpu_given(c, now) + share;
+	c->given_at = now;
+}
+
+/* Whether the backlog is more than half full, or its CPU has more than POLICY_DEMAND runnable
+ * tasks. Gives the CPU POLICY_CROWDED if so. */
+static __always_inline bool rx_note_crowded(const struct rx *rx, const struct backlog *b,
+					    struct cpu *c)
+{
+	if (!backlog_crowded(b) && b->demand <= POLICY_DEMAND)
 		return false;
-	b->crowded = rx->q->load.window;
+	c->given = POLICY_CROWDED;
+	c->given_at = rx_half_lives(rx);
 	return true;
 }
 
-/* Whether the queue's backlog for the CPU is at most half full, and the CPU was not crowded in the
- * last POLICY_REST windows. */
-static __always_inline bool rx_rested(const struct rx *rx, __u32 cpu)
+/* Whether flows may go to the CPU, and it has time for this share. */
+static __always_inline bool rx_has_room(const struct rx *rx, __u32 cpu, __u32 share)
 {
-	const struct backlog *b = rx_backlog(rx, cpu);
+	const struct backlog *b = rx_look(rx, cpu);
+	struct cpu *c = cpu_of(cpu);
+	__u32 given;
 
-	if (!b || backlog_crowded(b))
+	if (!b || !c || b->closed || rx_note_crowded(rx, b, c))
 		return false;
-	return !b->crowded || rx->q->load.window - (__u32)b->crowded >= POLICY_REST;
-}
-
-/* Whether further flows may go to the CPU. */
-static __always_inline bool rx_open(const struct rx *rx, __u32 cpu)
-{
-	return rx_rested(rx, cpu) && cpu_demand(cpu, rx_backlog(rx, cpu)) <= POLICY_OTHERS;
+	given = cpu_given(c, rx_half_lives(rx));
+	return b->busy + given + share <= POLICY_ROOM ||
+	       (b->busy < POLICY_BUSY && given < POLICY_STEP);
 }
 
 /* The nearest idle CPU with room for the flow, as a location; RPS_NO_CPU if there is none. */
-static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_dev_flow *flow,
-					  __u32 cpu)
+static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_dev_flow *flow)
 {
-	const struct cpu *center = cpu_of(cpu);
+	const struct cpu *center = cpu_of(flow->base);
+	__u32 share = flow_share(rx, flow);
 
 	if (!center)
 		return RPS_NO_CPU;
@@ -142,61 +169,74 @@ static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_
 		/* The polling CPU is never idle now; while it is relaxed, it counts as idle. */
 		if (near == rx->cpu && rx->q->load.pressure == RX_RELAXED)
 			return RPS_INLINE;
-		if (near == rx->cpu || near >= RPS_INLINE_SHED || !cpu_is_idle(near))
-			continue;
-		if (rx_usable(rx, near) == near && flow_fits(rx, flow, near) && rx_rested(rx, near))
+		if (near != rx->cpu && near < RPS_INLINE_SHED && cpu_is_idle(near) &&
+		    rx_has_room(rx, near, share))
 			return near;
 	}
 	return RPS_NO_CPU;
 }
 
-/* Whether the CPU is not crowded, and other tasks leave time for the queue's backlog there. */
-static __always_inline bool rx_has_room(const struct rx *rx, __u32 cpu)
-{
-	return !rx_note_crowded(rx, cpu) && cpu_demand(cpu, rx_backlog(rx, cpu)) <= POLICY_ROOM;
-}
-
-/* Whether the flow's application keeps up with its packets: it waits now, or has waited since the
- * flow's last observation, at most POLICY_LATELY windows ago. */
-static __always_inline bool rx_keeps_up(const struct rx *rx, struct rps_dev_flow *flow)
-{
-	__u32 waits = rx_consumer_waits_so_far(rx);
-	__u32 windows = flow->window - flow->asked;
-	bool waited = waits != flow->waits && windows <= POLICY_LATELY;
-	__u32 behind = flow->behind + windows;
-
-	if (waited || rx_consumer_waits(rx, flow->base))
-		behind = 0;
-	flow->behind = behind < 255 ? behind : 255;
-	flow->waits = waits;
-	flow->asked = flow->window;
-	return !behind;
-}
-
-/* Whether the flow is small, and its packets leave the application the time that it takes now. */
-static __always_inline bool flow_spares_consumer(const struct rx *rx,
-						 const struct rps_dev_flow *flow)
+/* A CPU of the rps_map with room for the flow, from the flow's slot on; RPS_NO_CPU if there is
+ * none. */
+static __always_inline __u16 rx_spread(const struct rx *rx, const struct rps_dev_flow *flow)
 {
 	__u32 share = flow_share(rx, flow);
 
-	return share <= POLICY_SMALL && share + rx_consumer_busy(rx) <= POLICY_ROOM;
+	for (__u32 i = 0; i < POLICY_SLOTS; i++) {
+		__u16 cpu = rps_location_of(rx->map, rx->hash + (i << (32 - RPS_MAP_ORDER)));
+
+		if (cpu != rx->cpu && cpu < RPS_INLINE_SHED && rx_has_room(rx, cpu, share))
+			return cpu;
+	}
+	return RPS_NO_CPU;
 }
 
-/* Whether the CPU by the tables, the application's or that of RPS, is worth a hop now. */
-static __always_inline bool rx_base_has_room(const struct rx *rx, struct rps_dev_flow *flow)
+/* Whether the flow may stay on the CPU that it wants: it is usable, and not crowded. A crowded CPU
+ * loses POLICY_STEP in each window: it mostly has little too much. */
+static __always_inline bool rx_holds(const struct rx *rx, const struct rps_dev_flow *flow)
 {
-	__u16 base = flow->base;
+	const struct backlog *b = rx_look(rx, flow->wanted);
+	struct cpu *c = cpu_of(flow->wanted);
 
-	if (rx_note_crowded(rx, base))
+	if (!b || !c || b->closed || flow->wanted == rx->cpu)
 		return false;
-	if (flow->wanted != base && !rx_open(rx, base))
-		return false;
-	/* Packets cost least near the application, unless they take the time that it needs. */
-	if (rx->followed && !rx_keeps_up(rx, flow))
-		return false;
-	if (flow->wanted == base || (rx->followed && flow_spares_consumer(rx, flow)))
-		return true;
-	return (rx->followed || rx_has_room(rx, base)) && flow_fits(rx, flow, base);
+	return !rx_note_crowded(rx, b, c) || b->left >= POLICY_STEP;
+}
+
+/* INLINE while the polling CPU has room; otherwise a CPU with room for the flow. A flow stays where
+ * it is while nothing is better. */
+static __always_inline __u16 rx_adapt(const struct rx *rx, const struct rps_dev_flow *flow,
+				      __u8 *reason)
+{
+	const struct rx_load *l = &rx->q->load;
+	__u16 cpu;
+
+	*reason = RX_ROOM;
+	if (l->pressure == RX_RELAXED)
+		return RPS_INLINE;
+	if (flow->wanted == RPS_INLINE && !l->leaving_ns) {
+		*reason = l->pressure == RX_SATURATED ? RX_LATER : RX_STAY;
+		return RPS_INLINE;
+	}
+	*reason = rx->followed ? RX_CONSUMER : RX_SPREAD;
+	if (flow->wanted == flow->base ? rx_holds(rx, flow)
+				       : rx_has_room(rx, flow->base, flow_share(rx, flow)))
+		return flow->base;
+	*reason = RX_STAY;
+	if (flow->wanted != RPS_INLINE && flow->wanted != flow->base && rx_holds(rx, flow))
+		return flow->wanted;
+	*reason = RX_IDLE_CPU;
+	if (rx->followed && rx->q->policy & RX_IDLE) {
+		cpu = rx_idle_near(rx, flow);
+		if (cpu != RPS_NO_CPU)
+			return cpu;
+	}
+	*reason = RX_SPREAD;
+	cpu = rx_spread(rx, flow);
+	if (cpu != RPS_NO_CPU)
+		return cpu;
+	*reason = RX_NO_GAIN;
+	return RPS_INLINE;
 }
 
 /* Whether the idle CPU that was chosen for the flow still has room. */
@@ -206,71 +246,36 @@ static __always_inline bool rx_idle_holds(const struct rx *rx, const struct rps_
 		return false;
 	if (flow->wanted == RPS_INLINE)
 		return rx->q->load.pressure <= RX_FULL;
-	return rx_usable(rx, flow->wanted) == flow->wanted && rx_has_room(rx, flow->wanted);
+	return rx_holds(rx, flow);
 }
 
-/* An idle CPU near a busy application, as in "[RFC] net;sched: Try to find idle cpu for RPS to
- * handle packets" (Tkhai, 2018). Packets of a sleeping application stay on its own CPU. */
-static __always_inline __u16 rx_choose_idle(const struct rx *rx, const struct rps_dev_flow *flow)
+/* The CPU by the tables; while it is busy and the application does not wait, an idle CPU near it,
+ * as in "[RFC] net;sched: Try to find idle cpu for RPS to handle packets" (Tkhai, 2018). */
+static __always_inline __u16 rx_beside(const struct rx *rx, const struct rps_dev_flow *flow,
+				       __u8 *reason)
 {
-	return rx_idle_holds(rx, flow) ? flow->wanted : rx_idle_near(rx, flow, flow->base);
-}
+	__u16 idle;
 
-static __always_inline __u16 rx_choose_near(const struct rx *rx, struct rps_dev_flow *flow,
-					    __u16 otherwise, __u8 *reason)
-{
-	__u16 idle = RPS_NO_CPU;
-
-	if (rx->q->policy & RX_IDLE)
-		idle = rx_choose_idle(rx, flow);
+	*reason = RX_TABLES;
+	if (!rx->followed || cpu_is_idle(flow->base) || rx_consumer_waits(rx, flow->base))
+		return flow->base;
+	idle = rx_idle_holds(rx, flow) ? flow->wanted : rx_idle_near(rx, flow);
 	if (idle == RPS_NO_CPU)
-		return otherwise;
+		return flow->base;
 	*reason = RX_IDLE_CPU;
 	return idle;
 }
 
-/* INLINE, unless another CPU is better, and the polling CPU is saturated or polled by an
- * application for its own packets (RX_POLLED). */
-static __always_inline __u16 rx_adapt(const struct rx *rx, struct rps_dev_flow *flow, __u8 *reason)
-{
-	struct rx_load *l = &rx->q->load;
-	__u16 stay = RPS_INLINE;
-
-	if (l->pressure == RX_RELAXED) {
-		*reason = RX_ROOM;
-		return RPS_INLINE;
-	}
-	if (flow->wanted == RPS_INLINE) {
-		if (l->largest < flow->load)
-			l->largest = flow->load;
-		*reason = l->pressure == RX_SATURATED ? RX_SMALL : RX_STAY;
-		if (flow->load < l->leaving)
-			return RPS_INLINE;
-	}
-	if (rx_base_has_room(rx, flow)) {
-		*reason = rx->followed ? RX_CONSUMER : RX_SPREAD;
-		return flow->base;
-	}
-	*reason = RX_NO_GAIN;
-	if (flow->wanted == flow->base && !rx_note_crowded(rx, flow->base) &&
-	    !(rx->followed && flow->behind >= POLICY_LATELY)) {
-		*reason = RX_STAY;
-		stay = flow->base;
-	}
-	return rx_choose_near(rx, flow, stay, reason);
-}
-
 /* The location that the flow wants from this window on, and the reason. */
-static __always_inline __u16 rx_choose(const struct rx *rx, struct rps_dev_flow *flow, __u8 *reason)
+static __always_inline __u16 rx_choose(const struct rx *rx, const struct rps_dev_flow *flow,
+				       __u8 *reason)
 {
 	*reason = RX_TABLES;
 	if (flow->base == RPS_INLINE)
 		return RPS_INLINE;
 	if (rx->q->policy & RX_ADAPT)
 		return rx_adapt(rx, flow, reason);
-	if (!rx->followed || cpu_is_idle(flow->base) || rx_consumer_waits(rx, flow->base))
-		return flow->base;
-	return rx_choose_near(rx, flow, flow->base, reason);
+	return rx_beside(rx, flow, reason);
 }
 
 /* The default location: INLINE under RX_ADAPT, otherwise the location by the tables. */
@@ -279,51 +284,21 @@ static __always_inline __u16 flow_default(const struct rx *rx, const struct rps_
 	return rx->q->policy & RX_ADAPT ? (__u16)RPS_INLINE : flow->base;
 }
 
-/* Whether the backoff still forbids a change, other than to the default location. */
-static __always_inline bool flow_rests(const struct rps_dev_flow *flow)
+/* Accounts for the flow's cost: at the CPU that it is given to, and in what may leave INLINE. */
+static __always_inline void rx_give(const struct rx *rx, const struct rps_dev_flow *flow, __u16 cpu)
 {
-	return flow->window - flow->changed < 1U << flow->backoff;
-}
-
-/* Adjusts the backoff at a change, other than to the default location. */
-static __always_inline void flow_back_off(struct rps_dev_flow *flow)
-{
-	if (flow->window - flow->changed < POLICY_SOON << flow->backoff)
-		flow->backoff += flow->backoff < POLICY_BACKOFF;
-	else
-		flow->backoff -= flow->backoff > 0;
-}
-
-/* Whether frames may be dropped at the wanted location, so that the backoff must not hold the flow
- * there. */
-static __always_inline bool rx_overrun(const struct rx *rx, const struct rps_dev_flow *flow)
-{
-	if (flow->wanted == RPS_INLINE)
-		return rx->q->load.pressure == RX_SATURATED;
-	return rx_note_crowded(rx, flow->wanted);
-}
-
-/* Whether the wanted location may change now: backoff, and limit of the load that moves at once.
- * Accounts for the change if so. */
-static __always_inline bool rx_may_change(const struct rx *rx, struct rps_dev_flow *flow,
-					  __u16 wanted)
-{
-	bool leaves = wanted != flow_default(rx, flow);
 	struct rx_load *l = &rx->q->load;
-	/* Plus this frame: a flow with less than a frame per window would cost nothing. */
-	__u64 cost = load_cost(l, flow->load + 1);
+	__u32 cost = flow_cost(rx, flow);
+	__u32 share = flow_share(rx, flow);
+	struct backlog *b = rx_backlog(rx, flow->wanted);
+	struct cpu *c = cpu_of(cpu);
 
-	if (leaves && flow_rests(flow))
-		return false;
-	if (!load_may_move(l, cost)) {
-		l->nr_waiting += leaves;
-		return false;
-	}
-	if (leaves)
-		flow_back_off(flow);
-	flow->changed = flow->window;
-	l->moving_ns += cost;
-	return true;
+	if (flow->wanted == RPS_INLINE)
+		l->leaving_ns -= cost < l->leaving_ns ? cost : l->leaving_ns;
+	if (b)
+		b->left += share;
+	if (c)
+		cpu_give(c, rx_half_lives(rx), share);
 }
 
 /* Initializes an unset slot: the flow wants its default location. */
@@ -331,7 +306,7 @@ static __always_inline void flow_begin(const struct rx *rx, struct rps_dev_flow 
 {
 	flow->changed = flow->window;
 	flow->load = 0;
-	flow->backoff = flow->reason = 0;
+	flow->reason = 0;
 	flow->base = base;
 	flow->wanted = flow_default(rx, flow);
 }
@@ -344,38 +319,38 @@ static __always_inline bool flow_at_base(const struct rx *rx, const struct rps_d
 	       !(rx->q->policy & RX_ADAPT && flow->wanted == RPS_INLINE);
 }
 
+/* Decides where the flow with this `base` wants to be from now on. */
+static __always_inline void rx_decide(const struct rx *rx, struct rps_dev_flow *flow)
+{
+	__u8 reason;
+	__u16 wanted = rx_choose(rx, flow, &reason);
+
+	flow->reason = reason;
+	if (wanted == flow->wanted)
+		return;
+	rx_give(rx, flow, wanted);
+	flow->changed = flow->window;
+	flow->wanted = wanted;
+}
+
 /* The flow's wanted location; `base` is its location by the tables. Decided once per window, and
  * when `base` changes, so that a flow follows its application without delay. */
 static __always_inline __u16 rx_wanted(const struct rx *rx, struct rps_dev_flow *flow, __u16 base,
-				       bool new_window)
+				       bool decide)
 {
 	__u16 wanted = rx_usable(rx, flow->wanted);
 	bool moved = flow->base != base;
 	bool lost = wanted == RPS_NO_CPU;
 	bool follows = moved && flow_at_base(rx, flow);
-	__u16 home;
-	__u8 reason;
 
-	if (likely(!new_window && !moved && !lost))
+	if (likely(!decide && !moved && !lost))
 		return wanted;
 	flow->base = base;
-	if (lost || follows) {
+	if (lost || follows)
 		flow->wanted = lost ? flow_default(rx, flow) : base;
-		flow->reason = RX_TABLES;
-	} else if (wanted == RPS_INLINE) {
+	else if (wanted == RPS_INLINE)
 		/* The CPU that the flow wanted polls the queue now. */
 		flow->wanted = RPS_INLINE;
-	}
-	wanted = rx_choose(rx, flow, &reason);
-	home = flow_default(rx, flow);
-	if (wanted != flow->wanted && flow->wanted != home && flow_rests(flow) &&
-	    rx_overrun(rx, flow)) {
-		wanted = home;
-		reason = RX_NO_GAIN;
-	}
-	if (wanted == flow->wanted || rx_may_change(rx, flow, wanted)) {
-		flow->wanted = wanted;
-		flow->reason = reason;
-	}
+	rx_decide_apart(rx, flow);
 	return rx_usable(rx, flow->wanted);
 }

@@ -110,7 +110,6 @@ static __always_inline void rx_own(const struct rx *rx, struct rps_dev_flow *flo
 	flow->hash = rx->hash;
 	flow->frames -= flow->nr_packets + flow->nr_dropped;
 	flow->nr_packets = flow->nr_dropped = flow->nr_moves = 0;
-	flow->asked = rx->q->load.window - POLICY_LATELY - 1;
 	rx_flow_new(rx);
 }
 
@@ -129,26 +128,8 @@ static __always_inline void rx_locate(const struct rx *rx, struct rps_dev_flow *
 	flow->last_seen = rx_jiffies();
 }
 
-/*
- * Whether to drop this INLINE frame of a large flow: `police` of 1024, spread evenly over the
- * flow's frames by a multiplicative hash of their number (0x9e3779b1: a prime near 2^32 / golden
- * ratio).
- */
-static __always_inline bool rx_policed(const struct rx *rx, const struct rps_dev_flow *flow)
-{
-	__u32 number = flow->nr_packets + flow->nr_dropped;
-
-	return (number * 0x9e3779b1u) >> 22 < rx->q->load.police &&
-	       flow_is_large(rx->q, flow, flow_limit_of());
-}
-
 static __always_inline enum rx_verdict rx_inline(struct rx *rx, struct rps_dev_flow *flow)
 {
-	if (unlikely(rx->q->load.police) && rx_policed(rx, flow)) {
-		rx->q->load.nr_limited++;
-		flow->nr_dropped++;
-		return RX_DROP;
-	}
 	rx->q->nr_inline++;
 	rx_locate(rx, flow, RPS_INLINE, rx_poll(rx));
 	return RX_PASS;
@@ -229,8 +210,7 @@ static __always_inline bool rx_shed(const struct rx *rx, struct rps_dev_flow *fl
 	return true;
 }
 
-static __always_inline enum rx_verdict rx_steer(struct rx *rx, const struct rps_map *map,
-						struct rps_dev_flow *flow)
+static __always_inline enum rx_verdict rx_steer(struct rx *rx, struct rps_dev_flow *flow)
 {
 	bool set = likely(flow->epoch == rx->epoch);
 	__u16 location = set ? flow->location : RPS_INLINE;
@@ -249,7 +229,7 @@ static __always_inline enum rx_verdict rx_steer(struct rx *rx, const struct rps_
 	new_window = flow->window != q->load.window;
 	if (unlikely(new_window))
 		flow_window(&q->load, flow);
-	wanted = rx_base(rx, map);
+	wanted = rx_base(rx);
 	shed_all = wanted == RPS_INLINE_SHED;
 	if (shed_all) {
 		wanted = RPS_INLINE;

@@ -110,24 +110,12 @@ static bool rx_consumer_waits(const struct rx *rx, __u32 cpu)
 	return facts->consumer_waits;
 }
 
-static __u32 rx_consumer_busy(const struct rx *rx)
-{
-	(void)rx;
-	return facts->consumer_busy;
-}
-
-static __u32 rx_consumer_waits_so_far(const struct rx *rx)
-{
-	(void)rx;
-	return facts->consumer_waits_so_far;
-}
-
 static __u32 flow_limit_of(void)
 {
 	return facts->flow_limit;
 }
 
-static const struct cpu *cpu_of(__u32 cpu)
+static struct cpu *cpu_of(__u32 cpu)
 {
 	return cpu < facts->nr_cpus ? &facts->cpus[cpu] : NULL;
 }
@@ -148,18 +136,23 @@ static __u32 cpu_demand(__u32 cpu, const struct backlog *b)
 	return facts->demand[cpu];
 }
 
+static void rx_decide_apart(const struct rx *rx, struct rps_dev_flow *flow)
+{
+	rx_decide(rx, flow);
+}
+
 /* ---- steer.h --------------------------------------------------------------- */
 
 enum rx_verdict native_rx_steer(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
 				const struct rps_map *map, struct rps_dev_flow *flow, __u32 hash,
 				__u32 cpu)
 {
-	struct rx rx = {.q = q, .hash = hash, .cpu = cpu, .epoch = q->epoch};
+	struct rx rx = {.q = q, .hash = hash, .cpu = cpu, .epoch = q->epoch, .map = map};
 
 	facts = f;
 	backlogs = b;
 	q->nr_received++;
-	return rx_steer(&rx, map, flow);
+	return rx_steer(&rx, flow);
 }
 
 /* ---- policy.h --------------------------------------------------------------- */
@@ -176,12 +169,12 @@ __u16 native_rx_usable(struct rx_facts *f, struct backlog *b, __u16 location, __
 __u16 native_rx_base(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
 		     const struct rps_map *map, __u32 hash, __u32 cpu, bool *followed)
 {
-	struct rx rx = {.q = q, .hash = hash, .cpu = cpu, .epoch = q->epoch};
+	struct rx rx = {.q = q, .hash = hash, .cpu = cpu, .epoch = q->epoch, .map = map};
 	__u16 base;
 
 	facts = f;
 	backlogs = b;
-	base = rx_base(&rx, map);
+	base = rx_base(&rx);
 	*followed = rx.followed;
 	return base;
 }
@@ -189,11 +182,11 @@ __u16 native_rx_base(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
 __u16 native_rx_wanted(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
 		       const struct rps_map *map, struct rps_dev_flow *flow, __u32 cpu)
 {
-	struct rx rx = {.q = q, .hash = flow->hash, .cpu = cpu, .epoch = q->epoch};
+	struct rx rx = {.q = q, .hash = flow->hash, .cpu = cpu, .epoch = q->epoch, .map = map};
 
 	facts = f;
 	backlogs = b;
-	return rx_wanted(&rx, flow, rx_base(&rx, map), false);
+	return rx_wanted(&rx, flow, rx_base(&rx), false);
 }
 
 /* ---- load.h ----------------------------------------------------------------- */

@@ -24,8 +24,7 @@ struct rx_facts {
 	__u32 demand[64]; /* by CPU: cpu_demand() */
 	__u32 flow_limit;
 	__u32 consumer_waits;
-	__u32 consumer_waits_so_far;
-	__u32 consumer_busy;
+	__u32 pad;
 	struct cpu cpus[64]; /* with the CPUs near each */
 
 	/* Outputs. */

@@ -144,8 +144,6 @@ pub struct Decision {
     pub window_packets: u32,
     /// Windows since the flow's decision last changed, or since it got the slot.
     pub changed_windows_ago: u32,
-    /// Smallest number of windows between two changes.
-    pub windows_between_changes: u32,
 }
 
 /// Packets that a queue has dropped in XDP, of all flows.
@@ -157,8 +155,6 @@ pub struct Drops {
     pub shed: u64,
     /// The flow was large, and the backlog half full.
     pub limited: u64,
-    /// The flow was large, and the polling CPU was saturated.
-    pub inline_limited: u64,
 }
 
 /// A flow on a queue that has received it.

@@ -80,13 +80,13 @@ pub enum Reason {
     Undecided,
     /// INLINE: the polling CPU has room.
     Room,
-    /// INLINE: larger flows leave first.
-    Small,
+    /// INLINE: enough flows leave in this window.
+    Later,
     /// INLINE: no other CPU has room for the flow.
     NoGain,
-    /// The application on that CPU waits for packets.
+    /// The application is on that CPU, which has room.
     Consumer,
-    /// The hash selects that CPU, which has room.
+    /// That CPU of the queue has room.
     Spread,
     /// That CPU was idle, and the CPU according to the tables busy.
     IdleCpu,
@@ -99,7 +99,7 @@ impl Reason {
     pub(crate) fn from_raw(raw: u8) -> Option<Self> {
         Some(match rx_reason(raw.into()) {
             rx_reason::RX_ROOM => Self::Room,
-            rx_reason::RX_SMALL => Self::Small,
+            rx_reason::RX_LATER => Self::Later,
             rx_reason::RX_NO_GAIN => Self::NoGain,
             rx_reason::RX_CONSUMER => Self::Consumer,
             rx_reason::RX_SPREAD => Self::Spread,

@@ -2,7 +2,7 @@
 //! The answer of `status`: all received frames, as terms of two sums.
 //!
 //! ```text
-//! received   = inline + redirected + dropped + shed + limited + inline_limited + no_flow
+//! received   = inline + redirected + dropped + shed + limited + no_flow
 //! redirected = delivered + lost + queued
 //! ```
 //!
@@ -58,8 +58,6 @@ pub struct Queue {
     pub received: u64,
     /// Frames processed in the poll that received them.
     pub inline: u64,
-    /// Frames dropped in XDP because the flow was large and the polling CPU saturated.
-    pub inline_limited: u64,
     /// Sums over the backlogs.
     #[serde(flatten)]
     pub sums: Terms,
@@ -97,7 +95,7 @@ impl AddAssign<&Self> for Terms {
 impl Queue {
     /// Frames dropped in XDP for any cause.
     pub fn dropped(&self) -> u64 {
-        self.sums.dropped + self.sums.shed + self.sums.limited + self.inline_limited
+        self.sums.dropped + self.sums.shed + self.sums.limited
     }
 
     /// The sum that doesn't add up, in words; `None` if both do.
@@ -108,7 +106,6 @@ impl Queue {
             + s.dropped
             + s.shed
             + s.limited
-            + self.inline_limited
             + self.no_flow_truncated
             + self.no_flow_unknown;
         let left = s.delivered + s.lost + s.queued;

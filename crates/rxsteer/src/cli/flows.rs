@@ -65,9 +65,9 @@ fn why(entry: &Entry) -> String {
         (Reason::Offline, _) => "its CPUs are offline".to_owned(),
         (Reason::Undecided, _) => "undecided".to_owned(),
         (Reason::Room, _) => "the CPU that polls has room".to_owned(),
-        (Reason::Small, _) => "larger flows leave first".to_owned(),
-        (Reason::NoGain, _) => "no other CPU could take it on".to_owned(),
-        (Reason::Consumer, _) => "its application keeps up there".to_owned(),
+        (Reason::Later, _) => "other flows leave first".to_owned(),
+        (Reason::NoGain, _) => "no other CPU has room".to_owned(),
+        (Reason::Consumer, _) => "its application is there".to_owned(),
         (Reason::Spread, _) => "RPS: has room".to_owned(),
         (Reason::IdleCpu, _) => match entry.base {
             Some(base) => format!("was idle; {base} is busy"),

@@ -152,7 +152,7 @@ fn queues(device: &Device) -> Table {
             q.sums.redirected.to_string(),
             q.sums.dropped.to_string(),
             q.sums.shed.to_string(),
-            (q.sums.limited + q.inline_limited).to_string(),
+            q.sums.limited.to_string(),
             (q.no_flow_truncated + q.no_flow_unknown).to_string(),
             q.moves.to_string(),
             q.held.to_string(),
@@ -204,7 +204,7 @@ fn backlogs(device: &Device, dry_run: bool) -> Table {
 
 /// The loads of queues with policies that depend on the load.
 fn loads(device: &Device) -> Table {
-    let mut table = table(["queue", "polled on", "load", "busy", "in polls", "limiting"]);
+    let mut table = table(["queue", "polled on", "load", "busy", "in polls"]);
     let loads = device.queues.iter();
     for (q, load) in loads.filter_map(|q| Some((q, q.load.as_ref()?))) {
         table.add_row([
@@ -222,7 +222,6 @@ fn loads(device: &Device) -> Table {
             .to_owned(),
             format!("{} %", load.busy_percent),
             format!("{} %", load.polls_percent),
-            format!("{} %", load.limiting_percent),
         ]);
     }
     table
@@ -286,22 +285,19 @@ mod tests {
         };
         let queue = Queue {
             rps_cpus: "1".to_owned(),
-            received: 100,
+            received: 97,
             inline: 50,
-            inline_limited: 3,
             sums: terms.clone(),
             load: Some(Load {
                 polling_cpu: Some(0),
                 pressure: Pressure::Saturated,
                 busy_percent: 97,
                 polls_percent: 61,
-                leaving: None,
-                limiting_percent: 4,
             }),
             backlogs: vec![Backlog { cpu: 1, terms }],
             ..Queue::default()
         };
-        assert_eq!(queue.dropped(), 10);
+        assert_eq!(queue.dropped(), 7);
         let flow = Entry {
             dropped: 9,
             ..flows::tests::entry()
@@ -317,13 +313,13 @@ mod tests {
 
 eth0 (native XDP)
  queue  CPUs  received  inline  redirected  dropped  shed  limited  no flow  moves  held  balanced
-     0     1       100      50          40        0     0       10        0      0     0         0
+     0     1        97      50          40        0     0        7        0      0     0         0
 
  queue  to CPU  redirected  delivered  lost  queued  dropped  shed  limited
      0       1          40         40     0       0        0     0        7
 
- queue  polled on       load  busy  in polls  limiting
-     0      CPU 0  saturated  97 %      61 %       4 %
+ queue  polled on       load  busy  in polls
+     0      CPU 0  saturated  97 %      61 %
 
  dropped most          device  queue  dropped  packets  is at
  udp/192.0.2.1:1024/9  eth0        2        9       17  CPU 3

@@ -43,7 +43,6 @@ impl Queue {
             rps_cpus,
             received: q.nr_received,
             inline: q.nr_inline,
-            inline_limited: q.load.nr_limited,
             sums,
             no_flow_truncated: no_flow(flow_result::FLOW_TRUNCATED),
             no_flow_unknown: no_flow(flow_result::FLOW_UNKNOWN),

@@ -24,7 +24,6 @@ impl Decision {
             load: Load::of(q),
             window_packets: flow.load,
             changed_windows_ago: q.load.window.wrapping_sub(flow.changed),
-            windows_between_changes: 1 << flow.backoff.min(31),
         })
     }
 }
@@ -35,7 +34,6 @@ impl From<&status::Queue> for Drops {
             full: q.sums.dropped,
             shed: q.sums.shed,
             limited: q.sums.limited,
-            inline_limited: q.inline_limited,
         }
     }
 }

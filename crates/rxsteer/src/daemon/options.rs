@@ -156,8 +156,7 @@ pub struct Options {
 
     /// Percentage of its queue's packets above which a flow is large; 0: no flow is large
     ///
-    /// Packets of large flows are dropped before others: when their backlog is half full, or where
-    /// they are received if that CPU can't keep up.
+    /// Packets of large flows are dropped before others, when their backlog is half full.
     #[arg(long, value_name = "PERCENT", default_value_t = FLOW_LIMIT,
           value_parser = clap::value_parser!(u32).range(0..=100))]
     pub flow_limit: u32,

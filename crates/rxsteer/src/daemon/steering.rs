@@ -278,7 +278,7 @@ impl Steering {
                     q.sums.redirected,
                     q.sums.dropped,
                     q.sums.shed,
-                    q.sums.limited + q.inline_limited,
+                    q.sums.limited,
                     q.no_flow_truncated + q.no_flow_unknown,
                     q.sums.delivered,
                     q.sums.lost,

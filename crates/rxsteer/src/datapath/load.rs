@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::native;
-use crate::types::{load_leaving, load_unit, rx_policy, rx_pressure, rx_queue};
+use crate::types::{load_unit, rx_policy, rx_pressure, rx_queue};
 
 /// Unit of shares in the data path.
 pub(crate) const WHOLE: u32 = load_unit::LOAD_WHOLE.0;
@@ -37,10 +37,6 @@ pub struct Load {
     pub busy_percent: u32,
     /// Percentage of that CPU's time in polls.
     pub polls_percent: u32,
-    /// Packets per window from which flows may leave; `None`: no flow may leave.
-    pub leaving: Option<u32>,
-    /// Percentage of large flows' packets that are dropped instead of being processed INLINE.
-    pub limiting_percent: u32,
 }
 
 impl Load {
@@ -59,8 +55,6 @@ impl Load {
             pressure,
             busy_percent: percent(l.busy_share),
             polls_percent: percent(l.poll_share),
-            leaving: Some(l.leaving).filter(|leaving| *leaving != load_leaving::LOAD_NO_FLOW.0),
-            limiting_percent: percent(l.police),
         })
     }
 }
@@ -90,8 +84,6 @@ mod tests {
                 window: 1,
                 busy_share: 1024,
                 poll_share: 512,
-                police: 10,
-                leaving: load_leaving::LOAD_NO_FLOW.0,
                 pressure: rx_pressure::RX_FULL.0 as u16,
                 ..rx_load::default()
             },
@@ -102,17 +94,14 @@ mod tests {
             pressure: Pressure::Full,
             busy_percent: 100,
             polls_percent: 50,
-            leaving: None,
-            limiting_percent: 1,
         };
         assert_eq!(Load::of(&q), Some(load.clone()));
-        (q.load.leaving, q.poll) = (40, 0);
-        let leaving = Load {
+        q.poll = 0;
+        let unpolled = Load {
             polling_cpu: None,
-            leaving: Some(40),
             ..load
         };
-        assert_eq!(Load::of(&q), Some(leaving));
+        assert_eq!(Load::of(&q), Some(unpolled));
         q.load.window = 0;
         assert_eq!(Load::of(&q), None, "no window has ended");
         q.load.window = 1;

@@ -43,12 +43,12 @@ impl Policy {
     pub const RPS: Self = Self::plain(Base::Rps);
     /// Every packet stays where it is received.
     pub const OFF: Self = Self::plain(Base::Off);
-    /// `rfs+idle+adapt+balance`.
+    /// `rfs+adapt`.
     pub const ADAPTIVE: Self = Self {
         base: Base::Rfs,
-        idle: true,
+        idle: false,
         adapt: true,
-        balance: true,
+        balance: false,
     };
 
     const fn plain(base: Base) -> Self {
@@ -168,10 +168,11 @@ mod tests {
             "rfs+idle",
             "rps+adapt+balance",
             "rfs+idle+adapt",
+            "rfs+adapt+balance",
         ] {
             assert_eq!(text.parse::<Policy>().unwrap().to_string(), text);
         }
-        assert_eq!("rfs+balance+adapt+idle".parse(), Ok(Policy::ADAPTIVE));
+        assert_eq!("rfs+adapt".parse(), Ok(Policy::ADAPTIVE));
         assert_eq!(Policy::OFF.bits(), 0);
         assert_ne!(Policy::RFS.bits(), Policy::RPS.bits());
         for wrong in ["", "nearest", "rfs+", "rfs+fast", "off+idle", "RFS", "idle"] {

@@ -7,7 +7,6 @@ mod adapt;
 mod common;
 mod limit;
 mod polls;
-mod swing;
 mod world;
 
 use common::cases::{config, fixed};
@@ -34,14 +33,10 @@ fn decided(world: &World) -> String {
         window: 0,
         frames: 0,
         load: 0,
-        asked: 0,
         ..flow
     });
     let q = rx_queue {
         load: Default::default(),
-        busy_polled: 0,
-        nr_busy_polls: 0,
-        polled_for: 0,
         ..world.q
     };
     format!("{:?} {q:?} {:?}", Vec::from_iter(flows), world.backlogs)

@@ -114,7 +114,7 @@ proptest! {
             ..Default::default()
         };
         q.load.window = first;
-        q.polled_for = u32::from(known) * (first.wrapping_add(1).max(1));
+        q.load.polled_for = u32::from(known) * (first.wrapping_add(1).max(1));
         let mut now = 1_000_000_000;
         let (mut poll_ns, mut received, mut elsewhere) = (0u64, 0u64, 0u64);
         let (mut nr_busy, mut nr_others) = (0, 0);
@@ -134,21 +134,25 @@ proptest! {
             if !over {
                 continue;
             }
-            let (before, before_polled) = (q.load, q.busy_polled);
+            let before = q.load;
             native::load_window(&mut q, now, tasks, irq);
             let l = &q.load;
             prop_assert_eq!(l.window, before.window.wrapping_add(1));
-            prop_assert!(l.poll_share <= WHOLE as u16 && l.police <= WHOLE as u16);
+            prop_assert!(l.poll_share <= l.busy_share);
             let busy = (tasks + irq).min(WHOLE) as u16;
             prop_assert!((busy..=WHOLE as u16).contains(&l.busy_share));
-            prop_assert!(l.police <= before.police || l.pressure == SATURATED);
-            prop_assert!([SATURATED, POLLED].contains(&l.pressure) || l.leaving == u32::MAX);
-            prop_assert!(l.pressure != POLLED || known && policy & FOLLOW != 0 && l.leaving == 0);
+            let leaving = match l.pressure {
+                SATURATED => poll_ns / 2,
+                POLLED => WINDOW_NS,
+                _ => 0,
+            };
+            prop_assert_eq!(u64::from(l.leaving_ns), leaving.min(WINDOW_NS));
+            prop_assert!(l.pressure != POLLED || known && policy & FOLLOW != 0);
             // The average moves by a quarter of the difference, up to rounding.
-            let (was, now_polled) = (i64::from(before_polled), i64::from(q.busy_polled));
+            let (was, now_polled) = (i64::from(before.busy_polled), i64::from(l.busy_polled));
             let part = i64::from(nr_busy * WHOLE / (nr_busy + nr_others));
             prop_assert!((now_polled - (was * 3 + part) / 4).abs() <= 2);
-            prop_assert_eq!(q.nr_busy_polls, 0);
+            prop_assert_eq!(l.nr_busy_polls, 0);
             (nr_busy, nr_others) = (0, 0);
             // 32 frames in 8.6 s: the machine was suspended.
             let still = poll_ns >= 1 << 33;

@@ -9,7 +9,7 @@ use rxsteer::datapath::rps_map::SLOTS;
 use rxsteer::datapath::tables::cpu_mask;
 use rxsteer::types::rx_facts;
 use rxsteer::types::{
-    backlog, rps_dev_flow, rps_map, rx_policy, rx_pressure, rx_queue, rx_reason, rx_verdict,
+    backlog, cpu, rps_dev_flow, rps_map, rx_policy, rx_pressure, rx_queue, rx_reason, rx_verdict,
 };
 
 pub const FOLLOW: u16 = rx_policy::RX_FOLLOW.0 as u16;
@@ -150,7 +150,7 @@ impl World {
     pub fn window(&mut self, polls: u32, all: u32) {
         let now = self.q.load.window_start + WINDOW_NS;
         self.q.load.poll_ns = u64::from(polls) * WINDOW_NS / u64::from(WHOLE);
-        (self.q.load.nr_polls, self.q.nr_busy_polls) = (POLLS, self.busy_polls);
+        (self.q.load.nr_polls, self.q.load.nr_busy_polls) = (POLLS, self.busy_polls);
         self.q.load.nr_exhausted = POLLS - self.busy_polls;
         native::load_window(&mut self.q, now, all, 0);
     }
@@ -176,30 +176,56 @@ impl World {
         }
     }
 
-    /// A flow's share of a CPU's time, in 1/1024.
-    pub fn share(&self, flow: &rps_dev_flow) -> u32 {
+    /// The cost in ns per window of a flow that sends a frame.
+    pub fn cost(&self, flow: &rps_dev_flow) -> u64 {
         let inline_ns = match self.q.load.inline_ns {
             0 => 2000 * 16,
             known => known,
         };
-        let ns = u64::from(flow.load) * u64::from(inline_ns) / 16;
-        (ns * u64::from(WHOLE) / WINDOW_NS).min(u64::from(WHOLE)) as u32
+        (u64::from(flow.load) + 1) * u64::from(inline_ns) / 16
     }
 
-    /// The nearest idle CPU with time for the flow; the polling CPU is idle while it has room.
-    pub fn idle_near(&self, flow: &rps_dev_flow, cpu: u16) -> Option<u16> {
+    /// This cost as a share of a CPU's time, in 1/1024.
+    pub fn share(&self, flow: &rps_dev_flow) -> u32 {
+        (self.cost(flow) * u64::from(WHOLE) / WINDOW_NS).min(u64::from(WHOLE)) as u32
+    }
+
+    /// The present time in half-lives of the scheduler's averages.
+    fn half_lives(&self) -> u32 {
+        (self.q.load.window_start / 32_000_000) as u32
+    }
+
+    /// Shares of the CPUs' time given to flows lately.
+    pub fn given(&self) -> Vec<u32> {
+        let given = |cpu: &cpu| match self.half_lives().wrapping_sub(cpu.given_at) {
+            age @ 0..10 => cpu.given >> age,
+            _ => 0,
+        };
+        let cpus = &self.facts.cpus[..NR_CPUS as usize];
+        cpus.iter().map(given).collect()
+    }
+
+    /// Whether the CPU has a crowded backlog, or too many tasks.
+    pub fn is_crowded(&self, cpu: u16) -> bool {
+        self.crowded >> cpu & 1 > 0 || self.facts.demand[usize::from(cpu)] > 8 * WHOLE
+    }
+
+    /// Whether the CPU has room for the flow, with these shares given before.
+    pub fn has_room(&self, flow: &rps_dev_flow, cpu: u16, given: &[u32]) -> bool {
+        let (busy, given) = (self.facts.busy[usize::from(cpu)], given[usize::from(cpu)]);
+        let fits = busy + given + self.share(flow) <= WHOLE * 7 / 8;
+        !self.is_crowded(cpu) && (fits || busy < WHOLE * 63 / 64 && given < WHOLE / 32)
+    }
+
+    /// The nearest idle CPU with room for the flow; the polling CPU is idle while it has room.
+    pub fn idle_near(&self, flow: &rps_dev_flow, cpu: u16, given: &[u32]) -> Option<u16> {
         let center = &self.facts.cpus[usize::from(cpu)];
         let mut near = center.near[..center.nr_near as usize].iter().copied();
         let near = near.find(|&near| {
             if u32::from(near) == self.polling {
                 return self.q.load.pressure == RELAXED;
             }
-            let busy = self.facts.busy[usize::from(near)];
-            let crowded = self.backlogs[usize::from(near)].crowded as u32;
-            let now = self.crowded >> near & 1 > 0;
-            let rested = !now && (crowded == 0 || self.q.load.window - crowded >= 100);
-            let fits = busy + self.share(flow) <= WHOLE;
-            self.is_elsewhere(near) && self.is_idle(near) && fits && rested
+            self.is_elsewhere(near) && self.is_idle(near) && self.has_room(flow, near, given)
         });
         near.map(|near| self.location(near))
     }
@@ -207,17 +233,16 @@ impl World {
     /// Changes the load from a number: everything except flows and tables.
     pub fn load(&mut self, number: u32) {
         let [a, b, c, d] = number.to_le_bytes().map(u32::from);
+        // The program reads the load once per window.
+        self.backlogs.iter_mut().for_each(|b| b.looked = 0);
         let cpu = a % NR_CPUS;
         let share = b % 5 * 256;
         match c % 9 {
             0 | 1 => Self::bit(&mut self.facts.idle, cpu, b % 2 > 0),
             2 => self.facts.busy[cpu as usize] = share,
-            3 => self.facts.demand[cpu as usize] = share,
+            3 => self.facts.demand[cpu as usize] = share * 4,
             4 => Self::bit(&mut self.crowded, cpu, b % 4 == 0),
-            5 => {
-                self.facts.consumer_waits = b % 2;
-                self.facts.consumer_busy = (b >> 1) * WHOLE / 127;
-            }
+            5 => self.facts.consumer_waits = b % 2,
             // Up to 2 ms a frame, so that few frames make a CPU busy.
             6 => self.q.load.inline_ns = b % 5 * 8_000_000,
             7 => self.busy_polls = b % (POLLS + 1),
@@ -249,34 +274,52 @@ impl World {
         }
     }
 
-    /// A wrong decision of a flow that was `before`, in words.
-    pub fn mistake(&self, before: &rps_dev_flow, flow: &rps_dev_flow) -> Option<&'static str> {
-        let begins = before.epoch != self.q.epoch;
-        let wanted = self.location(before.wanted);
-        let stayed = begins || (before.location, wanted) == (INLINE, INLINE);
-        let leaves = stayed && flow.location != INLINE;
+    /// A wrong decision of a flow, in words; `before` is the state before its frame.
+    pub fn mistake(&self, before: &Before, flow: &rps_dev_flow) -> Option<&'static str> {
+        let was = &before.flow;
+        let begins = was.epoch != self.q.epoch;
+        let wanted = self.location(was.wanted);
+        let follows = was.wanted == was.base && was.wanted != INLINE && flow.wanted == flow.base;
+        let leaves = (begins || wanted == INLINE) && flow.location != INLINE && !follows;
         let chosen = flow.reason == IDLE_CPU
-            && (before.reason, wanted) != (IDLE_CPU, self.location(flow.wanted));
+            && (was.reason, wanted) != (IDLE_CPU, self.location(flow.wanted));
         let adapts = self.q.policy & ADAPT != 0;
-        let pressure = self.q.load.pressure;
-        // Flows return only as far as the limit of moving load allows.
-        let waits = self.q.load.moving_ns > WINDOW_NS / 64;
+        let now = self.location(flow.wanted);
+        let goes = now != INLINE && now != wanted && !follows;
+        let given = &before.given;
         if flow.location != INLINE && !self.is_elsewhere(flow.location) {
             Some("a CPU that is offline, or polls")
-        } else if chosen && self.idle_near(flow, flow.base) != Some(flow.wanted) {
+        } else if chosen && self.idle_near(flow, flow.base, given) != Some(flow.wanted) {
             Some("not the nearest idle CPU with room")
-        } else if adapts && pressure == RELAXED && flow.location != INLINE && !waits {
+        } else if adapts && self.q.load.pressure == RELAXED && flow.location != INLINE {
             Some("elsewhere, although there is room")
-        } else if adapts && ![SATURATED, POLLED].contains(&pressure) && leaves {
-            Some("left INLINE without pressure")
-        } else if adapts && leaves && flow.load < self.q.load.leaving {
-            Some("left INLINE before larger flows")
+        } else if adapts && leaves && before.leaving_ns == 0 {
+            Some("left INLINE without pressure, or after enough other flows")
         } else if adapts && leaves && flow.base == INLINE {
             Some("left its application's polls")
+        } else if adapts && goes && !self.has_room(flow, flow.wanted, given) {
+            Some("went to a CPU without room")
         } else {
             None
         }
     }
+
+    /// The state on which the decision of a flow depends.
+    pub fn before(&self, flow: usize) -> Before {
+        Before {
+            flow: self.flows[flow],
+            leaving_ns: self.q.load.leaving_ns,
+            given: self.given(),
+        }
+    }
+}
+
+/// See [`World::before`].
+#[derive(Debug)]
+pub struct Before {
+    flow: rps_dev_flow,
+    leaving_ns: u32,
+    given: Vec<u32>,
 }
 
 pub fn loaded() -> impl Strategy<Value = u16> {
@@ -321,7 +364,7 @@ pub fn run(policy: u16, near: &[Vec<u16>], numbers: &[u32]) -> Result<(), String
             Step::Load => world.load(number),
             Step::Stir => world.stir(number),
             Step::Frame(flow) => {
-                let before = world.flows[flow];
+                let before = world.before(flow);
                 world.frame(flow);
                 if let Some(mistake) = world.mistake(&before, &world.flows[flow]) {
                     let load = world.q.load;

@@ -255,7 +255,7 @@ impl Path {
         self.gro.pass_up(&mut self.stack);
         self.q.load.nr_polls += 1;
         self.q.load.nr_exhausted += u32::from(matches!(end, End::Budget));
-        self.q.nr_busy_polls += u32::from(matches!(end, End::Busy));
+        self.q.load.nr_busy_polls += u32::from(matches!(end, End::Busy));
         self.cpus[cpu as usize].owed = true;
         // Released within the poll's function; else the next poll may precede the tracepoint.
         if matches!(end, End::Budget | End::Busy) {
@@ -496,7 +496,7 @@ impl Path {
     /// The difference, in words.
     pub fn balance(&self) -> Result<(), String> {
         let sum = |b: &backlog| b.tail + b.nr_dropped + b.nr_shed + b.nr_limited;
-        let inline = self.q.nr_inline + self.q.load.nr_limited;
+        let inline = self.q.nr_inline;
         let accounted = inline + self.backlogs.iter().map(sum).sum::<u64>();
         if self.q.nr_received != accounted {
             return Err(format!(

@@ -68,12 +68,8 @@ fn one(out: &mut String, e: &Explanation, all: &Explanations) {
         let _ = writeln!(out, "  {} queue {}:", entry.device, entry.queue);
         let _ = writeln!(out, "    {}", was_at(entry));
         if a.unknown != Some(Unknown::Closed) {
-            let next = [wants(seen, all.policy)].into_iter();
-            for line in next
-                .chain(pressure(seen))
-                .chain(change(seen))
-                .chain(waits(seen))
-            {
+            let next = [wants(seen)].into_iter();
+            for line in next.chain(pressure(seen)).chain(waits(seen)) {
                 let _ = writeln!(out, "    {line}");
             }
         }
@@ -151,9 +147,9 @@ fn was_at(entry: &Entry) -> String {
 
 /// The wanted location and the reason: in the present tense if the tables determine it, in the past
 /// tense if it was decided by the load.
-fn wants(seen: &Seen, policy: Policy) -> String {
+fn wants(seen: &Seen) -> String {
     let entry = &seen.entry;
-    let (decided, why) = why(seen, policy);
+    let (decided, why) = why(seen);
     let place = match (decided, entry.wanted == entry.location, entry.wanted) {
         (false, true, _) => "It wants to be there".to_owned(),
         (false, false, Location::Inline) => {
@@ -172,7 +168,7 @@ fn wants(seen: &Seen, policy: Policy) -> String {
 }
 
 /// Whether the wanted location was decided by the load, and the reason.
-fn why(seen: &Seen, policy: Policy) -> (bool, String) {
+fn why(seen: &Seen) -> (bool, String) {
     let entry = &seen.entry;
     // If the CPU that the flow wants polls, the wanted location is INLINE.
     let cpu = match (entry.wanted, entry.polling_cpu) {
@@ -199,10 +195,10 @@ fn why(seen: &Seen, policy: Policy) -> (bool, String) {
             "it did so at its last packet, and the load decides about its next ones".to_owned(),
         ),
         Reason::Room => decided(format!("{polling}, which polled the queue, had room")),
-        Reason::Small => decided(small(seen)),
-        Reason::NoGain => decided(no_gain(entry, policy)),
-        Reason::Consumer => decided("its application was there and kept up".to_owned()),
-        Reason::Spread => decided("its hash chose that CPU, which had room".to_owned()),
+        Reason::Later => decided(later(seen)),
+        Reason::NoGain => decided(no_gain(entry)),
+        Reason::Consumer => decided("its application was there, and that CPU had room".to_owned()),
+        Reason::Spread => decided("that CPU of its queue had room".to_owned()),
         Reason::IdleCpu => decided(format!(
             "that CPU was idle, and is near {}, which was busy",
             base(entry)
@@ -234,29 +230,17 @@ fn base(entry: &Entry) -> String {
 }
 
 /// Why a flow stays although the polling CPU is saturated.
-fn small(seen: &Seen) -> String {
-    let Some(decision) = &seen.decision else {
-        return "larger flows left first".to_owned();
-    };
-    let threshold = match decision.load.as_ref().and_then(|load| load.leaving) {
-        Some(leaving) => format!("flows with {leaving} and more leave"),
-        None => "no flow leaves".to_owned(),
-    };
+fn later(seen: &Seen) -> String {
     format!(
-        "larger flows left {} first. This one had {} in a window of {WINDOW_MS} ms; now {threshold}",
-        polling(seen.entry.polling_cpu),
-        packets(decision.window_packets.into()),
+        "flows leave {} over several windows of {WINDOW_MS} ms, and others came first",
+        polling(seen.entry.polling_cpu)
     )
 }
 
 /// Why a flow stays although it may leave.
-fn no_gain(entry: &Entry, policy: Policy) -> String {
-    let idle = match policy.idle {
-        true => ", and no CPU near it was idle with time enough",
-        false => "",
-    };
+fn no_gain(entry: &Entry) -> String {
     format!(
-        "no other CPU could take it: {}, was busy, or had got too much within a second{idle}",
+        "no other CPU could take it: {}, and the CPUs of its queue had no room",
         base(entry)
     )
 }
@@ -282,25 +266,6 @@ fn pressure(seen: &Seen) -> Option<String> {
     ))
 }
 
-/// When the decision may change again, if it changed often.
-fn change(seen: &Seen) -> Option<String> {
-    let decision = seen.decision.as_ref()?;
-    let (ago, between) = (
-        decision.changed_windows_ago,
-        decision.windows_between_changes,
-    );
-    (between > 1).then(|| {
-        let again = match between.saturating_sub(ago) {
-            0 => "may change again now".to_owned(),
-            left => format!("may change again in {left}"),
-        };
-        format!(
-            "The decision changed {ago} windows of {WINDOW_MS} ms ago and {again}: it has changed \
-             often, and now {between} windows have to pass between changes."
-        )
-    })
-}
-
 /// The flow's dropped packets, and the reasons according to its queue's counters.
 fn dropped(seen: &Seen) -> Option<String> {
     let of_queue = seen.queue_dropped.as_ref()?;
@@ -313,10 +278,6 @@ fn dropped(seen: &Seen) -> Option<String> {
         (
             of_queue.limited,
             "a backlog was half full, and the flow large",
-        ),
-        (
-            of_queue.inline_limited,
-            "the CPU that polls could not keep up, and the flow was large",
         ),
     ];
     let reasons: Vec<_> = reasons.iter().filter(|(count, _)| *count > 0).collect();
