@@ -7,6 +7,7 @@
 //! [`migrator::Migrators`] are applications that change their CPU all the time.
 
 pub mod client;
+pub mod cpu_times;
 pub mod ethtool;
 pub mod frame;
 pub mod generator;

@@ -238,12 +238,6 @@ bool native_backlog_asleep(struct rx_facts *f, struct backlog *b, __u32 cpu)
 	return backlog_asleep(&b[cpu]);
 }
 
-bool native_backlog_crowded(struct rx_facts *f, const struct backlog *b)
-{
-	facts = f;
-	return backlog_crowded(b);
-}
-
 void native_backlog_dequeue(struct backlog *b, __u32 n, __u32 gro_empty, __u64 jiffies)
 {
 	backlog_dequeue(b, n, gro_empty, jiffies);

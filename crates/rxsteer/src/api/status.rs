@@ -73,8 +73,6 @@ pub struct Queue {
     pub held: u64,
     /// Load of the queue; null if no policy uses it, and before the first packets.
     pub load: Option<Load>,
-    /// Slots of the `rps_map` that were moved to another CPU for balance.
-    pub balanced: u64,
     /// Backlogs that have been used since attach.
     pub backlogs: Vec<Backlog>,
 }
@@ -144,7 +142,7 @@ pub struct Status {
     pub pid: u32,
     /// Its version.
     pub version: String,
-    /// The policy in effect, in the format of `--policy`: `adaptive`, `rps+balance`, …
+    /// The policy in effect, in the format of `--policy`: `adaptive`, `rps+adapt`, …
     pub policy: String,
     /// Dry run: decisions are counted, and all packets stay INLINE.
     pub dry_run: bool,

@@ -25,8 +25,8 @@ pub struct RunArgs {
     /// rfs: the CPU of the flow's application, or as rps if that CPU is unknown. rps: by hash, over
     /// the CPUs of --rps-cpus. off: every packet is parsed, counted, and processed where it is
     /// received. Additions to rfs and rps: +idle, an idle CPU near a busy application; +adapt,
-    /// where the packet is received while that CPU has room, then a CPU that has room; +balance,
-    /// slots of the rps_map move from the most to the least loaded CPU. adaptive is rfs+adapt.
+    /// where the packet is received while that CPU has room, then a CPU that has room. adaptive
+    /// is rfs+adapt.
     #[arg(long)]
     pub policy: Option<Policy>,
 

@@ -137,7 +137,6 @@ fn queues(device: &Device) -> Table {
         "no flow",
         "moves",
         "held",
-        "balanced",
     ]);
     for q in &device.queues {
         table.add_row([
@@ -156,7 +155,6 @@ fn queues(device: &Device) -> Table {
             (q.no_flow_truncated + q.no_flow_unknown).to_string(),
             q.moves.to_string(),
             q.held.to_string(),
-            q.balanced.to_string(),
         ]);
     }
     table
@@ -312,8 +310,8 @@ mod tests {
             "rxsteer 0.1.0 (process 7): policy adaptive, at most 1000 frames per backlog
 
 eth0 (native XDP)
- queue  CPUs  received  inline  redirected  dropped  shed  limited  no flow  moves  held  balanced
-     0     1        97      50          40        0     0        7        0      0     0         0
+ queue  CPUs  received  inline  redirected  dropped  shed  limited  no flow  moves  held
+     0     1        97      50          40        0     0        7        0      0     0
 
  queue  to CPU  redirected  delivered  lost  queued  dropped  shed  limited
      0       1          40         40     0       0        0     0        7

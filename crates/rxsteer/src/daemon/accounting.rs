@@ -24,8 +24,7 @@ impl From<&backlog> for Terms {
 }
 
 impl Queue {
-    /// The terms of a queue: `index` counts over all devices, `queue` within one. `balanced` is 0,
-    /// since the data path does not know it.
+    /// The terms of a queue: `index` counts over all devices, `queue` within one.
     pub fn read(datapath: &Datapath, index: u32, queue: u32, rps_cpus: String) -> Self {
         let mut backlogs = Vec::new();
         let mut sums = Terms::default();
@@ -50,7 +49,6 @@ impl Queue {
             moves: q.nr_moves,
             held: q.nr_held,
             load: Load::of(&q),
-            balanced: 0,
             backlogs,
         }
     }

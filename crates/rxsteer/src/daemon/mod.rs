@@ -3,8 +3,6 @@
 //! detaches.
 
 mod accounting;
-pub mod balance;
-pub mod balancer;
 mod explain;
 pub mod hotplug;
 pub mod options;

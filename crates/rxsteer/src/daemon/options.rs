@@ -5,7 +5,6 @@ use anyhow::{Result, anyhow};
 use clap::builder::RangedI64ValueParser;
 use clap::{Arg, Args, Command, FromArgMatches, ValueEnum};
 
-use super::balance::MOVES_PER_SECOND;
 use crate::busy_poll::rule::Rule;
 use crate::datapath::backlogs::LIMIT_MAX;
 use crate::datapath::policy::Policy;
@@ -160,12 +159,6 @@ pub struct Options {
     #[arg(long, value_name = "PERCENT", default_value_t = FLOW_LIMIT,
           value_parser = clap::value_parser!(u32).range(0..=100))]
     pub flow_limit: u32,
-
-    /// Under +balance, the maximum number of rps_map slots that move per second; 0: none
-    ///
-    /// Each queue has 1024 slots. They move from a saturated CPU of --rps-cpus to one with room.
-    #[arg(long, value_name = "SLOTS", default_value_t = MOVES_PER_SECOND)]
-    pub balance_moves: u32,
 
     /// Where XDP is attached
     #[arg(long, value_enum, default_value_t)]

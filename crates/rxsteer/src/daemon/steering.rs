@@ -9,7 +9,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use tracing::{info, warn};
 
-use super::balancer::Balancer;
 use super::hotplug::Hotplug;
 use super::options::{Hash, Mode, Options, RpsCpus, Tunnel};
 use super::plan::{Steered, backlog_limit, check, cpus_of, fall_back, find, plan};
@@ -42,7 +41,6 @@ pub(super) struct Steering {
     pub(super) datapath: Datapath,
     devices: Vec<Steered>,
     policy: Policy,
-    balancer: Balancer,
     online: CpuMask,
     /// CPUs that went offline or came online, until their backlogs are drained.
     leaving: Vec<(u32, Drain)>,
@@ -79,12 +77,7 @@ impl Steering {
             })
             .collect();
         let datapath = Datapath::load(&config, &queues)?;
-        let names = devices.iter().flat_map(|d| {
-            let queues = 0..d.device.rx_queues;
-            queues.map(|queue| format!("{} queue {queue}", d.device.name))
-        });
         let mut steering = Self {
-            balancer: Balancer::new(names, options.balance_moves),
             datapath,
             devices,
             policy: options.policy,
@@ -117,7 +110,7 @@ impl Steering {
             let ring = unsafe { BorrowedFd::borrow_raw(requests.fd()) };
             let fds = [stop, ring, listener.as_fd(), hotplug.as_fd()];
             let draining = (!self.leaving.is_empty()).then_some(Drain::TICK);
-            let ready = readable(&fds, draining.or(self.balancer.wait()))?;
+            let ready = readable(&fds, draining)?;
             for request in requests.take()? {
                 maker
                     .send(request)
@@ -127,7 +120,6 @@ impl Steering {
                 self.cpus_changed(hotplug.take()?)?;
             }
             self.remove_drained()?;
-            self.balancer.tick(&self.datapath);
             if ready[2] {
                 control::serve(listener, |request| self.answer(request));
             }
@@ -150,11 +142,8 @@ impl Steering {
                 let queue = steered.first_queue + queue;
                 let map = self.datapath.rps_map(queue).spread_over(&cpus);
                 self.datapath.set_rps_map(queue, &map);
-                self.balancer.spread_over(queue, cpus);
             }
         }
-        let dry_run = self.datapath.config().dry_run;
-        self.balancer.switch(self.policy.balance && !dry_run);
         let policy = match self.datapath.config().can_follow() {
             true => self.policy,
             false => self.policy.without_following(),
@@ -422,10 +411,7 @@ impl Steering {
                         .get(queue as usize)
                         .map_or(String::new(), |c| c.intersect(&self.online).to_string());
                     let index = steered.first_queue + queue;
-                    status::Queue {
-                        balanced: self.balancer.balanced(index),
-                        ..status::Queue::read(&self.datapath, index, queue, cpus)
-                    }
+                    status::Queue::read(&self.datapath, index, queue, cpus)
                 })
                 .collect();
             status::Device {

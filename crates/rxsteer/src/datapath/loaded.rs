@@ -17,13 +17,12 @@ use super::backlogs::{self, Backlogs};
 use super::config::{Config, DeviceConfig};
 use super::cpus::{self, Cpus};
 use super::mapped::Mapped;
-use super::native;
 use super::objects::{Device, constants, lend_maps, load_device, set_constants};
 use super::policy::Policy;
 use super::requests::Requests;
 use super::rps_map::RpsMap;
 use super::sockets::Sockets;
-use super::tables::{self, Tables};
+use super::tables::Tables;
 use super::value::bytes_of;
 use crate::bpf::open;
 use crate::bpf::socket_skel::SocketSkelBuilder;
@@ -226,13 +225,6 @@ impl Datapath {
     /// Whether the queue's flows follow their applications.
     pub fn follows(&self, queue: u32) -> bool {
         u32::from(self.rx_queue(queue).policy) & rx_policy::RX_FOLLOW.0 != 0
-    }
-
-    /// The location in the `sock_flow_table` of the application of the flow with this hash: a CPU,
-    /// `RPS_INLINE` if the application polls, or `RPS_NO_CPU`.
-    pub fn application(&self, hash: u32) -> u16 {
-        let mask = tables::cpu_mask(self.nr_cpus);
-        native::sock_flow_location(self.tables.sock_flow(hash), hash, mask)
     }
 
     /// The tables of flows, and their keys.

@@ -52,7 +52,6 @@ unsafe extern "C" {
         flow: *mut rps_dev_flow,
         cpu: u32,
     ) -> u16;
-    fn native_backlog_crowded(facts: *mut rx_facts, b: *const backlog) -> bool;
     fn native_load_polled(
         q: *mut rx_queue,
         start: u64,
@@ -185,16 +184,6 @@ pub fn rx_wanted(
     check(facts, backlogs);
     // SAFETY: the callee keeps no pointer, and its only indices are CPUs below `nr_cpus`.
     unsafe { native_rx_wanted(facts, q, backlogs.as_mut_ptr(), map, flow, cpu) }
-}
-
-/// Whether more than half of `limit` frames are queued in a backlog (backlog.h).
-pub fn backlog_crowded(b: &backlog, limit: u32) -> bool {
-    let mut facts = rx_facts {
-        limit: limit.into(),
-        ..Default::default()
-    };
-    // SAFETY: the callee only reads facts and backlog.
-    unsafe { native_backlog_crowded(&mut facts, b) }
 }
 
 /// Counts a poll of the queue that lasted from `start` to `now`, in ns, an application's if `busy`.

@@ -19,7 +19,7 @@ pub enum Base {
     Off,
 }
 
-/// A policy as written in `--policy`: `rfs`, `rps+adapt+balance`, `adaptive`, …
+/// A policy as written in `--policy`: `rfs`, `rps+adapt`, `adaptive`, …
 #[derive(Clone, Copy, Debug, PartialEq, Eq, SerializeDisplay, DeserializeFromStr)]
 pub struct Policy {
     /// The location by the tables.
@@ -28,13 +28,11 @@ pub struct Policy {
     pub idle: bool,
     /// `+adapt`: a flow stays where it is received while that CPU has room.
     pub adapt: bool,
-    /// `+balance`: slots of the `rps_map` move from the most to the least loaded CPU.
-    pub balance: bool,
 }
 
 /// The syntax of policies.
-const HINT: &str = "choose adaptive, rfs, rps or off; to rfs and rps may be added +idle, +adapt and \
-                    +balance, as in rps+balance";
+const HINT: &str = "choose adaptive, rfs, rps or off; to rfs and rps may be added +idle and +adapt, \
+                    as in rps+adapt";
 
 impl Policy {
     /// Flows follow their applications, whatever the load.
@@ -48,7 +46,6 @@ impl Policy {
         base: Base::Rfs,
         idle: false,
         adapt: true,
-        balance: false,
     };
 
     const fn plain(base: Base) -> Self {
@@ -56,7 +53,6 @@ impl Policy {
             base,
             idle: false,
             adapt: false,
-            balance: false,
         }
     }
 
@@ -113,11 +109,7 @@ impl fmt::Display for Policy {
             Base::Off => "off",
         }
         .to_owned();
-        for (set, name) in [
-            (self.idle, "+idle"),
-            (self.adapt, "+adapt"),
-            (self.balance, "+balance"),
-        ] {
+        for (set, name) in [(self.idle, "+idle"), (self.adapt, "+adapt")] {
             if set {
                 text += name;
             }
@@ -146,7 +138,6 @@ impl FromStr for Policy {
             match word {
                 "idle" => policy.idle = true,
                 "adapt" => policy.adapt = true,
-                "balance" => policy.balance = true,
                 _ => return Err(wrong()),
             }
         }
@@ -166,9 +157,9 @@ mod tests {
             "rps",
             "off",
             "rfs+idle",
-            "rps+adapt+balance",
+            "rps+adapt",
             "rfs+idle+adapt",
-            "rfs+adapt+balance",
+            "rps+idle+adapt",
         ] {
             assert_eq!(text.parse::<Policy>().unwrap().to_string(), text);
         }

@@ -84,17 +84,6 @@ impl RpsMap {
         map
     }
 
-    /// The map with these slots at other CPUs.
-    #[must_use]
-    pub fn moved(&self, moves: &[(usize, u32)]) -> Self {
-        let mut map = *self;
-        for &(slot, cpu) in moves {
-            // A CPU's number is a location; no kernel has more CPUs than locations.
-            map.0.location[slot] = cpu as u16;
-        }
-        map
-    }
-
     /// Number of slots by CPU, without INLINE slots.
     pub fn slots_per_cpu(&self) -> std::collections::BTreeMap<u32, usize> {
         let mut slots = std::collections::BTreeMap::new();

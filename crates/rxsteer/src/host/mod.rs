@@ -2,7 +2,6 @@
 //! Facts about the host, and handles to change it.
 
 pub mod caps;
-pub mod cpu_times;
 pub mod cpumask;
 pub mod device;
 pub mod guardian;

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use anyhow::Result;
-use rxsteer::host::cpu_times::{CpuTimes, busy_shares, cpu_times};
 use rxsteer::host::cpumask::CpuMask;
 
+use crate::lab::cpu_times::{CpuTimes, busy_shares, cpu_times};
 use crate::lab::netns::Netns;
 use crate::lab::softnet::{self, Softnet};
 
