@@ -101,8 +101,7 @@ static __always_inline bool rx_consumer_waits(const struct rx *rx, __u32 cpu)
 	return sock_consumer_waits(rx->hash) || cpu_is_idle(cpu);
 }
 
-/* A global function: the verifier checks it once, not for every way in which a packet comes here.
- */
+/* A global function: the verifier checks it once, not once per way of a packet to it. */
 __noinline int policy_decide(__u32 queue, __u32 hash, __u32 cpu, bool followed)
 {
 	struct rx rx = {.queue = queue, .hash = hash, .cpu = cpu, .followed = followed};

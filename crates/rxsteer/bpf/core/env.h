@@ -20,8 +20,8 @@ struct rx {
 	__u16 epoch;		    /* the queue's, read once */
 	const struct flow_key *key; /* NULL: only the device's hash is known */
 	__u64 poll;		    /* rx_poll(); 0: not called yet for this packet */
-	const struct rps_map *map;
-	bool followed; /* rx_base() is the location of the flow's application */
+	const struct rps_map *map;  /* the queue's */
+	bool followed;		    /* rx_base() is the location of the flow's application */
 };
 
 /* Whether the rule of order is off: a control for tests. */

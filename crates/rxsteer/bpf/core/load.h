@@ -65,20 +65,20 @@ static __always_inline __u64 load_cost(const struct rx_load *l, __u64 frames)
  * called once per window. */
 static __always_inline bool load_busy_polled(struct rx_queue *q)
 {
-	const struct rx_load *l = &q->load;
+	struct rx_load *l = &q->load;
 	__u32 enough = l->pressure == RX_POLLED ? LOAD_POLLED / 2 : LOAD_POLLED;
 
-	q->load.busy_polled -= q->load.busy_polled / 4;
+	l->busy_polled -= l->busy_polled / 4;
 	if (l->nr_polls)
-		q->load.busy_polled += load_share(q->load.nr_busy_polls, l->nr_polls) / 4;
-	return (q->policy & RX_FOLLOW) && q->load.busy_polled >= enough;
+		l->busy_polled += load_share(l->nr_busy_polls, l->nr_polls) / 4;
+	return (q->policy & RX_FOLLOW) && l->busy_polled >= enough;
 }
 
 /* Whether a packet for an application that polls the queue came in the last LOAD_POLLED_FOR
  * windows. Unknown under RX_RELAXED, where the tables are not read. */
-static __always_inline bool load_polled_for(const struct rx_queue *q)
+static __always_inline bool load_polled_for(const struct rx_load *l)
 {
-	return q->load.polled_for && q->load.window + 1 - q->load.polled_for <= LOAD_POLLED_FOR;
+	return l->polled_for && l->window + 1 - l->polled_for <= LOAD_POLLED_FOR;
 }
 
 /* Whether polls can't keep up: half of the window's polls used up their budget. */
@@ -148,7 +148,7 @@ static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tas
 	if (signs >= 2)
 		l->pressure = RX_SATURATED;
 	else if (busy_polled)
-		l->pressure = load_polled_for(q) ? RX_POLLED : RX_FULL;
+		l->pressure = load_polled_for(l) ? RX_POLLED : RX_FULL;
 	else if (l->busy_share + load_share(load_cost(l, elsewhere), elapsed) <= LOAD_RELAXED)
 		l->pressure = RX_RELAXED;
 	else
@@ -161,7 +161,7 @@ static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tas
 	l->window_received = q->nr_received;
 	l->window_here = here;
 	l->poll_ns = l->others_ns = l->over_idle_ns = 0;
-	l->nr_polls = l->nr_exhausted = q->load.nr_busy_polls = 0;
+	l->nr_polls = l->nr_exhausted = l->nr_busy_polls = 0;
 }
 
 /*
@@ -179,7 +179,7 @@ static __always_inline bool load_polled(struct rx_queue *q, __u64 start, __u64 n
 		l->over_idle_ns += now - start;
 	l->nr_polls++;
 	l->nr_exhausted += exhausted && !busy;
-	q->load.nr_busy_polls += busy;
+	l->nr_busy_polls += busy;
 	if (unlikely(!l->window_start))
 		l->window_start = start;
 	return now - l->window_start >= LOAD_WINDOW_NS;

@@ -122,10 +122,9 @@ static __always_inline struct backlog *rx_look(const struct rx *rx, __u32 cpu)
 	return b;
 }
 
-/* Gives a share of the CPU's time, in 1/1024. */
-static __always_inline void cpu_give(struct cpu *c, __u32 now, __u32 share)
+static __always_inline void cpu_set_given(struct cpu *c, __u32 now, __u32 share)
 {
-	c->given = cpu_given(c, now) + share;
+	c->given = share;
 	c->given_at = now;
 }
 
@@ -136,8 +135,7 @@ static __always_inline bool rx_note_crowded(const struct rx *rx, const struct ba
 {
 	if (!backlog_crowded(b) && b->demand <= POLICY_DEMAND)
 		return false;
-	c->given = POLICY_CROWDED;
-	c->given_at = rx_half_lives(rx);
+	cpu_set_given(c, rx_half_lives(rx), POLICY_CROWDED);
 	return true;
 }
 
@@ -290,6 +288,7 @@ static __always_inline void rx_give(const struct rx *rx, const struct rps_dev_fl
 	struct rx_load *l = &rx->q->load;
 	__u32 cost = flow_cost(rx, flow);
 	__u32 share = flow_share(rx, flow);
+	__u32 now = rx_half_lives(rx);
 	struct backlog *b = rx_backlog(rx, flow->wanted);
 	struct cpu *c = cpu_of(cpu);
 
@@ -298,7 +297,7 @@ static __always_inline void rx_give(const struct rx *rx, const struct rps_dev_fl
 	if (b)
 		b->left += share;
 	if (c)
-		cpu_give(c, rx_half_lives(rx), share);
+		cpu_set_given(c, now, cpu_given(c, now) + share);
 }
 
 /* Initializes an unset slot: the flow wants its default location. */

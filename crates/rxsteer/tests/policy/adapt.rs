@@ -95,7 +95,7 @@ fn wanted(world: &World) -> Vec<u16> {
 
 /// Saturates the polling CPU while its flows send `frames` per window. If more flows leave in a
 /// window than may, or a CPU gets more than it has, returns the flows' costs. `forgets`: resets the
-/// counts of time given and left.
+/// count of what may still leave, and those of what CPUs got.
 fn leave_at_once(
     frames: &[u32],
     frame_ns: u32,
@@ -132,8 +132,8 @@ fn leave_at_once(
         }
         for &(flow, _) in &moved {
             let cpu = usize::from(world.flows[flow].wanted);
-            given[cpu] += world.share(&world.flows[flow]);
             let share = world.share(&world.flows[flow]);
+            given[cpu] += share;
             let fits = busy[cpu] + given[cpu] <= WHOLE * 7 / 8;
             if !fits && (busy[cpu] >= WHOLE * 63 / 64 || given[cpu] - share >= WHOLE / 32) {
                 return Err(format!("CPU {cpu} got: {moved:?}"));
