@@ -35,13 +35,13 @@ static __always_inline __u64 backlog_read_ordered(__u64 *field)
 
 enum backlog_room {
 	BACKLOG_OPEN,
-	BACKLOG_CROWDED, /* half full, and a flow limit is set: not open to large flows */
+	BACKLOG_CROWDED, /* half full: not open to large flows */
 	BACKLOG_FULL,
 };
 
 /* Whether a frame may enter. The kthread writes the cache line of `dequeued`, so `dequeued` is read
  * only when `tail` has reached the limit computed from the last read. */
-static __always_inline enum backlog_room backlog_room(struct backlog *b, bool flow_limit)
+static __always_inline enum backlog_room backlog_room(struct backlog *b)
 {
 	__u64 limit = backlog_limit_of();
 	__u64 dequeued;
@@ -49,7 +49,7 @@ static __always_inline enum backlog_room backlog_room(struct backlog *b, bool fl
 	if (likely(b->tail < b->tail_limit))
 		return BACKLOG_OPEN;
 	dequeued = backlog_read(b->dequeued) + b->nr_lost;
-	b->tail_limit = dequeued + (flow_limit ? (limit + 1) / 2 : limit);
+	b->tail_limit = dequeued + (limit + 1) / 2;
 	if (b->tail < b->tail_limit)
 		return BACKLOG_OPEN;
 	return b->tail < dequeued + limit ? BACKLOG_CROWDED : BACKLOG_FULL;

@@ -25,9 +25,6 @@
 /* Fewest frames of a window from which the cost of a frame is computed. */
 #define LOAD_SAMPLE 32
 
-/* Fewest frames of other flows, in two windows, for which a large flow is limited. */
-#define LOAD_OTHERS 8
-
 /* Fewest polls of a window from which exhausted budgets indicate an overload. */
 #define LOAD_POLLS 4
 
@@ -187,8 +184,7 @@ static __always_inline bool load_polled(struct rx_queue *q, __u64 start, __u64 n
 
 /*
  * Whether the flow has more than `limit` of LOAD_WHOLE of the queue's frames, in this window and
- * the last one; 0: no limit. Without enough frames of other flows no flow is large: limiting it
- * would help no flow.
+ * the last one; 0: no limit.
  */
 static __always_inline bool flow_is_large(const struct rx_queue *q, const struct rps_dev_flow *flow,
 					  __u32 limit)
@@ -199,7 +195,7 @@ static __always_inline bool flow_is_large(const struct rx_queue *q, const struct
 
 	if (flow->window == l->window)
 		frames += flow->load;
-	return limit && frames * LOAD_WHOLE > all * limit && all >= frames + LOAD_OTHERS;
+	return limit && frames * LOAD_WHOLE > all * limit;
 }
 
 /* Sets the flow's load: its frames in the last window, or after a pause the average per window. */

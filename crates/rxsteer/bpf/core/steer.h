@@ -139,7 +139,7 @@ static __always_inline enum rx_verdict rx_inline(struct rx *rx, struct rps_dev_f
 static __always_inline enum backlog_room rx_room(const struct rx *rx,
 						 const struct rps_dev_flow *flow, struct backlog *b)
 {
-	enum backlog_room room = backlog_room(b, flow_limit_of());
+	enum backlog_room room = backlog_room(b);
 
 	if (room == BACKLOG_CROWDED && !flow_is_large(rx->q, flow, flow_limit_of()))
 		return BACKLOG_OPEN;

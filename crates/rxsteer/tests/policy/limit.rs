@@ -72,26 +72,6 @@ fn a_large_flow_is_limited() {
     }
 }
 
-/// After a pause, the frames of a flow's last windows may exceed those of the queue since then.
-#[test]
-fn a_flow_that_comes_back_is_not_large_before_there_are_others() {
-    let mut world = World::new(0, 2);
-    world.facts.flow_limit = FLOW_LIMIT;
-    world.map.location.fill(1);
-    world.crowded = !0;
-    world.serve();
-    for frames in [[1000, 2000], [0, 1]] {
-        for (flow, frames) in frames.into_iter().enumerate() {
-            for _ in 0..frames {
-                world.frame(flow);
-            }
-        }
-        world.window(0, 0);
-    }
-    assert_eq!(world.frame(0), rx_verdict::RX_REDIRECTED);
-    assert_eq!(world.flows[0].load, 500);
-}
-
 /// Frames for a CPU's backlog in each poll, and frames that its thread dequeues meanwhile.
 #[derive(Clone, Copy, Debug)]
 struct Rates {
