@@ -56,7 +56,7 @@ impl Fairness {
             mode: Mode::RxsteerRps,
             cpus: Cpus::Others,
         });
-        ways.push(Way::by_default(Mode::Rxsteer));
+        ways.extend([Mode::RxsteerRfs, Mode::Rxsteer].map(Way::by_default));
         Ok(Self {
             conditions,
             testbeds,
