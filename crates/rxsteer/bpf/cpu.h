@@ -37,32 +37,38 @@ static __always_inline bool cpu_is_idle(__u32 cpu)
 	return (__u64)BPF_CORE_READ(rq, curr) == c->idle;
 }
 
-/* Share of the CPU's time for tasks, of 1024, by PELT with its half-life of 32 ms. The kernel does
- * not keep that of an idle CPU up to date. */
+/*
+ * Share of the time that interrupts leave in which the CPU runs tasks, by PELT with its half-life
+ * of 32 ms. The kernel does not keep that of an idle CPU up to date. The scheduler counts what the
+ * fastest CPU would need; a CPU that is never idle shows up to LOAD_WHOLE, whatever its capacity.
+ */
 static __always_inline __u32 cpu_tasks(__u32 cpu)
 {
-	struct rq *rq = cpu_rq(cpu_of(cpu));
+	const struct cpu *c = cpu_of(cpu);
+	struct rq *rq = cpu_rq(c);
 
 	if (!rq)
 		return cpu_is_idle(cpu) ? 0 : LOAD_WHOLE;
-	return BPF_CORE_READ(rq, cfs.avg.util_avg) + BPF_CORE_READ(rq, avg_rt.util_avg) +
-	       BPF_CORE_READ(rq, avg_dl.util_avg);
+	return load_share(BPF_CORE_READ(rq, cfs.avg.util_avg) + BPF_CORE_READ(rq, avg_rt.util_avg) +
+				  BPF_CORE_READ(rq, avg_dl.util_avg),
+			  c->capacity);
 }
 
-/* Share of the CPU's time for interrupts and for the hypervisor, of 1024; 0 if the kernel does not
- * account for that time. */
+/* Share of the CPU's time for interrupts and for the hypervisor; 0 if the kernel does not account
+ * for that time. */
 static __always_inline __u32 cpu_irq(__u32 cpu)
 {
-	struct rq *rq = cpu_rq(cpu_of(cpu));
+	const struct cpu *c = cpu_of(cpu);
+	struct rq *rq = cpu_rq(c);
 
-	return rq && bpf_core_field_exists(rq->avg_irq) ? BPF_CORE_READ(rq, avg_irq.util_avg) : 0;
+	if (!rq || !bpf_core_field_exists(rq->avg_irq))
+		return 0;
+	return load_share(BPF_CORE_READ(rq, avg_irq.util_avg), c->capacity);
 }
 
 static __always_inline __u32 cpu_busy(__u32 cpu)
 {
-	__u32 busy = cpu_tasks(cpu) + cpu_irq(cpu);
-
-	return busy < LOAD_WHOLE ? busy : LOAD_WHOLE;
+	return load_busy(cpu_tasks(cpu), cpu_irq(cpu));
 }
 
 static __always_inline __u32 cpu_demand(__u32 cpu, const struct backlog *b)

@@ -315,13 +315,14 @@ struct poll_cpu {
 /* Most CPUs among which an idle one is searched: each check reads another CPU's cache line. */
 #define CPU_NEAR 16
 
-/* Facts about a CPU, by its number. User space writes `nr_near` and `near`, the XDP
+/* Facts about a CPU, by its number. User space writes `nr_near`, `capacity` and `near`, the XDP
  * program `given`, the scheduler's tracepoints the others. */
 struct cpu {
 	__u64 rq;      /* struct rq *, learnt from the scheduler; 0: unknown */
 	__u64 idle;    /* the CPU's idle task: struct task_struct * */
 	__u32 running; /* without `rq`: another task than the idle task runs */
-	__u32 nr_near;
+	__u16 nr_near;
+	__u16 capacity;	      /* speed, of 1024: that of the host's fastest CPU */
 	__u16 near[CPU_NEAR]; /* other CPUs for the packets of this one, the nearest first */
 	/* Share of its time given to flows in this half-life of the scheduler's averages
 	 * (cpu_given()); written by the programs of all queues, without a lock: a hint. */

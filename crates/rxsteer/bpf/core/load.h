@@ -50,6 +50,21 @@ static __always_inline __u32 load_share(__u64 part, __u64 whole)
 	return part >= whole ? LOAD_WHOLE : part * LOAD_WHOLE / whole;
 }
 
+/*
+ * Share of a CPU's time for tasks, and in which it is not idle. The scheduler tracks `tasks`, the
+ * tasks' share, in the time that interrupts and the hypervisor leave: they have `irq`. As
+ * scale_irq_capacity() and effective_cpu_util() (kernel/sched/).
+ */
+static __always_inline __u32 load_tasks(__u32 tasks, __u32 irq)
+{
+	return tasks * (LOAD_WHOLE - irq) / LOAD_WHOLE;
+}
+
+static __always_inline __u32 load_busy(__u32 tasks, __u32 irq)
+{
+	return load_tasks(tasks, irq) + irq;
+}
+
 /* Cost of these frames in ns, as measured INLINE; assumed to be the same on other CPUs. */
 static __always_inline __u64 load_cost(const struct rx_load *l, __u64 frames)
 {
@@ -117,10 +132,9 @@ static __always_inline __u64 load_here(const struct rx_queue *q)
 }
 
 /*
- * Ends a window. `tasks` and `irq` are the shares of its time, of LOAD_WHOLE, in which the CPU ran
- * tasks and interrupts according to the scheduler. The scheduler often does not account for
- * interrupts; therefore polls that interrupted the idle task are counted here, and the larger value
- * is used.
+ * Ends a window. `tasks` and `irq` are those of load_busy(). The scheduler often does not account
+ * for interrupts; therefore polls that interrupted the idle task are counted here, and the larger
+ * value is used. Only `irq` is missing in the time in which the scheduler tracks tasks.
  */
 static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tasks, __u32 irq)
 {
@@ -131,7 +145,7 @@ static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tas
 	__u64 elsewhere = received - (here - l->window_here);
 	__u64 elapsed = now - l->window_start;
 	__u32 over_idle = load_share(l->over_idle_ns, elapsed);
-	__u32 busy = tasks + (irq > over_idle ? irq : over_idle);
+	__u32 busy = load_tasks(tasks, irq) + (irq > over_idle ? irq : over_idle);
 	__u32 signs;
 
 	if (received >= LOAD_SAMPLE && elsewhere <= received / 8 && elapsed < LOAD_LONGEST_NS)

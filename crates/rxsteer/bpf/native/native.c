@@ -202,6 +202,16 @@ void native_load_window(struct rx_queue *q, __u64 now, __u32 tasks, __u32 irq)
 	load_window(q, now, tasks, irq);
 }
 
+__u32 native_load_share(__u64 part, __u64 whole)
+{
+	return load_share(part, whole);
+}
+
+__u32 native_load_busy(__u32 tasks, __u32 irq)
+{
+	return load_busy(tasks, irq);
+}
+
 /* ---- tables.h ----------------------------------------------------------- */
 
 __u16 native_rps_location_of(const struct rps_map *map, __u32 hash)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Facts about the host's CPUs for the data path: the address of each CPU's run queue, and the CPUs
-//! near it (`bpf/cpu.h`).
+//! Facts about the host's CPUs for the data path: the address of each CPU's run queue, the CPU's
+//! capacity, and the CPUs near it (`bpf/cpu.h`).
 
 use std::mem::offset_of;
 use std::thread;
@@ -42,7 +42,8 @@ pub(crate) struct Cpus {
 }
 
 impl Cpus {
-    /// Learns the run queues of all online CPUs, and stores the CPUs near each. If a run queue
+    /// Learns the run queues of all online CPUs, and stores each one's capacity and the CPUs near
+    /// it. If a run queue
     /// can't be learnt, attaches the program on `sched_switch` instead.
     ///
     /// # Errors
@@ -59,7 +60,9 @@ impl Cpus {
                 *slot = *near as u16;
             }
             cpus.set_field(number, offset_of!(cpu, near), near);
-            cpus.set_field(number, offset_of!(cpu, nr_near), nearest.len() as u32);
+            cpus.set_field(number, offset_of!(cpu, nr_near), nearest.len() as u16);
+            let capacity = topology.capacity(number);
+            cpus.set_field(number, offset_of!(cpu, capacity), capacity);
         }
         if trace.progs.on_nr_running.autoload() {
             let _learning = trace.progs.on_nr_running.attach_trace()?;

@@ -5,7 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 
 use crate::types::rx_facts;
 use crate::types::{
-    backlog, flow_key, flow_result, flow_secret, rps_dev_flow, rps_map, rx_queue, rx_verdict,
+    backlog, flow_key, flow_result, flow_secret, load_unit, rps_dev_flow, rps_map, rx_queue,
+    rx_verdict,
 };
 
 unsafe extern "C" {
@@ -61,6 +62,8 @@ unsafe extern "C" {
         busy: u32,
     ) -> bool;
     fn native_load_window(q: *mut rx_queue, now: u64, tasks: u32, irq: u32);
+    fn native_load_share(part: u64, whole: u64) -> u32;
+    fn native_load_busy(tasks: u32, irq: u32) -> u32;
     fn native_rps_location_of(map: *const rps_map, hash: u32) -> u16;
     fn native_flow_slot(queue: u32, hash: u32, shift: u32) -> u32;
     fn native_sock_flow_entry(hash: u32, location: u16, cpu_mask: u32) -> u32;
@@ -201,11 +204,31 @@ pub fn load_polled(
     unsafe { native_load_polled(q, start, now, over_idle, exhausted, busy) }
 }
 
-/// Ends the queue's window at `now`, in ns. `tasks` and `irq` are the shares of its time, of 1024,
-/// in which the CPU ran tasks and interrupts (load.h).
+/// Ends the queue's window at `now`, in ns; shares as for [`load_busy`] (load.h).
+///
+/// # Panics
+/// When a share is more than 1024.
 pub fn load_window(q: &mut rx_queue, now: u64, tasks: u32, irq: u32) {
+    assert!(tasks.max(irq) <= load_unit::LOAD_WHOLE.0);
     // SAFETY: the callee only writes the queue.
     unsafe { native_load_window(q, now, tasks, irq) }
+}
+
+/// A part as a share, of 1024 (load.h).
+pub fn load_share(part: u64, whole: u64) -> u32 {
+    // SAFETY: no memory is involved.
+    unsafe { native_load_share(part, whole) }
+}
+
+/// Share of a CPU's time, of 1024, in which it is not idle: `irq` is the share of interrupts,
+/// `tasks` that of tasks in the remaining time (load.h).
+///
+/// # Panics
+/// When a share is more than 1024.
+pub fn load_busy(tasks: u32, irq: u32) -> u32 {
+    assert!(tasks.max(irq) <= load_unit::LOAD_WHOLE.0);
+    // SAFETY: no memory is involved.
+    unsafe { native_load_busy(tasks, irq) }
 }
 
 /// The RPS location of a flow (tables.h).

@@ -115,6 +115,14 @@ impl Topology {
             .map(|(_, cpus)| cpus)
     }
 
+    /// The speed of `cpu`, of 1024, which is that of the host's fastest CPU. Kernels that don't
+    /// report it have CPUs of one speed.
+    pub fn capacity(&self, cpu: u32) -> u16 {
+        let file = format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity");
+        let reported = self.read(&file).and_then(|text| text.parse().ok());
+        reported.filter(|&capacity| capacity > 0).unwrap_or(1024)
+    }
+
     /// The order in which to look for an idle CPU for the packets of a consumer on `cpu`: at most
     /// `most` online CPUs of `among`, without `cpu`. Valid until a CPU goes online or offline.
     ///
@@ -443,6 +451,16 @@ pub(super) mod tests {
         // Cache information of other CPUs says nothing about this one.
         let fixture = fixture.cache(0, 3, 3, "Unified", "0-3");
         assert_eq!(nearest(&fixture, 6), [7, 0, 1, 2, 3, 4, 5]);
+    }
+
+    #[test]
+    fn a_small_cpu_has_less_capacity() {
+        let capacity = |cpu| format!("sys/devices/system/cpu/cpu{cpu}/cpu_capacity");
+        let fixture = Fixture::new("0-2")
+            .file(&capacity(0), "446")
+            .file(&capacity(1), "0");
+        let capacities = [0, 1, 2].map(|cpu| fixture.topology().capacity(cpu));
+        assert_eq!(capacities, [446, 1024, 1024]);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! earlier packets count as delivered; the rule of order has its own test (tests/order).
 
 mod adapt;
+mod busy;
 #[path = "../common/mod.rs"]
 mod common;
 mod limit;

@@ -139,7 +139,7 @@ proptest! {
             let l = &q.load;
             prop_assert_eq!(l.window, before.window.wrapping_add(1));
             prop_assert!(l.poll_share <= l.busy_share);
-            let busy = (tasks + irq).min(WHOLE) as u16;
+            let busy = native::load_busy(tasks, irq) as u16;
             prop_assert!((busy..=WHOLE as u16).contains(&l.busy_share));
             let leaving = match l.pressure {
                 SATURATED => poll_ns / 2,

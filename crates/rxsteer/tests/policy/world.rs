@@ -106,7 +106,7 @@ impl World {
     pub fn near(&mut self, near: &[Vec<u16>]) {
         for (cpu, near) in self.facts.cpus.iter_mut().zip(near) {
             cpu.near[..near.len()].copy_from_slice(near);
-            cpu.nr_near = near.len() as u32;
+            cpu.nr_near = near.len() as u16;
         }
     }
 
