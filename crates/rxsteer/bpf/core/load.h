@@ -65,7 +65,7 @@ static __always_inline __u32 load_busy(__u32 tasks, __u32 irq)
 	return load_tasks(tasks, irq) + irq;
 }
 
-/* Cost of these frames in ns, as measured INLINE; assumed to be the same on other CPUs. */
+/* Cost of these frames in ns, as measured INLINE. */
 static __always_inline __u64 load_cost(const struct rx_load *l, __u64 frames)
 {
 	if (!l->inline_ns)

@@ -86,10 +86,18 @@ static __always_inline __u32 flow_cost(const struct rx *rx, const struct rps_dev
 	return load_cost(&rx->q->load, flow->load + 1);
 }
 
-/* This cost as a share of a CPU's time. */
-static __always_inline __u32 flow_share(const struct rx *rx, const struct rps_dev_flow *flow)
+/* This cost times the capacity of the polling CPU, where it was measured. */
+static __always_inline __u64 flow_work(const struct rx *rx, const struct rps_dev_flow *flow)
 {
-	return load_share(flow_cost(rx, flow), LOAD_WINDOW_NS);
+	const struct cpu *here = cpu_of(rx->cpu);
+
+	return (__u64)flow_cost(rx, flow) * (here ? here->capacity : LOAD_WHOLE);
+}
+
+/* The work as a share of this CPU's time. */
+static __always_inline __u32 cpu_share(const struct cpu *c, __u64 work)
+{
+	return load_share(work, LOAD_WINDOW_NS * c->capacity);
 }
 
 /* The present time in half-lives of the scheduler's averages; the same for all queues. */
@@ -139,8 +147,8 @@ static __always_inline bool rx_note_crowded(const struct rx *rx, const struct ba
 	return true;
 }
 
-/* Whether flows may go to the CPU, and it has time for this share. */
-static __always_inline bool rx_has_room(const struct rx *rx, __u32 cpu, __u32 share)
+/* Whether flows may go to the CPU, and it has time for this work. */
+static __always_inline bool rx_has_room(const struct rx *rx, __u32 cpu, __u64 work)
 {
 	const struct backlog *b = rx_look(rx, cpu);
 	struct cpu *c = cpu_of(cpu);
@@ -149,7 +157,7 @@ static __always_inline bool rx_has_room(const struct rx *rx, __u32 cpu, __u32 sh
 	if (!b || !c || b->closed || rx_note_crowded(rx, b, c))
 		return false;
 	given = cpu_given(c, rx_half_lives(rx));
-	return b->busy + given + share <= POLICY_ROOM ||
+	return b->busy + given + cpu_share(c, work) <= POLICY_ROOM ||
 	       (b->busy < POLICY_BUSY && given < POLICY_STEP);
 }
 
@@ -157,7 +165,7 @@ static __always_inline bool rx_has_room(const struct rx *rx, __u32 cpu, __u32 sh
 static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_dev_flow *flow)
 {
 	const struct cpu *center = cpu_of(flow->base);
-	__u32 share = flow_share(rx, flow);
+	__u64 work = flow_work(rx, flow);
 
 	if (!center)
 		return RPS_NO_CPU;
@@ -168,7 +176,7 @@ static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_
 		if (near == rx->cpu && rx->q->load.pressure == RX_RELAXED)
 			return RPS_INLINE;
 		if (near != rx->cpu && near < RPS_INLINE_SHED && cpu_is_idle(near) &&
-		    rx_has_room(rx, near, share))
+		    rx_has_room(rx, near, work))
 			return near;
 	}
 	return RPS_NO_CPU;
@@ -178,12 +186,12 @@ static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_
  * none. */
 static __always_inline __u16 rx_spread(const struct rx *rx, const struct rps_dev_flow *flow)
 {
-	__u32 share = flow_share(rx, flow);
+	__u64 work = flow_work(rx, flow);
 
 	for (__u32 i = 0; i < POLICY_SLOTS; i++) {
 		__u16 cpu = rps_location_of(rx->map, rx->hash + (i << (32 - RPS_MAP_ORDER)));
 
-		if (cpu != rx->cpu && cpu < RPS_INLINE_SHED && rx_has_room(rx, cpu, share))
+		if (cpu != rx->cpu && cpu < RPS_INLINE_SHED && rx_has_room(rx, cpu, work))
 			return cpu;
 	}
 	return RPS_NO_CPU;
@@ -218,7 +226,7 @@ static __always_inline __u16 rx_adapt(const struct rx *rx, const struct rps_dev_
 	}
 	*reason = rx->followed ? RX_CONSUMER : RX_SPREAD;
 	if (flow->wanted == flow->base ? rx_holds(rx, flow)
-				       : rx_has_room(rx, flow->base, flow_share(rx, flow)))
+				       : rx_has_room(rx, flow->base, flow_work(rx, flow)))
 		return flow->base;
 	*reason = RX_STAY;
 	if (flow->wanted != RPS_INLINE && flow->wanted != flow->base && rx_holds(rx, flow))
@@ -287,17 +295,18 @@ static __always_inline void rx_give(const struct rx *rx, const struct rps_dev_fl
 {
 	struct rx_load *l = &rx->q->load;
 	__u32 cost = flow_cost(rx, flow);
-	__u32 share = flow_share(rx, flow);
+	__u64 work = flow_work(rx, flow);
 	__u32 now = rx_half_lives(rx);
 	struct backlog *b = rx_backlog(rx, flow->wanted);
+	struct cpu *left = cpu_of(flow->wanted);
 	struct cpu *c = cpu_of(cpu);
 
 	if (flow->wanted == RPS_INLINE)
 		l->leaving_ns -= cost < l->leaving_ns ? cost : l->leaving_ns;
-	if (b)
-		b->left += share;
+	if (b && left)
+		b->left += cpu_share(left, work);
 	if (c)
-		cpu_set_given(c, now, cpu_given(c, now) + share);
+		cpu_set_given(c, now, cpu_given(c, now) + cpu_share(c, work));
 }
 
 /* Initializes an unset slot: the flow wants its default location. */

@@ -132,7 +132,7 @@ fn leave_at_once(
         }
         for &(flow, _) in &moved {
             let cpu = usize::from(world.flows[flow].wanted);
-            let share = world.share(&world.flows[flow]);
+            let share = world.share(&world.flows[flow], world.flows[flow].wanted);
             given[cpu] += share;
             let fits = busy[cpu] + given[cpu] <= WHOLE * 7 / 8;
             if !fits && (busy[cpu] >= WHOLE * 63 / 64 || given[cpu] - share >= WHOLE / 32) {
@@ -202,6 +202,23 @@ fn an_almost_busy_cpu_gets_a_flow_per_half_life() {
         assert!(left(&world) <= half_lives, "{window}: {}", left(&world));
     }
     assert!(left(&world) > 2);
+}
+
+/// A flow that takes half of the polling CPU has room on a CPU of the same speed only.
+#[test]
+fn a_small_cpu_gets_less() {
+    let leaves = |here, there| {
+        let mut world = World::new(FOLLOW | ADAPT, 1);
+        world.map.location.fill(1);
+        world.application(0, 1);
+        // Not idle now and then, which would be enough for one flow.
+        world.facts.cpus[1].given = WHOLE / 32;
+        (world.facts.cpus[0].capacity, world.facts.cpus[1].capacity) = (here, there);
+        saturated_window(&mut world, &[1], 5_000_000);
+        world.flows[0].wanted == 1
+    };
+    assert!(leaves(1024, 1024) && leaves(446, 446) && leaves(446, 1024));
+    assert!(!leaves(1024, 446));
 }
 
 #[test]

@@ -97,6 +97,11 @@ impl World {
             polling: 0,
             busy_polls: 0,
         };
+        world
+            .facts
+            .cpus
+            .iter_mut()
+            .for_each(|cpu| cpu.capacity = WHOLE as u16);
         let everyone = Vec::from_iter(0..NR_CPUS as u16);
         world.near(&vec![everyone; NR_CPUS as usize]);
         world
@@ -185,9 +190,12 @@ impl World {
         (u64::from(flow.load) + 1) * u64::from(inline_ns) / 16
     }
 
-    /// This cost as a share of a CPU's time, in 1/1024.
-    pub fn share(&self, flow: &rps_dev_flow) -> u32 {
-        (self.cost(flow) * u64::from(WHOLE) / WINDOW_NS).min(u64::from(WHOLE)) as u32
+    /// This cost, which the polling CPU measured, as a share of a CPU's time, in 1/1024.
+    pub fn share(&self, flow: &rps_dev_flow, cpu: u16) -> u32 {
+        let [here, there] =
+            [self.polling as usize, cpu.into()].map(|cpu| u64::from(self.facts.cpus[cpu].capacity));
+        let share = self.cost(flow) * u64::from(WHOLE) * here / (WINDOW_NS * there);
+        share.min(u64::from(WHOLE)) as u32
     }
 
     /// The present time in half-lives of the scheduler's averages.
@@ -213,7 +221,7 @@ impl World {
     /// Whether the CPU has room for the flow, with these shares given before.
     pub fn has_room(&self, flow: &rps_dev_flow, cpu: u16, given: &[u32]) -> bool {
         let (busy, given) = (self.facts.busy[usize::from(cpu)], given[usize::from(cpu)]);
-        let fits = busy + given + self.share(flow) <= WHOLE * 7 / 8;
+        let fits = busy + given + self.share(flow, cpu) <= WHOLE * 7 / 8;
         !self.is_crowded(cpu) && (fits || busy < WHOLE * 63 / 64 && given < WHOLE / 32)
     }
 
@@ -237,7 +245,7 @@ impl World {
         self.backlogs.iter_mut().for_each(|b| b.looked = 0);
         let cpu = a % NR_CPUS;
         let share = b % 5 * 256;
-        match c % 9 {
+        match c % 10 {
             0 | 1 => Self::bit(&mut self.facts.idle, cpu, b % 2 > 0),
             2 => self.facts.busy[cpu as usize] = share,
             3 => self.facts.demand[cpu as usize] = share * 4,
@@ -246,6 +254,7 @@ impl World {
             // Up to 2 ms a frame, so that few frames make a CPU busy.
             6 => self.q.load.inline_ns = b % 5 * 8_000_000,
             7 => self.busy_polls = b % (POLLS + 1),
+            8 => self.facts.cpus[cpu as usize].capacity = [WHOLE, 446, 1][b as usize % 3] as u16,
             _ => self.window(b % 3 * 512, d % 3 * 512),
         }
         self.serve();

@@ -63,6 +63,7 @@ impl Path {
             ..Default::default()
         };
         for (i, cpu) in facts.cpus[..n].iter_mut().enumerate() {
+            cpu.capacity = 1024;
             let others = (1..n).map(|distance| (i + distance) % n);
             for (near, other) in cpu.near.iter_mut().zip(others) {
                 *near = other as u16;
