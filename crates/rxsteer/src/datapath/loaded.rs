@@ -16,6 +16,7 @@ use libbpf_rs::{Link, MapCore, MapFlags, ProgramInput, ProgramMut, ProgramType};
 use super::backlogs::{self, Backlogs};
 use super::config::{Config, DeviceConfig};
 use super::cpus::{self, Cpus};
+use super::load::WHOLE;
 use super::mapped::Mapped;
 use super::objects::{Device, constants, lend_maps, load_device, set_constants};
 use super::policy::Policy;
@@ -30,7 +31,7 @@ use crate::bpf::trace_skel::{TraceSkel, TraceSkelBuilder};
 use crate::host::caps;
 use crate::host::device::XdpMode;
 use crate::host::xdp;
-use crate::types::{self, backlog, rx_config, rx_policy, rx_queue};
+use crate::types::{self, backlog, cpu, rx_config, rx_load, rx_policy, rx_pressure, rx_queue};
 
 /// The first epoch; 0 is the epoch of unset slots.
 pub(super) const FIRST_EPOCH: u16 = 1;
@@ -331,6 +332,32 @@ impl Datapath {
     pub fn settle(&self, queue: u32) {
         let first_epoch = offset_of!(rx_queue, first_epoch);
         self.rx_queues.set_field(queue, first_epoch, self.epoch);
+    }
+
+    /// Makes the queue's polling CPU saturated, with flows that may leave it, and every CPU full:
+    /// each has been given more than its time. Only for a program that is never attached: no poll
+    /// ends the window.
+    ///
+    /// # Errors
+    /// When the CPUs' facts can't be mapped.
+    pub fn saturate(&self, queue: u32) -> Result<()> {
+        let queues = &self.rx_queues;
+        let load = offset_of!(rx_queue, load);
+        let pressure = rx_pressure::RX_SATURATED.0 as u16;
+        queues.set_field(queue, load + offset_of!(rx_load, pressure), pressure);
+        queues.set_field(queue, load + offset_of!(rx_load, leaving_ns), u32::MAX);
+        let cpus = Mapped::<cpu>::of(&self.trace.maps.cpus)?;
+        for number in 0..self.nr_cpus {
+            cpus.set_field(number, offset_of!(cpu, given), WHOLE);
+        }
+        Ok(())
+    }
+
+    /// Begins the queue's next window, in which each flow decides again; as [`Self::saturate`].
+    pub fn next_window(&self, queue: u32) {
+        let window = offset_of!(rx_queue, load) + offset_of!(rx_load, window);
+        let next = self.rx_queue(queue).load.window.wrapping_add(1);
+        self.rx_queues.set_field(queue, window, next);
     }
 
     /// The stream of requests for backlogs.

@@ -20,6 +20,7 @@ use rxsteer::datapath::{
     Config, Datapath, DeviceConfig, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, draw_secret,
 };
 use rxsteer::host::device::XdpMode;
+use rxsteer::types::rx_reason;
 
 use crate::bench::experiment::{CasePlan, Effort, Experiment, Plan, Values, fit, headline};
 use crate::bench::report::document::Better;
@@ -34,6 +35,9 @@ const XDP_REDIRECT: u32 = 4;
 
 /// Program runs per test_run.
 const REPEAT: u32 = 200_000;
+
+/// Program runs in a window of the saturated queue: 10 ms at a million packets per second.
+const WINDOW: u32 = 10_000;
 
 /// Numbers of flows in rotation, to show how the cost grows.
 const FLOWS: [u32; 4] = [1_000, 10_000, 100_000, 1_000_000];
@@ -58,17 +62,20 @@ pub(super) enum Subject {
     Rfs,
     /// rxsteer by RFS, without its rule of order.
     Unguarded,
-    /// rxsteer with its default policy.
+    /// rxsteer with its default policy, at light load.
     Adaptive,
+    /// The same with a saturated polling CPU and no room on any other.
+    Saturated,
 }
 
 impl Subject {
-    const ALL: [Self; 5] = [
+    const ALL: [Self; 6] = [
         Self::Empty,
         Self::Rps,
         Self::Rfs,
         Self::Unguarded,
         Self::Adaptive,
+        Self::Saturated,
     ];
 
     fn mode(self) -> &'static str {
@@ -78,14 +85,23 @@ impl Subject {
             Self::Rfs => "rxsteer-rfs",
             Self::Unguarded => "unguarded",
             Self::Adaptive => SUBJECT,
+            Self::Saturated => "rxsteer-saturated",
         }
     }
 
     /// Expected return value for every packet.
     fn verdict(self) -> u32 {
         match self {
-            Self::Empty | Self::Adaptive => XDP_PASS,
+            Self::Empty | Self::Adaptive | Self::Saturated => XDP_PASS,
             Self::Rps | Self::Rfs | Self::Unguarded => XDP_REDIRECT,
+        }
+    }
+
+    /// Runs per test_run.
+    fn repeat(self) -> u32 {
+        match self {
+            Self::Saturated => WINDOW,
+            _ => REPEAT,
         }
     }
 
@@ -93,7 +109,7 @@ impl Subject {
         match self {
             Self::Empty | Self::Rps => Policy::RPS,
             Self::Rfs | Self::Unguarded => Policy::RFS,
-            Self::Adaptive => Policy::ADAPTIVE,
+            Self::Adaptive | Self::Saturated => Policy::ADAPTIVE,
         }
     }
 }
@@ -130,8 +146,10 @@ impl Experiment for Decide {
             conditions: IndexMap::new(),
             notes: vec![
                 "none is a program that only passes: what running any program costs. rxsteer is what it \
-                 costs at light load, where flows stay on the CPU that polls; in the other modes \
-                 of rxsteer they all go to another. With many flows \
+                 costs at light load, where flows stay on the CPU that polls; with \
+                 rxsteer-saturated that CPU has no time left and no other has room, and each flow \
+                 searches all CPUs again in each window of 10,000 packets; in the other modes \
+                 of rxsteer all flows go to another CPU. With many flows \
                  all modes run behind a program that changes the packet's source each time, and the \
                  tables have as many slots as there are flows."
                     .to_owned(),
@@ -154,7 +172,7 @@ fn mean_ns(packet: &Packet, subject: Subject, seconds: f64) -> Result<f64> {
     bind(Pid::from_raw(0), 0)?;
     let runner = Runner::new(packet, subject)?;
     // Two rounds of warm-up: in the first, all slots are empty.
-    for _ in 0..(2 * packet.nr_flows).div_ceil(REPEAT) {
+    for _ in 0..(2 * packet.nr_flows).div_ceil(subject.repeat()) {
         runner.run(packet)?;
     }
     let (mut sum, mut nr_windows) = (0.0, 0.0);
@@ -163,6 +181,7 @@ fn mean_ns(packet: &Packet, subject: Subject, seconds: f64) -> Result<f64> {
         sum += f64::from(runner.run(packet)?);
         nr_windows += 1.0;
     }
+    runner.check(packet)?;
     Ok(sum / nr_windows)
 }
 
@@ -170,7 +189,7 @@ fn mean_ns(packet: &Packet, subject: Subject, seconds: f64) -> Result<f64> {
 struct Runner {
     lab: LabSkel<'static>,
     datapath: Option<Datapath>,
-    verdict: u32,
+    subject: Subject,
     varied: bool,
 }
 
@@ -201,37 +220,66 @@ impl Runner {
         let runner = Self {
             lab,
             datapath,
-            verdict: subject.verdict(),
+            subject,
             varied,
         };
         if varied {
-            let program = runner.subject().as_raw_fd().to_ne_bytes();
+            let program = runner.program().as_raw_fd().to_ne_bytes();
             let targets = &runner.lab.maps.vary_target;
             targets.update(&0u32.to_ne_bytes(), &program, MapFlags::ANY)?;
         }
         Ok(runner)
     }
 
-    fn subject(&self) -> BorrowedFd<'_> {
+    fn program(&self) -> BorrowedFd<'_> {
         match &self.datapath {
             Some(datapath) => datapath.program(0),
             None => self.lab.progs.empty.as_fd(),
         }
     }
 
-    /// Mean ns of [`REPEAT`] runs.
+    /// Mean ns of [`Subject::repeat`] runs.
     fn run(&self, packet: &Packet) -> Result<u32> {
         let program = if self.varied {
             self.lab.progs.vary.as_fd()
         } else {
-            self.subject()
+            self.program()
         };
-        test_run(program, &packet.bytes, self.verdict)
+        if let (Subject::Saturated, Some(datapath)) = (self.subject, &self.datapath) {
+            datapath.next_window(0);
+        }
+        test_run(program, &packet.bytes, self.subject)
+    }
+
+    /// Refuses the figure if the flows of the last window did not search the CPUs.
+    fn check(&self, packet: &Packet) -> Result<()> {
+        let (Subject::Saturated, Some(datapath)) = (self.subject, &self.datapath) else {
+            return Ok(());
+        };
+        let load = datapath.rx_queue(0).load;
+        let tables = datapath.tables();
+        let slots = tables.dev_flows().range(0..tables.flow_cnt());
+        let searched = slots.filter(|(_, flow)| {
+            flow.window == load.window && flow.reason == rx_reason::RX_NO_GAIN.0 as u8
+        });
+        let (searched, flows) = (searched.count(), packet.nr_flows.min(WINDOW) as usize);
+        // Flows may share a slot.
+        fit!(
+            searched > flows / 2,
+            "{searched} of {flows} flows searched the CPUs for room in the last window"
+        );
+        let read = datapath.backlog(0, 1).looked;
+        fit!(
+            read == load.window.wrapping_add(1),
+            "the load of CPU 1 was not read in the last window"
+        );
+        Ok(())
     }
 }
 
 /// A data path with one queue. All flows go to the backlog of CPU 1, the longest path of the
-/// program; with a policy that considers load they stay inline, since no poll has reported any.
+/// program; with a policy that considers load they stay inline, since no poll has reported any, or
+/// since no CPU has room.
 pub(super) fn subject(
     subject: Subject,
     tunnels: u32,
@@ -265,15 +313,18 @@ pub(super) fn subject(
     datapath.set_rps_map(0, &RpsMap::inline().spread_over(&[1]));
     datapath.settle(0);
     datapath.steer_by(subject.policy())?;
+    if subject == Subject::Saturated {
+        datapath.saturate(0)?;
+    }
     Ok(datapath)
 }
 
-fn test_run(program: BorrowedFd<'_>, packet: &[u8], verdict: u32) -> Result<u32> {
+fn test_run(program: BorrowedFd<'_>, packet: &[u8], subject: Subject) -> Result<u32> {
     let mut opts = libbpf_sys::bpf_test_run_opts {
         sz: size_of::<libbpf_sys::bpf_test_run_opts>() as libbpf_sys::size_t,
         data_in: packet.as_ptr().cast(),
         data_size_in: packet.len() as u32,
-        repeat: REPEAT as i32,
+        repeat: subject.repeat() as i32,
         ..Default::default()
     };
     // SAFETY: the packet and the options outlive the call.
@@ -281,6 +332,7 @@ fn test_run(program: BorrowedFd<'_>, packet: &[u8], verdict: u32) -> Result<u32>
     if result < 0 {
         return Err(std::io::Error::from_raw_os_error(-result)).context("running the program");
     }
+    let verdict = subject.verdict();
     // A poll of another device on this CPU would appear to have lasted since the first packet;
     // flows then do not stay inline.
     fit!(
