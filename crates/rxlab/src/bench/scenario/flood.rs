@@ -14,7 +14,7 @@ use crate::bench::experiment::{
     CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, flow_limit_drops, headline,
 };
 use crate::bench::report::document::Better;
-use crate::bench::setup::mode::{Mode, Way};
+use crate::bench::setup::mode::{Active, Mode, Way};
 use crate::bench::setup::testbed::{Masks, Testbed};
 use crate::bench::setup::traffic::{Destination, NR_CONNECTED, SETTLING, Traffic, check};
 use crate::bench::setup::watch::Seen;
@@ -39,25 +39,44 @@ pub struct Sample {
     pub seen: Seen,
 }
 
-/// Sends at the generator's maximum for `seconds`, under a way to steer.
+impl Sample {
+    /// Sends at the generator's maximum for `seconds`, under a way to steer, which must be switched
+    /// on before any packet is sent.
+    ///
+    /// # Errors
+    /// When the lab failed; [`Unfit`](crate::bench::experiment::Unfit) when the way had no effect,
+    /// or packets are unaccounted for.
+    pub(super) fn take(
+        testbed: &Testbed,
+        active: &Active<'_>,
+        way: Way,
+        destination: &dyn Destination,
+        frames: &Frames,
+        seconds: f64,
+    ) -> Result<Self> {
+        let watch = testbed.watch()?;
+        let traffic = Traffic::send(testbed, destination, frames, None, seconds)?;
+        let seen = watch.end()?;
+        check(testbed, active, way, &traffic, &seen)?;
+        traffic.exceeds_the_host()?;
+        Ok(Self { traffic, seen })
+    }
+}
+
+/// Floods an application.
 ///
 /// # Errors
-/// When the lab failed; [`Unfit`](crate::bench::experiment::Unfit) when the way had no effect, or
-/// packets are unaccounted for.
+/// As [`Sample::take`].
 pub fn measure(testbed: &Testbed, way: Way, to: Sockets, seconds: f64) -> Result<Sample> {
     let active = testbed.start(way)?;
     let frames = Frames::Udp(to.flows(testbed));
     let application = Application::start(testbed, to)?;
-    let watch = testbed.watch()?;
-    let traffic = Traffic::send(testbed, &application, &frames, None, seconds);
-    let seen = watch.end();
+    let sample = Sample::take(testbed, &active, way, &application, &frames, seconds);
     // Stop also after an error: the next measurement binds the same address.
     application.stop()?;
-    let (traffic, seen) = (traffic?, seen?);
-    check(testbed, &active, way, &traffic, &seen)?;
-    traffic.exceeds_the_host()?;
+    let sample = sample?;
     active.stop()?;
-    Ok(Sample { traffic, seen })
+    Ok(sample)
 }
 
 /// Sockets of the application.

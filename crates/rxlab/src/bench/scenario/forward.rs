@@ -10,9 +10,9 @@ use anyhow::Result;
 use crate::bench::experiment::{
     CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, fit,
 };
-use crate::bench::scenario::flood::NR_FLOWS;
+use crate::bench::scenario::flood::{NR_FLOWS, Sample};
 use crate::bench::scenario::lossfree::{metrics, notes, search, search_seconds};
-use crate::bench::setup::mode::{Mode, Way};
+use crate::bench::setup::mode::{Active, Mode, Way};
 use crate::bench::setup::router::{NR_BLOCKED, Passed, Router, Ruleset};
 use crate::bench::setup::testbed::{INTERRUPT_CPU, Testbed};
 use crate::bench::setup::traffic::Traffic;
@@ -63,6 +63,37 @@ fn establish(testbed: &Testbed, router: &Router) -> Result<()> {
     let flows = router.flows(&testbed.link.dut, NR_FLOWS);
     router.establish(&testbed.link, INTERRUPT_CPU, &flows)?;
     plain.stop()
+}
+
+/// Sends to the host behind the router, under a way to steer: `send` gets the frames, and returns
+/// its result and all traffic.
+fn through<T>(
+    testbed: &Testbed,
+    router: &Router,
+    way: Way,
+    send: impl FnOnce(&Active<'_>, &Frames) -> Result<(T, Traffic)>,
+) -> Result<T> {
+    establish(testbed, router)?;
+    let frames = Frames::Udp(router.flows(&testbed.link.dut, NR_FLOWS));
+    let active = testbed.start(way)?;
+    let before = router.passed()?;
+    let (result, all) = send(&active, &frames)?;
+    check(before, router.passed()?, &all)?;
+    active.stop()?;
+    Ok(result)
+}
+
+/// Floods the host behind the router.
+///
+/// # Errors
+/// As [`flood::measure`](crate::bench::scenario::flood::measure); and
+/// [`Unfit`](crate::bench::experiment::Unfit) when packets matched another rule.
+pub fn measure(testbed: &Testbed, router: &Router, way: Way, seconds: f64) -> Result<Sample> {
+    through(testbed, router, way, |active, frames| {
+        let sample = Sample::take(testbed, active, way, router, frames, seconds)?;
+        let all = sample.traffic.clone();
+        Ok((sample, all))
+    })
 }
 
 /// Checks that all forwarded packets matched the measured rule.
@@ -128,14 +159,9 @@ impl Experiment for Forward {
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
         let ((testbed, router), way) = (&self.testbeds[case], self.ways[mode]);
-        establish(testbed, router)?;
-        let frames = Frames::Udp(router.flows(&testbed.link.dut, NR_FLOWS));
-        let active = testbed.start(way)?;
-        let before = router.passed()?;
-        let (values, all) = search(testbed, &active, way, router, &frames, self.seconds)?;
-        check(before, router.passed()?, &all)?;
-        active.stop()?;
-        Ok(values)
+        through(testbed, router, way, |active, frames| {
+            search(testbed, active, way, router, frames, self.seconds)
+        })
     }
 }
 
