@@ -127,8 +127,7 @@ pub(super) enum Application {
 
 impl Application {
     /// Starts the threads on CPUs that do not poll the queue: one, or all of these CPUs for several
-    /// sockets if the generators have CPUs of their own. The threads of a shared socket are not
-    /// bound.
+    /// sockets. The threads of a shared socket are not bound.
     pub(super) fn start(testbed: &Testbed, to: Sockets) -> Result<Self> {
         let (dut, flows) = (&testbed.link.dut, to.flows(testbed));
         let others = &testbed.masks().others;
@@ -148,11 +147,7 @@ impl Application {
             }
             Sockets::Connected => {
                 let sockets = sockets::connected(&dut.netns, &flows, RCVBUF)?;
-                let cpus = match testbed.masks().apart() {
-                    true => others.clone(),
-                    false => others.first().into_iter().collect(),
-                };
-                let threads = Migrators::spread(&dut.netns, sockets, Reads::Datagrams, &cpus)?;
+                let threads = Migrators::spread(&dut.netns, sockets, Reads::Datagrams, others)?;
                 Self::Connected(threads)
             }
         })
