@@ -13,7 +13,7 @@ MANY ?= many.html
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
-demo: ## before and after, on real packets, in under a minute (ARGS=--json)
+demo: ## before and after, on real packets, in a minute (ARGS=--json)
 	@scripts/run.sh demo $(ARGS)
 
 test: ## every test, native and end to end (ARGS=FILTER); the latter need root: sudo make test

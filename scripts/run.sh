@@ -5,11 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-jobs=(build)
-if [ "${1:-}" = bench ]; then
-    jobs+=(bench)
-fi
-scripts/setup.sh "${jobs[@]}"
+scripts/setup.sh build "$1"
 # shellcheck source=scripts/cargo.sh
 . scripts/cargo.sh
 builder cargo build --release

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
 # setup.sh JOB...: installs the packages that the jobs need (build, test, guest, emulator, lint,
-# bench, profile).
+# demo, bench, profile).
 #
 # Silent if none is missing. On Debian and Ubuntu missing packages are listed, with the reason, and
 # installed; elsewhere they are listed, and the build stops if it needs them.
@@ -57,7 +57,7 @@ have_build_tools() { have cc && have make; }
 
 # Only root runs it, and only root's PATH is sure to include its folder.
 have_nft() { PATH=$PATH:/usr/sbin:/sbin have nft; }
-want_nft() { want nftables "makes the firewall of the benchmark's router" have_nft; }
+want_nft() { want nftables "makes the firewall of the demo and the benchmark" have_nft; }
 
 probe() {
     missing=()
@@ -99,14 +99,14 @@ probe() {
         need git "lists the files for the check of licences" have git
         need shellcheck "checks the scripts" have shellcheck
         ;;
-    bench)
+    demo | bench)
         want_nft
         ;;
     profile)
         need linux-perf "samples what the virtual machine's CPUs execute" have perf
         ;;
     *)
-        echo "usage: setup.sh build|test|guest|emulator|lint|bench|profile ..." >&2
+        echo "usage: setup.sh build|test|guest|emulator|lint|demo|bench|profile ..." >&2
         exit 2
         ;;
     esac

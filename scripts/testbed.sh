@@ -4,7 +4,7 @@
 # testbed.sh [--kernel SERIES] [--cpus N] [--sockets N] [--report FILE.html] [--profile]
 # [ARGUMENT...]: runs `rxlab bench ARGUMENT...` (default: $usual) in a virtual machine with many
 # CPUs and time counted in instructions, and writes the report here. docs/testbed.md explains its
-# figures.
+# figures. If the first argument is demo: runs `rxlab ARGUMENT...`, without a report.
 #
 # --profile also samples each CPU from start to end, and prints the functions that take most of its
 # time: choose one case and one mode, and enough seconds to outweigh the start.
@@ -70,6 +70,7 @@ fi
 [ -s "$report" ] || rm -f "$report"
 
 [ $# != 0 ] || set -- "${usual[@]}"
+[ "$1" = demo ] || set -- bench --report report.html "$@"
 
 cd "$(dirname "$0")/.."
 jobs=(build guest)
@@ -103,8 +104,8 @@ emulated="$("$qemu" --version | sed -n 's/.*version \([0-9.]*\).*/QEMU \1/p'), c
     echo 'cd /tmp'
     # By a timer, since the emulated CPU has no hardware counters.
     ! $profile || printf 'perf record -q -a -e cpu-clock -F 2000 -o /tmp/perf.data '
-    printf 'rxlab bench --report report.html'
-    [ $# = 0 ] || printf ' %q' "$@"
+    printf rxlab
+    printf ' %q' "$@"
     printf ' </dev/null\nstatus=$?\n'
     # Base64, since the serial port's terminal alters bytes.
     echo '[ ! -s /tmp/report.json ] || tar -C /tmp -cz report.html report.json | base64 >/dev/ttyS2'

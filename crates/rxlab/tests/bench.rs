@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Scenarios with traffic measure what they claim, and refuse other measurements.
 
+use std::env;
+use std::ffi::OsStr;
 use std::fs;
 use std::net::SocketAddr;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 
@@ -242,6 +245,50 @@ fn without_nft_there_is_a_note_and_no_figure() -> Result<()> {
         ("forward", 0)
     );
     assert!(report.notes[0].contains("nft is missing"), "{report:?}");
+    Ok(())
+}
+
+/// Runs the demo with this PATH; None if the load of the host made its measurements invalid.
+fn demo(test: &str, path: &OsStr) -> Result<Option<String>> {
+    let mut rxlab = Command::new(env!("CARGO_BIN_EXE_rxlab"));
+    let output = rxlab.args(["demo", "--seconds=0.1"]).env("PATH", path);
+    let output = output.output()?;
+    let why = String::from_utf8_lossy(&output.stderr);
+    let invalid = why.contains("measurements was valid");
+    if invalid && MISTAKES.iter().all(|mistake| !why.contains(mistake)) {
+        rxlab::testing::not_run(test, why.trim());
+        return Ok(None);
+    }
+    assert!(output.status.success(), "{output:?}");
+    Ok(Some(String::from_utf8(output.stdout)?))
+}
+
+#[test]
+fn without_nft_the_demo_has_no_firewall() -> Result<()> {
+    in_lab!();
+    // A shell puts settings back.
+    let path = tempfile::tempdir()?;
+    symlink("/bin/sh", path.path().join("sh"))?;
+    if let Some(text) = demo(test_name!(), path.path().as_os_str())? {
+        let why = "\nFirewall: not measured. nft is missing; on Debian and Ubuntu, apt-get install";
+        assert!(text.contains(why), "{text}");
+    }
+    Ok(())
+}
+
+#[test]
+fn the_demo_ends_with_the_firewall() -> Result<()> {
+    in_lab!();
+    if !has_nft() {
+        rxlab::testing::not_run(test_name!(), "nft is missing");
+        return Ok(());
+    }
+    if let Some(text) = demo(test_name!(), &env::var_os("PATH").context("PATH")?)? {
+        let (_, end) = text
+            .split_once("\nFirewall: a router")
+            .context(text.clone())?;
+        assert!(end.contains("through the firewall rxsteer"), "{text}");
+    }
     Ok(())
 }
 

@@ -21,6 +21,13 @@ fn commands() {
 }
 
 #[test]
+fn demo() {
+    for (seconds, why) in SECONDS {
+        wrong(&["demo", &format!("--seconds={seconds}")], &[why]);
+    }
+}
+
+#[test]
 fn bench() {
     wrong(
         &["bench", "floods"],

@@ -2,11 +2,13 @@
 //! `rxlab demo`.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use rxsteer::cli::program::print_answer;
+use rxsteer::cli::value::seconds;
 
 use super::lab::needs_lab;
 use crate::demo;
@@ -14,6 +16,10 @@ use crate::demo;
 /// Options of `rxlab demo`.
 #[derive(Debug, Args)]
 pub struct DemoArgs {
+    /// Length of one measurement
+    #[arg(long, value_name = "SECONDS", default_value = "1.5", value_parser = seconds)]
+    pub seconds: Duration,
+
     /// Print JSON
     #[arg(long)]
     pub json: bool,
@@ -23,7 +29,7 @@ impl DemoArgs {
     pub(super) fn run(&self) -> Result<ExitCode> {
         needs_lab()?;
         let bar = ProgressBar::new(0);
-        let demo = demo::demo(&progress(&bar));
+        let demo = demo::demo(self.seconds.as_secs_f64(), &progress(&bar));
         bar.finish_and_clear();
         let demo = demo?;
         print_answer(self.json, &demo, demo::Demo::render)?;

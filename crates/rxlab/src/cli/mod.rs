@@ -24,7 +24,7 @@ pub struct Cli {
 /// One per thing that rxlab does.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// See it: the same flood without steering, with kernel RPS and with rxsteer
+    /// See it: floods without steering, with the kernel's steering and with rxsteer
     Demo(demo::DemoArgs),
     /// Measure, on this machine and in namespaces of its own
     Bench(Box<bench::BenchArgs>),

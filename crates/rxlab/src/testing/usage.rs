@@ -34,7 +34,7 @@ impl Program {
     }
 }
 
-/// Invalid times of `status --interval` and `bench --seconds`, with the errors.
+/// Invalid times of `status --interval` and `--seconds`, with the errors.
 pub const SECONDS: [(&str, &str); 6] = [
     ("0", "choose 0.01 seconds or more"),
     ("-1", "choose 0.01 seconds or more"),

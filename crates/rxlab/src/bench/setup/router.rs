@@ -252,7 +252,7 @@ fn nft(netns: &Netns, arguments: &[&str], input: &str) -> Result<Output> {
     };
     let output = match run(netns.command("nft")?) {
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            let why = "nft is missing (Debian's package nftables)";
+            let why = "nft is missing; on Debian and Ubuntu, apt-get install nftables installs it";
             return Err(Unfit(why.to_owned()).into());
         }
         output => output.context("running nft")?,
