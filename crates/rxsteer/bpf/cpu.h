@@ -38,8 +38,25 @@ static __always_inline bool cpu_is_idle(__u32 cpu)
 }
 
 /*
+ * Half-lives of the scheduler's averages since an idle CPU had its last task: the kernel leaves the
+ * averages as they were then. By the clocks of run queues: that of this CPU, which runs and hence
+ * ticks, and that of the idle one, which stands still.
+ */
+static __always_inline __u32 cpu_idle_for(__u32 cpu)
+{
+	struct rq *here = cpu_rq(cpu_of(bpf_get_smp_processor_id()));
+	struct rq *rq = cpu_rq(cpu_of(cpu));
+	__s64 age;
+
+	if (!here || !rq || !cpu_is_idle(cpu))
+		return 0;
+	age = BPF_CORE_READ(here, clock) - BPF_CORE_READ(rq, clock);
+	return age > 0 ? age / LOAD_HALF_LIFE_NS : 0;
+}
+
+/*
  * Share of the time that interrupts leave in which the CPU runs tasks, by PELT with its half-life
- * of 32 ms. The kernel does not keep that of an idle CPU up to date. The scheduler counts what the
+ * of 32 ms. That of an idle CPU is out of date (cpu_idle_for()). The scheduler counts what the
  * fastest CPU would need; a CPU that is never idle shows up to LOAD_WHOLE, whatever its capacity.
  */
 static __always_inline __u32 cpu_tasks(__u32 cpu)
@@ -68,7 +85,7 @@ static __always_inline __u32 cpu_irq(__u32 cpu)
 
 static __always_inline __u32 cpu_busy(__u32 cpu)
 {
-	return load_busy(cpu_tasks(cpu), cpu_irq(cpu));
+	return load_decayed(load_busy(cpu_tasks(cpu), cpu_irq(cpu)), cpu_idle_for(cpu));
 }
 
 static __always_inline __u32 cpu_demand(__u32 cpu, const struct backlog *b)
@@ -82,5 +99,5 @@ static __always_inline __u32 cpu_demand(__u32 cpu, const struct backlog *b)
 	demand = BPF_CORE_READ(rq, cfs.avg.runnable_avg);
 	if (kthread)
 		own = BPF_CORE_READ(kthread, se.avg.runnable_avg);
-	return demand > own ? demand - own : 0;
+	return demand > own ? load_decayed(demand - own, cpu_idle_for(cpu)) : 0;
 }

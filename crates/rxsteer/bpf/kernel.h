@@ -37,6 +37,7 @@ struct cfs_rq {
 };
 
 struct rq {
+	__u64 clock; /* ns; stands still while the CPU is idle */
 	struct task_struct *curr;
 	struct task_struct *idle;
 	struct cfs_rq cfs;

@@ -42,6 +42,9 @@
 /* Cost of a frame in ns until it has been measured; most frames cost less. */
 #define LOAD_COST_GUESS 2000
 
+/* Half-life of the scheduler's averages, in ns (PELT). */
+#define LOAD_HALF_LIFE_NS 32000000ULL
+
 /* Longer windows were idle: their sample is discarded. */
 #define LOAD_LONGEST_NS (100 * LOAD_WINDOW_NS)
 
@@ -63,6 +66,12 @@ static __always_inline __u32 load_tasks(__u32 tasks, __u32 irq)
 static __always_inline __u32 load_busy(__u32 tasks, __u32 irq)
 {
 	return load_tasks(tasks, irq) + irq;
+}
+
+/* An average after `half_lives` without load. */
+static __always_inline __u32 load_decayed(__u32 average, __u32 half_lives)
+{
+	return half_lives < 32 ? average >> half_lives : 0;
 }
 
 /* Cost of these frames in ns, as measured INLINE. */

@@ -73,9 +73,6 @@ static __always_inline __u16 rx_base(struct rx *rx)
  * CPU seems. The flows that caused this are still there. */
 #define POLICY_CROWDED (LOAD_WHOLE / 4)
 
-/* Half-life of the scheduler's averages, in ns (PELT). */
-#define POLICY_HALF_LIFE_NS 32000000ULL
-
 /* Slots of the rps_map that are searched for a CPU with room. */
 #define POLICY_SLOTS 16
 
@@ -103,16 +100,14 @@ static __always_inline __u32 cpu_share(const struct cpu *c, __u64 work)
 /* The present time in half-lives of the scheduler's averages; the same for all queues. */
 static __always_inline __u32 rx_half_lives(const struct rx *rx)
 {
-	return rx->q->load.window_start / POLICY_HALF_LIFE_NS;
+	return rx->q->load.window_start / LOAD_HALF_LIFE_NS;
 }
 
 /* Share of the CPU's time that was given to flows and that the scheduler's averages do not show
  * yet: they approach the load with the half-life with which this decreases. */
 static __always_inline __u32 cpu_given(const struct cpu *c, __u32 now)
 {
-	__u32 age = now - c->given_at;
-
-	return age < 10 ? c->given >> age : 0;
+	return load_decayed(c->given, now - c->given_at);
 }
 
 /* The queue's backlog for a CPU with the CPU's load, which is read once per window: every run queue
@@ -276,12 +271,13 @@ static __always_inline __u16 rx_beside(const struct rx *rx, const struct rps_dev
 static __always_inline __u16 rx_choose(const struct rx *rx, const struct rps_dev_flow *flow,
 				       __u8 *reason)
 {
+	bool adapt = rx->q->policy & RX_ADAPT;
+
 	*reason = RX_TABLES;
-	if (flow->base == RPS_INLINE)
+	/* Where the application is, or by RPS alone. */
+	if (flow->base == RPS_INLINE && (rx->followed || !adapt))
 		return RPS_INLINE;
-	if (rx->q->policy & RX_ADAPT)
-		return rx_adapt(rx, flow, reason);
-	return rx_beside(rx, flow, reason);
+	return adapt ? rx_adapt(rx, flow, reason) : rx_beside(rx, flow, reason);
 }
 
 /* The default location: INLINE under RX_ADAPT, otherwise the location by the tables. */
@@ -354,11 +350,13 @@ static __always_inline __u16 rx_wanted(const struct rx *rx, struct rps_dev_flow 
 	if (likely(!decide && !moved && !lost))
 		return wanted;
 	flow->base = base;
-	if (lost || follows)
-		flow->wanted = lost ? flow_default(rx, flow) : base;
+	if (lost)
+		flow->wanted = flow_default(rx, flow);
 	else if (wanted == RPS_INLINE)
-		/* The CPU that the flow wanted polls the queue now. */
+		/* Perhaps the CPU that the flow wanted polls the queue now. */
 		flow->wanted = RPS_INLINE;
+	else if (follows)
+		flow->wanted = base;
 	rx_decide_apart(rx, flow);
 	return rx_usable(rx, flow->wanted);
 }

@@ -288,7 +288,7 @@ impl World {
         let was = &before.flow;
         let begins = was.epoch != self.q.epoch;
         let wanted = self.location(was.wanted);
-        let follows = was.wanted == was.base && was.wanted != INLINE && flow.wanted == flow.base;
+        let follows = was.wanted == was.base && wanted != INLINE && flow.wanted == flow.base;
         let leaves = (begins || wanted == INLINE) && flow.location != INLINE && !follows;
         let chosen = flow.reason == IDLE_CPU
             && (was.reason, wanted) != (IDLE_CPU, self.location(flow.wanted));
@@ -304,8 +304,8 @@ impl World {
             Some("elsewhere, although there is room")
         } else if adapts && leaves && before.leaving_ns == 0 {
             Some("left INLINE without pressure, or after enough other flows")
-        } else if adapts && leaves && flow.base == INLINE {
-            Some("left its application's polls")
+        } else if adapts && leaves && flow.base == INLINE && before.followed {
+            Some("left its application, which is on the polling CPU or polls")
         } else if adapts && goes && !self.has_room(flow, flow.wanted, given) {
             Some("went to a CPU without room")
         } else {
@@ -315,8 +315,15 @@ impl World {
 
     /// The state on which the decision of a flow depends.
     pub fn before(&self, flow: usize) -> Before {
+        let at = native::sock_flow_location(
+            self.applications[flow],
+            Self::hash(flow),
+            self.facts.cpu_mask,
+        );
         Before {
             flow: self.flows[flow],
+            followed: self.q.policy & FOLLOW != 0
+                && (at == INLINE || u32::from(at) == self.polling),
             leaving_ns: self.q.load.leaving_ns,
             given: self.given(),
         }
@@ -327,6 +334,8 @@ impl World {
 #[derive(Debug)]
 pub struct Before {
     flow: rps_dev_flow,
+    /// The application polls the queue, or is on the CPU that does.
+    followed: bool,
     leaving_ns: u32,
     given: Vec<u32>,
 }
