@@ -262,7 +262,7 @@ struct rx_load {
 	__u16 busy_polled;     /* applications' share of the polls, of 1024; a decaying average */
 	__u32 nr_busy_polls;   /* of nr_polls, those of applications */
 	__u32 polled_for; /* 1 + window of the last packet for an application that polls; 0: none */
-	__u32 pad;
+	__u32 hop_ns;	  /* as inline_ns, with the flows elsewhere; fades */
 	__u64 pad_end[2];
 };
 _Static_assert(sizeof(struct rx_load) == 128, "a pair of cache lines");

@@ -36,7 +36,15 @@
 #define LOAD_POLLED	(LOAD_WHOLE / 2)
 #define LOAD_POLLED_FOR 16
 
-/* Fraction bits of rx_load.inline_ns. */
+/*
+ * A hop pays if it leaves the polling CPU at most this share of a frame's cost INLINE. What drivers
+ * do before XDP remains: a veth copies a sender's segments, at five times the cost of GRO and TCP.
+ * The cost behind the hop fades by 1/LOAD_HOP_FADES per window: after some time flows try again.
+ */
+#define LOAD_HOP_PAYS  (LOAD_WHOLE * 3 / 4)
+#define LOAD_HOP_FADES 128
+
+/* Fraction bits of rx_load.inline_ns and hop_ns. */
 #define LOAD_COST_SHIFT 4
 
 /* Cost of a frame in ns until it has been measured; most frames cost less. */
@@ -125,6 +133,14 @@ static __always_inline __u32 load_leaving(const struct rx_load *l)
 	}
 }
 
+/* Whether flows that leave INLINE leave the polling CPU with much less work; if not measured, they
+ * do. */
+static __always_inline bool load_hop_pays(const struct rx_load *l)
+{
+	return !l->inline_ns ||
+	       (__u64)l->hop_ns * LOAD_WHOLE <= (__u64)l->inline_ns * LOAD_HOP_PAYS;
+}
+
 /* Stores the time of other queues' polls: `poll_ns` and `over_idle_ns` are those of all polls that
  * the CPU ran in this window. */
 static __always_inline void load_others(struct rx_load *l, __u64 poll_ns, __u64 over_idle_ns)
@@ -140,6 +156,37 @@ static __always_inline __u64 load_here(const struct rx_queue *q)
 	return q->nr_inline + q->nr_no_flow[FLOW_TRUNCATED] + q->nr_no_flow[FLOW_UNKNOWN];
 }
 
+/* Frames of this window. */
+static __always_inline __u64 load_received(const struct rx_queue *q)
+{
+	return q->nr_received - q->load.window_received;
+}
+
+/* Those of them that went to another CPU's backlog. */
+static __always_inline __u64 load_elsewhere(const struct rx_queue *q)
+{
+	return load_received(q) - (load_here(q) - q->load.window_here);
+}
+
+/* At the end of a window in which most frames were INLINE, or most had a hop: what such a frame
+ * costs the polling CPU. */
+static __always_inline void load_measure(struct rx_queue *q, __u64 now)
+{
+	struct rx_load *l = &q->load;
+	__u64 received = load_received(q);
+	__u64 elsewhere = load_elsewhere(q);
+	__u32 ns;
+
+	l->hop_ns -= l->hop_ns / LOAD_HOP_FADES;
+	if (received < LOAD_SAMPLE || now - l->window_start >= LOAD_LONGEST_NS)
+		return;
+	ns = (l->poll_ns << LOAD_COST_SHIFT) / received;
+	if (elsewhere <= received / 8)
+		l->inline_ns = ns;
+	else if (elsewhere >= received - received / 8)
+		l->hop_ns = ns;
+}
+
 /*
  * Ends a window. `tasks` and `irq` are those of load_busy(). The scheduler often does not account
  * for interrupts; therefore polls that interrupted the idle task are counted here, and the larger
@@ -149,37 +196,35 @@ static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tas
 {
 	struct rx_load *l = &q->load;
 	bool busy_polled = load_busy_polled(q);
-	__u64 received = q->nr_received - l->window_received;
-	__u64 here = load_here(q);
-	__u64 elsewhere = received - (here - l->window_here);
+	__u64 elsewhere = load_elsewhere(q);
 	__u64 elapsed = now - l->window_start;
 	__u32 over_idle = load_share(l->over_idle_ns, elapsed);
 	__u32 busy = load_tasks(tasks, irq) + (irq > over_idle ? irq : over_idle);
+	bool pays = load_hop_pays(l);
 	__u32 signs;
 
-	if (received >= LOAD_SAMPLE && elsewhere <= received / 8 && elapsed < LOAD_LONGEST_NS)
-		l->inline_ns = (l->poll_ns << LOAD_COST_SHIFT) / received;
 	l->poll_share = load_share(l->poll_ns + l->others_ns, elapsed);
 	/* The scheduler's averages show a new load only some windows later. */
 	if (busy < l->poll_share)
 		busy = l->poll_share;
 	l->busy_share = busy < LOAD_WHOLE ? busy : LOAD_WHOLE;
 	signs = (busy >= LOAD_SATURATED) + (l->poll_share >= LOAD_SATURATED_BY) + load_behind(l);
-	if (signs >= 2)
+	if (signs >= 2 && pays)
 		l->pressure = RX_SATURATED;
 	else if (busy_polled)
 		l->pressure = load_polled_for(l) ? RX_POLLED : RX_FULL;
-	else if (l->busy_share + load_share(load_cost(l, elsewhere), elapsed) <= LOAD_RELAXED)
+	else if (!pays ||
+		 l->busy_share + load_share(load_cost(l, elsewhere), elapsed) <= LOAD_RELAXED)
 		l->pressure = RX_RELAXED;
 	else
 		l->pressure = RX_FULL;
 	l->leaving_ns = load_leaving(l);
-	l->received = received;
+	l->received = load_received(q);
 
 	l->window++;
 	l->window_start = now;
 	l->window_received = q->nr_received;
-	l->window_here = here;
+	l->window_here = load_here(q);
 	l->poll_ns = l->others_ns = l->over_idle_ns = 0;
 	l->nr_polls = l->nr_exhausted = l->nr_busy_polls = 0;
 }
@@ -214,7 +259,7 @@ static __always_inline bool flow_is_large(const struct rx_queue *q, const struct
 {
 	const struct rx_load *l = &q->load;
 	__u64 frames = flow->nr_packets + flow->nr_dropped - flow->frames;
-	__u64 all = q->nr_received - l->window_received + l->received;
+	__u64 all = load_received(q) + l->received;
 
 	if (flow->window == l->window)
 		frames += flow->load;

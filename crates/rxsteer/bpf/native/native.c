@@ -197,6 +197,11 @@ bool native_load_polled(struct rx_queue *q, __u64 start, __u64 now, __u32 over_i
 	return load_polled(q, start, now, over_idle, exhausted, busy);
 }
 
+void native_load_measure(struct rx_queue *q, __u64 now)
+{
+	load_measure(q, now);
+}
+
 void native_load_window(struct rx_queue *q, __u64 now, __u32 tasks, __u32 irq)
 {
 	load_window(q, now, tasks, irq);

@@ -135,6 +135,7 @@ proptest! {
                 continue;
             }
             let before = q.load;
+            native::load_measure(&mut q, now);
             native::load_window(&mut q, now, tasks, irq);
             let l = &q.load;
             prop_assert_eq!(l.window, before.window.wrapping_add(1));
@@ -163,6 +164,12 @@ proptest! {
                 false => before.inline_ns,
             };
             prop_assert!(still || l.inline_ns == cost);
+            let hops = received >= 32 && elsewhere >= received - received / 8 && !known;
+            let hop_cost = match hops && short {
+                true => (poll_ns * 16 / received) as u32,
+                false => before.hop_ns - before.hop_ns / 128,
+            };
+            prop_assert!(still || l.hop_ns == hop_cost);
             (poll_ns, received, elsewhere) = (0, 0, 0);
         }
     }
