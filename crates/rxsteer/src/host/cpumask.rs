@@ -130,7 +130,7 @@ impl CpuMask {
     }
 
     /// The CPUs, in ascending order.
-    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+    pub fn iter(&self) -> impl Iterator<Item = u32> + Clone + '_ {
         self.0.iter().copied()
     }
 

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `stream`: netperf's TCP_STREAM, to a consumer that polls and works in between, at full speed and
-//! paced, and to one that sleeps.
+//! paced, and over 1, 4 and 16 connections to consumers that sleep.
 
 use std::net::TcpListener;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use indexmap::IndexMap;
 use rxsteer::host::device::XdpMode;
 
@@ -44,15 +44,17 @@ const NOTES: [&str; 3] = [
 #[derive(Clone, Copy)]
 struct Bulk {
     name: &'static str,
+    connections: u32,
     consumer: Consumer,
     /// Limit of a paced sender, bytes per second.
     pace: Option<u32>,
 }
 
 /// In the order of a round.
-const CASES: [Bulk; 3] = [
+const CASES: [Bulk; 5] = [
     Bulk {
         name: "a consumer that polls",
+        connections: 1,
         consumer: Consumer::Polls(WORK),
         pace: None,
     },
@@ -61,15 +63,23 @@ const CASES: [Bulk; 3] = [
     // `--case polls` selects the case without pace.
     Bulk {
         name: "a polling consumer, at 2 Gbit/s",
+        connections: 1,
         consumer: Consumer::Polls(WORK),
         pace: Some(250_000_000),
     },
+    sleeping("a consumer that sleeps", 1),
+    sleeping("4 consumers that sleep", 4),
+    sleeping("16 consumers that sleep", 16),
+];
+
+const fn sleeping(name: &'static str, connections: u32) -> Bulk {
     Bulk {
-        name: "a consumer that sleeps",
+        name,
+        connections,
         consumer: Consumer::Blocks,
         pace: None,
-    },
-];
+    }
+}
 
 /// Limit on waiting for a connection.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -121,25 +131,32 @@ impl TcpStream {
         // Acknowledgements are processed by the sender's NAPI, on its CPU.
         let _polled = Xdp::pass(&link.tester, XdpMode::Native)?;
         let _thread = testbed.far_end()?;
-        let (to, from) = stream::connect(link)?;
-        if let Some(pace) = bulk.pace {
-            sockets::pace(&to, pace)?;
+        let masks = testbed.masks();
+        let mut receiving = masks.others.iter().cycle();
+        let mut sending = masks.generators.iter().cycle();
+        let (mut consumers, mut senders) = (Vec::new(), Vec::new());
+        for _ in 0..bulk.connections {
+            let (to, from) = stream::connect(link)?;
+            if let Some(pace) = bulk.pace {
+                sockets::pace(&to, pace)?;
+            }
+            let cpu = receiving.next();
+            let consumer = Worker::consume(&link.dut.netns, cpu, from, bulk.consumer)?;
+            consumers.push(consumer);
+            let cpu = sending.next().unwrap_or(INTERRUPT_CPU);
+            senders.push(Worker::produce(&link.tester.netns, cpu, to)?);
         }
-        let cpu = testbed.masks().others.first();
-        let consumer = Worker::consume(&link.dut.netns, cpu, from, bulk.consumer)?;
-        let cpu = testbed.masks().generators.first().unwrap_or(INTERRUPT_CPU);
-        let sender = Worker::produce(&link.tester.netns, cpu, to)?;
         sleep(WARM_UP);
         let sent = softnet::tcp(&link.tester.netns)?;
         let watch = testbed.watch()?;
-        let before = (consumer.read(), consumer.worked());
+        let before = taken(&consumers);
         sleep(Duration::from_secs_f64(self.seconds));
-        let after = (consumer.read(), consumer.worked());
+        let after = taken(&consumers);
         let seen = watch.end()?;
         let sent = softnet::since(&sent, softnet::tcp(&link.tester.netns)?);
         // Sender first: writing to a closed connection fails.
-        sender.stop()?;
-        consumer.stop()?;
+        senders.into_iter().try_for_each(Worker::stop)?;
+        consumers.into_iter().try_for_each(Worker::stop)?;
         Ok(Sample {
             bytes: (after.0 - before.0) as f64,
             worked: (after.1 - before.1) as f64,
@@ -153,24 +170,26 @@ impl TcpStream {
         let listener = TcpListener::bind((address, 0))?;
         let session = pair.peer.prepare(&Load {
             kind: Kind::Stream { pace: bulk.pace },
-            connections: 1,
+            connections: bulk.connections,
             port: listener.local_addr()?.port(),
             warm_up: WARM_UP.as_secs_f64(),
             seconds: self.seconds,
         })?;
-        let mut streams = sockets::accepted(&listener, 1, TIMEOUT)?;
-        let from = streams.pop().context("a connection")?;
-        let cpu = pair.masks().others.first();
-        let consumer = Worker::consume(&pair.end.netns, cpu, from, bulk.consumer)?;
+        let streams = sockets::accepted(&listener, bulk.connections, TIMEOUT)?;
+        let mut receiving = pair.masks().others.iter().cycle();
+        let consumers = streams
+            .into_iter()
+            .map(|from| Worker::consume(&pair.end.netns, receiving.next(), from, bulk.consumer))
+            .collect::<Result<Vec<_>>>()?;
         session.start()?;
         let watch = Watch::begin(&pair.end.netns, &pair.masks().all)?;
-        let before = (consumer.read(), consumer.worked());
+        let before = taken(&consumers);
         sleep(Duration::from_secs_f64(self.seconds));
-        let after = (consumer.read(), consumer.worked());
+        let after = taken(&consumers);
         let seen = watch.end()?;
         session.end()?;
         // Before the session, which ends with a reset.
-        consumer.stop()?;
+        consumers.into_iter().try_for_each(Worker::stop)?;
         Ok(Sample {
             bytes: (after.0 - before.0) as f64,
             worked: (after.1 - before.1) as f64,
@@ -178,6 +197,12 @@ impl TcpStream {
             seen,
         })
     }
+}
+
+/// Bytes that the consumers have read, and periods of work, so far.
+fn taken(consumers: &[Worker]) -> (u64, u64) {
+    let sum = |of: fn(&Worker) -> u64| consumers.iter().map(of).sum();
+    (sum(Worker::read), sum(Worker::worked))
 }
 
 impl Experiment for TcpStream {
@@ -191,8 +216,8 @@ impl Experiment for TcpStream {
         conditions.insert("work".to_owned(), format!("{WORK:?} between two looks"));
         Plan {
             scenario: "stream",
-            question: "How fast does one TCP connection go, to a consumer that polls and works in \
-                       between, and to one that sleeps?",
+            question: "How fast do TCP connections go, to a consumer that polls and works in between, \
+                       and to consumers that sleep?",
             metrics: IndexMap::from([
                 headline("mbit_per_s", "Throughput", "Mbit/s", Higher),
                 headline(
@@ -222,7 +247,7 @@ impl Experiment for TcpStream {
             Place::Device(pair) => self.on_device(pair, bulk)?,
         };
         fit!(sample.bytes > 0.0, "nothing came");
-        place.verify(&active, way, &sample.seen, 1)?;
+        place.verify(&active, way, &sample.seen, bulk.connections)?;
         active.stop()?;
         let seconds = sample.seen.seconds;
         let mut values = vec![
