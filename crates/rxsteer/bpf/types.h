@@ -118,7 +118,7 @@ enum rx_policy {
 /* The reason for a flow's wanted location. Zero: the tables alone. */
 enum rx_reason {
 	RX_TABLES = 0,
-	RX_ROOM,     /* INLINE: the polling CPU has room */
+	RX_ROOM,     /* INLINE: the polling CPU has room, or a hop does not relieve it */
 	RX_LATER,    /* INLINE: enough flows leave in this window */
 	RX_NO_GAIN,  /* INLINE: no other CPU has room for the flow */
 	RX_CONSUMER, /* at its application's CPU: the application keeps up */
@@ -231,7 +231,7 @@ enum load_unit {
 
 /* Whether the CPU that polls a queue has room. */
 enum rx_pressure {
-	RX_RELAXED = 0, /* for all of the queue's flows */
+	RX_RELAXED = 0, /* for all of the queue's flows, or hops do not relieve it */
 	RX_FULL,	/* not for more flows */
 	RX_SATURATED,	/* hardly any time is left */
 	RX_POLLED,	/* an application polls for its own packets: it has no time for others */

@@ -78,7 +78,7 @@ pub enum Reason {
     Offline,
     /// As at its last packet: the load was not consulted, or the tables have changed since.
     Undecided,
-    /// INLINE: the polling CPU has room.
+    /// INLINE: the polling CPU has room, or a hop does not relieve it.
     Room,
     /// INLINE: enough flows leave in this window.
     Later,

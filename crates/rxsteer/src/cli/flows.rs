@@ -64,7 +64,7 @@ fn why(entry: &Entry) -> String {
         (Reason::PolicyOff, _) => "policy off".to_owned(),
         (Reason::Offline, _) => "its CPUs are offline".to_owned(),
         (Reason::Undecided, _) => "undecided".to_owned(),
-        (Reason::Room, _) => "the CPU that polls has room".to_owned(),
+        (Reason::Room, _) => "a hop does not pay".to_owned(),
         (Reason::Later, _) => "other flows leave first".to_owned(),
         (Reason::NoGain, _) => "no other CPU has room".to_owned(),
         (Reason::Consumer, _) => "its application is there".to_owned(),

@@ -194,7 +194,9 @@ fn why(seen: &Seen) -> (bool, String) {
         Reason::Undecided => tables(
             "it did so at its last packet, and the load decides about its next ones".to_owned(),
         ),
-        Reason::Room => decided(format!("{polling}, which polled the queue, had room")),
+        Reason::Room => decided(format!(
+            "{polling}, which polled the queue, had room, or a hop did not relieve it"
+        )),
         Reason::Later => decided(later(seen)),
         Reason::NoGain => decided(no_gain(entry)),
         Reason::Consumer => decided("its application was there, and that CPU had room".to_owned()),
@@ -239,10 +241,13 @@ fn later(seen: &Seen) -> String {
 
 /// Why a flow stays although it may leave.
 fn no_gain(entry: &Entry) -> String {
-    format!(
-        "no other CPU could take it: {}, and the CPUs of its queue had no room",
-        base(entry)
-    )
+    match entry.base {
+        Some(Location::Cpu(_)) => format!(
+            "no other CPU could take it: {}, and the CPUs of its queue had no room",
+            base(entry)
+        ),
+        _ => "no other CPU of its queue had room".to_owned(),
+    }
 }
 
 fn packets(number: u64) -> String {
@@ -253,7 +258,7 @@ fn packets(number: u64) -> String {
 fn pressure(seen: &Seen) -> Option<String> {
     let load = seen.decision.as_ref()?.load.as_ref()?;
     let state = match load.pressure {
-        Pressure::Relaxed => "has room for all flows of the queue",
+        Pressure::Relaxed => "has room for all flows of the queue, or a hop does not relieve it",
         Pressure::Full => "has no room for more flows",
         Pressure::Saturated => "is saturated",
         Pressure::Polled => "runs an application that polls for its own packets",

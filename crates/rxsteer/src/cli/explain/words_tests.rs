@@ -203,7 +203,8 @@ fn each_decision_has_its_reason() {
             Inline,
             Reason::Room,
             None,
-            "The last decision was to leave it there: CPU 0, which polled the queue, had room.",
+            "The last decision was to leave it there: CPU 0, which polled the queue, had room, or \
+             a hop did not relieve it.",
         ),
         (
             Inline,
@@ -223,6 +224,12 @@ fn each_decision_has_its_reason() {
             Reason::NoGain,
             Some(1),
             "no other CPU could take it: CPU 1, its hash's choice, and the CPUs",
+        ),
+        (
+            Inline,
+            Reason::NoGain,
+            None,
+            "The last decision was to leave it there: no other CPU of its queue had room.",
         ),
         (
             Cpu(3),
@@ -261,13 +268,16 @@ fn each_decision_has_its_reason() {
         assert!(text.contains(why), "not {why:?} in\n{text}");
         said.insert(why);
     }
-    assert_eq!(said.len(), 10);
+    assert_eq!(said.len(), 11);
 }
 
 #[test]
 fn the_load_has_its_figures() {
     for (pressure, words) in [
-        (Pressure::Relaxed, "has room for all flows of the queue"),
+        (
+            Pressure::Relaxed,
+            "has room for all flows of the queue, or a hop does not relieve it",
+        ),
         (Pressure::Full, "has no room for more flows"),
         (Pressure::Saturated, "is saturated"),
         (
