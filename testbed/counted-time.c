@@ -264,7 +264,10 @@ void counted_time_join(CPUState *cpu)
         return;
     }
     qemu_mutex_lock(&counted_lock);
-    activate(cpu, 0);
+    /* An interrupt may have come first: it has the BQL, and perhaps not the caller. */
+    if (!counted(cpu)->active) {
+        activate(cpu, 0);
+    }
     qemu_mutex_unlock(&counted_lock);
 }
 
