@@ -45,7 +45,7 @@ static __always_inline void queue_polled(struct rx_queue *q, struct poll_cpu *po
 	if (l->cpu == cpu)
 		load_others(l, poll->poll_ns - l->cpu_poll_ns,
 			    poll->over_idle_ns - l->cpu_over_idle_ns);
-	load_measure(q, now);
+	load_measure(q);
 	load_window(q, now, cpu_tasks(cpu), cpu_irq(cpu));
 	l->cpu = cpu;
 	l->cpu_poll_ns = poll->poll_ns;

@@ -25,9 +25,6 @@
 /* Fewest frames of a window from which the cost of a frame is computed. */
 #define LOAD_SAMPLE 32
 
-/* Fewest polls of a window from which exhausted budgets indicate an overload. */
-#define LOAD_POLLS 4
-
 /*
  * The queue counts as polled by an application when this share of the polls that found packets is
  * an application's, until the share falls below half of it; and if a packet for such an application
@@ -37,9 +34,10 @@
 #define LOAD_POLLED_FOR 16
 
 /*
- * A hop pays if it leaves the polling CPU at most this share of a frame's cost INLINE. What drivers
- * do before XDP remains: a veth copies a sender's segments, at five times the cost of GRO and TCP.
- * The cost behind the hop fades by 1/LOAD_HOP_FADES per window: after some time flows try again.
+ * A hop pays if it leaves the polling CPU at most this share of a frame's cost INLINE. What the
+ * driver does before XDP remains there, such as a veth's copy of a TCP sender's segments. What was
+ * measured of a hop, at most the cost INLINE, fades by 1/LOAD_HOP_FADES per window: flows try again
+ * after at most 40 windows.
  */
 #define LOAD_HOP_PAYS  (LOAD_WHOLE * 3 / 4)
 #define LOAD_HOP_FADES 128
@@ -52,9 +50,6 @@
 
 /* Half-life of the scheduler's averages, in ns (PELT). */
 #define LOAD_HALF_LIFE_NS 32000000ULL
-
-/* Longer windows were idle: their sample is discarded. */
-#define LOAD_LONGEST_NS (100 * LOAD_WINDOW_NS)
 
 static __always_inline __u32 load_share(__u64 part, __u64 whole)
 {
@@ -113,7 +108,7 @@ static __always_inline bool load_polled_for(const struct rx_load *l)
 /* Whether polls can't keep up: half of the window's polls used up their budget. */
 static __always_inline bool load_behind(const struct rx_load *l)
 {
-	return l->nr_polls >= LOAD_POLLS && l->nr_exhausted >= l->nr_polls / 2;
+	return l->nr_exhausted && 2 * l->nr_exhausted >= l->nr_polls;
 }
 
 /*
@@ -137,8 +132,7 @@ static __always_inline __u32 load_leaving(const struct rx_load *l)
  * do. */
 static __always_inline bool load_hop_pays(const struct rx_load *l)
 {
-	return !l->inline_ns ||
-	       (__u64)l->hop_ns * LOAD_WHOLE <= (__u64)l->inline_ns * LOAD_HOP_PAYS;
+	return (__u64)l->hop_ns * LOAD_WHOLE <= (__u64)l->inline_ns * LOAD_HOP_PAYS;
 }
 
 /* Stores the time of other queues' polls: `poll_ns` and `over_idle_ns` are those of all polls that
@@ -170,7 +164,7 @@ static __always_inline __u64 load_elsewhere(const struct rx_queue *q)
 
 /* At the end of a window in which most frames were INLINE, or most had a hop: what such a frame
  * costs the polling CPU. */
-static __always_inline void load_measure(struct rx_queue *q, __u64 now)
+static __always_inline void load_measure(struct rx_queue *q)
 {
 	struct rx_load *l = &q->load;
 	__u64 received = load_received(q);
@@ -178,13 +172,13 @@ static __always_inline void load_measure(struct rx_queue *q, __u64 now)
 	__u32 ns;
 
 	l->hop_ns -= l->hop_ns / LOAD_HOP_FADES;
-	if (received < LOAD_SAMPLE || now - l->window_start >= LOAD_LONGEST_NS)
+	if (received < LOAD_SAMPLE)
 		return;
 	ns = (l->poll_ns << LOAD_COST_SHIFT) / received;
 	if (elsewhere <= received / 8)
 		l->inline_ns = ns;
 	else if (elsewhere >= received - received / 8)
-		l->hop_ns = ns;
+		l->hop_ns = ns < l->inline_ns ? ns : l->inline_ns;
 }
 
 /*

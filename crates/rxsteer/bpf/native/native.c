@@ -197,9 +197,9 @@ bool native_load_polled(struct rx_queue *q, __u64 start, __u64 now, __u32 over_i
 	return load_polled(q, start, now, over_idle, exhausted, busy);
 }
 
-void native_load_measure(struct rx_queue *q, __u64 now)
+void native_load_measure(struct rx_queue *q)
 {
-	load_measure(q, now);
+	load_measure(q);
 }
 
 void native_load_window(struct rx_queue *q, __u64 now, __u32 tasks, __u32 irq)

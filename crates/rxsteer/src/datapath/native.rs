@@ -61,7 +61,7 @@ unsafe extern "C" {
         exhausted: u32,
         busy: u32,
     ) -> bool;
-    fn native_load_measure(q: *mut rx_queue, now: u64);
+    fn native_load_measure(q: *mut rx_queue);
     fn native_load_window(q: *mut rx_queue, now: u64, tasks: u32, irq: u32);
     fn native_load_share(part: u64, whole: u64) -> u32;
     fn native_load_busy(tasks: u32, irq: u32) -> u32;
@@ -205,10 +205,10 @@ pub fn load_polled(
     unsafe { native_load_polled(q, start, now, over_idle, exhausted, busy) }
 }
 
-/// Measures the cost of a frame at the end of the queue's window, at `now`, in ns (load.h).
-pub fn load_measure(q: &mut rx_queue, now: u64) {
+/// Measures the cost of a frame at the end of the queue's window (load.h).
+pub fn load_measure(q: &mut rx_queue) {
     // SAFETY: the callee only writes the queue.
-    unsafe { native_load_measure(q, now) }
+    unsafe { native_load_measure(q) }
 }
 
 /// Ends the queue's window at `now`, in ns; shares as for [`load_busy`] (load.h).
