@@ -119,7 +119,6 @@ enum rx_policy {
 enum rx_reason {
 	RX_TABLES = 0,
 	RX_ROOM,     /* INLINE: the polling CPU has room, or a hop does not relieve it */
-	RX_LATER,    /* INLINE: enough flows leave in this window */
 	RX_NO_GAIN,  /* INLINE: no other CPU has room for the flow */
 	RX_CONSUMER, /* at its application's CPU: the application keeps up */
 	RX_SPREAD,   /* at a CPU of the rps_map, which has room */
@@ -153,11 +152,12 @@ struct rps_dev_flow {
 	__u8 shed;
 
 	/* For policies that depend on the load (policy.h). */
-	__u8 reason;  /* enum rx_reason of `wanted` */
-	__u16 wanted; /* the wanted location, decided once per window */
-	__u16 base;   /* the location by the tables alone */
-	__u16 pad;
-	__u32 window;  /* rx_load.window when it was decided */
+	__u8 reason;	/* enum rx_reason of `wanted` */
+	__u16 wanted;	/* the wanted location, decided once per window */
+	__u16 base;	/* the location by the tables alone */
+	__u8 may_leave; /* load_may_leave() when it was decided */
+	__u8 pad;
+	__u32 window;  /* rx_load.window then */
 	__u32 frames;  /* nr_packets + nr_dropped then */
 	__u32 load;    /* frames in the window before that */
 	__u32 changed; /* the window in which `wanted` changed last */
@@ -254,7 +254,7 @@ struct rx_load {
 	__u32 nr_exhausted;    /* of these, those that used up their budget */
 	__u32 received;	       /* frames in the last window */
 	__u32 inline_ns;       /* cost of a frame INLINE, in 1/16 ns; 0: not known yet */
-	__u32 leaving_ns;      /* of the window's time, of flows that may still leave INLINE */
+	__u32 saturated;       /* by window, the last one in bit 0 (load_may_leave()) */
 	__u32 cpu;	       /* that ended the last window */
 	__u16 pressure;	       /* enum rx_pressure */
 	__u16 poll_share;      /* of the CPU's time, spent in polls in the last window */

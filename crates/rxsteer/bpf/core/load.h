@@ -112,20 +112,15 @@ static __always_inline bool load_behind(const struct rx_load *l)
 }
 
 /*
- * Time, in ns per window, of the flows that may leave INLINE in the next window. While the CPU is
- * saturated, half of what polls took: the offered load is not known, and the destinations' load
- * shows the effect some windows later. All of it under RX_POLLED.
+ * Whether a flow with packets in this window may leave: the CPU was saturated (or polled by an
+ * application) then, or is so now. Flows may send in turns longer than a window: those that
+ * saturated the CPU send again when it has room.
  */
-static __always_inline __u32 load_leaving(const struct rx_load *l)
+static __always_inline bool load_may_leave(const struct rx_load *l, __u32 window)
 {
-	switch (l->pressure) {
-	case RX_SATURATED:
-		return l->poll_ns / 2 < LOAD_WINDOW_NS ? l->poll_ns / 2 : LOAD_WINDOW_NS;
-	case RX_POLLED:
-		return LOAD_WINDOW_NS;
-	default:
-		return 0;
-	}
+	__u32 age = l->window - window;
+
+	return l->saturated & 1 || (age - 1 < 32 && l->saturated >> (age - 1) & 1);
 }
 
 /* Whether flows that leave INLINE leave the polling CPU with much less work; if not measured, they
@@ -212,7 +207,8 @@ static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tas
 		l->pressure = RX_RELAXED;
 	else
 		l->pressure = RX_FULL;
-	l->leaving_ns = load_leaving(l);
+	l->saturated =
+		l->pressure == RX_RELAXED ? 0 : l->saturated << 1 | (l->pressure >= RX_SATURATED);
 	l->received = load_received(q);
 
 	l->window++;
@@ -268,5 +264,6 @@ static __always_inline void flow_window(const struct rx_load *l, struct rps_dev_
 
 	flow->load = windows > 1 ? (frames - flow->frames) / windows : frames - flow->frames;
 	flow->frames = frames;
+	flow->may_leave = load_may_leave(l, flow->window);
 	flow->window = l->window;
 }

@@ -177,17 +177,22 @@ static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_
 	return RPS_NO_CPU;
 }
 
-/* A CPU of the rps_map with room for the flow, from the flow's slot on; RPS_NO_CPU if there is
- * none. */
+/*
+ * A CPU of the rps_map with room for the flow; RPS_NO_CPU if there is none. Each flow searches
+ * slots of its own (a linear congruential generator): neighbouring slots belong to neighbouring
+ * CPUs, and from slot to slot all flows of a CPU would go to the next one.
+ */
 static __always_inline __u16 rx_spread(const struct rx *rx, const struct rps_dev_flow *flow)
 {
 	__u64 work = flow_work(rx, flow);
+	__u32 hash = rx->hash;
 
 	for (__u32 i = 0; i < POLICY_SLOTS; i++) {
-		__u16 cpu = rps_location_of(rx->map, rx->hash + (i << (32 - RPS_MAP_ORDER)));
+		__u16 cpu = rps_location_of(rx->map, hash);
 
 		if (cpu != rx->cpu && cpu < RPS_INLINE_SHED && rx_has_room(rx, cpu, work))
 			return cpu;
+		hash = hash * 0x9e3779b1 + 1;
 	}
 	return RPS_NO_CPU;
 }
@@ -215,10 +220,9 @@ static __always_inline __u16 rx_adapt(const struct rx *rx, const struct rps_dev_
 	*reason = RX_ROOM;
 	if (l->pressure == RX_RELAXED)
 		return RPS_INLINE;
-	if (flow->wanted == RPS_INLINE && !l->leaving_ns) {
-		*reason = l->pressure == RX_SATURATED ? RX_LATER : RX_STAY;
+	*reason = RX_STAY;
+	if (flow->wanted == RPS_INLINE && !flow->may_leave)
 		return RPS_INLINE;
-	}
 	*reason = rx->followed ? RX_CONSUMER : RX_SPREAD;
 	if (flow->wanted == flow->base ? rx_holds(rx, flow)
 				       : rx_has_room(rx, flow->base, flow_work(rx, flow)))
@@ -286,19 +290,15 @@ static __always_inline __u16 flow_default(const struct rx *rx, const struct rps_
 	return rx->q->policy & RX_ADAPT ? (__u16)RPS_INLINE : flow->base;
 }
 
-/* Accounts for the flow's cost: at the CPU that it is given to, and in what may leave INLINE. */
+/* Accounts for the flow's cost at the CPU that it is given to, and at the one that it leaves. */
 static __always_inline void rx_give(const struct rx *rx, const struct rps_dev_flow *flow, __u16 cpu)
 {
-	struct rx_load *l = &rx->q->load;
-	__u32 cost = flow_cost(rx, flow);
 	__u64 work = flow_work(rx, flow);
 	__u32 now = rx_half_lives(rx);
 	struct backlog *b = rx_backlog(rx, flow->wanted);
 	struct cpu *left = cpu_of(flow->wanted);
 	struct cpu *c = cpu_of(cpu);
 
-	if (flow->wanted == RPS_INLINE)
-		l->leaving_ns -= cost < l->leaving_ns ? cost : l->leaving_ns;
 	if (b && left)
 		b->left += cpu_share(left, work);
 	if (c)

@@ -80,8 +80,6 @@ pub enum Reason {
     Undecided,
     /// INLINE: the polling CPU has room, or a hop does not relieve it.
     Room,
-    /// INLINE: enough flows leave in this window.
-    Later,
     /// INLINE: no other CPU has room for the flow.
     NoGain,
     /// The application is on that CPU, which has room.
@@ -99,7 +97,6 @@ impl Reason {
     pub(crate) fn from_raw(raw: u8) -> Option<Self> {
         Some(match rx_reason(raw.into()) {
             rx_reason::RX_ROOM => Self::Room,
-            rx_reason::RX_LATER => Self::Later,
             rx_reason::RX_NO_GAIN => Self::NoGain,
             rx_reason::RX_CONSUMER => Self::Consumer,
             rx_reason::RX_SPREAD => Self::Spread,

@@ -65,7 +65,6 @@ fn why(entry: &Entry) -> String {
         (Reason::Offline, _) => "its CPUs are offline".to_owned(),
         (Reason::Undecided, _) => "undecided".to_owned(),
         (Reason::Room, _) => "a hop does not pay".to_owned(),
-        (Reason::Later, _) => "other flows leave first".to_owned(),
         (Reason::NoGain, _) => "no other CPU has room".to_owned(),
         (Reason::Consumer, _) => "its application is there".to_owned(),
         (Reason::Spread, _) => "RPS: has room".to_owned(),

@@ -345,7 +345,7 @@ impl Datapath {
         let load = offset_of!(rx_queue, load);
         let pressure = rx_pressure::RX_SATURATED.0 as u16;
         queues.set_field(queue, load + offset_of!(rx_load, pressure), pressure);
-        queues.set_field(queue, load + offset_of!(rx_load, leaving_ns), u32::MAX);
+        queues.set_field(queue, load + offset_of!(rx_load, saturated), u32::MAX);
         let cpus = Mapped::<cpu>::of(&self.trace.maps.cpus)?;
         for number in 0..self.nr_cpus {
             cpus.set_field(number, offset_of!(cpu, given), WHOLE);

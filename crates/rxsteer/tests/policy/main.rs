@@ -34,6 +34,7 @@ fn decided(world: &World) -> String {
         window: 0,
         frames: 0,
         load: 0,
+        may_leave: 0,
         ..flow
     });
     let q = rx_queue {

@@ -142,12 +142,12 @@ proptest! {
             prop_assert!(l.poll_share <= l.busy_share);
             let busy = native::load_busy(tasks, irq) as u16;
             prop_assert!((busy..=WHOLE as u16).contains(&l.busy_share));
-            let leaving = match l.pressure {
-                SATURATED => poll_ns / 2,
-                POLLED => WINDOW_NS,
-                _ => 0,
+            let saturated = match l.pressure {
+                RELAXED => 0,
+                FULL => before.saturated << 1,
+                _ => before.saturated << 1 | 1,
             };
-            prop_assert_eq!(u64::from(l.leaving_ns), leaving.min(WINDOW_NS));
+            prop_assert_eq!(l.saturated, saturated);
             prop_assert!(l.pressure != POLLED || known && policy & FOLLOW != 0);
             // The average moves by a quarter of the difference, up to rounding.
             let (was, now_polled) = (i64::from(before.busy_polled), i64::from(l.busy_polled));

@@ -20,6 +20,8 @@ pub const ADAPT: u16 = rx_policy::RX_ADAPT.0 as u16;
 
 pub const RELAXED: u16 = rx_pressure::RX_RELAXED.0 as u16;
 
+pub const FULL: u16 = rx_pressure::RX_FULL.0 as u16;
+
 pub const SATURATED: u16 = rx_pressure::RX_SATURATED.0 as u16;
 
 pub const POLLED: u16 = rx_pressure::RX_POLLED.0 as u16;
@@ -64,6 +66,9 @@ pub struct World {
     pub polling: u32,
     /// polls of a window by an application
     pub busy_polls: u32,
+    /// windows in which the polling CPU was saturated, or polled by an application, since it was
+    /// last relaxed
+    saturated: Vec<u32>,
 }
 
 impl World {
@@ -96,6 +101,7 @@ impl World {
             crowded: 0,
             polling: 0,
             busy_polls: 0,
+            saturated: Vec::new(),
         };
         world
             .facts
@@ -157,7 +163,23 @@ impl World {
         self.q.load.poll_ns = u64::from(polls) * WINDOW_NS / u64::from(WHOLE);
         (self.q.load.nr_polls, self.q.load.nr_busy_polls) = (POLLS, self.busy_polls);
         self.q.load.nr_exhausted = POLLS - self.busy_polls;
+        let ends = self.q.load.window;
         native::load_window(&mut self.q, now, all, 0);
+        match self.q.load.pressure {
+            RELAXED => self.saturated.clear(),
+            FULL => {}
+            _ => self.saturated.push(ends),
+        }
+    }
+
+    /// Whether the CPU was saturated when the flow last had packets, or is so now.
+    fn may_leave(&self, flow: &rps_dev_flow) -> bool {
+        let now = self.q.load.window;
+        if flow.window == now {
+            return flow.may_leave != 0;
+        }
+        let mut saturated = self.saturated.iter().filter(|&&w| now - w <= 32);
+        saturated.any(|&w| w == flow.window || w + 1 == now)
     }
 
     pub fn bit(bits: &mut u64, cpu: u32, set: bool) {
@@ -302,8 +324,8 @@ impl World {
             Some("not the nearest idle CPU with room")
         } else if adapts && self.q.load.pressure == RELAXED && flow.location != INLINE {
             Some("elsewhere, although there is room")
-        } else if adapts && leaves && before.leaving_ns == 0 {
-            Some("left INLINE without pressure, or after enough other flows")
+        } else if adapts && leaves && !before.may_leave {
+            Some("left INLINE, where the CPU was not saturated")
         } else if adapts && leaves && flow.base == INLINE && before.followed {
             Some("left its application, which is on the polling CPU or polls")
         } else if adapts && goes && !self.has_room(flow, flow.wanted, given) {
@@ -324,7 +346,7 @@ impl World {
             flow: self.flows[flow],
             followed: self.q.policy & FOLLOW != 0
                 && (at == INLINE || u32::from(at) == self.polling),
-            leaving_ns: self.q.load.leaving_ns,
+            may_leave: self.may_leave(&self.flows[flow]),
             given: self.given(),
         }
     }
@@ -336,7 +358,7 @@ pub struct Before {
     flow: rps_dev_flow,
     /// The application polls the queue, or is on the CPU that does.
     followed: bool,
-    leaving_ns: u32,
+    may_leave: bool,
     given: Vec<u32>,
 }
 

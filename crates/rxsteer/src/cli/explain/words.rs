@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::api::explain::{Application, Explanation, Explanations, Seen, Unknown, Wait};
 use crate::api::flows::{Entry, Location, Reason};
 use crate::cli::flows::ago;
-use crate::datapath::load::{Pressure, WINDOW_MS};
+use crate::datapath::load::Pressure;
 use crate::datapath::policy::Policy;
 
 /// The answer of `rxsteer explain`.
@@ -197,7 +197,6 @@ fn why(seen: &Seen) -> (bool, String) {
         Reason::Room => decided(format!(
             "{polling}, which polled the queue, had room, or a hop did not relieve it"
         )),
-        Reason::Later => decided(later(seen)),
         Reason::NoGain => decided(no_gain(entry)),
         Reason::Consumer => decided("its application was there, and that CPU had room".to_owned()),
         Reason::Spread => decided("that CPU of its queue had room".to_owned()),
@@ -229,14 +228,6 @@ fn base(entry: &Entry) -> String {
         (Some(Location::Cpu(cpu)), _) => format!("CPU {cpu}, its hash's choice"),
         _ => "the CPU that the tables say".to_owned(),
     }
-}
-
-/// Why a flow stays although the polling CPU is saturated.
-fn later(seen: &Seen) -> String {
-    format!(
-        "flows leave {} over several windows of {WINDOW_MS} ms, and others came first",
-        polling(seen.entry.polling_cpu)
-    )
 }
 
 /// Why a flow stays although it may leave.

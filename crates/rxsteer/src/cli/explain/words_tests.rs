@@ -208,12 +208,6 @@ fn each_decision_has_its_reason() {
         ),
         (
             Inline,
-            Reason::Later,
-            Some(3),
-            "flows leave CPU 0 over several windows of 10 ms, and others came first.",
-        ),
-        (
-            Inline,
             Reason::NoGain,
             Some(3),
             "no other CPU could take it: CPU 3, its application's, and the CPUs of its queue had no \
@@ -268,7 +262,7 @@ fn each_decision_has_its_reason() {
         assert!(text.contains(why), "not {why:?} in\n{text}");
         said.insert(why);
     }
-    assert_eq!(said.len(), 11);
+    assert_eq!(said.len(), 10);
 }
 
 #[test]
@@ -285,7 +279,7 @@ fn the_load_has_its_figures() {
             "runs an application that polls for its own packets",
         ),
     ] {
-        let mut seen = decided(Location::Inline, Reason::Later, None);
+        let mut seen = decided(Location::Inline, Reason::Stay, None);
         let decision = seen.decision.as_mut().unwrap();
         decision.load = Some(Load { pressure, ..load() });
         let line = format!(
