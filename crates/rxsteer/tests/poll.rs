@@ -251,6 +251,51 @@ fn a_socket_that_was_passed_on_is_put_back() -> Result<()> {
     Ok(())
 }
 
+/// A descriptor that is a socket, an epoll instance or a file by turns, as a busy server reuses
+/// numbers: each search may list one and find another.
+#[test]
+fn descriptors_that_change_end_nothing() -> Result<()> {
+    in_lab!();
+    let mut slot = OwnedFd::from(UdpSocket::bind("127.0.0.1:0")?);
+    let socket = UdpSocket::bind("127.0.0.1:0")?;
+    let epoll = Epoll::new(EpollCreateFlags::empty())?;
+    let file = std::fs::File::open("/dev/null")?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(Ordering::Relaxed) {
+                for other in [socket.as_fd(), epoll.0.as_fd(), file.as_fd()] {
+                    nix::unistd::dup2(other, &mut slot).expect("the slot is open");
+                }
+            }
+        });
+        let stopped = Stop(&stop);
+        let mut poll = Poll::own(&[])?;
+        // A new socket is found by a new search.
+        for _ in 0..30 {
+            let new = UdpSocket::bind("127.0.0.1:0")?;
+            until("the socket is set, or the search ends", || {
+                let ended = poll.0.try_wait()?.is_some();
+                Ok((ended || of(&new)? == ON).then_some(()))
+            })?;
+        }
+        poll.signal(Signal::SIGTERM)?;
+        let (code, log) = poll.ended()?;
+        drop(stopped);
+        ensure!(code == Some(0) && !log.contains("before Linux"), "{log}");
+        Ok(())
+    })
+}
+
+/// Ends a thread of a test that fails, too.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn others_are_left_alone() -> Result<()> {
     in_lab!();

@@ -281,11 +281,9 @@ impl Poller {
         chosen.set = now;
         for open in chosen.target.opened()? {
             match open {
-                Open::Socket { fd, inode } => {
+                Open::Socket { inode, .. } => {
                     let known = self.sockets.get(&inode).filter(|socket| socket.polls);
-                    let (Some(known), Some(socket)) =
-                        (known, unless_closed(chosen.target.borrow(fd))?)
-                    else {
+                    let (Some(known), Some(socket)) = (known, chosen.target.borrow(open)?) else {
                         continue;
                     };
                     let cookie = polling::cookie(&socket)?;
@@ -302,7 +300,7 @@ impl Poller {
                     }
                 }
                 Open::Epoll(fd) if chosen.epolls.contains(&fd) => {
-                    let Some(epoll) = unless_closed(chosen.target.borrow(fd))? else {
+                    let Some(epoll) = chosen.target.borrow(open)? else {
                         continue;
                     };
                     if Polling::of_epoll(&epoll)? == before {
@@ -403,21 +401,21 @@ impl Poller {
         for open in opened {
             match open {
                 Open::Epoll(fd) => epolls.push(fd),
-                Open::Socket { fd, inode } => {
+                Open::Socket { inode, .. } => {
                     inodes.insert(inode);
                     let known = self.sockets.get(&inode).filter(|socket| !socket.gone);
                     match known.map(|socket| socket.polls) {
                         Some(polls) => nr_sockets += usize::from(polls),
-                        None if self.look_at_socket(chosen, fd, inode, false)? => {
-                            listeners.push((fd, inode));
+                        None if self.look_at_socket(chosen, open, inode, false)? => {
+                            listeners.push((open, inode));
                         }
                         None => {}
                     }
                 }
             }
         }
-        for (fd, inode) in listeners {
-            self.look_at_socket(chosen, fd, inode, true)?;
+        for (open, inode) in listeners {
+            self.look_at_socket(chosen, open, inode, true)?;
         }
         chosen.nr_sockets = nr_sockets;
         epolls
@@ -430,12 +428,12 @@ impl Poller {
     fn look_at_socket(
         &mut self,
         chosen: &Chosen,
-        fd: RawFd,
+        open: Open,
         inode: u64,
         listeners: bool,
     ) -> Result<bool> {
         let rule = &self.rules[chosen.rule];
-        let Some(socket) = unless_closed(chosen.target.borrow(fd))? else {
+        let Some(socket) = chosen.target.borrow(open)? else {
             return Ok(false);
         };
         let seen = SockRef::from(&socket);
@@ -495,7 +493,7 @@ impl Poller {
         if self.no_epoll {
             return Ok(());
         }
-        let Some(epoll) = unless_closed(chosen.target.borrow(fd))? else {
+        let Some(epoll) = chosen.target.borrow(Open::Epoll(fd))? else {
             return Ok(());
         };
         let now = chosen.set;
@@ -561,14 +559,5 @@ impl Chosen {
             "process {pid} ({comm}): its sockets poll for up to {} us",
             rule.usecs
         )
-    }
-}
-
-/// `None` if the descriptor has been closed meanwhile.
-fn unless_closed<T>(borrowed: io::Result<T>) -> io::Result<Option<T>> {
-    match borrowed {
-        Ok(borrowed) => Ok(Some(borrowed)),
-        Err(e) if e.raw_os_error() == Some(libc::EBADF) => Ok(None),
-        Err(e) => Err(e),
     }
 }

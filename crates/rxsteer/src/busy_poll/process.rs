@@ -89,13 +89,7 @@ impl Target {
             };
             let fd = path.file_name().and_then(|fd| fd.to_str()?.parse().ok());
             let fd = fd.ok_or_else(|| io::Error::other("no number in /proc/PID/fd"))?;
-            match FDTarget::from_str(&target.to_string_lossy()) {
-                Ok(FDTarget::Socket(inode)) => opened.push(Open::Socket { fd, inode }),
-                Ok(FDTarget::AnonInode(kind)) if kind == "[eventpoll]" => {
-                    opened.push(Open::Epoll(fd));
-                }
-                _ => {}
-            }
+            opened.extend(Open::from_link(fd, &target));
         }
         Ok(opened)
     }
@@ -115,16 +109,33 @@ impl Target {
     }
 
     /// Duplicates a descriptor of the process. The duplicate keeps the file open: drop it soon.
+    /// `None` if the process has closed it since it was listed; its number may be another file's.
     ///
     /// # Errors
-    /// EPERM when the process may not be traced, EBADF when it has closed it, ESRCH when it has
-    /// ended.
-    pub fn borrow(&self, fd: RawFd) -> io::Result<OwnedFd> {
+    /// EPERM when the process may not be traced, ESRCH when it has ended.
+    pub fn borrow(&self, open: Open) -> io::Result<Option<OwnedFd>> {
+        let (Open::Socket { fd, .. } | Open::Epoll(fd)) = open;
         // SAFETY: the call takes numbers and returns a descriptor.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.pidfd.as_raw_fd(), fd, 0) };
-        let fd = Errno::result(fd)? as RawFd;
+        let ours = unsafe { libc::syscall(libc::SYS_pidfd_getfd, self.pidfd.as_raw_fd(), fd, 0) };
+        let ours = match Errno::result(ours) {
+            Err(Errno::EBADF) => return Ok(None),
+            ours => ours? as RawFd,
+        };
         // SAFETY: as above.
-        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+        let ours = unsafe { OwnedFd::from_raw_fd(ours) };
+        let now = fs::read_link(format!("/proc/self/fd/{}", ours.as_raw_fd()))?;
+        Ok((Open::from_link(fd, &now) == Some(open)).then_some(ours))
+    }
+}
+
+impl Open {
+    /// From the target of a link in /proc/PID/fd; `None` for other files.
+    fn from_link(fd: RawFd, target: &Path) -> Option<Self> {
+        match FDTarget::from_str(&target.to_string_lossy()).ok()? {
+            FDTarget::Socket(inode) => Some(Self::Socket { fd, inode }),
+            FDTarget::AnonInode(kind) if kind == "[eventpoll]" => Some(Self::Epoll(fd)),
+            _ => None,
+        }
     }
 }
 
@@ -207,6 +218,26 @@ fn is_in(cgroups: &str, wanted: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_number_that_is_another_file_now_is_not_lent() {
+        let file = fs::File::open("/dev/null").unwrap();
+        let socket = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        let mut slot = OwnedFd::from(socket.try_clone().unwrap());
+        let target = Target::open(std::process::id()).unwrap();
+        let opened = target.opened().unwrap();
+        let is_slot =
+            |open: &&Open| matches!(open, Open::Socket { fd, .. } if *fd == slot.as_raw_fd());
+        let listed = *opened.iter().find(is_slot).unwrap();
+        assert!(target.borrow(listed).unwrap().is_some());
+        nix::unistd::dup2(&file, &mut slot).unwrap();
+        assert!(target.borrow(listed).unwrap().is_none());
+        let other = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+        nix::unistd::dup2(&other, &mut slot).unwrap();
+        assert!(target.borrow(listed).unwrap().is_none());
+        drop(slot);
+        assert!(target.borrow(listed).unwrap().is_none());
+    }
 
     #[test]
     fn cgroups_hold_those_below_them() {

@@ -147,13 +147,12 @@ impl Changes {
             }
             for open in opened {
                 let done = match open {
-                    Open::Socket { fd, .. } => self.undo_socket(&target, fd),
+                    Open::Socket { .. } => self.undo_socket(&target, open),
                     Open::Epoll(fd) => self.undo_epoll(&target, fd),
                 };
-                // The descriptor is closed or the process has ended.
-                let gone = [Some(libc::EBADF), Some(libc::ESRCH)];
+                // ESRCH: the process has ended.
                 if let Err(e) = done
-                    && !gone.contains(&e.raw_os_error())
+                    && e.raw_os_error() != Some(libc::ESRCH)
                 {
                     failed += 1;
                     tracing::error!("process {pid} ({}) still polls: {e}", target.comm);
@@ -167,8 +166,10 @@ impl Changes {
         Ok(())
     }
 
-    fn undo_socket(&self, target: &Target, fd: RawFd) -> io::Result<()> {
-        let socket = target.borrow(fd)?;
+    fn undo_socket(&self, target: &Target, open: Open) -> io::Result<()> {
+        let Some(socket) = target.borrow(open)? else {
+            return Ok(());
+        };
         let Some(port) = internet(&SockRef::from(&socket)) else {
             return Ok(());
         };
@@ -183,7 +184,9 @@ impl Changes {
         let Some((before, set)) = self.epolls.get(&(target.pid, target.start, fd)) else {
             return Ok(());
         };
-        let epoll = target.borrow(fd)?;
+        let Some(epoll) = target.borrow(Open::Epoll(fd))? else {
+            return Ok(());
+        };
         match Polling::of_epoll(&epoll)? == *set {
             true => before.set_epoll(&epoll),
             false => Ok(()),

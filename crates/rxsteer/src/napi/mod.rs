@@ -306,18 +306,13 @@ fn ids_of(target: &Target) -> std::io::Result<BTreeMap<u32, usize>> {
     let mut ids = BTreeMap::new();
     let mut seen = HashSet::new();
     for open in target.opened()? {
-        let Open::Socket { fd, inode } = open else {
+        let Open::Socket { inode, .. } = open else {
             continue;
         };
-        let socket = match target.borrow(fd) {
-            Ok(socket) if seen.insert(inode) => socket,
-            // A duplicate descriptor of the same socket.
-            Ok(_) => continue,
-            Err(e) if e.raw_os_error() == Some(libc::EBADF) => continue,
-            Err(e) => return Err(e),
-        };
-        // The descriptor may refer to another file by now.
-        if internet(&SockRef::from(&socket)).is_some()
+        // Otherwise it is a duplicate descriptor of the same socket.
+        if seen.insert(inode)
+            && let Some(socket) = target.borrow(open)?
+            && internet(&SockRef::from(&socket)).is_some()
             && let Ok(Some(id)) = polling::napi_id(&socket)
         {
             *ids.entry(id).or_default() += 1;
