@@ -16,10 +16,20 @@
 #include "maps.h"
 #include "socket.h"
 
-/* Whether a read that finds no data polls the queue itself for a while (SO_BUSY_POLL). */
+/* net.core.busy_read, in us: the value of sockets that have asked for nothing. Set by user space.
+ */
+__u32 host_busy_read;
+
+/*
+ * Whether the application has asked that a read that finds no data polls the queue for a while
+ * (SO_BUSY_POLL). The host's value is no such request: all sockets inherit it, those that never
+ * poll too. If such a socket does poll, its packets are received on its CPU, and are INLINE anyway.
+ */
 static __always_inline bool sock_polls(const struct sock *sk)
 {
-	return bpf_core_field_exists(sk->sk_ll_usec) && sk->sk_ll_usec;
+	if (!bpf_core_field_exists(sk->sk_ll_usec))
+		return false;
+	return sk->sk_ll_usec && sk->sk_ll_usec != *(volatile __u32 *)&host_busy_read;
 }
 
 /*

@@ -256,6 +256,58 @@ fn tcp() -> Result<()> {
     Ok(())
 }
 
+/// Waits for packets in poll(), which polls no queue by the socket's setting alone.
+fn in_poll(socket: UdpSocket) -> Take {
+    let mut buffer = [0; 2048];
+    Box::new(move || {
+        let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, PollTimeout::from(5u8))? {
+            0 => Err(io::ErrorKind::WouldBlock.into()),
+            _ => socket.recv(&mut buffer),
+        }
+    })
+}
+
+/// All sockets inherit the host's polling time, those that never poll, too: their flows follow the
+/// application. The control: a socket that has asked for another time is INLINE.
+#[test]
+fn the_hosts_polling_time_is_no_request() -> Result<()> {
+    in_lab!();
+    let host = Setting::keep("/proc/sys/net/core/busy_read")?;
+    host.set(&ON.usecs.to_string())?;
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, 1);
+    let socket = connected(&dut.netns, &flows)?;
+    ensure!(Polling::of_socket(&socket)? == ON, "not inherited");
+    let same = socket.try_clone()?;
+    let app = App::start(&dut.netns, in_poll(socket))?;
+    app.move_to(OTHER_CPU)?;
+    let options = Options {
+        policy: Policy::RFS,
+        ..bed.options(&[POLLING_CPU])
+    };
+    let active = Active::steer(dut, options)?;
+    let goes_to = |cpu, why| {
+        let mut send = || bed.send(Frames::Udp(flows.clone()), 20);
+        until(why, || Ok(all_at(&active, cpu, &mut send)?.then_some(())))
+    };
+    goes_to(OTHER_CPU, "the flow follows: the time is the host's")?;
+    let longer = Polling {
+        usecs: 2 * ON.usecs,
+        ..ON
+    };
+    longer.set_socket(&same)?;
+    goes_to(POLLING_CPU, "the flow is INLINE: the time is the socket's")?;
+    host.set(&longer.usecs.to_string())?;
+    goes_to(
+        OTHER_CPU,
+        "the flow follows again: the time has become the host's",
+    )?;
+    drop(app);
+    active.stop()
+}
+
 /// poll() polls the queue only if both the host's setting and the socket's allow it.
 #[test]
 fn poll_asks_the_whole_host() -> Result<()> {
@@ -265,15 +317,7 @@ fn poll_asks_the_whole_host() -> Result<()> {
     let flows = UdpFlows::to(dut, 1);
     let socket = connected(&dut.netns, &flows)?;
     ON.set_socket(&socket)?;
-    let mut buffer = [0; 2048];
-    let take = move || {
-        let mut fds = [PollFd::new(socket.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut fds, PollTimeout::from(5u8))? {
-            0 => Err(io::ErrorKind::WouldBlock.into()),
-            _ => socket.recv(&mut buffer),
-        }
-    };
-    let app = App::start(&dut.netns, Box::new(take))?;
+    let app = App::start(&dut.netns, in_poll(socket))?;
     app.move_to(OTHER_CPU)?;
     let options = Options {
         policy: Policy::RFS,

@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixListener;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use tracing::{info, warn};
@@ -28,6 +28,9 @@ use crate::types::backlog_request;
 
 /// Timeout for the return of all flows to INLINE. At a stop, the programs are then detached anyway.
 const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Time between two looks at what others change on the host without an event.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Number of flows in `status`: those with the most dropped packets.
 const DROPPED_FLOWS: usize = 5;
@@ -105,12 +108,16 @@ impl Steering {
         requests: &Requests,
         maker: &mpsc::Sender<backlog_request>,
     ) -> Result<()> {
+        let mut looked = Instant::now();
         loop {
             // SAFETY: the ring buffer outlives the loop.
             let ring = unsafe { BorrowedFd::borrow_raw(requests.fd()) };
             let fds = [stop, ring, listener.as_fd(), hotplug.as_fd()];
-            let draining = (!self.leaving.is_empty()).then_some(Drain::TICK);
-            let ready = readable(&fds, draining)?;
+            let timeout = match self.leaving.is_empty() {
+                true => LOOK.saturating_sub(looked.elapsed()),
+                false => Drain::TICK,
+            };
+            let ready = readable(&fds, Some(timeout))?;
             for request in requests.take()? {
                 maker
                     .send(request)
@@ -120,6 +127,12 @@ impl Steering {
                 self.cpus_changed(hotplug.take()?)?;
             }
             self.remove_drained()?;
+            if looked.elapsed() >= LOOK {
+                looked = Instant::now();
+                if let Err(e) = self.datapath.look_at_host() {
+                    warn!("{e:#}");
+                }
+            }
             if ready[2] {
                 control::serve(listener, |request| self.answer(request));
             }

@@ -202,6 +202,15 @@ impl Datapath {
         Ok(())
     }
 
+    /// Reads the host's settings on which the programs depend. Others may change them at any time,
+    /// and no event shows it: call this now and then.
+    ///
+    /// # Errors
+    /// When a setting can't be read.
+    pub fn look_at_host(&mut self) -> Result<()> {
+        self.sockets.as_mut().map_or(Ok(()), Sockets::look_at_host)
+    }
+
     fn watch_sockets(&self) -> Result<(Sockets, Vec<String>)> {
         if !self.config.can_follow() {
             bail!(

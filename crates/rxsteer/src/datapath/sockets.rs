@@ -11,7 +11,7 @@ use libbpf_rs::{Link, ProgramType};
 use nix::errno::Errno;
 
 use crate::bpf::socket_skel::{OpenSocketSkel, SocketSkel};
-use crate::host::caps;
+use crate::host::{caps, polling};
 
 /// Tracepoints of Linux 6.3 and later.
 const TRACEPOINTS: [&str; 2] = ["sock_recv_length", "sock_send_length"];
@@ -40,7 +40,7 @@ pub(crate) struct Sockets {
     pub(crate) at_functions: bool,
     /// The epoch of the table that the programs write.
     pub(crate) epoch: u16,
-    _skel: SocketSkel<'static>,
+    skel: SocketSkel<'static>,
 }
 
 impl Sockets {
@@ -81,7 +81,8 @@ impl Sockets {
                  attached to kernel functions (CONFIG_FUNCTION_TRACER)"
             }
         };
-        let skel = open.load().with_context(hint)?;
+        let mut skel = open.load().with_context(hint)?;
+        look_at_host(&mut skel)?;
         let mut links = Vec::new();
         for prog in skel.object().progs_mut().filter(|prog| prog.autoload()) {
             let name = prog.name().to_string_lossy().into_owned();
@@ -101,10 +102,25 @@ impl Sockets {
             _links: links,
             at_functions: !missing.is_empty(),
             epoch,
-            _skel: skel,
+            skel,
         };
         Ok((sockets, unseen))
     }
+
+    /// Reads the host's settings on which the programs depend, again: others may change them.
+    ///
+    /// # Errors
+    /// When no socket can be opened.
+    pub(crate) fn look_at_host(&mut self) -> Result<()> {
+        look_at_host(&mut self.skel)
+    }
+}
+
+/// Sets `host_busy_read`: 0 on a kernel without busy polling.
+fn look_at_host(skel: &mut SocketSkel<'_>) -> Result<()> {
+    let bss = skel.maps.bss_data.as_mut().context("no variables")?;
+    bss.host_busy_read = polling::host_busy_read().context("net.core.busy_read")?;
+    Ok(())
 }
 
 /// The root of the cgroup v2 hierarchy, by a mount that is attached to no folder and ends with the

@@ -3,6 +3,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::os::unix::net::UnixDatagram;
 
 use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
@@ -73,6 +74,16 @@ impl Polling {
         Errno::result(done)?;
         Ok(())
     }
+}
+
+/// `net.core.busy_read`, us: the polling time that a new socket of any kind inherits. The file in
+/// /proc/sys exists in the initial network namespace alone. 0 if the kernel has no busy polling.
+///
+/// # Errors
+/// When no socket can be opened.
+pub fn host_busy_read() -> io::Result<u32> {
+    let new = UnixDatagram::unbound()?;
+    Ok(Polling::of_socket(&new).unwrap_or_default().usecs)
 }
 
 fn epoll_params(epoll: &impl AsFd) -> io::Result<libc::epoll_params> {
