@@ -4,7 +4,10 @@
 use std::fs;
 use std::path::Path;
 
-/// The threads named `prefix` followed by a number, as pairs of that number and the process id,
+use procfs::FromRead;
+use procfs::process::{Stat, StatFlags};
+
+/// The kernel threads named `prefix` followed by a number, as pairs of that number and the process id,
 /// ordered by number. Empty if `proc` can't be read. Before 5.17 names are cut at 15 bytes.
 pub fn numbered(proc: &Path, prefix: &str) -> Vec<(u32, u32)> {
     let Ok(entries) = fs::read_dir(proc) else {
@@ -15,11 +18,32 @@ pub fn numbered(proc: &Path, prefix: &str) -> Vec<(u32, u32)> {
         .filter_map(|entry| {
             let pid = entry.file_name().to_str()?.parse().ok()?;
             // A process may end before it is read.
-            let comm = fs::read_to_string(entry.path().join("comm")).ok()?;
-            let number = comm.trim_end().strip_prefix(prefix)?.parse().ok()?;
-            Some((number, pid))
+            let stat = Stat::from_file(entry.path().join("stat")).ok()?;
+            let number = stat.comm.strip_prefix(prefix)?.parse().ok()?;
+            // Any process may take such a name.
+            let ours = stat.flags().ok()?.contains(StatFlags::PF_KTHREAD);
+            ours.then_some((number, pid))
         })
         .collect();
     threads.sort_unstable();
     threads
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_with_such_a_name_is_no_kernel_thread() {
+        const PREFIX: &str = "napi/rxsteer-";
+        let proc = tempfile::tempdir().unwrap();
+        for (pid, number, flags) in [(70, 8200, 0x20_8040), (71, 8201, 0x40_0000)] {
+            let dir = proc.path().join(pid.to_string());
+            fs::create_dir(&dir).unwrap();
+            let zeros = "0 ".repeat(43);
+            let stat = format!("{pid} ({PREFIX}{number}) S 2 0 0 0 -1 {flags} {zeros}\n");
+            fs::write(dir.join("stat"), stat).unwrap();
+        }
+        assert_eq!(numbered(proc.path(), PREFIX), [(8200, 70)]);
+    }
 }
