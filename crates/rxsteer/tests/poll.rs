@@ -336,6 +336,41 @@ fn others_are_left_alone() -> Result<()> {
     Ok(())
 }
 
+/// Any user can give a process any name.
+#[test]
+fn a_name_alone_selects_processes_of_root() -> Result<()> {
+    in_lab!();
+    const NOBODY: &str = "65534";
+    let socket = UdpSocket::bind("127.0.0.1:0")?;
+    let port = socket.local_addr()?.port();
+    let mut command = Command::new("sleep");
+    command.arg("1000").uid(NOBODY.parse()?);
+    let command = command.stdin(Stdio::from(OwnedFd::from(socket.try_clone()?)));
+    let _sleeper = Sleeper(command.spawn()?);
+    let number = port.to_string();
+    let name = ["--comm", "sleep", "--port", &number];
+    let poll = Poll::start(&name)?;
+    // When the second is found, one search at least has seen all processes.
+    for address in ["127.0.0.2", "127.0.0.3"] {
+        let roots = UdpSocket::bind((address, port))?;
+        let _sleeper = Sleeper::with(roots.try_clone()?.into())?;
+        becomes(&roots, ON)?;
+    }
+    ensure!(of(&socket)? == OFF);
+    poll.signal(Signal::SIGTERM)?;
+    let (_, log) = poll.ended()?;
+    ensure!(log.contains("--user 65534"), "{log}");
+
+    for user in [NOBODY, "nobody"] {
+        let poll = Poll::start(&[&name[..], &["--user", user]].concat())?;
+        becomes(&socket, ON)?;
+        poll.signal(Signal::SIGTERM)?;
+        poll.ended()?;
+        ensure!(of(&socket)? == OFF);
+    }
+    Ok(())
+}
+
 /// No packet arrives: all waits end with sleep.
 #[test]
 fn polling_pauses_without_packets() -> Result<()> {
@@ -376,6 +411,11 @@ fn errors_are_reported() -> Result<()> {
         (&["--pid", &gone][..], 1, "there is no process"),
         (&[], 2, "required"),
         (&["--comm", "a-name-of-17-chars"], 1, "15 characters"),
+        (
+            &["--comm", "x", "--user", "no-such-user"],
+            2,
+            "there is no user",
+        ),
         (&["--exe", "nginx"], 1, "whole path"),
     ] {
         let (ended, log) = Poll::start(args)?.ended()?;

@@ -47,6 +47,8 @@ pub struct Poller {
     listeners: HashMap<u16, Polling>,
     /// Processes that may not be traced and were logged.
     refused: HashSet<u32>,
+    /// Processes that only their user excludes, logged.
+    others: HashSet<u32>,
     /// The kernel has no busy-poll parameters of epoll instances; logged.
     no_epoll: bool,
 }
@@ -123,6 +125,7 @@ impl Poller {
             sockets: HashMap::new(),
             listeners: HashMap::new(),
             refused: HashSet::new(),
+            others: HashSet::new(),
             no_epoll: false,
         })
     }
@@ -138,9 +141,12 @@ impl Poller {
         let all = process::all().context("cannot read /proc")?;
         // A process id is reused after its process has ended.
         self.refused.retain(|pid| all.contains(pid));
+        self.others.retain(|pid| all.contains(pid));
         for pid in all {
-            let rule = self.rules.iter().position(|rule| process::means(rule, pid));
-            let Some(rule) = rule.filter(|_| !self.refused.contains(&pid)) else {
+            if self.refused.contains(&pid) {
+                continue;
+            }
+            let Some(rule) = self.rule_of(pid, before.contains_key(&pid)) else {
                 continue;
             };
             let known = before.remove(&pid);
@@ -179,6 +185,32 @@ impl Poller {
     /// Whether all rules name processes that have ended.
     pub fn has_ended(&self) -> bool {
         self.processes.is_empty() && self.rules.iter().all(|rule| rule.pid.is_some())
+    }
+
+    /// The first rule that selects this process. A process that is `known` may have changed its user,
+    /// as daemons do that give up root's rights. Logs a process that only its user excludes.
+    fn rule_of(&mut self, pid: u32, known: bool) -> Option<usize> {
+        let mut other = None;
+        for (i, rule) in self.rules.iter().enumerate() {
+            if !process::means(rule, pid) {
+                continue;
+            }
+            let uid = process::uid(pid)?;
+            if known || rule.uid().is_none_or(|wanted| wanted == uid) {
+                return Some(i);
+            }
+            other = Some((rule, uid));
+        }
+        let (rule, uid) = other?;
+        // A port alone means all processes of this network namespace.
+        let named = rule.comm.is_some() || rule.exe.is_some();
+        if named && rule.user.is_none() && self.others.insert(pid) {
+            warn!(
+                "process {pid} belongs to user {uid}; without a user, {rule} selects root's \
+                 processes: --user {uid}"
+            );
+        }
+        None
     }
 
     fn choose(&self, pid: u32, rule: usize) -> Result<Chosen> {

@@ -167,7 +167,14 @@ pub fn sockets() -> io::Result<HashSet<u64>> {
     Ok(opened.flatten().filter_map(inode).collect())
 }
 
-/// Whether a rule may select sockets of this process; false if it has ended.
+/// The user who started the process, not one whose rights a program of his has; `None` if it has
+/// ended.
+pub fn uid(pid: u32) -> Option<u32> {
+    let status = Process::new(pid as i32).ok()?.status().ok()?;
+    Some(status.ruid)
+}
+
+/// Whether a rule may select sockets of this process, whatever its user; false if it has ended.
 pub fn means(rule: &Rule, pid: u32) -> bool {
     let file = |name: &str| Path::new("/proc").join(pid.to_string()).join(name);
     let alone = rule.pid.is_none() && rule.comm.is_none() && rule.exe.is_none();

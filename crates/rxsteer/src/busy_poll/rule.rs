@@ -4,6 +4,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +39,15 @@ pub struct Rule {
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
     #[serde(default)]
     pub port: Option<u16>,
+
+    /// Processes of this user: a name or number; without this, of root, unless a process or cgroup is
+    /// named
+    ///
+    /// Any user can give a process any name, run any file and use a port: such a process would get
+    /// settings that need CAP_NET_ADMIN.
+    #[arg(long, value_name = "USER")]
+    #[serde(default)]
+    pub user: Option<User>,
 
     /// Maximum time for which a waiting call polls the queue before it sleeps: 50 is recommended
     ///
@@ -94,6 +104,56 @@ impl Rule {
     }
 }
 
+impl Rule {
+    /// The user whose processes are meant; `None`: any user.
+    pub fn uid(&self) -> Option<u32> {
+        match (&self.user, self.pid.is_some() || self.cgroup.is_some()) {
+            (Some(user), _) => Some(user.uid),
+            (None, true) => None,
+            (None, false) => Some(0),
+        }
+    }
+}
+
+/// A user by name or number, as given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct User {
+    given: String,
+    uid: u32,
+}
+
+impl FromStr for User {
+    type Err = String;
+
+    fn from_str(given: &str) -> Result<Self, String> {
+        let uid = match given.parse() {
+            Ok(uid) => uid,
+            Err(_) => match nix::unistd::User::from_name(given) {
+                Ok(Some(user)) => user.uid.as_raw(),
+                Ok(None) => return Err(format!("there is no user {given}")),
+                Err(e) => return Err(format!("user {given} can't be looked up: {e}")),
+            },
+        };
+        let given = given.to_owned();
+        Ok(Self { given, uid })
+    }
+}
+
+impl TryFrom<String> for User {
+    type Error = String;
+
+    fn try_from(given: String) -> Result<Self, String> {
+        given.parse()
+    }
+}
+
+impl From<User> for String {
+    fn from(user: User) -> Self {
+        user.given
+    }
+}
+
 /// TASK_COMM_LEN - 1 (linux/sched.h).
 const COMM_MAX: usize = 15;
 
@@ -107,6 +167,7 @@ impl fmt::Display for Rule {
             ("exe", path(&self.exe)),
             ("cgroup", path(&self.cgroup)),
             ("port", self.port.map(|port| port.to_string())),
+            ("user", self.user.clone().map(String::from)),
         ];
         let given = conditions
             .into_iter()
