@@ -74,7 +74,7 @@ static __always_inline __u16 rx_base(struct rx *rx)
 #define POLICY_CROWDED (LOAD_WHOLE / 4)
 
 /* Slots of the rps_map that are searched for a CPU with room. */
-#define POLICY_SLOTS 16
+#define POLICY_SLOTS 4
 
 /* The flow's cost in ns per window; an estimate (load_cost()). The present frame counts: a flow
  * with less than a frame per window has a cost. */
@@ -178,9 +178,9 @@ static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_
 }
 
 /*
- * A CPU of the rps_map with room for the flow; RPS_NO_CPU if there is none. Each flow searches
- * slots of its own (a linear congruential generator): neighbouring slots belong to neighbouring
- * CPUs, and from slot to slot all flows of a CPU would go to the next one.
+ * A CPU of the rps_map with room for the flow; RPS_NO_CPU if none is found. After its own slot each
+ * flow searches others in each window (a linear congruential generator): neighbouring slots belong
+ * to neighbouring CPUs, and from slot to slot all flows of a CPU would go to the next one.
  */
 static __always_inline __u16 rx_spread(const struct rx *rx, const struct rps_dev_flow *flow)
 {
@@ -192,7 +192,7 @@ static __always_inline __u16 rx_spread(const struct rx *rx, const struct rps_dev
 
 		if (cpu != rx->cpu && cpu < RPS_INLINE_SHED && rx_has_room(rx, cpu, work))
 			return cpu;
-		hash = hash * 0x9e3779b1 + 1;
+		hash = hash * 0x9e3779b1 + 2 * rx->q->load.window + 1;
 	}
 	return RPS_NO_CPU;
 }
