@@ -106,9 +106,13 @@ struct Sleeper(Child);
 
 impl Sleeper {
     fn with(socket: OwnedFd) -> Result<Self> {
+        Self::of_user(0, socket)
+    }
+
+    fn of_user(uid: u32, socket: OwnedFd) -> Result<Self> {
         let mut command = Command::new("sleep");
-        let child = command.arg("1000").stdin(Stdio::from(socket)).spawn()?;
-        Ok(Self(child))
+        command.arg("1000").uid(uid).stdin(Stdio::from(socket));
+        Ok(Self(command.spawn()?))
     }
 
     fn pid(&self) -> String {
@@ -269,31 +273,25 @@ fn descriptors_that_change_end_nothing() -> Result<()> {
                 }
             }
         });
-        let stopped = Stop(&stop);
-        let mut poll = Poll::own(&[])?;
-        // A new socket is found by a new search.
-        for _ in 0..30 {
-            let new = UdpSocket::bind("127.0.0.1:0")?;
-            until("the socket is set, or the search ends", || {
-                let ended = poll.0.try_wait()?.is_some();
-                Ok((ended || of(&new)? == ON).then_some(()))
-            })?;
-        }
-        poll.signal(Signal::SIGTERM)?;
-        let (code, log) = poll.ended()?;
-        drop(stopped);
-        ensure!(code == Some(0) && !log.contains("before Linux"), "{log}");
-        Ok(())
+        let tried = || {
+            let mut poll = Poll::own(&[])?;
+            // A new socket is found by a new search.
+            for _ in 0..30 {
+                let new = UdpSocket::bind("127.0.0.1:0")?;
+                until("the socket is set, or the search ends", || {
+                    let ended = poll.0.try_wait()?.is_some();
+                    Ok((ended || of(&new)? == ON).then_some(()))
+                })?;
+            }
+            poll.signal(Signal::SIGTERM)?;
+            let (code, log) = poll.ended()?;
+            ensure!(code == Some(0) && !log.contains("before Linux"), "{log}");
+            Ok(())
+        };
+        let tried = tried();
+        stop.store(true, Ordering::Relaxed);
+        tried
     })
-}
-
-/// Ends a thread of a test that fails, too.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 #[test]
@@ -343,10 +341,7 @@ fn a_name_alone_selects_processes_of_root() -> Result<()> {
     const NOBODY: &str = "65534";
     let socket = UdpSocket::bind("127.0.0.1:0")?;
     let port = socket.local_addr()?.port();
-    let mut command = Command::new("sleep");
-    command.arg("1000").uid(NOBODY.parse()?);
-    let command = command.stdin(Stdio::from(OwnedFd::from(socket.try_clone()?)));
-    let _sleeper = Sleeper(command.spawn()?);
+    let _sleeper = Sleeper::of_user(NOBODY.parse()?, socket.try_clone()?.into())?;
     let number = port.to_string();
     let name = ["--comm", "sleep", "--port", &number];
     let poll = Poll::start(&name)?;

@@ -76,19 +76,17 @@ static __always_inline __u16 rx_base(struct rx *rx)
 /* Slots of the rps_map that are searched for a CPU with room. */
 #define POLICY_SLOTS 4
 
-/* The flow's cost in ns per window; an estimate (load_cost()). The present frame counts: a flow
- * with less than a frame per window has a cost. */
-static __always_inline __u32 flow_cost(const struct rx *rx, const struct rps_dev_flow *flow)
-{
-	return load_cost(&rx->q->load, flow->load + 1);
-}
-
-/* This cost times the capacity of the polling CPU, where it was measured. */
+/*
+ * The flow's cost in ns per window, an estimate (load_cost()), times the capacity of the polling
+ * CPU, where it was measured. The present frame counts: a flow with less than a frame per window
+ * has a cost.
+ */
 static __always_inline __u64 flow_work(const struct rx *rx, const struct rps_dev_flow *flow)
 {
 	const struct cpu *here = cpu_of(rx->cpu);
+	__u32 cost = load_cost(&rx->q->load, flow->load + 1);
 
-	return (__u64)flow_cost(rx, flow) * (here ? here->capacity : LOAD_WHOLE);
+	return (__u64)cost * (here ? here->capacity : LOAD_WHOLE);
 }
 
 /* The work as a share of this CPU's time. */

@@ -195,8 +195,11 @@ impl Poller {
             if !process::means(rule, pid) {
                 continue;
             }
+            let Some(wanted) = rule.uid().filter(|_| !known) else {
+                return Some(i);
+            };
             let uid = process::uid(pid)?;
-            if known || rule.uid().is_none_or(|wanted| wanted == uid) {
+            if uid == wanted {
                 return Some(i);
             }
             other = Some((rule, uid));

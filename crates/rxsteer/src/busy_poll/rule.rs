@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use serde_with::{DeserializeFromStr, SerializeDisplay};
 
 use crate::host::polling::Polling;
 
@@ -102,9 +103,7 @@ impl Rule {
             _ => None,
         }
     }
-}
 
-impl Rule {
     /// The user whose processes are meant; `None`: any user.
     pub fn uid(&self) -> Option<u32> {
         match (&self.user, self.pid.is_some() || self.cgroup.is_some()) {
@@ -116,8 +115,7 @@ impl Rule {
 }
 
 /// A user by name or number, as given.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Debug, PartialEq, Eq, SerializeDisplay, DeserializeFromStr)]
 pub struct User {
     given: String,
     uid: u32,
@@ -140,17 +138,9 @@ impl FromStr for User {
     }
 }
 
-impl TryFrom<String> for User {
-    type Error = String;
-
-    fn try_from(given: String) -> Result<Self, String> {
-        given.parse()
-    }
-}
-
-impl From<User> for String {
-    fn from(user: User) -> Self {
-        user.given
+impl fmt::Display for User {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.given)
     }
 }
 
@@ -167,7 +157,7 @@ impl fmt::Display for Rule {
             ("exe", path(&self.exe)),
             ("cgroup", path(&self.cgroup)),
             ("port", self.port.map(|port| port.to_string())),
-            ("user", self.user.clone().map(String::from)),
+            ("user", self.user.as_ref().map(User::to_string)),
         ];
         let given = conditions
             .into_iter()

@@ -33,7 +33,7 @@ const UNCONNECTED: [&str; 2] = ["on_udp4_recv", "on_udp6_recv"];
 
 /// The attached programs; dropping it detaches them.
 pub(crate) struct Sockets {
-    _links: Vec<Link>,
+    links: Vec<Link>,
     /// Whether programs are attached to functions. Detaching the last one of a function waits until
     /// every task has slept once (`synchronize_rcu_tasks()`), which on a loaded host can take any
     /// time.
@@ -81,10 +81,20 @@ impl Sockets {
                  attached to kernel functions (CONFIG_FUNCTION_TRACER)"
             }
         };
-        let mut skel = open.load().with_context(hint)?;
-        look_at_host(&mut skel)?;
-        let mut links = Vec::new();
-        for prog in skel.object().progs_mut().filter(|prog| prog.autoload()) {
+        let mut sockets = Self {
+            links: Vec::new(),
+            at_functions: !missing.is_empty(),
+            epoch,
+            skel: open.load().with_context(hint)?,
+        };
+        sockets.look_at_host()?;
+        let links = &mut sockets.links;
+        for prog in sockets
+            .skel
+            .object()
+            .progs_mut()
+            .filter(|prog| prog.autoload())
+        {
             let name = prog.name().to_string_lossy().into_owned();
             match (prog.prog_type(), &cgroup) {
                 (ProgramType::Tracing, _) => links.push(prog.attach_trace().with_context(hint)?),
@@ -98,12 +108,6 @@ impl Sockets {
                 },
             }
         }
-        let sockets = Self {
-            _links: links,
-            at_functions: !missing.is_empty(),
-            epoch,
-            skel,
-        };
         Ok((sockets, unseen))
     }
 
@@ -112,15 +116,10 @@ impl Sockets {
     /// # Errors
     /// When no socket can be opened.
     pub(crate) fn look_at_host(&mut self) -> Result<()> {
-        look_at_host(&mut self.skel)
+        let bss = self.skel.maps.bss_data.as_mut().context("no variables")?;
+        bss.host_busy_read = polling::host_busy_read().context("net.core.busy_read")?;
+        Ok(())
     }
-}
-
-/// Sets `host_busy_read`: 0 on a kernel without busy polling.
-fn look_at_host(skel: &mut SocketSkel<'_>) -> Result<()> {
-    let bss = skel.maps.bss_data.as_mut().context("no variables")?;
-    bss.host_busy_read = polling::host_busy_read().context("net.core.busy_read")?;
-    Ok(())
 }
 
 /// The root of the cgroup v2 hierarchy, by a mount that is attached to no folder and ends with the

@@ -205,9 +205,7 @@ mod tests {
     #[test]
     fn threaded_napi_receives_where_its_thread_may_run() {
         let thread = |fixture: Fixture, pid: u32, comm: &str, cpus: &str| {
-            // 0x208040: PF_KTHREAD, as of a napi thread.
-            let zeros = "0 ".repeat(43);
-            let stat = format!("{pid} ({comm}) S 2 0 0 0 -1 {} {zeros}\n", 0x20_8040);
+            let stat = kthread::stat(pid, comm, true);
             fixture.file(&format!("proc/{pid}/stat"), &stat).file(
                 &format!("proc/{pid}/status"),
                 &format!("Name: x\nCpus_allowed_list:\t{cpus}"),

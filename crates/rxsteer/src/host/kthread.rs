@@ -7,8 +7,8 @@ use std::path::Path;
 use procfs::FromRead;
 use procfs::process::{Stat, StatFlags};
 
-/// The kernel threads named `prefix` followed by a number, as pairs of that number and the process id,
-/// ordered by number. Empty if `proc` can't be read. Before 5.17 names are cut at 15 bytes.
+/// The kernel threads named `prefix` followed by a number, as pairs of that number and the process
+/// id, ordered by number. Empty if `proc` can't be read. Before 5.17 names are cut at 15 bytes.
 pub fn numbered(proc: &Path, prefix: &str) -> Vec<(u32, u32)> {
     let Ok(entries) = fs::read_dir(proc) else {
         return Vec::new();
@@ -29,6 +29,17 @@ pub fn numbered(proc: &Path, prefix: &str) -> Vec<(u32, u32)> {
     threads
 }
 
+/// /proc/PID/stat of a kernel thread, or of another process with its name.
+#[cfg(test)]
+pub(super) fn stat(pid: u32, comm: &str, is_kthread: bool) -> String {
+    let flags = match is_kthread {
+        true => StatFlags::PF_KTHREAD.bits(),
+        false => 0,
+    };
+    let zeros = "0 ".repeat(43);
+    format!("{pid} ({comm}) S 2 0 0 0 -1 {flags} {zeros}\n")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -37,11 +48,10 @@ mod tests {
     fn a_process_with_such_a_name_is_no_kernel_thread() {
         const PREFIX: &str = "napi/rxsteer-";
         let proc = tempfile::tempdir().unwrap();
-        for (pid, number, flags) in [(70, 8200, 0x20_8040), (71, 8201, 0x40_0000)] {
+        for (pid, number, is_kthread) in [(70, 8200, true), (71, 8201, false)] {
             let dir = proc.path().join(pid.to_string());
             fs::create_dir(&dir).unwrap();
-            let zeros = "0 ".repeat(43);
-            let stat = format!("{pid} ({PREFIX}{number}) S 2 0 0 0 -1 {flags} {zeros}\n");
+            let stat = stat(pid, &format!("{PREFIX}{number}"), is_kthread);
             fs::write(dir.join("stat"), stat).unwrap();
         }
         assert_eq!(numbered(proc.path(), PREFIX), [(8200, 70)]);
