@@ -3,6 +3,7 @@
 //! detaches.
 
 mod accounting;
+mod auto;
 mod explain;
 pub mod hotplug;
 pub mod options;

@@ -37,7 +37,7 @@ pub enum Hash {
 /// The CPUs of a queue, given or to be found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RpsCpus {
-    /// The CPUs that share a last-level cache with the interrupt's CPU.
+    /// Those near the interrupt's CPU ([`crate::host::auto`]).
     Auto,
     /// These CPUs.
     Mask(CpuMask),
@@ -143,9 +143,10 @@ pub struct Options {
     /// CPUs that may process packets: a list (3, 0-3,8), a mask (0xff) or auto
     ///
     /// RPS spreads the flows of every queue over them. As in the kernel, a flow also follows its
-    /// application to other CPUs. auto: the CPUs that share a last-level cache with the CPU of the
-    /// queue's interrupt, without isolcpus= and nohz_full= CPUs. If that CPU is unknown, the lowest
-    /// housekeeping CPU replaces it, and the log says so.
+    /// application to other CPUs. auto: the CPUs that share a last-level cache and a NUMA node with
+    /// the CPU of the queue's interrupt, without isolcpus= and nohz_full= CPUs, and without the
+    /// interrupt's core if two CPUs remain. The mask follows the interrupt when it moves. If its CPU
+    /// is unknown, the lowest housekeeping CPU replaces it, and the log says so.
     #[arg(long, value_name = "CPUS", default_value = "auto")]
     pub rps_cpus: RpsCpus,
 

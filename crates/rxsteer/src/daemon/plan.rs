@@ -7,6 +7,7 @@ use tracing::{info, warn};
 
 use super::options::{Mode, Options, RpsCpus};
 use crate::datapath::backlogs::LIMIT_MAX;
+use crate::host::auto::AutoMask;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::{Device, XdpMode};
 use crate::host::topology::Topology;
@@ -17,8 +18,26 @@ pub(super) struct Steered {
     pub(super) mode: XdpMode,
     /// Index of the device's queue 0, over all devices.
     pub(super) first_queue: u32,
-    /// By queue, as configured; offline CPUs among them are not used.
-    pub(super) cpus: Vec<CpuMask>,
+    /// By queue.
+    pub(super) cpus: Vec<QueueMask>,
+}
+
+/// The CPUs of a queue.
+#[derive(Clone)]
+pub(super) struct QueueMask {
+    /// As configured; offline CPUs among them are not used.
+    pub(super) cpus: CpuMask,
+    /// The choice of `auto`, if it made one.
+    pub(super) auto: Option<AutoMask>,
+}
+
+impl From<AutoMask> for QueueMask {
+    fn from(auto: AutoMask) -> Self {
+        Self {
+            cpus: auto.cpus.clone(),
+            auto: Some(auto),
+        }
+    }
 }
 
 /// The devices that the options name, with the CPUs of each queue.
@@ -89,7 +108,7 @@ pub(super) fn find(devices: &[Steered], name: Option<&str>) -> Result<usize> {
 }
 
 /// The CPUs of a queue; at least one of them is online.
-pub(super) fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<CpuMask> {
+pub(super) fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<QueueMask> {
     if queue >= device.rx_queues {
         bail!(
             "{} has no receive queue {queue}: {}",
@@ -105,7 +124,7 @@ pub(super) fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<Cpu
         RpsCpus::Auto => {
             let interrupt_cpu = device.interrupt_cpu(&topology, queue);
             let auto = topology.auto_mask(interrupt_cpu)?;
-            info!("{} queue {queue}: {}", device.name, auto.anchor);
+            info!("{} queue {queue}: {auto}", device.name);
             if auto.cpus.is_empty() {
                 bail!(
                     "auto finds no CPU for {} queue {queue}: all that are near are isolated; name \
@@ -113,7 +132,7 @@ pub(super) fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<Cpu
                     device.name
                 );
             }
-            return Ok(auto.cpus);
+            return Ok(auto.into());
         }
         RpsCpus::Mask(mask) => mask,
     };
@@ -129,7 +148,10 @@ pub(super) fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<Cpu
             device.name
         );
     }
-    Ok(mask.clone())
+    Ok(QueueMask {
+        cpus: mask.clone(),
+        auto: None,
+    })
 }
 
 /// Returns generic mode, and warns that the driver has no native XDP.

@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use tracing::{info, warn};
 
+use super::auto::AutoMasks;
 use super::hotplug::Hotplug;
 use super::options::{Hash, Mode, Options, RpsCpus, Tunnel};
-use super::plan::{Steered, backlog_limit, check, cpus_of, fall_back, find, plan};
+use super::plan::{QueueMask, Steered, backlog_limit, check, cpus_of, fall_back, find, plan};
 use super::reader::Reader;
 use crate::api::control::{self, Reply, Request, reply};
 use crate::api::flows::{Flows, Most, Query};
@@ -45,6 +46,7 @@ pub(super) struct Steering {
     devices: Vec<Steered>,
     policy: Policy,
     online: CpuMask,
+    auto_masks: AutoMasks,
     /// CPUs that went offline or came online, until their backlogs are drained.
     leaving: Vec<(u32, Drain)>,
     /// Applications that can't be followed on this host, in words.
@@ -85,6 +87,7 @@ impl Steering {
             devices,
             policy: options.policy,
             online: Topology::host().online()?,
+            auto_masks: AutoMasks::default(),
             leaving: Vec::new(),
             not_followed: Vec::new(),
         };
@@ -132,6 +135,9 @@ impl Steering {
                 if let Err(e) = self.datapath.look_at_host() {
                     warn!("{e:#}");
                 }
+                if self.auto_masks.follow(&mut self.devices)? {
+                    self.apply()?;
+                }
             }
             if ready[2] {
                 control::serve(listener, |request| self.answer(request));
@@ -149,7 +155,7 @@ impl Steering {
             for (queue, cpus) in (0..).zip(&steered.cpus) {
                 let cpus = match self.policy.base {
                     Base::Off => CpuMask::default(),
-                    _ => cpus.intersect(&self.online),
+                    _ => cpus.cpus.intersect(&self.online),
                 };
                 let cpus: Vec<u32> = cpus.iter().collect();
                 let queue = steered.first_queue + queue;
@@ -258,7 +264,7 @@ impl Steering {
             )
         })?;
         for (queue, cpus) in steered.cpus.iter().enumerate() {
-            info!("{name} queue {queue}: CPUs {cpus}");
+            info!("{name} queue {queue}: CPUs {}", cpus.cpus);
         }
         Ok(())
     }
@@ -344,8 +350,8 @@ impl Steering {
             let steered = &mut self.devices[device];
             let name = &steered.device.name;
             let before = std::mem::replace(&mut steered.cpus[queue as usize], cpus.clone());
-            let [now, before] = [&cpus, &before].map(|cpus| cpus.intersect(&self.online));
-            let offline = cpus.without(&now);
+            let [now, before] = [&cpus, &before].map(|mask| mask.cpus.intersect(&self.online));
+            let offline = cpus.cpus.without(&now);
             let later = match offline.is_empty() {
                 true => String::new(),
                 false => format!(", {offline} when online"),
@@ -366,7 +372,7 @@ impl Steering {
     }
 
     /// The masks in a change: device, queue and CPUs.
-    fn masks(&self, change: &Change) -> Result<Vec<(usize, u32, CpuMask)>> {
+    fn masks(&self, change: &Change) -> Result<Vec<(usize, u32, QueueMask)>> {
         let Some(rps_cpus) = &change.rps_cpus else {
             return Ok(Vec::new());
         };
@@ -419,10 +425,9 @@ impl Steering {
         let devices = self.devices.iter().map(|steered| {
             let queues = (0..steered.device.rx_queues)
                 .map(|queue| {
-                    let cpus = steered
-                        .cpus
-                        .get(queue as usize)
-                        .map_or(String::new(), |c| c.intersect(&self.online).to_string());
+                    let cpus = steered.cpus.get(queue as usize).map_or(String::new(), |c| {
+                        c.cpus.intersect(&self.online).to_string()
+                    });
                     let index = steered.first_queue + queue;
                     status::Queue::read(&self.datapath, index, queue, cpus)
                 })

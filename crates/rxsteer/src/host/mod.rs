@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Facts about the host, and handles to change it.
 
+pub mod auto;
 pub mod caps;
 pub mod cpumask;
 pub mod device;

@@ -1,12 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! CPUs, the caches that they share, and the CPU masks derived from them.
+//! CPUs, and the caches, cores, nodes and packages that they share.
 
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use serde::Serialize;
 
 use crate::host::cpumask::CpuMask;
 
@@ -14,48 +12,6 @@ use crate::host::cpumask::CpuMask;
 #[derive(Clone, Debug)]
 pub struct Topology {
     root: PathBuf,
-}
-
-/// The CPU around which the `auto` mask was built.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case", tag = "kind", content = "cpu")]
-pub enum Anchor {
-    /// The CPU of the queue's interrupt or NAPI thread.
-    Interrupt(u32),
-    /// The CPU of the interrupt is unknown or not fixed; this CPU's cache is used instead.
-    Assumed(u32),
-    /// The caches of this CPU are unknown: every CPU counts as near.
-    Everywhere(u32),
-}
-
-impl fmt::Display for Anchor {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Interrupt(cpu) => {
-                write!(
-                    f,
-                    "CPUs sharing a cache with CPU {cpu}, where the interrupt lands"
-                )
-            }
-            Self::Assumed(cpu) => write!(
-                f,
-                "CPUs sharing a cache with CPU {cpu}; where the interrupt lands is not known"
-            ),
-            Self::Everywhere(cpu) => {
-                write!(
-                    f,
-                    "all CPUs: the kernel does not say what shares a cache with CPU {cpu}"
-                )
-            }
-        }
-    }
-}
-
-/// The mask selected by `auto`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct AutoMask {
-    pub cpus: CpuMask,
-    pub anchor: Anchor,
 }
 
 impl Topology {
@@ -151,27 +107,8 @@ impl Topology {
         cpus
     }
 
-    /// The mask selected by `auto`: housekeeping CPUs that share a last-level cache with
-    /// `interrupt_cpu` or, without it, with the lowest housekeeping CPU. May be empty.
-    ///
-    /// # Errors
-    /// When `/sys` can't be read.
-    pub fn auto_mask(&self, interrupt_cpu: Option<u32>) -> Result<AutoMask> {
-        let housekeeping = self.housekeeping()?;
-        let center = interrupt_cpu.or(housekeeping.first()).unwrap_or(0);
-        let (near, anchor) = match (self.cache_siblings(center), interrupt_cpu) {
-            (Some(near), Some(cpu)) => (near, Anchor::Interrupt(cpu)),
-            (Some(near), None) => (near, Anchor::Assumed(center)),
-            (None, _) => (housekeeping.clone(), Anchor::Everywhere(center)),
-        };
-        Ok(AutoMask {
-            cpus: near.intersect(&housekeeping),
-            anchor,
-        })
-    }
-
     /// Online CPUs of the NUMA node of `cpu`; `None` without nodes, or if `cpu` is offline.
-    fn node(&self, cpu: u32) -> Option<CpuMask> {
+    pub(super) fn node(&self, cpu: u32) -> Option<CpuMask> {
         fs::read_dir(self.path("sys/devices/system/node"))
             .ok()?
             .flatten()
@@ -310,11 +247,6 @@ pub(super) mod tests {
         fixture.topology().nearest(cpu, &all, usize::MAX)
     }
 
-    fn auto(fixture: &Fixture, interrupt: Option<u32>) -> (String, Anchor) {
-        let auto = fixture.topology().auto_mask(interrupt).unwrap();
-        (auto.cpus.to_string(), auto.anchor)
-    }
-
     #[test]
     fn lists_of_cpus() {
         let fixture = Fixture::new("0-2,4");
@@ -330,66 +262,12 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn auto_stays_within_the_interrupts_cache() {
-        let fixture = Fixture::two_caches("0-7");
-        assert_eq!(
-            auto(&fixture, Some(5)),
-            ("4-7".into(), Anchor::Interrupt(5))
-        );
-        assert_eq!(
-            auto(&fixture, Some(0)),
-            ("0-3".into(), Anchor::Interrupt(0))
-        );
-        assert_eq!(auto(&fixture, None), ("0-3".into(), Anchor::Assumed(0)));
-    }
-
-    #[test]
-    fn auto_leaves_isolated_cpus_alone() {
-        let fixture = Fixture::two_caches("0-7")
-            .file("sys/devices/system/cpu/isolated", "0-1")
-            .file("sys/devices/system/cpu/nohz_full", "6-7");
-        assert_eq!(
-            fixture.topology().housekeeping().unwrap().to_string(),
-            "2-5"
-        );
-        assert_eq!(
-            auto(&fixture, Some(4)),
-            ("4-5".into(), Anchor::Interrupt(4))
-        );
-        assert_eq!(auto(&fixture, None), ("2-3".into(), Anchor::Assumed(2)));
-        // The cache is that of the interrupt's CPU, even if that CPU is isolated.
-        assert_eq!(
-            auto(&fixture, Some(1)),
-            ("2-3".into(), Anchor::Interrupt(1))
-        );
-    }
-
-    #[test]
     fn an_unset_nohz_full_isolates_nothing() {
         let fixture = Fixture::new("0-3").file("sys/devices/system/cpu/nohz_full", "  (null)");
         assert_eq!(
             fixture.topology().housekeeping().unwrap().to_string(),
             "0-3"
         );
-    }
-
-    #[test]
-    fn auto_leaves_offline_cpus_out() {
-        let fixture = Fixture::two_caches("0-4,6");
-        assert_eq!(
-            auto(&fixture, Some(4)),
-            ("4,6".into(), Anchor::Interrupt(4))
-        );
-    }
-
-    #[test]
-    fn without_cache_information_every_cpu_is_near() {
-        let fixture = Fixture::new("0-5").file("sys/devices/system/cpu/isolated", "5");
-        assert_eq!(
-            auto(&fixture, Some(2)),
-            ("0-4".into(), Anchor::Everywhere(2))
-        );
-        assert_eq!(auto(&fixture, None), ("0-4".into(), Anchor::Everywhere(0)));
     }
 
     #[test]
@@ -483,7 +361,5 @@ pub(super) mod tests {
         let online = topology.online().unwrap();
         assert!(!online.is_empty());
         assert_eq!(online.intersect(&topology.possible().unwrap()), online);
-        let auto = topology.auto_mask(None).unwrap();
-        assert_eq!(auto.cpus.intersect(&online), auto.cpus);
     }
 }
