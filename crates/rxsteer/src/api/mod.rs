@@ -6,5 +6,8 @@ pub mod client;
 pub mod control;
 pub mod explain;
 pub mod flows;
+mod line;
+pub mod server;
 pub mod set;
+mod socket;
 pub mod status;

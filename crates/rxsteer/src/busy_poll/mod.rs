@@ -11,20 +11,20 @@ pub mod stats;
 pub mod undo;
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixListener;
 
 use anyhow::{Result, bail};
 use poller::Poller;
 use rule::Rule;
 use tracing::info;
 
-use crate::api::control::{self, Request, Role, reply};
+use crate::api::control::{Request, Role, reply};
+use crate::api::server::Server;
 use crate::host::setting::Setting;
 use crate::host::wait::readable;
 
 /// Sets sockets of other processes while it serves, and answers status requests.
 pub struct Service {
-    listener: UnixListener,
+    server: Server,
     poller: Poller,
     _host_wide: Option<Setting>,
 }
@@ -38,7 +38,7 @@ impl Service {
     /// sockets poll in this network namespace.
     pub fn new(rules: &[Rule], host_wide: bool) -> Result<Self> {
         Ok(Self {
-            listener: control::listen(Role::Poll)?,
+            server: Server::new(Role::Poll)?,
             poller: Poller::new(rules)?,
             _host_wide: host_wide.then(|| poll_host_wide(rules)).transpose()?,
         })
@@ -51,7 +51,7 @@ impl Service {
     /// When a rule's process may not be traced, or the kernel has no busy polling; restores then.
     pub fn serve(self, stop: BorrowedFd<'_>) -> Result<()> {
         let Self {
-            listener,
+            server,
             mut poller,
             _host_wide,
         } = self;
@@ -61,9 +61,9 @@ impl Service {
                 info!("all processes that were named have ended");
                 break;
             }
-            let ready = readable(&[stop, listener.as_fd()], Some(wait))?;
+            let ready = readable(&[stop, server.as_fd()], Some(wait))?;
             if ready[1] {
-                control::serve(&listener, |request| match request {
+                server.serve(|request| match request {
                     Request::BusyPoll => reply(&poller.status()?),
                     _ => bail!("this rxsteer only lets sockets poll"),
                 });

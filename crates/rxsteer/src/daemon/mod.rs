@@ -23,7 +23,8 @@ use plan::plan;
 use steering::Steering;
 use tracing::{info, warn};
 
-use crate::api::control::{self, Role};
+use crate::api::control::Role;
+use crate::api::server::Server;
 use crate::busy_poll::Service;
 use crate::datapath::backlogs::Backlogs;
 use crate::datapath::policy::Policy;
@@ -42,7 +43,7 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
         obstacles.extend(plan(options).err().map(|e| format!("{e:#}")));
         bail!(obstacles.join("\n"));
     }
-    let listener = control::listen(Role::Steer)?;
+    let server = Server::new(Role::Steer)?;
     let hotplug = Hotplug::listen()?;
     let polling = match &options.busy_poll[..] {
         [] => None,
@@ -70,7 +71,7 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
     let outcome = thread::scope(|scope| {
         let polling = polling.map(|service| let_poll(scope, service));
         let _polling = polling.transpose()?;
-        steering.serve(stop, &listener, &hotplug, &requests, &maker)
+        steering.serve(stop, &server, &hotplug, &requests, &maker)
     });
     // Also after an error: later packets must not overtake queued ones.
     let stopped = steering.stop();

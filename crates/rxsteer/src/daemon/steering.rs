@@ -2,7 +2,6 @@
 //! Steering of devices, from attach to detach.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::net::UnixListener;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
@@ -14,8 +13,9 @@ use super::hotplug::Hotplug;
 use super::options::{Hash, Mode, Options, RpsCpus, Tunnel};
 use super::plan::{QueueMask, Steered, backlog_limit, check, cpus_of, fall_back, find, plan};
 use super::reader::Reader;
-use crate::api::control::{self, Reply, Request, reply};
+use crate::api::control::{Reply, Request, reply};
 use crate::api::flows::{Flows, Most, Query};
+use crate::api::server::Server;
 use crate::api::set::Change;
 use crate::api::status;
 use crate::datapath::policy::{Base, Policy};
@@ -106,7 +106,7 @@ impl Steering {
     pub(super) fn serve(
         &mut self,
         stop: BorrowedFd<'_>,
-        listener: &UnixListener,
+        server: &Server,
         hotplug: &Hotplug,
         requests: &Requests,
         maker: &mpsc::Sender<backlog_request>,
@@ -115,7 +115,7 @@ impl Steering {
         loop {
             // SAFETY: the ring buffer outlives the loop.
             let ring = unsafe { BorrowedFd::borrow_raw(requests.fd()) };
-            let fds = [stop, ring, listener.as_fd(), hotplug.as_fd()];
+            let fds = [stop, ring, server.as_fd(), hotplug.as_fd()];
             let timeout = match self.leaving.is_empty() {
                 true => LOOK.saturating_sub(looked.elapsed()),
                 false => Drain::TICK,
@@ -140,7 +140,7 @@ impl Steering {
                 }
             }
             if ready[2] {
-                control::serve(listener, |request| self.answer(request));
+                server.serve(|request| self.answer(request));
             }
             if ready[0] {
                 return Ok(());

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The server's end of the control socket. Threads read requests and write replies, so that no
+//! client holds up the thread that answers.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, Sender, SyncSender, sync_channel};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::control::{Reply, Request, Role};
+use super::line;
+use super::socket::{Bound, path, peer_is_believed};
+use crate::host::wait::readable;
+
+/// Time for a client to send its request, and to read its reply.
+const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Limit of a request, bytes. Requests that name many sockets are long.
+const REQUEST_MAX: usize = 16 << 20;
+
+/// Clients that are served at once.
+const CLIENTS_MAX: usize = 32;
+
+/// A request, and where its reply goes.
+struct Asked {
+    request: Request,
+    answer: SyncSender<Result<Reply, String>>,
+}
+
+/// The control socket of this network namespace. It is readable when a request waits.
+pub struct Server {
+    asked: Receiver<Asked>,
+    /// The number of requests in `asked`.
+    waiting: Arc<EventFd>,
+    accepting: Option<(OwnedFd, JoinHandle<()>)>,
+    _bound: Bound,
+}
+
+impl Server {
+    /// Binds the socket.
+    ///
+    /// # Errors
+    /// When another rxsteer has this role, or its file can't be made.
+    pub fn new(role: Role) -> Result<Self> {
+        let Some(bound) = Bound::new(path(role.name())?)? else {
+            bail!(role.conflict());
+        };
+        let flags = EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_SEMAPHORE;
+        let waiting = Arc::new(EventFd::from_flags(flags)?);
+        let (to, asked) = mpsc::channel();
+        let (stopped, stop) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
+        let clients = Clients {
+            to,
+            waiting: waiting.clone(),
+            served: Arc::new(()),
+        };
+        let listener = bound.listener().try_clone()?;
+        let thread = thread::Builder::new()
+            .name("control".to_owned())
+            .spawn(move || clients.accept(&listener, &stopped))?;
+        Ok(Self {
+            asked,
+            waiting,
+            accepting: Some((stop, thread)),
+            _bound: bound,
+        })
+    }
+
+    /// Answers a waiting request, if any.
+    pub fn serve(&self, answer: impl FnOnce(Request) -> Result<Reply>) {
+        if self.waiting.read().is_ok()
+            && let Ok(Asked {
+                request,
+                answer: to,
+            }) = self.asked.try_recv()
+        {
+            // The client may be gone.
+            let _ = to.send(answer(request).map_err(|e| format!("{e:#}")));
+        }
+    }
+}
+
+impl AsFd for Server {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.waiting.as_fd()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some((stop, thread)) = self.accepting.take() {
+            drop(stop);
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What a thread needs to serve a client.
+#[derive(Clone)]
+struct Clients {
+    to: Sender<Asked>,
+    waiting: Arc<EventFd>,
+    /// Its copies are the clients that are served, and one.
+    served: Arc<()>,
+}
+
+impl Clients {
+    /// Starts a thread for each client, until `stop` is closed.
+    fn accept(&self, listener: &UnixListener, stop: &OwnedFd) {
+        while let Ok(ready) = readable(&[stop.as_fd(), listener.as_fd()], None) {
+            if ready[0] {
+                return;
+            }
+            if !ready[1] {
+                continue;
+            }
+            if let Err(e) = self.admit(listener) {
+                tracing::debug!("control: {e:#}");
+            }
+        }
+    }
+
+    fn admit(&self, listener: &UnixListener) -> Result<()> {
+        let (stream, _) = listener.accept()?;
+        let refuse = |why: &str| {
+            let reply: Result<Reply, &str> = Err(why);
+            line::write(&stream, &reply, CLIENT_TIMEOUT)
+        };
+        if !peer_is_believed(&stream)? {
+            return refuse("only root and the user of this rxsteer may ask: use sudo");
+        }
+        if Arc::strong_count(&self.served) > CLIENTS_MAX {
+            return refuse("too many ask at once: ask again");
+        }
+        let this = self.clone();
+        thread::Builder::new()
+            .name("client".to_owned())
+            .spawn(move || {
+                if let Err(e) = this.attend(&stream) {
+                    tracing::debug!("control: {e:#}");
+                }
+            })
+            .context("a thread for a client")?;
+        Ok(())
+    }
+
+    fn attend(&self, stream: &UnixStream) -> Result<()> {
+        let request = line::read(stream, REQUEST_MAX, CLIENT_TIMEOUT)?;
+        let reply = match serde_json::from_slice(&request) {
+            Ok(request) => self.ask(request)?,
+            Err(e) => Err(format!("not a request of this version: {e}")),
+        };
+        line::write(stream, &reply, CLIENT_TIMEOUT)
+    }
+
+    fn ask(&self, request: Request) -> Result<Result<Reply, String>> {
+        let (answer, reply) = sync_channel(1);
+        self.to
+            .send(Asked { request, answer })
+            .context("the server has ended")?;
+        self.waiting.write(1)?;
+        reply.recv().context("the server has ended")
+    }
+}

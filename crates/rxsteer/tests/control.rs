@@ -1,0 +1,291 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The control socket: whose answers are believed, and who may hold up whom.
+
+use std::fs;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use anyhow::{Context, Result, ensure};
+use nix::errno::Errno;
+use nix::sys::signal::{Signal, kill};
+use nix::sys::socket::{
+    AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket,
+};
+use nix::unistd::Pid;
+use rxlab::bench::setup::mode::Active;
+use rxlab::in_lab;
+use rxlab::lab::link::LinkConfig;
+use rxlab::lab::netns::{Netns, Thread};
+use rxlab::testing::testbed::{POLLING_CPU, Testbed, until};
+use rxsteer::api::client;
+
+const RXSTEER: &str = env!("CARGO_BIN_EXE_rxsteer");
+const FOLDER: &str = "/run/rxsteer";
+const ROOT: u32 = 0;
+const NOBODY: u32 = 65534;
+
+fn socket_of(netns: &Netns) -> Result<PathBuf> {
+    Ok(Path::new(FOLDER).join(format!("net-{}.sock", netns.inode()?)))
+}
+
+/// `rxsteer status` as root.
+fn status(netns: &Netns) -> Result<(Output, String)> {
+    let output = netns.command(RXSTEER)?.arg("status").output()?;
+    let stderr = String::from_utf8(output.stderr.clone())?;
+    Ok((output, stderr))
+}
+
+/// Makes the calling thread alone one of this user, without capabilities unless that is root.
+fn become_user(uid: u32) -> Result<()> {
+    // SAFETY: no pointers. The C library's function would change all threads.
+    let ret = unsafe { libc::syscall(libc::SYS_setresuid, uid, uid, uid) };
+    Errno::result(ret)?;
+    Ok(())
+}
+
+/// Answers every request with the same bytes, until it is dropped.
+struct Answerer {
+    stop: Arc<AtomicBool>,
+    thread: Option<Thread<()>>,
+    path: Option<PathBuf>,
+}
+
+impl Answerer {
+    /// `listening` runs in the namespace on the thread that answers.
+    fn start(
+        netns: &Netns,
+        answer: Vec<u8>,
+        listening: impl FnOnce() -> Result<Vec<UnixListener>> + Send + 'static,
+    ) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = stop.clone();
+        let (tell, started) = std::sync::mpsc::channel();
+        let thread = netns.spawn(None, "answerer", move || {
+            let listeners = listening();
+            let _ = tell.send(listeners.as_ref().map(drop).map_err(|e| format!("{e:#}")));
+            for listener in listeners.iter().flatten().cycle() {
+                if seen.load(Ordering::Relaxed) {
+                    break;
+                }
+                match listener.accept() {
+                    Ok((stream, _)) => {
+                        let _ = BufReader::new(&stream).read_line(&mut String::new());
+                        let _ = (&stream).write_all(&answer);
+                    }
+                    Err(_) => std::thread::sleep(std::time::Duration::from_millis(1)),
+                }
+            }
+        })?;
+        started.recv()?.map_err(anyhow::Error::msg)?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+            path: None,
+        })
+    }
+
+    /// At the control socket's place, made by root, but served by `uid`.
+    fn at_the_socket(netns: &Netns, uid: u32, answer: &[u8]) -> Result<Self> {
+        let path = socket_of(netns)?;
+        let at = path.clone();
+        let mut this = Self::start(netns, answer.to_vec(), move || {
+            match fs::create_dir(FOLDER) {
+                Err(e) if e.kind() != ErrorKind::AlreadyExists => return Err(e.into()),
+                Err(_) => {}
+                Ok(()) => fs::set_permissions(FOLDER, fs::Permissions::from_mode(0o700))?,
+            }
+            let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+            let socket = socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+            bind(socket.as_raw_fd(), &UnixAddr::new(&at)?)?;
+            become_user(uid)?;
+            listen(&socket, Backlog::new(8)?)?;
+            Ok(vec![socket.into()])
+        })?;
+        this.path = Some(path);
+        Ok(this)
+    }
+}
+
+impl Drop for Answerer {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.join();
+        }
+        if let Some(path) = &self.path {
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
+/// Abstract names, which every user can take, are not asked. The real one is, by root alone.
+#[test]
+fn a_user_cannot_answer_for_rxsteer() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let path = socket_of(&dut.netns)?;
+    let at = path.clone();
+    let answer = b"{\"Err\":\"of an impostor\"}\n".to_vec();
+    let impostor = Answerer::start(&dut.netns, answer, move || {
+        become_user(NOBODY)?;
+        ensure!(
+            UnixListener::bind(&at).is_err(),
+            "anybody can make {}",
+            at.display()
+        );
+        ["rxsteer", "rxsteer-poll"]
+            .map(|name| {
+                let listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(name)?)?;
+                listener.set_nonblocking(true)?;
+                Ok(listener)
+            })
+            .into_iter()
+            .collect()
+    })?;
+    let (output, stderr) = status(&dut.netns)?;
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(stderr.contains("no rxsteer is running"), "{stderr}");
+
+    let active = Active::steer(dut, bed.options(&[POLLING_CPU]))?;
+    let (output, _) = status(&dut.netns)?;
+    assert!(output.status.success(), "{output:?}");
+    let mode = |path: &Path| Ok::<_, anyhow::Error>(fs::metadata(path)?.permissions().mode());
+    assert_eq!(mode(&path)? & 0o777, 0o600);
+    assert_eq!(mode(Path::new(FOLDER))? & 0o777, 0o700);
+    let refused = dut.netns.run(|| {
+        become_user(NOBODY)?;
+        Ok(format!("{:#}", client::status().unwrap_err()))
+    })?;
+    assert!(refused.contains("only root"), "{refused}");
+    active.stop()?;
+    drop(impostor);
+    Ok(())
+}
+
+/// Only root's answers are shown to root, without what a terminal would obey, and not without end.
+#[test]
+fn who_answers_is_examined_and_what() -> Result<()> {
+    in_lab!();
+    let netns = Netns::new("dut")?;
+    let answer = b"{\"Err\":\"an answer\\u001b[2J, with an escape\"}\n";
+    let nobody = Answerer::at_the_socket(&netns, NOBODY, answer)?;
+    let (output, stderr) = status(&netns)?;
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(stderr.contains("not believed"), "{stderr}");
+    assert!(!stderr.contains("an answer"), "{stderr}");
+    drop(nobody);
+
+    let root = Answerer::at_the_socket(&netns, ROOT, answer)?;
+    let (_, stderr) = status(&netns)?;
+    assert!(
+        stderr.contains("an answer\\u{1b}[2J, with an escape"),
+        "{stderr}"
+    );
+    drop(root);
+
+    let mut endless = vec![b'x'; 65 << 20];
+    endless.push(b'\n');
+    let _root = Answerer::at_the_socket(&netns, ROOT, &endless)?;
+    let (_, stderr) = status(&netns)?;
+    assert!(stderr.contains("more than 64 MiB"), "{stderr}");
+    Ok(())
+}
+
+/// Clients that send nothing, or half a request, are still connected when others have their answers.
+#[test]
+fn slow_clients_hold_up_nobody() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let active = Active::steer(dut, bed.options(&[POLLING_CPU]))?;
+    let path = socket_of(&dut.netns)?;
+    let slow: Vec<UnixStream> = [&b""[..], b"\"sta", b""]
+        .iter()
+        .map(|bytes| {
+            let mut stream = UnixStream::connect(&path)?;
+            stream.write_all(bytes)?;
+            stream.set_nonblocking(true)?;
+            Ok(stream)
+        })
+        .collect::<Result<_>>()?;
+    let waits = |mut stream: &UnixStream| {
+        let read = stream.read(&mut [0; 1]);
+        read.is_err_and(|e| e.kind() == ErrorKind::WouldBlock)
+    };
+    let (output, _) = status(&dut.netns)?;
+    assert!(output.status.success(), "{output:?}");
+    assert!(slow.iter().all(waits));
+
+    // What is no text, or no request, is answered too.
+    for request in [&b"\"\xff\xfe\"\n"[..], b"\"no-request\"\n", b"{\n"] {
+        let mut stream = UnixStream::connect(&path)?;
+        stream.write_all(request)?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        assert!(answer.contains("not a request"), "{answer:?}");
+    }
+    until("slow clients are given up", || {
+        Ok((!slow.iter().any(waits)).then_some(()))
+    })?;
+    active.stop()
+}
+
+/// Starts `rxsteer run`; returns when it answers.
+fn run(bed: &Testbed) -> Result<Child> {
+    let dut = &bed.link.dut;
+    let child = dut
+        .netns
+        .command(RXSTEER)?
+        .args(["run", &dut.name])
+        .stderr(Stdio::null())
+        .spawn()?;
+    until("rxsteer answers", || {
+        let status = dut.netns.run(client::status);
+        Ok(status.is_ok_and(|s| s.pid == child.id()).then_some(()))
+    })?;
+    Ok(child)
+}
+
+#[test]
+fn the_sockets_of_killed_ones_are_removed() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let netns = &bed.link.dut.netns;
+    let path = socket_of(netns)?;
+    let end = |mut child: Child, signal| -> Result<()> {
+        kill(Pid::from_raw(child.id() as i32), signal)?;
+        child.wait().context("it ends")?;
+        Ok(())
+    };
+    end(run(&bed)?, Signal::SIGKILL)?;
+    assert!(path.exists(), "nobody could remove it");
+    let (_, stderr) = status(netns)?;
+    assert!(stderr.contains("no rxsteer is running"), "{stderr}");
+
+    // Those of other namespaces go too, unless somebody listens.
+    let [dead, live] = ["dead", "live"].map(|name| Path::new(FOLDER).join(format!("test-{name}")));
+    drop(UnixListener::bind(&dead)?);
+    let listener = UnixListener::bind(&live)?;
+    let second = run(&bed)?;
+    let left = [&dead, &live].map(|path| path.exists());
+    drop(listener);
+    fs::remove_file(&live)?;
+    assert_eq!(left, [false, true]);
+
+    // The control: a socket that is served is not replaced.
+    let third = netns.command(RXSTEER)?.args(["run", "lo"]).output()?;
+    let stderr = String::from_utf8(third.stderr)?;
+    let pid = format!("(process {})", second.id());
+    assert!(stderr.contains(&pid), "{stderr}");
+    end(second, Signal::SIGTERM)?;
+    assert!(!path.exists(), "it removes its socket");
+    Ok(())
+}
