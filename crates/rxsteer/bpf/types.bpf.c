@@ -19,6 +19,7 @@ struct shared_types {
 	struct rx_config rx_config;
 	struct busy_poll busy_poll;
 	struct rx_facts rx_facts;
+	enum backlog_closed backlog_closed;
 	enum flow_result flow_result;
 	enum flow_tunnel flow_tunnel;
 	enum rps_location rps_location;

@@ -183,7 +183,7 @@ struct backlog {
 	__u64 nr_lost;	   /* counted in tail, but the kernel did not queue them */
 	__u64 nr_decided;  /* dry run: frames that would have been redirected */
 	__u64 wanted;	   /* the cpumap's entry for this CPU has been requested */
-	__u64 closed;	   /* no flow may want it: offline, or not drained since; by user space */
+	__u64 closed;	   /* enum backlog_closed: no flow may want it; by user space */
 	__u64 leaving;	   /* poll in which a flow could not leave; 0: no flow waits */
 	__u64 nr_limited;  /* dropped in XDP: the flow was large, the backlog half full */
 	/* The CPU's load in window `looked` - 1 (cpu_busy(), cpu_demand()). */
@@ -207,6 +207,12 @@ struct backlog {
 	__u64 pad_consumer[7];
 };
 _Static_assert(sizeof(struct backlog) == 256, "two pairs of cache lines");
+
+/* Bits of backlog.closed: reasons why no flow may want a backlog. */
+enum backlog_closed {
+	BACKLOG_OFFLINE = 1 << 0, /* its CPU is offline, or was and it has not drained since */
+	BACKLOG_IDLE = 1 << 1,	  /* it is being taken down */
+};
 
 /* Identifies the backlog that a kthread serves. */
 struct backlog_id {

@@ -5,7 +5,9 @@ use crate::api::flows::{Location, Reason};
 use crate::datapath::rps_map::{NO_CPU, RpsMap};
 use crate::datapath::tables::cpu_mask;
 use crate::datapath::{Datapath, load, native};
-use crate::types::{backlog, rps_dev_flow, rx_facts, rx_policy, rx_queue};
+use crate::types::{backlog, backlog_closed, rps_dev_flow, rx_facts, rx_policy, rx_queue};
+
+const OFFLINE: u64 = backlog_closed::BACKLOG_OFFLINE.0 as u64;
 
 /// A flow's CPUs by the tables. They may be offline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -79,7 +81,7 @@ impl Queue {
     }
 
     fn is_offline(&self, cpu: Option<u32>) -> bool {
-        cpu.is_some_and(|cpu| self.backlogs[cpu as usize].closed != 0)
+        cpu.is_some_and(|cpu| self.backlogs[cpu as usize].closed & OFFLINE != 0)
     }
 
     fn cpu_mask(&self) -> u32 {

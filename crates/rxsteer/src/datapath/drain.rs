@@ -11,7 +11,7 @@ use libbpf_rs::{MapCore, MapFlags};
 use super::loaded::Datapath;
 use super::policy::Policy;
 use super::rps_map::RpsMap;
-use crate::types::backlog;
+use crate::types::{backlog, backlog_closed};
 
 /// Whether the backlogs of some CPUs are drained: all frames that entered have been delivered, and
 /// no more enter.
@@ -122,15 +122,21 @@ impl Datapath {
         Ok(())
     }
 
-    /// Closes or opens the backlogs for a CPU: no flow may want a closed one. They are closed while
-    /// the CPU is offline.
+    /// Closes or opens the backlogs for a CPU that is offline or was.
     pub fn close_cpu(&self, cpu: u32, closed: bool) {
         for queue in 0..self.nr_queues() {
-            let index = queue * self.nr_cpus + cpu;
-            let offset = offset_of!(backlog, closed);
-            self.backlog_counts
-                .set_field(index, offset, u64::from(closed));
+            self.close(queue, cpu, backlog_closed::BACKLOG_OFFLINE, closed);
         }
+    }
+
+    /// Adds or removes a reason why no flow may want a backlog. Only one thread may call this.
+    pub(super) fn close(&self, queue: u32, cpu: u32, why: backlog_closed, closed: bool) {
+        let before = self.backlog(queue, cpu).closed;
+        let why = u64::from(why.0);
+        let now = if closed { before | why } else { before & !why };
+        let index = queue * self.nr_cpus + cpu;
+        let offset = offset_of!(backlog, closed);
+        self.backlog_counts.set_field(index, offset, now);
     }
 
     /// Returns when every program that was running has ended, and also the poll in which it ran,
