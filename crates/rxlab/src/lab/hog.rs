@@ -8,11 +8,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use nix::unistd::Pid;
+use rxsteer::host::sched;
 
 use super::netns::bind;
 
 /// Time between checks whether to stop, and between rests.
 const WORK: Duration = Duration::from_millis(5);
+
+/// Priority of a real-time hog: that of most kernel threads that are real-time threads.
+const PRIORITY: i32 = 50;
+
+/// The longest time for which a hog keeps a CPU from all ordinary threads.
+const STARVED_MAX: Duration = Duration::from_secs(3);
 
 /// A busy thread on one CPU.
 pub struct Hog {
@@ -26,7 +33,7 @@ impl Hog {
     /// # Errors
     /// The CPU is offline, or the process may not raise its priority.
     pub fn new(cpu: u32) -> Result<Self> {
-        Self::start(cpu, -20, Duration::ZERO)
+        Self::start(cpu, Kind::Nice(-20), Duration::ZERO, None)
     }
 
     /// Keeps a CPU busy for about four fifths of the time, with nice 0.
@@ -34,21 +41,38 @@ impl Hog {
     /// # Errors
     /// The CPU is offline.
     pub fn partly(cpu: u32) -> Result<Self> {
-        Self::start(cpu, 0, Duration::from_millis(1))
+        Self::start(cpu, Kind::Nice(0), Duration::from_millis(1), None)
+    }
+
+    /// Keeps a CPU busy in a real-time class until dropped, and for `time` at most, whatever
+    /// becomes of its owner: ordinary threads run there only when the kernel limits real-time
+    /// threads (50 ms in each second by default).
+    ///
+    /// # Errors
+    /// The CPU is offline, or the process may have no real-time threads.
+    pub fn real_time(cpu: u32, time: Duration) -> Result<Self> {
+        let end = Instant::now() + time.min(STARVED_MAX);
+        Self::start(cpu, Kind::RealTime, Duration::ZERO, Some(end))
+    }
+
+    /// Whether the CPU is still kept busy.
+    pub fn runs(&self) -> bool {
+        self.thread
+            .as_ref()
+            .is_some_and(|thread| !thread.is_finished())
     }
 
     /// Sleeps for `rest` after each [`WORK`].
-    fn start(cpu: u32, nice: i32, rest: Duration) -> Result<Self> {
+    fn start(cpu: u32, kind: Kind, rest: Duration, end: Option<Instant>) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = stop.clone();
         let (ready, is_ready) = mpsc::channel();
         let thread = std::thread::spawn(move || {
             let bound = bind(Pid::from_raw(0), cpu);
-            // SAFETY: no memory is involved. On Linux the nice value is per thread.
-            let set = unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) };
             // The receiver waits below, so the message arrives.
-            let _ = ready.send(bound.is_ok() && set == 0);
-            while !seen.load(Ordering::Relaxed) {
+            let _ = ready.send(bound.is_ok() && kind.set());
+            let over = || end.is_some_and(|end| Instant::now() >= end);
+            while !seen.load(Ordering::Relaxed) && !over() {
                 let since = Instant::now();
                 while since.elapsed() < WORK {
                     std::hint::spin_loop();
@@ -65,6 +89,27 @@ impl Hog {
         };
         ensure!(is_ready.recv()?, "CPU {cpu} cannot be kept busy");
         Ok(hog)
+    }
+}
+
+/// How a hog competes with other threads.
+#[derive(Clone, Copy)]
+enum Kind {
+    Nice(i32),
+    RealTime,
+}
+
+impl Kind {
+    /// Applies to the present thread; returns whether it could be done.
+    fn set(self) -> bool {
+        match self {
+            // SAFETY: no memory is involved. On Linux the nice value is per thread.
+            Self::Nice(nice) => unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) == 0 },
+            Self::RealTime => {
+                let thread = nix::unistd::gettid().as_raw() as u32;
+                sched::set_fifo(thread, PRIORITY).is_ok()
+            }
+        }
     }
 }
 

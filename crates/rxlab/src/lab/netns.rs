@@ -179,7 +179,7 @@ impl<T> Thread<T> {
 }
 
 /// Binds a thread (0: the caller) to one CPU.
-pub(crate) fn bind(thread: Pid, cpu: u32) -> Result<()> {
+pub fn bind(thread: Pid, cpu: u32) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu as usize)
         .and_then(|()| sched_setaffinity(thread, &set))

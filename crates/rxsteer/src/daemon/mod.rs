@@ -13,7 +13,6 @@ mod reader;
 mod steering;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, mpsc};
 use std::thread::{self, Scope};
 
 use anyhow::{Result, bail};
@@ -26,10 +25,9 @@ use tracing::{info, warn};
 use crate::api::control::Role;
 use crate::api::server::Server;
 use crate::busy_poll::Service;
-use crate::datapath::backlogs::Backlogs;
+use crate::datapath::maker::Makers;
 use crate::datapath::policy::Policy;
 use crate::host::caps::{self, Need};
-use crate::types::backlog_request;
 
 /// Steers until `stop` becomes readable.
 ///
@@ -51,7 +49,8 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
     };
     let mut steering = Steering::start(options)?;
     let requests = steering.datapath.requests()?;
-    let maker = make_backlogs(steering.datapath.backlogs());
+    let backlogs = steering.datapath.backlogs();
+    let mut makers = Makers::new(backlogs.clone());
     info!(
         "{} {}; stop with Ctrl-C or SIGTERM",
         match (options.policy, options.dry_run) {
@@ -71,10 +70,13 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
     let outcome = thread::scope(|scope| {
         let polling = polling.map(|service| let_poll(scope, service));
         let _polling = polling.transpose()?;
-        steering.serve(stop, &server, &hotplug, &requests, &maker)
+        steering.serve(stop, &server, &hotplug, &requests, &mut makers)
     });
     // Also after an error: later packets must not overtake queued ones.
     let stopped = steering.stop();
+    for cpu in makers.end() {
+        backlogs.hurry(cpu);
+    }
     outcome.and(stopped)
 }
 
@@ -88,18 +90,4 @@ fn let_poll<'scope>(scope: &'scope Scope<'scope, '_>, service: Service) -> Resul
         }
     });
     Ok(stop)
-}
-
-/// Starts a thread that creates the backlogs requested through the channel, and ends with the
-/// channel. Creation may wait for a busy CPU; status requests and stop signals must not.
-fn make_backlogs(backlogs: Arc<Backlogs>) -> mpsc::Sender<backlog_request> {
-    let (maker, wanted) = mpsc::channel();
-    thread::spawn(move || {
-        for backlog_request { queue, cpu } in wanted {
-            if let Err(e) = backlogs.make(queue, cpu) {
-                warn!("{e:#}: its flows stay where they are received");
-            }
-        }
-    });
-    maker
 }

@@ -2,10 +2,9 @@
 //! Steering of devices, from attach to detach.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail};
 use tracing::{info, warn};
 
 use super::auto::AutoMasks;
@@ -18,6 +17,7 @@ use crate::api::flows::{Flows, Most, Query};
 use crate::api::server::Server;
 use crate::api::set::Change;
 use crate::api::status;
+use crate::datapath::maker::Makers;
 use crate::datapath::policy::{Base, Policy};
 use crate::datapath::tables::rounded;
 use crate::datapath::{Config, Datapath, DeviceConfig, Drain, Requests, draw_secret};
@@ -25,7 +25,6 @@ use crate::host::cpumask::CpuMask;
 use crate::host::device::XdpMode;
 use crate::host::topology::Topology;
 use crate::host::wait::readable;
-use crate::types::backlog_request;
 
 /// Timeout for the return of all flows to INLINE. At a stop, the programs are then detached anyway.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -109,7 +108,7 @@ impl Steering {
         server: &Server,
         hotplug: &Hotplug,
         requests: &Requests,
-        maker: &mpsc::Sender<backlog_request>,
+        makers: &mut Makers,
     ) -> Result<()> {
         let mut looked = Instant::now();
         loop {
@@ -122,9 +121,7 @@ impl Steering {
             };
             let ready = readable(&fds, Some(timeout))?;
             for request in requests.take()? {
-                maker
-                    .send(request)
-                    .context("the thread that makes backlogs has ended")?;
+                makers.make(request)?;
             }
             if ready[3] {
                 self.cpus_changed(hotplug.take()?)?;
@@ -132,6 +129,7 @@ impl Steering {
             self.remove_drained()?;
             if looked.elapsed() >= LOOK {
                 looked = Instant::now();
+                makers.look();
                 if let Err(e) = self.datapath.look_at_host() {
                     warn!("{e:#}");
                 }

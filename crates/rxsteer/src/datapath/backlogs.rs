@@ -9,8 +9,8 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use nix::errno::Errno;
 
 use super::config::Config;
-use crate::host::kthread;
 use crate::host::topology::Topology;
+use crate::host::{kthread, sched};
 
 /// A ring releases consumed slots in batches of 16 (`ptr_ring`): it needs this number of slots
 /// beyond the limit of frames.
@@ -97,6 +97,23 @@ impl Backlogs {
             cpumap.delete(&key)?;
         }
         Ok(())
+    }
+
+    /// Lets the threads of backlogs for `cpu` that are being created run before every other task
+    /// there, so that the kernel no longer waits for them ([`Self::make`]). They sleep after that.
+    /// Only before the end: a thread that waits in the kernel keeps a process from ending.
+    pub fn hurry(&self, cpu: u32) {
+        let threads = kthread::numbered(Path::new("/proc"), &thread_prefix(cpu));
+        for cpumap in &self.cpumaps {
+            let Ok(info) = cpumap.info() else { continue };
+            let exists = cpumap.lookup(&cpu.to_ne_bytes(), MapFlags::ANY);
+            let thread = threads.iter().find(|(id, _)| *id == info.info.id);
+            if let (Ok(None), Some((_, pid))) = (exists, thread)
+                && let Err(e) = sched::set_fifo(*pid, sched::MAX_PRIORITY)
+            {
+                tracing::warn!("the end waits until CPU {cpu} runs a thread: {e:#}");
+            }
+        }
     }
 
     /// Sets the nice value of a cpumap entry's thread.

@@ -3,14 +3,13 @@
 //! capacity, and the CPUs near it (`bpf/cpu.h`).
 
 use std::mem::offset_of;
-use std::thread;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::Result;
 use libbpf_rs::Link;
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
+use tracing::{debug, warn};
 
 use super::mapped::Mapped;
+use super::visit::{self, visit};
 use crate::bpf::trace_skel::{OpenTraceProgs, TraceSkel};
 use crate::host::caps;
 use crate::host::cpumask::CpuMask;
@@ -38,17 +37,19 @@ pub(crate) fn choose(progs: &mut OpenTraceProgs<'_>) -> Result<()> {
 /// The CPUs known to the data path. Dropping it detaches the program on `sched_switch`, if
 /// attached.
 pub(crate) struct Cpus {
+    /// CPUs that were visited, or should have been.
+    visited: CpuMask,
     _watching: Option<Link>,
 }
 
 impl Cpus {
-    /// Learns the run queues of all online CPUs, and stores each one's capacity and the CPUs near
-    /// it. If a run queue
-    /// can't be learnt, attaches the program on `sched_switch` instead.
+    /// Stores the capacity of all online CPUs and the CPUs near each, and learns the run queues of
+    /// the CPUs to visit; `named` are those of the masks. If a run queue can't be learnt, attaches
+    /// the program on `sched_switch` instead. CPUs that are not visited seem busy without it.
     ///
     /// # Errors
     /// When the map can't be written, or the kernel refuses the programs.
-    pub(crate) fn learn(trace: &TraceSkel<'_>) -> Result<Self> {
+    pub(crate) fn learn(trace: &TraceSkel<'_>, named: &CpuMask) -> Result<Self> {
         let topology = Topology::host();
         let online = topology.online()?;
         let housekeeping = topology.housekeeping()?;
@@ -64,34 +65,65 @@ impl Cpus {
             let capacity = topology.capacity(number);
             cpus.set_field(number, offset_of!(cpu, capacity), capacity);
         }
+        let visited = to_visit(&online, &housekeeping, named);
         if trace.progs.on_nr_running.autoload() {
             let _learning = trace.progs.on_nr_running.attach_trace()?;
-            visit(&online)?;
+            report(&visit(&visited, visit::LIMIT)?, named);
         }
-        let watching = match online.iter().all(|number| cpus.get(number).rq != 0) {
+        let known = |number: u32| cpus.get(number).rq != 0;
+        let watching = match visited.iter().all(known) {
             true => None,
             false => Some(trace.progs.on_sched_switch.attach_trace()?),
         };
+        for number in online.iter().filter(|&number| !known(number)) {
+            let running = u32::from(watching.is_none());
+            cpus.set_field(number, offset_of!(cpu, running), running);
+        }
         Ok(Self {
+            visited,
             _watching: watching,
         })
     }
+
+    /// Whether all CPUs of these masks that are online were to be visited.
+    pub(crate) fn have(&self, named: &CpuMask) -> Result<bool> {
+        let online = Topology::host().online()?;
+        Ok(named.intersect(&online).without(&self.visited).is_empty())
+    }
 }
 
-/// Runs a thread on each of these CPUs once: on an isolated or idle CPU, the tracepoint may not
-/// fire by itself. CPUs that this process may not use are left out.
-fn visit(cpus: &CpuMask) -> Result<()> {
-    let cpus: Vec<u32> = cpus.iter().collect();
-    thread::spawn(move || {
-        for number in cpus {
-            let mut set = CpuSet::new();
-            if set.set(number as usize).is_ok() {
-                // Returns when the thread runs on that CPU.
-                let _ = sched_setaffinity(Pid::from_raw(0), &set);
-            }
+/// CPUs on which a thread has to run once: on an idle CPU the tracepoint may not fire by itself.
+/// Isolated and nohz_full CPUs are left alone unless they are in a mask.
+fn to_visit(online: &CpuMask, housekeeping: &CpuMask, named: &CpuMask) -> CpuMask {
+    let cpus = housekeeping.iter().chain(named.iter());
+    cpus.filter(|&cpu| online.contains(cpu)).collect()
+}
+
+/// Logs the CPUs that did not run a thread in time.
+fn report(late: &CpuMask, named: &CpuMask) {
+    let limit = visit::LIMIT;
+    for cpu in late.iter() {
+        match named.contains(cpu) {
+            true => warn!(
+                "CPU {cpu} has not run a thread for {limit:?}, and packets steered to it may wait as \
+                 long: see what keeps it (a real-time task?), or leave it out of --rps-cpus"
+            ),
+            false => debug!("CPU {cpu} has not run a thread for {limit:?}"),
         }
-    })
-    .join()
-    .map_err(|_| anyhow!("visiting CPUs"))
-    .context("the scheduler's run queues are not known")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn isolated_cpus_are_visited_if_a_mask_names_them() {
+        let [online, housekeeping, named] =
+            ["0-5", "0-2", "2-3,7"].map(|list| CpuMask::parse_list(list).unwrap());
+        let visited = to_visit(&online, &housekeeping, &named);
+        assert_eq!(visited.to_string(), "0-3");
+        let none = CpuMask::new();
+        assert_eq!(to_visit(&online, &housekeeping, &none), housekeeping);
+    }
 }

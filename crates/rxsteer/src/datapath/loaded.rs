@@ -29,6 +29,7 @@ use crate::bpf::open;
 use crate::bpf::socket_skel::SocketSkelBuilder;
 use crate::bpf::trace_skel::{TraceSkel, TraceSkelBuilder};
 use crate::host::caps;
+use crate::host::cpumask::CpuMask;
 use crate::host::device::XdpMode;
 use crate::host::xdp;
 use crate::types::{self, backlog, cpu, rx_config, rx_load, rx_policy, rx_pressure, rx_queue};
@@ -174,8 +175,10 @@ impl Datapath {
             unseen = Some(missed);
         }
         let looks = policy.idle || policy.adapt || self.config.flow_limit > 0;
-        if looks && self.scheduler.is_none() {
-            self.scheduler = Some(Cpus::learn(&self.trace)?);
+        let named = self.named_cpus();
+        let known = |cpus: &Cpus| cpus.have(&named);
+        if looks && !self.scheduler.as_ref().map_or(Ok(false), known)? {
+            self.scheduler = Some(Cpus::learn(&self.trace, &named)?);
         }
         for queue in 0..self.nr_queues() {
             self.set_queue(queue, policy);
@@ -197,7 +200,7 @@ impl Datapath {
     /// When the kernel refuses the programs that watch the scheduler.
     pub fn cpus_changed(&mut self) -> Result<()> {
         if self.scheduler.is_some() {
-            self.scheduler = Some(Cpus::learn(&self.trace)?);
+            self.scheduler = Some(Cpus::learn(&self.trace, &self.named_cpus())?);
         }
         Ok(())
     }
@@ -294,7 +297,7 @@ impl Datapath {
         }
     }
 
-    /// The cpumaps, for the thread that creates their entries.
+    /// The cpumaps, for the threads that create their entries.
     pub fn backlogs(&self) -> Arc<Backlogs> {
         Arc::clone(&self.backlogs)
     }
@@ -307,6 +310,13 @@ impl Datapath {
     /// The queue's present `rps_map`.
     pub fn rps_map(&self, queue: u32) -> RpsMap {
         RpsMap::from_raw(self.rps_maps.get(queue))
+    }
+
+    /// The CPUs of all present `rps_map`s.
+    fn named_cpus(&self) -> CpuMask {
+        let maps = (0..self.nr_queues()).map(|queue| self.rps_map(queue));
+        maps.flat_map(|map| map.slots_per_cpu().into_keys())
+            .collect()
     }
 
     /// The queue's present counters.

@@ -8,6 +8,7 @@ mod drain;
 pub mod flow;
 pub mod load;
 mod loaded;
+pub mod maker;
 mod mapped;
 pub mod native;
 mod objects;
@@ -18,6 +19,7 @@ pub mod rps_map;
 mod sockets;
 pub mod tables;
 mod value;
+mod visit;
 
 pub use config::{
     BACKLOG_NICE, Config, DeviceConfig, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES,

@@ -11,6 +11,7 @@ pub mod kthread;
 pub mod netdev;
 pub mod objection;
 pub mod polling;
+pub mod sched;
 pub mod setting;
 pub mod topology;
 pub mod wait;
