@@ -159,7 +159,8 @@ static __always_inline int rx_hashed(struct rx *rx)
 	return rx_act(rx_steer(rx, flow));
 }
 
-/* Sets key and hash of the packet from its headers; false if the packet has no flow. */
+/* Sets key and hash of the packet from its headers; false if the packet has no flow, or
+ * one that always stays INLINE. */
 static __always_inline bool rx_parse(struct rx *rx, struct xdp_md *ctx, struct flow_key *key)
 {
 	void *data = (void *)(long)ctx->data;
@@ -172,6 +173,12 @@ static __always_inline bool rx_parse(struct rx *rx, struct xdp_md *ctx, struct f
 				     key);
 	if (unlikely(result != FLOW_KEYED)) {
 		rx->q->nr_no_flow[result < NR_FLOW_RESULTS ? result : FLOW_UNKNOWN]++;
+		return false;
+	}
+	/* A redirect loses the hardware's time stamp, among others. */
+	if (flow_has_port(key, config.inline_ports)) {
+		rx->q->nr_inline++;
+		rx->q->nr_inline_ports++;
 		return false;
 	}
 	rx->key = key;

@@ -20,6 +20,7 @@ struct shared_types {
 	struct busy_poll busy_poll;
 	struct rx_facts rx_facts;
 	enum backlog_closed backlog_closed;
+	enum flow_inline flow_inline;
 	enum flow_result flow_result;
 	enum flow_tunnel flow_tunnel;
 	enum rps_location rps_location;

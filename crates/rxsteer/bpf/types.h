@@ -294,7 +294,7 @@ struct rx_queue {
 	__u32 leaving;	       /* a flow waits to leave INLINE: polls_delivered is needed */
 	__u16 first_epoch;
 	__u16 pad;
-	__u64 pad_line;
+	__u64 nr_inline_ports; /* of nr_inline: frames of flows that stay there by their ports */
 
 	/* Written by user space. */
 	__u32 ifindex;
@@ -339,6 +339,11 @@ _Static_assert(sizeof(struct cpu) == 64, "a cache line");
 
 /* ---- constants (maps.h) --------------------------------------------------- */
 
+/* The most ports whose UDP flows always stay INLINE (`--inline-ports`). */
+enum flow_inline {
+	FLOW_INLINE_PORTS = 16,
+};
+
 /* Constants of a loaded program, known to the verifier and the JIT. */
 struct rx_config {
 	struct flow_secret flow_secret;
@@ -347,11 +352,12 @@ struct rx_config {
 	__u32 nr_cpus;		       /* possible CPUs: the row length of `backlogs` */
 	/* Share of a queue's frames, of 1024, above which a flow is large; 0: no flow is. */
 	__u32 flow_limit;
-	__u32 flow_shift;	  /* 32 - log2(rps_flow_cnt) */
-	__u32 flow_tunnels;	  /* parsed ones: bits of enum flow_tunnel */
-	__u32 sock_flow_mask;	  /* rps_sock_flow_entries - 1 */
-	__u32 sock_flow_cpu_mask; /* the bits of an entry that hold a CPU (tables.h) */
-	__u8 dry_run;		  /* decide and count, process every packet as without rxsteer */
+	__u32 flow_shift;		       /* 32 - log2(rps_flow_cnt) */
+	__u32 flow_tunnels;		       /* parsed ones: bits of enum flow_tunnel */
+	__u32 sock_flow_mask;		       /* rps_sock_flow_entries - 1 */
+	__u32 sock_flow_cpu_mask;	       /* the bits of an entry that hold a CPU (tables.h) */
+	__u16 inline_ports[FLOW_INLINE_PORTS]; /* the list ends with the first 0 */
+	__u8 dry_run; /* decide and count, process every packet as without rxsteer */
 	/* The rule of order is off: the control of every test that counts overtaken packets. No
 	 * command sets this for a device outside the lab. */
 	__u8 unguarded;

@@ -13,7 +13,8 @@ use libbpf_rs::ProgramInput;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use rxlab::lab_skel::LabSkelBuilder;
 use rxlab::lab_skel::types::flow_probe;
-use rxsteer::datapath::native;
+use rxsteer::datapath::flow::Flow;
+use rxsteer::datapath::{inline_ports, native};
 use rxsteer::types::{flow_key, flow_result, flow_secret};
 
 /// A comparable result: the key's words, or the `FLOW_*`.
@@ -37,6 +38,28 @@ fn secret() -> flow_secret {
         addend: 0x0123_4567_89ab_cdef,
         multiplier: std::array::from_fn(|i| (i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)),
     }
+}
+
+#[test]
+fn udp_flows_have_the_listed_ports() {
+    let has = |flow: &str, ports: &[u16]| {
+        let key = flow.parse::<Flow>().unwrap().key();
+        native::flow_has_port(&key, &inline_ports(ports).unwrap())
+    };
+    let full: Vec<u16> = (304..=319).collect();
+    for (flow, ports, expected) in [
+        ("udp/192.0.2.1:1024/319", &[123, 319][..], true),
+        ("udp/[2001:db8::1]:123/1024", &[123, 319], true),
+        ("udp/192.0.2.1:1024/320", &[123, 319], false),
+        ("tcp/192.0.2.1:1024/319", &[123, 319], false),
+        ("udp/192.0.2.1:1024/319", &full, true),
+        ("udp/192.0.2.1:1024/319", &[0, 319], true),
+        ("udp/192.0.2.1:1024/319", &[], false),
+        ("udp/192.0.2.1:0/319", &[123], false),
+    ] {
+        assert_eq!(has(flow, ports), expected, "{flow} {ports:?}");
+    }
+    assert!(inline_ports(&[1; 17]).is_none());
 }
 
 #[test]

@@ -40,6 +40,7 @@ fn since(now: &Queue, before: &Queue) -> Queue {
             queued: now.sums.queued,
             would_redirect: now.sums.would_redirect - before.sums.would_redirect,
         },
+        inline_ports: now.inline_ports - before.inline_ports,
         no_flow_truncated: now.no_flow_truncated - before.no_flow_truncated,
         no_flow_unknown: now.no_flow_unknown - before.no_flow_unknown,
         moves: now.moves - before.moves,
@@ -131,6 +132,48 @@ fn every_frame_is_accounted_for_in_native_mode() -> Result<()> {
 fn every_frame_is_accounted_for_in_generic_mode() -> Result<()> {
     in_lab!(napi);
     every_frame_is_accounted_for(Mode::Generic)
+}
+
+/// Flows from or to ports with hardware time stamps stay inline, beside others that move; all move
+/// without such ports.
+#[test]
+fn flows_of_inline_ports_stay_inline() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let to = |dport| UdpFlows {
+        dport,
+        ..UdpFlows::to(dut, 16)
+    };
+    let from_ntp = UdpFlows {
+        sport: 123,
+        ..UdpFlows::to(dut, 16)
+    };
+    let options = bed.options(&[OTHER_CPU]);
+    let active = Active::steer(dut, options.clone())?;
+    let mut before = bed.warm_up(&active, &to(320))?;
+    assert_eq!(before.inline_ports, 0);
+    let expected = Queue {
+        received: COUNT,
+        inline: COUNT,
+        inline_ports: COUNT,
+        ..Queue::default()
+    };
+    for flows in [to(319), from_ntp] {
+        bed.send(Frames::Udp(flows), COUNT)?;
+        let now = at_rest(&active, 0, before.received + COUNT)?;
+        assert_eq!(since(&now, &before), expected);
+        before = now;
+    }
+    active.stop()?;
+
+    let options = Options {
+        inline_ports: Vec::new(),
+        ..options
+    };
+    let active = Active::steer(dut, options)?;
+    assert_eq!(bed.warm_up(&active, &to(319))?.inline_ports, 0);
+    active.stop()
 }
 
 /// 4096 flows with a mask: returns the queue and the sink's packets by CPU.

@@ -130,6 +130,7 @@ fn run() {
         let option = format!("--backlog-nice={nice}");
         wrong(&["run", "lo", &option], &["--backlog-nice", nice]);
     }
+    wrong(&["run", "lo", "--inline-ports=65536"], &["0..=65535"]);
     wrong(&["run", "lo", "--hash=crc32"], &["packet, device"]);
     wrong(&["run", "lo", "--dry-run=yes"], &["--dry-run"]);
 }

@@ -8,6 +8,7 @@
 
 #include <linux/in.h>
 #include <linux/types.h>
+#include <stdbool.h>
 
 #include "types.h"
 
@@ -54,6 +55,27 @@ static __always_inline void flow_key_ports4(struct flow_key *key, __be32 saddr, 
 		.ports = ports,
 		.proto = proto,
 	};
+}
+
+/* Whether the flow is one of UDP from or to one of these ports; the list ends with the first 0. The
+ * list is volatile because the loader sets it: the verifier removes the comparisons behind its end.
+ */
+static __always_inline bool flow_has_port(const struct flow_key *key,
+					  const volatile __u16 ports[FLOW_INLINE_PORTS])
+{
+	__u32 both = flow_swap32(key->ports);
+
+	if (key->proto != IPPROTO_UDP)
+		return false;
+	for (int i = 0; i < FLOW_INLINE_PORTS; i++) {
+		__u16 port = ports[i];
+
+		if (!port)
+			return false;
+		if (port == both >> 16 || port == (both & 0xffff))
+			return true;
+	}
+	return false;
 }
 
 /* ---- hash --------------------------------------------------------------- */

@@ -27,6 +27,11 @@ __u32 native_flow_hash(const struct flow_key *key, const struct flow_secret *sec
 	return flow_hash(key, secret);
 }
 
+bool native_flow_has_port(const struct flow_key *key, const __u16 ports[FLOW_INLINE_PORTS])
+{
+	return flow_has_port(key, ports);
+}
+
 __u32 native_flow_tunnel_of(__u8 proto, __u16 dest)
 {
 	return flow_tunnel_of(proto, dest);

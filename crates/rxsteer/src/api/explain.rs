@@ -203,6 +203,8 @@ pub struct Explanation {
     pub flow: Option<Flow>,
     /// Hash of the flow.
     pub hash: FlowHash,
+    /// Its packets always stay INLINE, by its ports, and are not counted for it.
+    pub inline_port: bool,
     /// The application's entry in the table.
     pub application: Application,
     /// Queues that have received it.
@@ -225,6 +227,12 @@ impl Explanation {
 
     /// Says that none of its packets has been seen.
     pub fn not_seen(&self, devices: &[String]) -> String {
+        if self.inline_port {
+            return format!(
+                "packets of {} stay where they are received: one of its ports is in --inline-ports",
+                self.name()
+            );
+        }
         let mut text = format!(
             "no packet of {} is known on {}",
             self.name(),

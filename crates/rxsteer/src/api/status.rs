@@ -65,6 +65,8 @@ pub struct Queue {
     pub no_flow_truncated: u64,
     /// Frames without a flow: not IP, or more headers than the parser accepts.
     pub no_flow_unknown: u64,
+    /// Of `inline`: frames of UDP flows that always stay there by their ports.
+    pub inline_ports: u64,
     /// Frames steered by the hash that the device computed.
     pub rx_hash: u64,
     /// Changes of location of flows.

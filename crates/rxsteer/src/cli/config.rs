@@ -90,7 +90,8 @@ fn read(text: &str) -> Result<(Tables, Defaults), Vec<Mistake>> {
             continue;
         }
         match default(&command, name, value) {
-            Ok((_, values)) if values.is_empty() => {}
+            // A flag that is false. An empty list replaces the default.
+            Ok((_, values)) if values.is_empty() && !value.is_array() => {}
             Ok(default) => defaults.push(default),
             Err(why) => mistakes.push((line(key.span()), why)),
         }
@@ -233,6 +234,19 @@ mod tests {
         assert_eq!((options.policy, options.backlog), (Policy::RPS, Some(7)));
         assert_eq!(options.queues.len(), 1);
         assert!(options.dry_run);
+    }
+
+    #[test]
+    fn a_list_replaces_the_default() {
+        let ports = |text: &str, given: &[&str]| {
+            let options = read(&format!("devices = [\"eth0\"]\n{text}"), given);
+            options.unwrap().inline_ports
+        };
+        assert_eq!(ports("", &[]), [123, 319]);
+        assert_eq!(ports("inline-ports = [319, 320]", &[]), [319, 320]);
+        assert_eq!(ports("inline-ports = []", &[]), [0; 0]);
+        assert_eq!(ports("inline-ports = []", &["--inline-ports=1,2"]), [1, 2]);
+        assert_eq!(ports("", &["--inline-ports=0"]), [0]);
     }
 
     #[test]

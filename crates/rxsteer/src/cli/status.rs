@@ -103,6 +103,13 @@ pub fn render(status: &Status) -> String {
             let _ = writeln!(out, "\n{}", loads(device).trim_fmt());
         }
         for q in &device.queues {
+            if q.inline_ports > 0 {
+                let _ = writeln!(
+                    out,
+                    "queue {}: {} of the inline frames by --inline-ports",
+                    q.queue, q.inline_ports
+                );
+            }
             if q.rx_hash > 0 {
                 let _ = writeln!(
                     out,

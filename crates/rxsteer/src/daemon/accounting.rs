@@ -45,6 +45,7 @@ impl Queue {
             sums,
             no_flow_truncated: no_flow(flow_result::FLOW_TRUNCATED),
             no_flow_unknown: no_flow(flow_result::FLOW_UNKNOWN),
+            inline_ports: q.nr_inline_ports,
             rx_hash: q.nr_rx_hash,
             moves: q.nr_moves,
             held: q.nr_held,

@@ -185,6 +185,9 @@ impl Reader<'_> {
         Ok(Explanation {
             flow,
             hash: FlowHash(hash),
+            inline_port: flow.is_some_and(|flow| {
+                native::flow_has_port(&flow.key(), &self.datapath.config().inline_ports)
+            }),
             application: Application {
                 cpu: hints.application,
                 offline: hints.application_offline,

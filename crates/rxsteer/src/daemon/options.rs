@@ -8,7 +8,9 @@ use clap::{Arg, Args, Command, FromArgMatches, ValueEnum};
 use crate::busy_poll::rule::Rule;
 use crate::datapath::backlogs::LIMIT_MAX;
 use crate::datapath::policy::Policy;
-use crate::datapath::{BACKLOG_NICE, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
+use crate::datapath::{
+    BACKLOG_NICE, FLOW_LIMIT, INLINE_PORTS, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES,
+};
 use crate::host::cpumask::{CpuMask, CpuMaskError};
 use crate::types::flow_tunnel;
 
@@ -207,6 +209,14 @@ pub struct Options {
     /// Tunnels to parse, so that inner flows are steered instead of the tunnel; separated by commas
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
     pub tunnels: Vec<Tunnel>,
+
+    /// UDP ports, of sender or receiver, whose flows always stay where they are received; separated
+    /// by commas; 0: none
+    ///
+    /// A redirected packet loses the device's time stamp, which PTP (319) and NTP (123) may use. At
+    /// most 16 ports. Not with --hash device, which does not look at ports.
+    #[arg(long, value_name = "PORTS", value_delimiter = ',', default_values_t = INLINE_PORTS)]
+    pub inline_ports: Vec<u16>,
 
     /// Source of the flow hash
     #[arg(long, value_enum, default_value_t)]

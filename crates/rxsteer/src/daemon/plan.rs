@@ -5,8 +5,9 @@
 use anyhow::{Result, anyhow, bail};
 use tracing::{info, warn};
 
-use super::options::{Mode, Options, RpsCpus};
+use super::options::{Hash, Mode, Options, RpsCpus};
 use crate::datapath::backlogs::LIMIT_MAX;
+use crate::datapath::{self, InlinePorts};
 use crate::host::auto::AutoMask;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::{Device, XdpMode};
@@ -177,6 +178,21 @@ pub(super) fn check(device: &Device, mode: XdpMode) -> Result<()> {
         warn!("{objection}");
     }
     Ok(())
+}
+
+/// `--inline-ports`: none under `--hash device`.
+pub(super) fn inline_ports(options: &Options) -> Result<InlinePorts> {
+    let wanted = match options.hash {
+        Hash::Packet => &options.inline_ports[..],
+        Hash::Device => &[],
+    };
+    datapath::inline_ports(wanted).ok_or_else(|| {
+        anyhow!(
+            "--inline-ports lists {} ports: {} are possible",
+            wanted.len(),
+            InlinePorts::default().len()
+        )
+    })
 }
 
 /// `--backlog`, or `net.core.netdev_max_backlog`.

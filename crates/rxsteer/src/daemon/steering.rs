@@ -10,7 +10,9 @@ use tracing::{info, warn};
 use super::auto::AutoMasks;
 use super::hotplug::Hotplug;
 use super::options::{Hash, Mode, Options, RpsCpus, Tunnel};
-use super::plan::{QueueMask, Steered, backlog_limit, check, cpus_of, fall_back, find, plan};
+use super::plan::{
+    QueueMask, Steered, backlog_limit, check, cpus_of, fall_back, find, inline_ports, plan,
+};
 use super::reader::Reader;
 use crate::api::control::{Reply, Request, reply};
 use crate::api::flows::{Flows, Most, Query};
@@ -67,6 +69,7 @@ impl Steering {
             unconnected: !options.ignore_unconnected,
             dry_run: options.dry_run,
             tunnels: Tunnel::bits_of(&options.tunnels),
+            inline_ports: inline_ports(options)?,
             rx_hash: options.hash == Hash::Device,
             flow_limit: options.flow_limit,
             unguarded: options.unguarded,

@@ -4,7 +4,7 @@
 use anyhow::{Result, bail};
 
 use crate::host::device::XdpMode;
-use crate::types::flow_secret;
+use crate::types::{flow_inline, flow_secret};
 
 /// Default nice value of the backlogs' threads. A thread that shares its CPU with the application
 /// must not take half of the CPU for packets that the application then has no time to read
@@ -22,6 +22,21 @@ pub const RPS_SOCK_FLOW_ENTRIES: u32 = 32768;
 /// Default of `rps_flow_cnt`, in slots per queue: [`RPS_SOCK_FLOW_ENTRIES`] divided by eight
 /// queues.
 pub const RPS_FLOW_CNT: u32 = 4096;
+
+/// Ports whose UDP flows stay INLINE by default: those of NTP and of PTP's event messages, whose
+/// hardware time stamps a redirect would lose.
+pub const INLINE_PORTS: [u16; 2] = [123, 319];
+
+/// A list of ports that ends with the first 0.
+pub type InlinePorts = [u16; flow_inline::FLOW_INLINE_PORTS.0 as usize];
+
+/// The list of these ports; `None` if they are too many. 0 is no port.
+pub fn inline_ports(wanted: &[u16]) -> Option<InlinePorts> {
+    let wanted: Vec<u16> = wanted.iter().copied().filter(|port| *port != 0).collect();
+    let mut ports = InlinePorts::default();
+    ports.get_mut(..wanted.len())?.copy_from_slice(&wanted);
+    Some(ports)
+}
 
 /// Parameters of the data path. `Datapath::resize` changes the table sizes; all others are fixed.
 #[derive(Clone, Debug)]
@@ -43,6 +58,8 @@ pub struct Config {
     pub dry_run: bool,
     /// Tunnels for which the inner flow is the key: bits of `enum flow_tunnel`.
     pub tunnels: u32,
+    /// Ports whose UDP flows always stay INLINE.
+    pub inline_ports: InlinePorts,
     /// Steer by the hash that the device computed, if there is one.
     pub rx_hash: bool,
     /// Share of its queue's frames, in percent, above which a flow is large; 0: no flow is large.

@@ -22,8 +22,8 @@ mod value;
 mod visit;
 
 pub use config::{
-    BACKLOG_NICE, Config, DeviceConfig, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES,
-    draw_secret,
+    BACKLOG_NICE, Config, DeviceConfig, FLOW_LIMIT, INLINE_PORTS, InlinePorts, RPS_FLOW_CNT,
+    RPS_SOCK_FLOW_ENTRIES, draw_secret, inline_ports,
 };
 pub use drain::Drain;
 pub use loaded::Datapath;

@@ -3,6 +3,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
+use super::config::InlinePorts;
 use crate::types::rx_facts;
 use crate::types::{
     backlog, flow_key, flow_result, flow_secret, load_unit, rps_dev_flow, rps_map, rx_queue,
@@ -24,6 +25,7 @@ unsafe extern "C" {
         dest: u16,
         proto: u32,
     );
+    fn native_flow_has_port(key: *const flow_key, ports: *const InlinePorts) -> bool;
     fn native_flow_tunnel_of(proto: u8, dest: u16) -> u32;
     fn native_flow_hash(key: *const flow_key, secret: *const flow_secret) -> u32;
     fn native_rx_steer(
@@ -101,6 +103,12 @@ pub fn flow_key_ports(peer: SocketAddr, local_port: u16, proto: u32) -> flow_key
     // SAFETY: the callee only reads four words and writes the key.
     unsafe { native_flow_key_ports(&mut key, &saddr, source, dest, proto) };
     key
+}
+
+/// Whether the flow always stays INLINE by one of these ports.
+pub fn flow_has_port(key: &flow_key, ports: &InlinePorts) -> bool {
+    // SAFETY: plain computation on its arguments.
+    unsafe { native_flow_has_port(key, ports) }
 }
 
 /// The tunnel, a `FLOW_TUNNEL_*`, that the protocol, and for UDP the destination port, stand for;

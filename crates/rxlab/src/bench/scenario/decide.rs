@@ -17,7 +17,8 @@ use rxsteer::daemon::options::Tunnel;
 use rxsteer::datapath::policy::Policy;
 use rxsteer::datapath::rps_map::RpsMap;
 use rxsteer::datapath::{
-    Config, Datapath, DeviceConfig, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, draw_secret,
+    Config, Datapath, DeviceConfig, FLOW_LIMIT, INLINE_PORTS, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES,
+    draw_secret, inline_ports,
 };
 use rxsteer::host::device::XdpMode;
 use rxsteer::types::rx_reason;
@@ -295,6 +296,7 @@ pub(super) fn subject(
         unconnected: true,
         dry_run: false,
         tunnels,
+        inline_ports: inline_ports(&INLINE_PORTS).context("they are few")?,
         rx_hash: false,
         flow_limit: FLOW_LIMIT,
         unguarded: subject == Subject::Unguarded,

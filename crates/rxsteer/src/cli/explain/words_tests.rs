@@ -41,6 +41,7 @@ fn explanation(seen: Seen) -> Explanation {
     Explanation {
         flow: seen.entry.flow,
         hash: seen.entry.hash,
+        inline_port: false,
         application: Application {
             cpu: Some(3),
             offline: false,
@@ -442,6 +443,11 @@ fn offline_and_overwritten() {
     ];
     says(explanation.clone(), &words);
     explanation.seen.clear();
+    let by_port = Explanation {
+        inline_port: true,
+        ..explanation.clone()
+    };
+    says(by_port, &["stay where they are received"]);
     says(
         explanation,
         &["no packet of udp/192.0.2.1:1024/9 is known on eth0; its slot on eth1 queue 1 (9) is"],
