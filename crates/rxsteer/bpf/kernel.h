@@ -52,11 +52,34 @@ struct kthread {
 	void *data; /* a cpumap kthread's struct bpf_cpu_map_entry */
 };
 
+struct ns_common {
+	unsigned int inum; /* of the inode in /proc/PID/ns */
+};
+
+typedef struct {
+	__u32 val;
+} kuid_t;
+
+struct user_namespace {
+	int level;    /* 0: the initial one */
+	kuid_t owner; /* who made it, as the initial one numbers users */
+};
+
+struct net {
+	struct user_namespace *user_ns;
+	struct ns_common ns;
+};
+
+typedef struct {
+	struct net *net;
+} possible_net_t;
+
 struct sock_common {
 	__be32 skc_daddr;
 	__be16 skc_dport;
 	__u16 skc_num; /* the local port, in host byte order */
 	unsigned short skc_family;
+	possible_net_t skc_net;
 	struct in6_addr skc_v6_daddr;
 };
 

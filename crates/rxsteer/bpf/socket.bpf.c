@@ -14,6 +14,7 @@
 #include "core/tables.h"
 #include "kernel.h"
 #include "maps.h"
+#include "netns.h"
 #include "socket.h"
 
 /* net.core.busy_read, in us: the value of sockets that have asked for nothing. Set by user space.
@@ -35,9 +36,10 @@ static __always_inline bool sock_polls(const struct sock *sk)
 /*
  * Records this CPU as that of the flow's application, or INLINE if the application polls. The entry
  * is written only if it differs, because all CPUs share its cache line (rps_record_sock_flow() in
- * the kernel).
+ * the kernel). `sk` is NULL where the kernel does not show it.
  */
-static __always_inline void sock_flow_record(const struct flow_key *key, bool polls)
+static __always_inline void sock_flow_record(const struct flow_key *key, const struct sock *sk,
+					     bool polls)
 {
 	__u32 hash = flow_hash(key, &config.flow_secret);
 	__u16 location = polls ? RPS_INLINE : bpf_get_smp_processor_id();
@@ -47,6 +49,8 @@ static __always_inline void sock_flow_record(const struct flow_key *key, bool po
 
 	if (!entry || *(volatile __u32 *)entry == value)
 		return;
+	if (sk && !netns_is_believed(sk->__sk_common.skc_net.net))
+		return;
 	*(volatile __u32 *)entry = value;
 	consumer = sock_flow_consumer_of(hash);
 	if (consumer)
@@ -55,13 +59,14 @@ static __always_inline void sock_flow_record(const struct flow_key *key, bool po
 
 /* Removes the CPU from the entry of a flow with a closed socket: late packets would still go there.
  * The flow's hash bits stay, for `rxsteer explain`. */
-static __always_inline void sock_flow_reset(const struct flow_key *key)
+static __always_inline void sock_flow_reset(const struct flow_key *key, const struct sock *sk)
 {
 	__u32 hash = flow_hash(key, &config.flow_secret);
 	__u32 mask = config.sock_flow_cpu_mask;
 	__u32 *entry = sock_flow_entry_of(hash);
 
-	if (entry && sock_flow_location(*entry, hash, mask) != RPS_NO_CPU)
+	if (entry && sock_flow_location(*entry, hash, mask) != RPS_NO_CPU &&
+	    netns_is_believed(sk->__sk_common.skc_net.net))
 		*(volatile __u32 *)entry = sock_flow_entry(hash, RPS_NO_CPU, mask);
 }
 
@@ -90,7 +95,7 @@ static __always_inline void sock_used(const struct sock *sk)
 	struct flow_key key;
 
 	if (sock_flow_key(sk, &key))
-		sock_flow_record(&key, sock_polls(sk));
+		sock_flow_record(&key, sk, sock_polls(sk));
 }
 
 static __always_inline void sock_closed(const struct sock *sk)
@@ -98,7 +103,7 @@ static __always_inline void sock_closed(const struct sock *sk)
 	struct flow_key key;
 
 	if (sock_flow_key(sk, &key))
-		sock_flow_reset(&key);
+		sock_flow_reset(&key, sk);
 }
 
 /* recvmsg and all calls that end in it: read, recvmmsg, io_uring. The program runs after the call,
@@ -188,16 +193,19 @@ static __always_inline bool sock_is_shared(struct bpf_sock *sk)
 
 /* The ports of a datagram that an application receives with the sender's address: the only hook
  * that knows the flow of an unconnected socket. The programs above see connected sockets. */
-static __always_inline bool peer_ports(struct bpf_sock_addr *ctx, __be32 *ports, bool *polls)
+static __always_inline bool peer_ports(struct bpf_sock_addr *ctx, __be32 *ports,
+				       const struct sock **kern_sk, bool *polls)
 {
 	struct bpf_sock *sk = ctx->sk;
 
 	if (!sk || sk->dst_port)
 		return false;
+	*kern_sk = NULL;
 	*polls = false;
 	if (bpf_ksym_exists(bpf_cast_to_kern_ctx)) {
 		struct bpf_sock_addr_kern *kern = bpf_cast_to_kern_ctx(ctx);
 
+		*kern_sk = kern->sk;
 		*polls = sock_polls(kern->sk);
 	}
 	/* With busy polling, INLINE serves every thread of a shared socket. */
@@ -210,13 +218,14 @@ static __always_inline bool peer_ports(struct bpf_sock_addr *ctx, __be32 *ports,
 SEC("cgroup/recvmsg4")
 int on_udp4_recv(struct bpf_sock_addr *ctx)
 {
+	const struct sock *sk;
 	struct flow_key key;
 	__be32 ports;
 	bool polls;
 
-	if (peer_ports(ctx, &ports, &polls)) {
+	if (peer_ports(ctx, &ports, &sk, &polls)) {
 		flow_key_ports4(&key, ctx->user_ip4, ports, ctx->protocol);
-		sock_flow_record(&key, polls);
+		sock_flow_record(&key, sk, polls);
 	}
 	return 1;
 }
@@ -224,16 +233,17 @@ int on_udp4_recv(struct bpf_sock_addr *ctx)
 SEC("cgroup/recvmsg6")
 int on_udp6_recv(struct bpf_sock_addr *ctx)
 {
+	const struct sock *sk;
 	struct flow_key key;
 	__be32 saddr[4];
 	__be32 ports;
 	bool polls;
 
-	if (peer_ports(ctx, &ports, &polls)) {
+	if (peer_ports(ctx, &ports, &sk, &polls)) {
 		for (int i = 0; i < 4; i++)
 			saddr[i] = ctx->user_ip6[i];
 		flow_key_ports(&key, saddr, ports, ctx->protocol);
-		sock_flow_record(&key, polls);
+		sock_flow_record(&key, sk, polls);
 	}
 	return 1;
 }

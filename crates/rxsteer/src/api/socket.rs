@@ -15,18 +15,17 @@ use anyhow::{Context, Result, bail, ensure};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
 use nix::unistd::geteuid;
 
+use crate::host::netns;
+
 /// Made by the first rxsteer, for its user alone.
 const FOLDER: &str = "/run/rxsteer";
 
-/// The path of a role's socket in the network namespace of the calling thread, whose inode number
-/// distinguishes it from all others of the host.
+/// The path of a role's socket in the network namespace of the calling thread.
 ///
 /// # Errors
 /// When /proc does not show the namespace.
 pub(super) fn path(role: &str) -> Result<PathBuf> {
-    let netns = fs::metadata("/proc/thread-self/ns/net")
-        .context("/proc shows no network namespace: is it mounted?")?;
-    Ok(Path::new(FOLDER).join(format!("{role}-{}.sock", netns.ino())))
+    Ok(Path::new(FOLDER).join(format!("{role}-{}.sock", netns::inode()?)))
 }
 
 /// A listening control socket. Its file is removed on drop.

@@ -11,7 +11,7 @@ use libbpf_rs::{Link, ProgramType};
 use nix::errno::Errno;
 
 use crate::bpf::socket_skel::{OpenSocketSkel, SocketSkel};
-use crate::host::{caps, polling};
+use crate::host::{caps, netns, polling};
 
 /// Tracepoints of Linux 6.3 and later.
 const TRACEPOINTS: [&str; 2] = ["sock_recv_length", "sock_send_length"];
@@ -88,6 +88,8 @@ impl Sockets {
             skel: open.load().with_context(hint)?,
         };
         sockets.look_at_host()?;
+        let bss = sockets.skel.maps.bss_data.as_mut();
+        bss.context("no variables")?.devices_netns = u32::try_from(netns::inode()?)?;
         let links = &mut sockets.links;
         for prog in sockets
             .skel

@@ -9,6 +9,7 @@ pub mod guardian;
 pub mod irq;
 pub mod kthread;
 pub mod netdev;
+pub mod netns;
 pub mod objection;
 pub mod polling;
 pub mod sched;
