@@ -150,6 +150,12 @@ pub struct Status {
     pub dry_run: bool,
     /// Upper limit of frames in a backlog.
     pub backlog_limit: u32,
+    /// Backlogs of all queues that exist now.
+    pub nr_backlogs: usize,
+    /// Backlogs that may exist.
+    pub most_backlogs: usize,
+    /// Backlogs that flows want and that may not exist: these flows stay INLINE.
+    pub refused_backlogs: usize,
     /// Steered devices.
     pub devices: Vec<Device>,
     /// The flows with the most drops in XDP; null if nothing was dropped.

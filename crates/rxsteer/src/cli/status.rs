@@ -93,6 +93,14 @@ pub fn render(status: &Status) -> String {
         "rxsteer {} (process {}): policy {}, at most {} frames per backlog{dry_run}",
         status.version, status.pid, status.policy, status.backlog_limit
     );
+    if status.refused_backlogs > 0 {
+        let _ = writeln!(
+            out,
+            "{} backlogs exist, the most that may exist: flows that want {} others stay inline \
+             until idle backlogs are taken down",
+            status.nr_backlogs, status.refused_backlogs
+        );
+    }
     for device in &status.devices {
         let _ = writeln!(out, "\n{} ({} XDP)", device.device, device.mode);
         let _ = writeln!(out, "{}", queues(device).trim_fmt());
@@ -270,6 +278,9 @@ mod tests {
             policy: "adaptive".to_owned(),
             dry_run: false,
             backlog_limit: 1000,
+            nr_backlogs: 2048,
+            most_backlogs: 2048,
+            refused_backlogs: 0,
             devices: vec![Device {
                 device: "eth0".to_owned(),
                 ifindex: 2,
@@ -330,6 +341,15 @@ eth0 (native XDP)
  udp/192.0.2.1:1024/9  eth0        2        9       17  CPU 3
 "
         );
+    }
+
+    #[test]
+    fn backlogs_that_may_not_exist_are_counted() {
+        let mut status = status(Queue::default(), None);
+        let line = "2048 backlogs exist, the most that may exist: flows that want 17 others";
+        assert!(!render(&status).contains("may exist"));
+        status.refused_backlogs = 17;
+        assert!(render(&status).contains(line), "{}", render(&status));
     }
 
     #[test]

@@ -11,6 +11,7 @@ mod plan;
 mod queue;
 mod reader;
 mod steering;
+pub mod takedown;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread::{self, Scope};

@@ -5,6 +5,7 @@ use anyhow::{Result, anyhow};
 use clap::builder::RangedI64ValueParser;
 use clap::{Arg, Args, Command, FromArgMatches, ValueEnum};
 
+use super::takedown::Bounds;
 use crate::busy_poll::rule::Rule;
 use crate::datapath::backlogs::LIMIT_MAX;
 use crate::datapath::policy::Policy;
@@ -225,6 +226,10 @@ pub struct Options {
     /// Sockets that poll meanwhile: `[[busy_poll]]` in the configuration file.
     #[arg(skip)]
     pub busy_poll: Vec<Rule>,
+
+    /// Shorter times and fewer backlogs; for the lab alone.
+    #[arg(skip)]
+    pub bounds: Bounds,
 
     /// The rule of order is off; for the lab alone.
     #[arg(skip)]

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail};
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::auto::AutoMasks;
 use super::hotplug::Hotplug;
@@ -14,11 +14,13 @@ use super::plan::{
     QueueMask, Steered, backlog_limit, check, cpus_of, fall_back, find, inline_ports, plan,
 };
 use super::reader::Reader;
+use super::takedown::Takedown;
 use crate::api::control::{Reply, Request, reply};
 use crate::api::flows::{Flows, Most, Query};
 use crate::api::server::Server;
 use crate::api::set::Change;
 use crate::api::status;
+use crate::datapath::bounds::WorstCase;
 use crate::datapath::maker::Makers;
 use crate::datapath::policy::{Base, Policy};
 use crate::datapath::tables::rounded;
@@ -48,6 +50,7 @@ pub(super) struct Steering {
     policy: Policy,
     online: CpuMask,
     auto_masks: AutoMasks,
+    takedown: Takedown,
     /// CPUs that went offline or came online, until their backlogs are drained.
     leaving: Vec<(u32, Drain)>,
     /// Applications that can't be followed on this host, in words.
@@ -64,6 +67,7 @@ impl Steering {
         let config = Config {
             backlog_limit,
             backlog_nice: options.backlog_nice,
+            most_backlogs: options.bounds.backlogs,
             rps_sock_flow_entries: options.rps_sock_flow_entries,
             rps_flow_cnt: options.rps_flow_cnt,
             unconnected: !options.ignore_unconnected,
@@ -84,12 +88,18 @@ impl Steering {
             })
             .collect();
         let datapath = Datapath::load(&config, &queues)?;
+        let worst = WorstCase::of(&config, datapath.nr_queues(), datapath.nr_cpus());
+        match options.dry_run {
+            true => info!("steering would have {worst}"),
+            false => debug!("{worst}"),
+        }
         let mut steering = Self {
             datapath,
             devices,
             policy: options.policy,
             online: Topology::host().online()?,
             auto_masks: AutoMasks::default(),
+            takedown: Takedown::new(options.bounds.clone()),
             leaving: Vec::new(),
             not_followed: Vec::new(),
         };
@@ -136,6 +146,7 @@ impl Steering {
                 if let Err(e) = self.datapath.look_at_host() {
                     warn!("{e:#}");
                 }
+                self.takedown.look(&self.datapath)?;
                 if self.auto_masks.follow(&mut self.devices)? {
                     self.apply()?;
                 }
@@ -456,6 +467,7 @@ impl Steering {
             true => Some(self.reader()?.flows(&query)?),
             false => None,
         };
+        let numbers = self.datapath.backlogs().numbers();
         Ok(status::Status {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -468,6 +480,9 @@ impl Steering {
             .to_string(),
             dry_run: self.datapath.config().dry_run,
             backlog_limit: self.datapath.config().backlog_limit,
+            nr_backlogs: numbers.exist,
+            most_backlogs: numbers.most,
+            refused_backlogs: numbers.refused,
             devices,
             dropped_flows,
         })

@@ -3,18 +3,17 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use nix::errno::Errno;
 
+use super::bounds::{Admission, Ledger, Numbers, Place, RING_SLACK};
 use super::config::Config;
 use crate::host::topology::Topology;
 use crate::host::{kthread, sched};
-
-/// A ring releases consumed slots in batches of 16 (`ptr_ring`): it needs this number of slots
-/// beyond the limit of frames.
-const RING_SLACK: u32 = 16;
 
 /// The largest ring that a cpumap entry may have, in frames (kernel/bpf/cpumap.c).
 const RING_MAX: u32 = 16384;
@@ -28,6 +27,7 @@ pub struct Backlogs {
     cpumaps: Vec<MapHandle>,
     ring_size: u32,
     nice: i32,
+    ledger: Mutex<Ledger>,
 }
 
 impl Backlogs {
@@ -36,6 +36,7 @@ impl Backlogs {
             cpumaps,
             ring_size: config.backlog_limit.min(LIMIT_MAX) + RING_SLACK,
             nice: config.backlog_nice,
+            ledger: Mutex::new(Ledger::new(config.most_backlogs)),
         }
     }
 
@@ -47,12 +48,38 @@ impl Backlogs {
         self.cpumaps.len()
     }
 
-    /// Creates the backlog of `queue` for `cpu`, a ring and a kernel thread, if there is none. The
-    /// kernel waits until the thread has run once, which takes time on a busy CPU.
+    /// Creates the backlog of `queue` for `cpu`, a ring and a kernel thread, if there is none, and
+    /// if there are not too many. The kernel waits until the thread has run once, which takes time
+    /// on a busy CPU.
     ///
     /// # Errors
     /// When the CPU is offline, or memory is short.
     pub fn make(&self, queue: u32, cpu: u32) -> Result<()> {
+        let place = (queue, cpu);
+        let admission = self.ledger().admit(place);
+        match admission {
+            Admission::Create => {}
+            Admission::Exists => return Ok(()),
+            Admission::Refused { first } => {
+                if first {
+                    let Numbers { most, .. } = self.numbers();
+                    tracing::warn!(
+                        "{most} backlogs exist, the most that may exist: flows that want others \
+                         stay where they are received, until idle backlogs are taken down"
+                    );
+                }
+                return Ok(());
+            }
+        }
+        let created = self.create(queue, cpu);
+        match &created {
+            Ok(()) => self.ledger().created(place),
+            Err(_) => self.ledger().failed(place, Instant::now()),
+        }
+        created
+    }
+
+    fn create(&self, queue: u32, cpu: u32) -> Result<()> {
         let cpumap = &self.cpumaps[queue as usize];
         let key = cpu.to_ne_bytes();
         if cpumap.lookup(&key, MapFlags::ANY)?.is_some() {
@@ -96,7 +123,28 @@ impl Backlogs {
         if cpumap.lookup(&key, MapFlags::ANY)?.is_some() {
             cpumap.delete(&key)?;
         }
+        self.ledger().removed((queue, cpu));
         Ok(())
+    }
+
+    /// How many backlogs there are.
+    pub fn numbers(&self) -> Numbers {
+        self.ledger().numbers()
+    }
+
+    /// The backlogs that exist.
+    pub fn exist(&self) -> Vec<Place> {
+        self.ledger().exist()
+    }
+
+    /// Backlogs that could not be created and may be requested again: at least `after` has passed,
+    /// or there is room now.
+    pub(super) fn again(&self, after: Duration) -> Vec<Place> {
+        self.ledger().again(Instant::now(), after)
+    }
+
+    fn ledger(&self) -> MutexGuard<'_, Ledger> {
+        self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Lets the threads of backlogs for `cpu` that are being created run before every other task
@@ -119,11 +167,20 @@ impl Backlogs {
     /// Sets the nice value of a cpumap entry's thread.
     fn renice(&self, cpu: u32, map_id: u32) -> Result<()> {
         let threads = kthread::numbered(Path::new("/proc"), &thread_prefix(cpu));
-        let thread = threads.iter().find(|(id, _)| *id == map_id);
-        let (_, pid) = thread.context("it is not in /proc")?;
-        // SAFETY: no memory is involved.
-        let ret = unsafe { libc::setpriority(libc::PRIO_PROCESS, *pid, self.nice) };
-        Errno::result(ret)?;
+        // The thread of a backlog that was removed just before may not have ended yet.
+        let threads: Vec<u32> = threads
+            .into_iter()
+            .filter_map(|(id, pid)| (id == map_id).then_some(pid))
+            .collect();
+        ensure!(!threads.is_empty(), "it is not in /proc");
+        for pid in threads {
+            // SAFETY: no memory is involved.
+            let ret = unsafe { libc::setpriority(libc::PRIO_PROCESS, pid, self.nice) };
+            match Errno::result(ret) {
+                Ok(_) | Err(Errno::ESRCH) => {}
+                Err(e) => return Err(e.into()),
+            }
+        }
         Ok(())
     }
 }

@@ -46,6 +46,8 @@ pub struct Config {
     pub backlog_limit: u32,
     /// Nice value of the backlogs' threads, -20 to 19.
     pub backlog_nice: i32,
+    /// Most backlogs of all queues.
+    pub most_backlogs: usize,
     /// Entries of the `sock_flow_table`, rounded up to a power of two as the kernel does; 0: no
     /// flow follows its application.
     pub rps_sock_flow_entries: u32,

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use libbpf_rs::{MapCore, MapFlags};
 
+use super::bounds::Place;
 use super::loaded::Datapath;
 use super::policy::Policy;
 use super::rps_map::RpsMap;
@@ -19,6 +20,8 @@ use crate::types::{backlog, backlog_closed};
 /// A program that ran during the first check may still hold a flow there and add frames. The second
 /// check, after a grace period, therefore compares the number of frames that ever entered.
 pub struct Drain {
+    /// `None`: all.
+    queue: Option<u32>,
     cpus: std::ops::Range<u32>,
 }
 
@@ -28,7 +31,14 @@ impl Drain {
 
     /// The backlogs of all queues for these CPUs.
     pub fn of(cpus: std::ops::Range<u32>) -> Self {
-        Self { cpus }
+        Self { queue: None, cpus }
+    }
+
+    fn of_backlog(queue: u32, cpu: u32) -> Self {
+        Self {
+            queue: Some(queue),
+            cpus: cpu..cpu + 1,
+        }
     }
 
     /// Returns whether the backlogs are drained. If the first check succeeds, the call takes a
@@ -47,7 +57,11 @@ impl Drain {
     /// The number of frames that ever entered, if all have been delivered.
     fn drained(&self, datapath: &Datapath) -> Result<Option<u64>> {
         let mut entered = 0;
-        for queue in 0..datapath.nr_queues() {
+        let queues = match self.queue {
+            Some(queue) => queue..queue + 1,
+            None => 0..datapath.nr_queues(),
+        };
+        for queue in queues {
             for cpu in self.cpus.clone() {
                 entered += datapath.backlog(queue, cpu).tail;
                 if !datapath.drained(queue, cpu)? {
@@ -116,9 +130,64 @@ impl Datapath {
     /// When a map can't be written.
     pub fn remove_cpu(&self, cpu: u32) -> Result<()> {
         for queue in 0..self.nr_queues() {
-            self.backlogs.remove(queue, cpu)?;
-            self.call(&self.trace.progs.backlog_forget, queue * self.nr_cpus + cpu)?;
+            self.remove_backlog(queue, cpu)?;
         }
+        Ok(())
+    }
+
+    /// Takes down idle backlogs: their threads end. Backlogs that are not drained stay, as do those
+    /// that are closed for another reason. The backlogs are closed meanwhile, so that no flow enters
+    /// them; new ones are created when flows want them again. Returns how many were taken down. The
+    /// call takes a grace period of RCU.
+    ///
+    /// # Errors
+    /// When a map can't be read or written.
+    pub fn take_down(&self, places: &[Place]) -> Result<usize> {
+        let open = |&&(queue, cpu): &&Place| self.backlog(queue, cpu).closed == 0;
+        let places: Vec<Place> = places.iter().filter(open).copied().collect();
+        for &(queue, cpu) in &places {
+            self.close(queue, cpu, backlog_closed::BACKLOG_IDLE, true);
+        }
+        let outcome = self.take_down_closed(&places);
+        for &(queue, cpu) in &places {
+            self.close(queue, cpu, backlog_closed::BACKLOG_IDLE, false);
+        }
+        outcome
+    }
+
+    /// Two checks around a grace period, as in [`Drain`], for each backlog by itself.
+    fn take_down_closed(&self, places: &[Place]) -> Result<usize> {
+        let mut drains: Vec<(Drain, Place, u64)> = Vec::new();
+        for &(queue, cpu) in places {
+            let drain = Drain::of_backlog(queue, cpu);
+            if let Some(entered) = drain.drained(self)? {
+                drains.push((drain, (queue, cpu), entered));
+            }
+        }
+        self.grace_period()?;
+        let mut nr_down = 0;
+        for (drain, (queue, cpu), entered) in drains {
+            if drain.drained(self)? == Some(entered) {
+                self.remove_backlog(queue, cpu)?;
+                nr_down += 1;
+            }
+        }
+        Ok(nr_down)
+    }
+
+    /// Lets flows request backlogs again that could not be created: `after` this time if creation
+    /// failed, otherwise as soon as there is room.
+    pub fn request_again(&self, after: Duration) {
+        for (queue, cpu) in self.backlogs.again(after) {
+            let index = queue * self.nr_cpus + cpu;
+            let wanted = offset_of!(backlog, wanted);
+            self.backlog_counts.set_field(index, wanted, 0u64);
+        }
+    }
+
+    fn remove_backlog(&self, queue: u32, cpu: u32) -> Result<()> {
+        self.backlogs.remove(queue, cpu)?;
+        self.call(&self.trace.progs.backlog_forget, queue * self.nr_cpus + cpu)?;
         Ok(())
     }
 

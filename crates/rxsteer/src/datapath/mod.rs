@@ -2,6 +2,7 @@
 //! The kernel side: the objects, their maps, and the content of the maps.
 
 pub mod backlogs;
+pub mod bounds;
 mod config;
 pub mod cpus;
 mod drain;

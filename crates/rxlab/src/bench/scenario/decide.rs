@@ -291,6 +291,7 @@ pub(super) fn subject(
         // Nothing is dequeued from the backlog.
         backlog_limit: u32::MAX,
         backlog_nice: 0,
+        most_backlogs: 1,
         rps_sock_flow_entries,
         rps_flow_cnt,
         unconnected: true,
