@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Leaving a backlog: backlog_delivered(), backlog_asleep(), backlog_dequeue() in bpf/backlog.h against
+ * Leaving a backlog: backlog_delivered(), backlog_asleep(), backlog_settle(), backlog_dequeue() in bpf/core/backlog.h and rx_settle() in bpf/core/steer.h against
  * bq_flush_to_queue() and cpu_map_kthread_run() in kernel/bpf/cpumap.c.
  *
  * The flow is in the backlog or elsewhere. Elsewhere delivers at once: no other location can
@@ -9,6 +9,7 @@
  * KERNEL: 601 the tracepoint fires after a batch has gone up; 612 before; 615 before, and the
  * thread has GRO, which holds packets until the ring is empty or FLUSH frames have come.
  * LOSSES: the kernel may lose any frame at the flush of the bulk queue.
+ * VANISH: the driver may drop any frame that the program has redirected, and nothing reports it.
  *
  * Scaled: bulk queue 8 -> 2 frames, batch 8 -> 1, flush after 64 -> 2.
  */
@@ -28,7 +29,8 @@
 #define RUNNING false
 
 /* struct backlog */
-byte tail, nr_lost, head_asleep; /* the producer's */
+byte tail, nr_lost, nr_vanished, head_asleep; /* the producer's */
+bool leaving, leaving_now;       /* a flow waits; since this poll */
 byte dequeued, head;                /* the thread's */
 bool known, in_loop;             /* the thread has dequeued a batch; and was seen running */
 
@@ -58,15 +60,15 @@ inline asleep()
 	proven = false;
 #ifdef NO_TAKEN_FIRST
 	interruptible = known && state == INTERRUPTIBLE;
-	dequeued_all = dequeued == tail - nr_lost;
+	dequeued_all = dequeued + nr_vanished == tail - nr_lost;
 #else
 #ifdef NO_TAKEN
 	dequeued_all = true;
 #else
 #ifdef NO_LOST
-	dequeued_all = dequeued == tail;
+	dequeued_all = dequeued + nr_vanished == tail;
 #else
-	dequeued_all = dequeued == tail - nr_lost;
+	dequeued_all = dequeued + nr_vanished == tail - nr_lost;
 #endif
 #endif
 #ifdef NO_STATE
@@ -86,15 +88,57 @@ inline asleep()
 	fi
 }
 
+/* Proof "blocked". Only the owner's way; user space has a grace period instead of polls. */
+inline settle()
+{
+	bool interruptible, blocked;
+	byte n;
+
+	interruptible = known && state == INTERRUPTIBLE;
+#ifdef NO_ON_RQ
+	blocked = interruptible;
+#else
+	blocked = interruptible && !on_rq;
+#endif
+	if
+	:: blocked ->
+		n = dequeued;
+		d_step {
+			if
+			:: tail - nr_lost > n + nr_vanished -> nr_vanished = tail - nr_lost - n
+			:: else
+			fi;
+			head_asleep = tail - nr_lost;
+			proven = true;
+			n = 0
+		}
+	:: else
+	fi
+}
+
 inline prove()
 {
 	if
-	:: head >= last_qtail || head_asleep >= last_qtail -> proven = true
+	:: head + nr_vanished >= last_qtail || head_asleep >= last_qtail -> proven = true
 	:: else ->
 		asleep();
 		if
 		:: proven -> head_asleep = tail - nr_lost
-		:: else
+		:: else ->
+#ifndef NO_SETTLE
+			if
+#ifdef NO_FLUSHED
+			:: true -> settle()
+#else
+			:: leaving && !leaving_now -> settle()
+#endif
+			:: else
+			fi;
+#endif
+			if
+			:: proven
+			:: else -> leaving = true; leaving_now = true
+			fi
 		fi
 	fi
 }
@@ -124,7 +168,27 @@ inline enqueue(frame_in)
 	:: full(bulk) -> flush() /* without a wake-up: that comes when the poll ends */
 	:: else
 	fi;
-	d_step { tail++; bulk ! frame_in }
+	if
+	:: leaving && !leaving_now -> /* the first to enter in this poll */
+		leaving = false;
+		asleep();
+		if
+		:: proven -> head_asleep = tail - nr_lost
+		:: else ->
+#ifdef NO_SETTLE
+			skip
+#else
+			settle()
+#endif
+		fi
+	:: else
+	fi;
+	if
+	:: d_step { tail++; bulk ! frame_in }
+#ifdef VANISH
+	:: tail++
+#endif
+	fi
 }
 
 inline wake()
@@ -169,15 +233,19 @@ active proctype napi()
 			fi
 		fi;
 		if
-		:: true -> flush(); wake() /* the poll ends */
+		:: true -> flush(); wake(); leaving_now = false /* the poll ends */
 		:: true
 		fi
 	:: nr == FRAMES -> break
 	od;
 	flush();
 	wake();
-	/* Not by never moving: when all is quiet, the flow may leave. */
+	leaving_now = false;
+	/* Not by never moving: when all is quiet, the flow may leave, with its second packet at the
+	 * latest. */
 	(!on_rq);
+	prove();
+	leaving_now = false;
 	prove();
 	assert(proven || !known) /* never woken before its frames were lost: the next one does it */
 }

@@ -25,22 +25,18 @@ static __always_inline struct backlog *backlog_of(__u32 queue, __u32 cpu)
 	return cpu < config.nr_cpus ? bpf_map_lookup_elem(&backlogs, &index) : NULL;
 }
 
-/*
- * A new kthread sets TASK_INTERRUPTIBLE once before its loop, and delivers frames in that state
- * until it first sleeps. Therefore the state alone proves nothing until a batch has been seen in
- * TASK_RUNNING (in_loop); until then the kthread also has to be off the run queue, where it can't
- * deliver.
- */
-static __always_inline bool backlog_sleeping(const struct backlog *b, bool in_loop)
+static __always_inline bool backlog_interruptible(const struct backlog *b)
 {
 	struct task_struct *kthread = (void *)backlog_read(b->kthread);
 
-	/* No batch yet: no frame has been dequeued, so those that entered have been lost. */
-	if (!kthread)
-		return true;
-	if (BPF_CORE_READ(kthread, __state) != TASK_INTERRUPTIBLE)
-		return false;
-	return in_loop || !BPF_CORE_READ(kthread, on_rq);
+	return kthread && BPF_CORE_READ(kthread, __state) == TASK_INTERRUPTIBLE;
+}
+
+static __always_inline bool backlog_off_rq(const struct backlog *b)
+{
+	struct task_struct *kthread = (void *)backlog_read(b->kthread);
+
+	return kthread && !BPF_CORE_READ(kthread, on_rq);
 }
 
 static __always_inline bool backlog_gro_empty(struct bpf_cpu_map_entry *entry)

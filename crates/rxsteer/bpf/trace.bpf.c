@@ -102,6 +102,18 @@ int backlog_drained(__u32 *index)
 	return b && backlog_asleep(b);
 }
 
+/* Whether the first `tail` frames that entered a backlog have been delivered or have vanished,
+ * which counts the latter. Only after a grace period since `tail` was read: every poll in which one
+ * of them entered has ended then. */
+SEC("syscall")
+int backlog_settled(struct backlog_flushed *flushed)
+{
+	__u32 key = flushed->index;
+	struct backlog *b = bpf_map_lookup_elem(&backlogs, &key);
+
+	return b && backlog_settle(b, flushed->tail);
+}
+
 /* Forgets the thread of the backlog with this index: it is going to end, and another may replace
  * it. Only for a closed and drained backlog. The backlog's counts continue. */
 SEC("syscall")

@@ -13,6 +13,7 @@ struct shared_types {
 	struct rps_sock_flow rps_sock_flow;
 	struct rps_dev_flow rps_dev_flow;
 	struct backlog backlog;
+	struct backlog_flushed backlog_flushed;
 	struct backlog_request backlog_request;
 	struct rx_queue rx_queue;
 	struct cpu cpu;

@@ -186,12 +186,15 @@ struct backlog {
 	__u64 closed;	   /* enum backlog_closed: no flow may want it; by user space */
 	__u64 leaving;	   /* poll in which a flow could not leave; 0: no flow waits */
 	__u64 nr_limited;  /* dropped in XDP: the flow was large, the backlog half full */
+	/* Counted in tail, but the driver dropped them before the kernel saw them
+	 * (backlog_settle()); by user space too: each value is a lower bound. */
+	__u64 nr_vanished;
 	/* The CPU's load in window `looked` - 1 (cpu_busy(), cpu_demand()). */
 	__u32 looked;
 	__u32 busy;
 	__u32 demand;
 	__u32 left; /* share of the CPU's time of flows that left it in that window */
-	__u64 pad_producer[3];
+	__u64 pad_producer[2];
 
 	/* Written by the kthread, on any CPU. */
 	__u64 dequeued;	  /* dequeued from the ring */
@@ -218,6 +221,13 @@ enum backlog_closed {
 struct backlog_id {
 	__u32 index; /* in `backlogs` */
 	__u32 map_id;
+};
+
+/* Argument of backlog_settled(). */
+struct backlog_flushed {
+	__u32 index; /* in `backlogs` */
+	__u32 pad;
+	__u64 tail;
 };
 
 /* The ring buffer's record: a flow of `queue` wants `cpu`, and there is no backlog yet. */

@@ -152,10 +152,11 @@ fn account(log: &str) -> Result<Account> {
         no_flow,
         delivered,
         lost,
+        vanished,
         queued,
     ] = numbers[..]
     else {
-        bail!("ten terms, not {line:?}");
+        bail!("eleven terms, not {line:?}");
     };
     assert_eq!(
         received,
@@ -163,6 +164,7 @@ fn account(log: &str) -> Result<Account> {
         "{line:?}"
     );
     assert_eq!(redirected, delivered + lost + queued, "{line:?}");
+    assert_eq!(vanished, 0, "{line:?}");
     Ok(Account {
         received,
         redirected,

@@ -20,7 +20,8 @@ const BACKLOG: Model = Model {
     right: &[
         &["KERNEL=601", "LOSSES"],
         &["KERNEL=612", "LOSSES"],
-        &["KERNEL=615"],
+        &["KERNEL=612", "VANISH"],
+        &["KERNEL=615", "VANISH"],
     ],
     wrong: &[
         ("NO_TAKEN", &["KERNEL=615"]),
@@ -28,7 +29,11 @@ const BACKLOG: Model = Model {
         ("NO_STATE", &["KERNEL=615"]),
         ("NO_IN_LOOP", &["KERNEL=612"]),
         ("NO_QTAIL", &["KERNEL=615"]),
-        ("NO_LOST", &["KERNEL=612", "LOSSES"]),
+        // With the proof "blocked", losses count as vanished frames if nothing reports them.
+        ("NO_LOST", &["KERNEL=612", "LOSSES", "NO_SETTLE"]),
+        ("NO_ON_RQ", &["KERNEL=612"]),
+        ("NO_FLUSHED", &["KERNEL=615"]),
+        ("NO_SETTLE", &["KERNEL=612", "VANISH"]),
         ("NO_GRO_EMPTY", &["KERNEL=615"]),
         ("NO_RX_LIST", &["KERNEL=615"]),
         ("NO_BEFORE", &["KERNEL=612"]),

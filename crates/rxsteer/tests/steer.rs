@@ -37,6 +37,7 @@ fn since(now: &Queue, before: &Queue) -> Queue {
             limited: now.sums.limited - before.sums.limited,
             delivered: now.sums.delivered - before.sums.delivered,
             lost: now.sums.lost - before.sums.lost,
+            vanished: now.sums.vanished - before.sums.vanished,
             queued: now.sums.queued,
             would_redirect: now.sums.would_redirect - before.sums.would_redirect,
         },

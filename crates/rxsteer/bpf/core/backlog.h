@@ -14,8 +14,10 @@
 
 /* Limit of frames in a backlog: ring size - 16 (docs/backlog.md). */
 static __u64 backlog_limit_of(void);
-/* Whether the backlog's kthread sleeps, by its state; `in_loop` was read before. */
-static bool backlog_sleeping(const struct backlog *b, bool in_loop);
+/* Whether the state of the backlog's kthread is exactly TASK_INTERRUPTIBLE, and whether the kthread
+ * is off the run queue; false while the kthread is unknown. */
+static bool backlog_interruptible(const struct backlog *b);
+static bool backlog_off_rq(const struct backlog *b);
 
 /* NAPI_POLL_WEIGHT: a cpumap's kthread flushes GRO after this number of frames, or when its ring is
  * empty (kernel/bpf/cpumap.c). */
@@ -39,28 +41,33 @@ enum backlog_room {
 	BACKLOG_FULL,
 };
 
-/* Whether a frame may enter. The kthread writes the cache line of `dequeued`, so `dequeued` is read
+/* Frames that have left the ring, or never came there. The kthread writes the cache line of
+ * `dequeued`. */
+static __always_inline __u64 backlog_gone(const struct backlog *b)
+{
+	return backlog_read(b->dequeued) + b->nr_lost + backlog_read(b->nr_vanished);
+}
+
+/* Whether a frame may enter. backlog_gone() is called
  * only when `tail` has reached the limit computed from the last read. */
 static __always_inline enum backlog_room backlog_room(struct backlog *b)
 {
 	__u64 limit = backlog_limit_of();
-	__u64 dequeued;
+	__u64 gone;
 
 	if (likely(b->tail < b->tail_limit))
 		return BACKLOG_OPEN;
-	dequeued = backlog_read(b->dequeued) + b->nr_lost;
-	b->tail_limit = dequeued + (limit + 1) / 2;
+	gone = backlog_gone(b);
+	b->tail_limit = gone + (limit + 1) / 2;
 	if (b->tail < b->tail_limit)
 		return BACKLOG_OPEN;
-	return b->tail < dequeued + limit ? BACKLOG_CROWDED : BACKLOG_FULL;
+	return b->tail < gone + limit ? BACKLOG_CROWDED : BACKLOG_FULL;
 }
 
 /* Whether more than half of the limit is queued. */
 static __always_inline bool backlog_crowded(const struct backlog *b)
 {
-	__u64 queued = b->tail - b->nr_lost - backlog_read(b->dequeued);
-
-	return queued > backlog_limit_of() / 2;
+	return b->tail - backlog_gone(b) > backlog_limit_of() / 2;
 }
 
 /* Frames in the ring or already dequeued, and those in the bulk queue. The kernel reports lost
@@ -70,10 +77,25 @@ static __always_inline __u64 backlog_entered(const struct backlog *b)
 	return b->tail - b->nr_lost;
 }
 
+/* Whether the kthread has passed up all that it has dequeued; `in_loop` was read before. */
+static __always_inline bool backlog_sleeping(const struct backlog *b, bool in_loop)
+{
+	/* No batch yet: no frame has been dequeued, so those that entered have been lost. */
+	if (!backlog_read(b->kthread))
+		return true;
+	/*
+	 * A new kthread sets TASK_INTERRUPTIBLE once before its loop, and delivers frames in that
+	 * state until it first sleeps. Therefore the state alone proves nothing until a batch has
+	 * been seen in TASK_RUNNING (in_loop); until then the kthread also has to be off the run
+	 * queue, where it can't deliver.
+	 */
+	return backlog_interruptible(b) && (in_loop || backlog_off_rq(b));
+}
+
 /*
- * Proof "asleep": every frame has been dequeued or lost, and after that read the kthread's state is
- * TASK_INTERRUPTIBLE. In its loop, cpu_map_kthread_run() (kernel/bpf/cpumap.c) sets this state only
- * after it has passed up all frames dequeued, those in GRO's lists included.
+ * Proof "asleep": every frame has been dequeued, lost or has vanished, and after that read the
+ * kthread's state is TASK_INTERRUPTIBLE. In its loop, cpu_map_kthread_run() (kernel/bpf/cpumap.c)
+ * sets this state only after it has passed up all frames dequeued, those in GRO's lists included.
  *
  * User space runs this too, while frames arrive and the kthread wakes up. Therefore nr_lost is read
  * before tail (a later loss subtracted from an earlier tail would count too few frames), and
@@ -82,26 +104,58 @@ static __always_inline __u64 backlog_entered(const struct backlog *b)
 static __always_inline bool backlog_asleep(struct backlog *b)
 {
 	bool in_loop = backlog_read(b->in_loop);
-	__u64 entered, lost;
+	__u64 entered, lost, vanished;
 
-	if (backlog_read(b->dequeued) != backlog_read(b->tail) - backlog_read(b->nr_lost))
+	if (backlog_read(b->tail) != backlog_gone(b))
 		return false;
+	vanished = backlog_read(b->nr_vanished);
 	lost = backlog_read_ordered(&b->nr_lost);
 	entered = backlog_read(b->tail) - lost;
-	if (backlog_read_ordered(&b->dequeued) != entered || !backlog_sleeping(b, in_loop))
+	if (backlog_read_ordered(&b->dequeued) + vanished != entered ||
+	    !backlog_sleeping(b, in_loop))
 		return false;
 	b->head_asleep = entered;
 	return true;
 }
 
 /*
- * Whether all frames counted in last_qtail have been delivered. The kthread writes `head` after an
+ * Proof "blocked", which also finds frames that vanished: a driver may drop a frame between the
+ * program's XDP_REDIRECT and xdp_do_redirect(), and no tracepoint reports this. `flushed` is `tail`
+ * as of polls that have ended: these frames are in the ring, and the kthread has been woken after
+ * they came there. If the kthread is blocked after that, it has seen the ring empty since, and has
+ * passed up all frames.
+ *
+ * Of `flushed`, what has not been dequeued or lost has vanished. Later losses and dequeued frames
+ * are subtracted too, so nr_vanished is a lower bound, which is all that the proofs need: the owner
+ * and user space may both write it.
+ */
+static __always_inline bool backlog_settle(struct backlog *b, __u64 flushed)
+{
+	__u64 dequeued;
+	__s64 entered;
+
+	if (!backlog_interruptible(b) || !backlog_off_rq(b))
+		return false;
+	dequeued = backlog_read_ordered(&b->dequeued);
+	/* Less than zero if later frames have been lost. */
+	entered = (__s64)(flushed - backlog_read(b->nr_lost));
+	if (entered > (__s64)backlog_read(b->head_asleep))
+		b->head_asleep = entered;
+	if (entered > (__s64)(dequeued + backlog_read(b->nr_vanished)))
+		b->nr_vanished = entered - dequeued;
+	return true;
+}
+
+/*
+ * Whether all frames counted in last_qtail have been delivered. `head` has no frames that vanished,
+ * last_qtail has: those counted in nr_vanished entered before the frames that last_qtail waits for,
+ * or the proof that counted them has covered last_qtail. The kthread writes `head` after an
  * ordered atomic, and an ordered read follows here: the CPU that processes the flow's next frame
  * sees all writes of the kthread for the delivered frames, without a lock.
  */
 static __always_inline bool backlog_delivered(struct backlog *b, __u64 last_qtail)
 {
-	__u64 head = backlog_read(b->head);
+	__u64 head = backlog_read(b->head) + backlog_read(b->nr_vanished);
 
 	if (head < b->head_asleep)
 		head = b->head_asleep;

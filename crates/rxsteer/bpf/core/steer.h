@@ -80,6 +80,21 @@ static __always_inline __u64 rx_first_poll(struct rx *rx)
 	return q->first_poll;
 }
 
+/*
+ * For a flow that waits, or that finds the backlog full: whether all frames that entered have been
+ * delivered, by proof "blocked". `leaving` stands while no frame enters after its poll: in a later
+ * poll all of `tail` has then entered in polls that have ended.
+ */
+static __always_inline bool rx_settle(struct rx *rx, struct backlog *b)
+{
+	__u64 poll = rx_poll(rx);
+
+	if (b->leaving && b->leaving != poll && backlog_settle(b, b->tail))
+		return true;
+	b->leaving = poll;
+	return false;
+}
+
 /* The rule of order: a flow changes its location only when all its earlier packets have been
  * delivered to the stack. Staying is always safe. */
 static __always_inline bool rx_delivered(struct rx *rx, __u16 location, __u64 last_qtail)
@@ -93,10 +108,7 @@ static __always_inline bool rx_delivered(struct rx *rx, __u16 location, __u64 la
 	b = rx_backlog(rx, location);
 	if (!b)
 		return false;
-	if (backlog_delivered(b, last_qtail))
-		return true;
-	b->leaving = rx_poll(rx);
-	return false;
+	return backlog_delivered(b, last_qtail) || rx_settle(rx, b);
 }
 
 /* ---- what becomes of a packet --------------------------------------------- */
@@ -147,8 +159,7 @@ static __always_inline enum backlog_room rx_room(const struct rx *rx,
 }
 
 /* Whether a frame of the flow may enter the backlog; if not, counts the frame. */
-static __always_inline bool rx_admit(const struct rx *rx, struct rps_dev_flow *flow,
-				     struct backlog *b)
+static __always_inline bool rx_admit(struct rx *rx, struct rps_dev_flow *flow, struct backlog *b)
 {
 	switch (rx_room(rx, flow, b)) {
 	case BACKLOG_OPEN:
@@ -158,6 +169,8 @@ static __always_inline bool rx_admit(const struct rx *rx, struct rps_dev_flow *f
 		break;
 	case BACKLOG_FULL:
 		b->nr_dropped++;
+		/* If frames that vanished fill it, later polls find room. */
+		rx_settle(rx, b);
 		break;
 	}
 	flow->nr_dropped++;
@@ -180,11 +193,12 @@ static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev
 	/*
 	 * Once a frame of a poll has entered, `dequeued` is below `tail` until the poll ends: proof
 	 * "asleep" fails for all later frames of the poll. A flow that waits, with frames that are
-	 * never first, would wait forever, so the first frame evaluates the proof for that flow.
+	 * never first, would wait forever, so the first frame evaluates the proofs for that flow.
 	 */
 	if (unlikely(b->leaving) && b->leaving != rx_poll(rx)) {
 		b->leaving = 0;
-		backlog_asleep(b);
+		if (!backlog_asleep(b))
+			backlog_settle(b, b->tail);
 	}
 	b->tail++;
 	rx_locate(rx, flow, cpu, backlog_entered(b));

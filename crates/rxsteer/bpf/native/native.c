@@ -53,10 +53,14 @@ static __u64 backlog_limit_of(void)
 	return facts->limit;
 }
 
-static bool backlog_sleeping(const struct backlog *b, bool in_loop)
+static bool backlog_interruptible(const struct backlog *b)
 {
-	(void)in_loop;
-	return facts->sleeping >> (b - backlogs) & 1;
+	return facts->interruptible >> (b - backlogs) & 1;
+}
+
+static bool backlog_off_rq(const struct backlog *b)
+{
+	return facts->off_rq >> (b - backlogs) & 1;
 }
 
 static struct backlog *rx_backlog(const struct rx *rx, __u32 cpu)
@@ -256,6 +260,13 @@ bool native_backlog_asleep(struct rx_facts *f, struct backlog *b, __u32 cpu)
 	facts = f;
 	backlogs = b;
 	return backlog_asleep(&b[cpu]);
+}
+
+bool native_backlog_settle(struct rx_facts *f, struct backlog *b, __u32 cpu, __u64 flushed)
+{
+	facts = f;
+	backlogs = b;
+	return backlog_settle(&b[cpu], flushed);
 }
 
 void native_backlog_dequeue(struct backlog *b, __u32 n, __u32 gro_empty, __u64 jiffies)

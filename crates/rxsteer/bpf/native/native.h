@@ -9,8 +9,10 @@
 
 /* Inputs for one packet. Sets of CPUs are bits: CPUs 0 to 63. */
 struct rx_facts {
-	__u64 entries;	/* CPUs for which there is a cpumap entry */
-	__u64 sleeping; /* CPUs for which the backlog's kthread sleeps */
+	__u64 entries; /* CPUs for which there is a cpumap entry */
+	/* CPUs for which the backlog's kthread is in TASK_INTERRUPTIBLE, and off the run queue. */
+	__u64 interruptible;
+	__u64 off_rq;
 	__u64 nr_polls; /* ended on the polling CPU */
 	__u64 limit;	/* frames a backlog may hold */
 	__u32 nr_cpus;

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! received   = inline + redirected + dropped + shed + limited + no_flow
-//! redirected = delivered + lost + queued
+//! redirected = delivered + lost + vanished + queued
 //! ```
 //!
 //! Terms are frames since attach. They are read one after the other, so the first sum may be off by
@@ -31,6 +31,8 @@ pub struct Terms {
     pub delivered: u64,
     /// Redirected, and lost in the kernel.
     pub lost: u64,
+    /// Redirected, but dropped by the driver before the kernel saw the frame.
+    pub vanished: u64,
     /// Redirected, and still queued.
     pub queued: u64,
     /// Frames that a dry run would have redirected; they are counted as inline.
@@ -87,6 +89,7 @@ impl AddAssign<&Self> for Terms {
         self.limited += b.limited;
         self.delivered += b.delivered;
         self.lost += b.lost;
+        self.vanished += b.vanished;
         self.queued += b.queued;
         self.would_redirect += b.would_redirect;
     }
@@ -108,7 +111,7 @@ impl Queue {
             + s.limited
             + self.no_flow_truncated
             + self.no_flow_unknown;
-        let left = s.delivered + s.lost + s.queued;
+        let left = s.delivered + s.lost + s.vanished + s.queued;
         if self.received != accounted {
             return Some(format!(
                 "received {} ≠ accounted for {accounted}",
@@ -117,7 +120,7 @@ impl Queue {
         }
         (s.redirected != left).then(|| {
             format!(
-                "redirected {} ≠ delivered + lost + queued {left}",
+                "redirected {} ≠ delivered + lost + vanished + queued {left}",
                 s.redirected
             )
         })

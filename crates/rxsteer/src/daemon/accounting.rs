@@ -17,7 +17,10 @@ impl From<&backlog> for Terms {
             // `tail` was read.
             delivered: b.dequeued.saturating_sub(b.nr_unbuilt),
             lost: b.nr_lost + b.nr_unbuilt,
-            queued: b.tail.saturating_sub(b.dequeued + b.nr_lost),
+            vanished: b.nr_vanished,
+            queued: b
+                .tail
+                .saturating_sub(b.dequeued + b.nr_lost + b.nr_vanished),
             would_redirect: b.nr_decided,
         }
     }

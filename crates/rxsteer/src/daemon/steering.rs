@@ -290,7 +290,8 @@ impl Steering {
             for q in device.queues {
                 info!(
                     "{} queue {}: received {} = inline {} + redirected {} + dropped {} + shed {} + \
-                     limited {} + no flow {}; of the redirected, delivered {}, lost {}, queued {}",
+                     limited {} + no flow {}; of the redirected, delivered {}, lost {}, vanished {}, \
+                     queued {}",
                     device.device,
                     q.queue,
                     q.received,
@@ -302,6 +303,7 @@ impl Steering {
                     q.no_flow_truncated + q.no_flow_unknown,
                     q.sums.delivered,
                     q.sums.lost,
+                    q.sums.vanished,
                     q.sums.queued
                 );
             }

@@ -73,6 +73,12 @@ unsafe extern "C" {
     fn native_sock_flow_location(entry: u32, hash: u32, cpu_mask: u32) -> u16;
     fn native_poll_stamp(cpu: u16, nr_polls: u64) -> u64;
     fn native_backlog_asleep(facts: *mut rx_facts, backlogs: *mut backlog, cpu: u32) -> bool;
+    fn native_backlog_settle(
+        facts: *mut rx_facts,
+        backlogs: *mut backlog,
+        cpu: u32,
+        flushed: u64,
+    ) -> bool;
     fn native_backlog_dequeue(b: *mut backlog, n: u32, gro_empty: u32, jiffies: u64);
     fn native_poll_stamp_cpu(stamp: u64) -> u16;
 }
@@ -291,6 +297,23 @@ pub fn backlog_asleep(facts: &mut rx_facts, backlogs: &mut [backlog], cpu: u32) 
     assert!(cpu < facts.nr_cpus);
     // SAFETY: the callee keeps no pointer, and the CPU is one of the backlogs'.
     unsafe { native_backlog_asleep(facts, backlogs.as_mut_ptr(), cpu) }
+}
+
+/// Whether the first `flushed` frames of a CPU's backlog have been delivered or have vanished, which
+/// counts the latter (backlog.h). The polls in which these frames entered must have ended.
+///
+/// # Panics
+/// As [`backlog_asleep`].
+pub fn backlog_settle(
+    facts: &mut rx_facts,
+    backlogs: &mut [backlog],
+    cpu: u32,
+    flushed: u64,
+) -> bool {
+    check(facts, backlogs);
+    assert!(cpu < facts.nr_cpus);
+    // SAFETY: the callee keeps no pointer, and the CPU is one of the backlogs'.
+    unsafe { native_backlog_settle(facts, backlogs.as_mut_ptr(), cpu, flushed) }
 }
 
 /// Counts `n` frames dequeued by a backlog's kthread (backlog.h).

@@ -22,8 +22,9 @@ impl Bound {
     /// The longest wait: another process may hold the program.
     const TIMEOUT: Duration = Duration::from_secs(2);
 
-    /// From the release of the program's maps to that of the program.
-    const FREE_DELAY: Duration = Duration::from_millis(20);
+    /// From the release of the program's maps to that of the program, which takes the RTNL: others
+    /// may hold it for some tens of milliseconds.
+    const FREE_DELAY: Duration = Duration::from_millis(200);
 
     /// `map` must be used by this program only, as the map of its constants is.
     ///

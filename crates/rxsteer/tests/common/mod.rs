@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each of them uses its part
 
 pub mod cases;
+pub mod maps;
 pub mod threads;
 
 /// The packets of `tests/fixtures/`.

@@ -4,22 +4,13 @@
 use std::collections::BTreeSet;
 use std::fs;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use nix::errno::Errno;
 
 /// Ids of the cpumaps that a process has open.
 pub fn cpumaps(pid: u32) -> Result<BTreeSet<u32>> {
-    const BPF_MAP_TYPE_CPUMAP: &str = "map_type:\t16";
-    let mut ids = BTreeSet::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
-        // A descriptor may be closed before it is read.
-        let info = fs::read_to_string(entry?.path()).unwrap_or_default();
-        if info.lines().any(|line| line == BPF_MAP_TYPE_CPUMAP) {
-            let id = info.lines().find_map(|line| line.strip_prefix("map_id:\t"));
-            ids.insert(id.context("a map has an id")?.parse()?);
-        }
-    }
-    Ok(ids)
+    const BPF_MAP_TYPE_CPUMAP: u32 = 16;
+    super::maps::ids(pid, BPF_MAP_TYPE_CPUMAP)
 }
 
 /// The kernel threads of these cpumaps, found by name: `cpumap/CPU/map:ID`.

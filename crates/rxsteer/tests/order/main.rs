@@ -66,6 +66,8 @@ fn every_fault_lets_packets_overtake() {
         Fault::LostTwice,
         Fault::EpochAbroad,
         Fault::RemovedFull,
+        Fault::Unflushed,
+        Fault::BlockedEarly,
     ] {
         let found = fixed((shapes(), mixes(), events(600))).take(RUNS).position(
             |(mut shape, mix, events)| {

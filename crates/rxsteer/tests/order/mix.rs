@@ -127,6 +127,7 @@ pub fn event(number: u32, nr_cpus: u32, mix: Mix) -> (Event, u32) {
             6 if mix.load => Event::Policy(b as u16 % POLICIES),
             6 => Event::Policy(if b % 3 > 0 { FOLLOW } else { 0 }),
             7..9 => Event::Make,
+            9 if b % 2 > 0 => Event::Vanish(1 + b as usize % 5),
             9 => Event::Lose(1 + b as usize % 3),
             10 => Event::Online(cpu, b % 3 > 0),
             11 if b < 64 => Event::Return,

@@ -46,8 +46,10 @@ pub struct Path {
     old: Vec<(u32, Entry)>,
     nr_entries: u64,
     lose: usize,
+    vanish: usize,
+    vanished: Vec<u64>,
+    flushed: Vec<u64>,
     returning: bool,
-    slept: u64,
 }
 
 impl Path {
@@ -98,8 +100,10 @@ impl Path {
             old: Vec::new(),
             nr_entries: 0,
             lose: 0,
+            vanish: 0,
+            vanished: vec![0; n],
+            flushed: vec![0; n],
             returning: false,
-            slept: 0,
             shape,
         }
     }
@@ -139,6 +143,7 @@ impl Path {
             Event::Waits(waits) => self.facts.consumer_waits = waits.into(),
             Event::Make => self.make(),
             Event::Lose(n) => self.lose = n,
+            Event::Vanish(n) => self.vanish = n,
             Event::Online(cpu, online) => {
                 self.cpus[cpu as usize].offline = !online;
                 // A closed backlog is reopened once it is empty.
@@ -174,6 +179,11 @@ impl Path {
         let hash = self.shape.hashes[flow];
         let slot = self.slot(flow);
         self.find_facts(cpu, hash);
+        if self.shape.fault == Some(Fault::Unflushed) {
+            for b in self.backlogs.iter_mut().filter(|b| b.leaving != 0) {
+                b.leaving = u64::MAX;
+            }
+        }
         let verdict = native::rx_steer(
             &mut self.facts,
             &mut self.q,
@@ -200,19 +210,30 @@ impl Path {
                 if self.shape.fault == Some(Fault::QtailBefore) {
                     self.table[slot].last_qtail -= 1;
                 }
-                if self.bulk[usize::from(to)].len() == BULK {
-                    self.flush_bulk(to.into());
-                }
-                self.bulk[usize::from(to)].push(packet);
+                self.enqueue(to.into(), packet);
             }
             _ => {}
         }
     }
 
+    /// `xdp_do_redirect()`, if the driver comes to it
+    fn enqueue(&mut self, to: u32, packet: Packet) {
+        // Before a thread's first batch nothing proves that it is blocked (docs/order.md).
+        if self.vanish > 0 && self.backlogs[to as usize].kthread != 0 {
+            self.vanish -= 1;
+            self.vanished[to as usize] += 1;
+            return;
+        }
+        if self.bulk[to as usize].len() == BULK {
+            self.flush_bulk(to);
+        }
+        self.bulk[to as usize].push(packet);
+    }
+
     fn find_facts(&mut self, cpu: u32, hash: u32) {
         let has_entry = |(t, e): (usize, &Option<Entry>)| u64::from(e.is_some()) << t;
         self.facts.entries = self.entries.iter().enumerate().map(has_entry).sum();
-        self.facts.sleeping = self.sleeping();
+        self.find_threads();
         self.facts.nr_polls = self.cpus[cpu as usize].nr_polls;
         self.facts.sock_flow = *self.sock_flow(hash);
         self.facts.jiffies = self.jiffies as u32;
@@ -244,6 +265,10 @@ impl Path {
                 }
             }
         }
+        for (flushed, b) in self.flushed.iter_mut().zip(&self.backlogs) {
+            *flushed = b.tail;
+        }
+        self.vanish = 0;
         let old = match end {
             End::Complete => Some(false),
             End::CompleteOld => Some(true),
@@ -354,22 +379,31 @@ impl Path {
         }
     }
 
-    /// By CPU: `backlog_sleeping()` in cpumap.h
-    fn sleeping(&self) -> u64 {
+    /// `backlog_interruptible()` and `backlog_off_rq()` in cpumap.h
+    fn find_threads(&mut self) {
+        let fault = self.shape.fault;
+        self.facts.interruptible = self.threads(|thread| match fault {
+            Some(Fault::Sleeping) => true,
+            Some(Fault::Sleepless) => false,
+            _ => thread.interruptible(),
+        });
+        self.facts.off_rq = self.threads(|thread| match fault {
+            Some(Fault::Sleeping | Fault::FreshBelieved | Fault::BlockedEarly) => true,
+            Some(Fault::Unsettled) => false,
+            _ => !thread.on_rq(),
+        });
+    }
+
+    /// The CPUs whose backlog has a known thread of which this holds, as bits.
+    fn threads(&self, holds: impl Fn(&Thread) -> bool) -> u64 {
         let threads = self.entries.iter().flatten();
         let threads: Vec<_> = threads.chain(self.old.iter().map(|(_, e)| e)).collect();
-        let sleeps = |b: &backlog| {
-            let thread = threads.iter().find(|e| e.id == b.kthread);
-            b.kthread == 0
-                || thread.is_some_and(|Entry { thread, .. }| match self.shape.fault {
-                    Some(Fault::Sleeping) => true,
-                    Some(Fault::Sleepless) => false,
-                    Some(Fault::FreshBelieved) => thread.interruptible(),
-                    _ => thread.interruptible() && (b.in_loop != 0 || !thread.on_rq()),
-                })
+        let bit = |b: &backlog| {
+            let entry = threads.iter().find(|e| e.id == b.kthread);
+            entry.is_some_and(|e| holds(&e.thread))
         };
         let bits = self.backlogs.iter().enumerate();
-        bits.map(|(cpu, b)| u64::from(sleeps(b)) << cpu).sum()
+        bits.map(|(cpu, b)| u64::from(bit(b)) << cpu).sum()
     }
 
     // ---- user space ---------------------------------------------------------------------------
@@ -389,10 +423,9 @@ impl Path {
     }
 
     fn drained(&mut self, cpu: u32) -> bool {
-        self.facts.sleeping = match self.shape.fault {
-            Some(Fault::SleepingBefore) => self.slept,
-            _ => self.sleeping(),
-        };
+        if self.shape.fault != Some(Fault::SleepingBefore) {
+            self.find_threads();
+        }
         native::backlog_asleep(&mut self.facts, &mut self.backlogs, cpu)
     }
 
@@ -413,7 +446,15 @@ impl Path {
             self.table.fill(rps_dev_flow::default());
             self.q.epoch += 1;
         }
-        self.slept = self.sleeping();
+        self.find_threads();
+        self.find_vanished();
+    }
+
+    /// `Datapath::find_vanished`
+    fn find_vanished(&mut self) {
+        for (cpu, &flushed) in (0..).zip(&self.flushed) {
+            native::backlog_settle(&mut self.facts, &mut self.backlogs, cpu, flushed);
+        }
     }
 
     /// `Datapath::remove_cpu`, `backlog_forget()`
@@ -510,8 +551,13 @@ impl Path {
             let threads = self.entries[cpu].iter().chain(old.map(|(_, e)| e));
             let waiting =
                 threads.map(|e| e.thread.untraced()).sum::<usize>() + self.bulk[cpu].len();
-            if b.tail != b.dequeued + b.nr_lost + waiting as u64 {
-                return Err(format!("CPU {cpu}: {waiting} waiting, {b:?}"));
+            let vanished = self.vanished[cpu];
+            if b.tail != b.dequeued + b.nr_lost + vanished + waiting as u64
+                || b.nr_vanished > vanished
+            {
+                return Err(format!(
+                    "CPU {cpu}: {waiting} waiting, {vanished} vanished, {b:?}"
+                ));
             }
         }
         Ok(())

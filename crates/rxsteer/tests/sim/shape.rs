@@ -104,6 +104,12 @@ pub enum Fault {
     Sleepless,
     /// The NAPI's GRO is never empty.
     NapiGroHolds,
+    /// Frames of the present poll are settled, although they may be in the bulk queue.
+    Unflushed,
+    /// A thread in `TASK_INTERRUPTIBLE` counts as blocked.
+    BlockedEarly,
+    /// No thread is ever blocked.
+    Unsettled,
 }
 
 /// How a poll ends, and which packets its GRO delivers.
@@ -152,6 +158,8 @@ pub enum Event {
     Make,
     /// The ring has no room for this number of frames of the next bulk.
     Lose(usize),
+    /// The driver drops this number of the poll's redirected frames before the kernel sees them.
+    Vanish(usize),
     /// A CPU goes offline, or comes back.
     Online(u32, bool),
     /// User space checks whether the backlogs that it waits for are empty.

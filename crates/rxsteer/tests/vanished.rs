@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Frames that a driver drops after the program has redirected them (docs/order.md, "Proof
+//! blocked"). The drivers of a lab drop none, so the tests move the count as such a driver leaves
+//! it: `tail` is ahead of what will ever come out of the backlog.
+
+mod common;
+
+use std::mem::offset_of;
+
+use anyhow::{Context, Result};
+use common::maps::map_of;
+use libbpf_rs::{MapCore, MapFlags};
+use rxlab::bench::setup::mode::Active;
+use rxlab::in_lab;
+use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::generator::{Generator, GeneratorConfig};
+use rxlab::lab::link::{End, LinkConfig};
+use rxlab::testing::testbed::*;
+use rxsteer::api::client;
+use rxsteer::api::set::Change;
+use rxsteer::api::status::Queue;
+use rxsteer::daemon::options::Options;
+use rxsteer::types::{backlog, rx_queue};
+
+const NR_FLOWS: u32 = 20;
+
+/// Lets `n` frames vanish on the way into queue 0's backlog for [`OTHER_CPU`], which must be at
+/// rest: the program writes the same elements.
+fn vanish(n: u64) -> Result<()> {
+    add("rx_queues", 0, offset_of!(rx_queue, nr_received), n)?;
+    add("backlogs", OTHER_CPU, offset_of!(backlog, tail), n)
+}
+
+/// Adds to a counter at an offset in an element of one of rxsteer's arrays.
+fn add(array: &str, index: u32, at: usize, n: u64) -> Result<()> {
+    let array = map_of(std::process::id(), array)?;
+    let key = index.to_ne_bytes();
+    let mut value = array
+        .lookup(&key, MapFlags::ANY)?
+        .context("no such element")?;
+    let counter = u64::from_ne_bytes(value[at..at + 8].try_into()?) + n;
+    value[at..at + 8].copy_from_slice(&counter.to_ne_bytes());
+    Ok(array.update(&key, &value, MapFlags::ANY)?)
+}
+
+fn set(dut: &End, change: Change) -> Result<()> {
+    dut.netns.run(|| client::set(change))?;
+    Ok(())
+}
+
+fn queue(active: &Active<'_>) -> Result<Queue> {
+    let queue = status(active)?.devices[0].queues[0].clone();
+    assert_eq!(queue.imbalance(), None, "{queue:?}");
+    Ok(queue)
+}
+
+#[test]
+fn flows_leave_a_backlog_in_order_after_frames_vanished() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, NR_FLOWS);
+    let active = Active::steer(dut, bed.options(&[OTHER_CPU]))?;
+    bed.warm_up(&active, &flows)?;
+    // The control: nothing has vanished.
+    assert_eq!(queue(&active)?.sums.vanished, 0);
+
+    vanish(3)?;
+    let sink = bed.receiver_in_order(&flows)?;
+    let paced = GeneratorConfig::lossless(Frames::Udp(flows), None).at(20_000);
+    let wire = Generator::start(&bed.link, POLLING_CPU, &paced)?;
+    let redirected = || Ok::<_, anyhow::Error>(status(&active)?.devices[0].queues[0].sums.clone());
+    let before = redirected()?.redirected;
+    until("each flow has frames behind those that vanished", || {
+        Ok((redirected()?.redirected > before + 1_000).then_some(()))
+    })?;
+    set(dut, Change::rps_cpus(&dut.name, None, "0"))?;
+    until("every flow has left", || {
+        let before = redirected()?.redirected;
+        let sent = wire.sent();
+        until("each flow has sent", || {
+            Ok((wire.sent() > sent + 10 * u64::from(NR_FLOWS)).then_some(()))
+        })?;
+        Ok((redirected()?.redirected == before).then_some(()))
+    })?;
+    let sent = wire.stop()?;
+    assert_eq!(sent.lost, 0);
+    let now = queue(&active)?;
+    assert_eq!((now.sums.vanished, now.sums.queued), (3, 0), "{now:?}");
+    active.stop()?;
+    until("all datagrams received", || {
+        Ok((sink.received() + sink.dropped()? >= sent.sent).then_some(()))
+    })?;
+    assert_eq!(sink.stop()?.reordered, 0);
+    Ok(())
+}
+
+#[test]
+fn a_backlog_full_of_frames_that_vanished_has_room_again() -> Result<()> {
+    in_lab!();
+    const LIMIT: u32 = 64;
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, NR_FLOWS);
+    let options = Options {
+        backlog: Some(LIMIT),
+        ..bed.options(&[OTHER_CPU])
+    };
+    let active = Active::steer(dut, options)?;
+    bed.warm_up(&active, &flows)?;
+    vanish(LIMIT.into())?;
+    until("the backlog takes every frame", || {
+        let before = queue(&active)?;
+        bed.send(Frames::Udp(flows.clone()), NR_FLOWS.into())?;
+        let now = queue(&active)?;
+        Ok((now.dropped() == before.dropped()).then_some(()))
+    })?;
+    let now = queue(&active)?;
+    assert!(now.dropped() > 0, "it was not full: {now:?}");
+    assert_eq!(now.sums.vanished, u64::from(LIMIT), "{now:?}");
+    active.stop()
+}
+
+/// Without packets, user space finds them.
+#[test]
+fn table_sizes_change_after_frames_vanished() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, NR_FLOWS);
+    let active = Active::steer(dut, bed.options(&[OTHER_CPU]))?;
+    bed.warm_up(&active, &flows)?;
+    vanish(3)?;
+    let sizes = Change {
+        rps_flow_cnt: Some(1 << 12),
+        ..Change::default()
+    };
+    set(dut, sizes)?;
+    let now = queue(&active)?;
+    assert_eq!((now.sums.vanished, now.sums.queued), (3, 0), "{now:?}");
+    active.stop()
+}
