@@ -36,18 +36,26 @@ static __always_inline bool sock_polls(const struct sock *sk)
 /*
  * Records this CPU as that of the flow's application, or INLINE if the application polls. The entry
  * is written only if it differs, because all CPUs share its cache line (rps_record_sock_flow() in
- * the kernel). `sk` is NULL where the kernel does not show it.
+ * the kernel). `sk` is NULL where the kernel does not show it. `peer`: the flow is that of a
+ * datagram to an unconnected socket.
  */
 static __always_inline void sock_flow_record(const struct flow_key *key, const struct sock *sk,
-					     bool polls)
+					     bool polls, bool peer)
 {
 	__u32 hash = flow_hash(key, &config.flow_secret);
 	__u16 location = polls ? RPS_INLINE : bpf_get_smp_processor_id();
-	__u32 value = sock_flow_entry(hash, location, config.sock_flow_cpu_mask);
+	__u32 mask = config.sock_flow_cpu_mask;
+	__u32 value = sock_flow_entry(hash, location, mask) | (peer ? sock_flow_peer(mask) : 0);
 	__u32 *entry = sock_flow_entry_of(hash);
 	__u64 *consumer;
+	__u32 before;
 
-	if (!entry || *(volatile __u32 *)entry == value)
+	if (!entry)
+		return;
+	before = *(volatile __u32 *)entry;
+	if (before == value)
+		return;
+	if (peer && sock_flow_is_connected(before, mask) && bpf_get_prandom_u32() % SOCK_FLOW_AGES)
 		return;
 	if (sk && !netns_is_believed(sk->__sk_common.skc_net.net))
 		return;
@@ -95,7 +103,7 @@ static __always_inline void sock_used(const struct sock *sk)
 	struct flow_key key;
 
 	if (sock_flow_key(sk, &key))
-		sock_flow_record(&key, sk, sock_polls(sk));
+		sock_flow_record(&key, sk, sock_polls(sk), false);
 }
 
 static __always_inline void sock_closed(const struct sock *sk)
@@ -225,7 +233,7 @@ int on_udp4_recv(struct bpf_sock_addr *ctx)
 
 	if (peer_ports(ctx, &ports, &sk, &polls)) {
 		flow_key_ports4(&key, ctx->user_ip4, ports, ctx->protocol);
-		sock_flow_record(&key, sk, polls);
+		sock_flow_record(&key, sk, polls, true);
 	}
 	return 1;
 }
@@ -243,7 +251,7 @@ int on_udp6_recv(struct bpf_sock_addr *ctx)
 		for (int i = 0; i < 4; i++)
 			saddr[i] = ctx->user_ip6[i];
 		flow_key_ports(&key, saddr, ports, ctx->protocol);
-		sock_flow_record(&key, sk, polls);
+		sock_flow_record(&key, sk, polls, true);
 	}
 	return 1;
 }

@@ -90,14 +90,18 @@ struct rps_map {
 /*
  * The CPUs where applications last received or sent data, for the whole host: a cache line of the
  * sock_flow_table (an array's element takes 8 bytes at least). An entry holds the upper bits of the
- * flow's hash and, below them, the CPU's number plus one; zero is no CPU, all ones an application
- * that polls the queue itself. The CPU that runs the application writes the entry, without a lock:
- * a hint.
+ * flow's hash and, below them, a bit for flows of unconnected sockets and the CPU's number plus
+ * one; zero is no CPU, all ones an application that polls the queue itself. The CPU that runs the
+ * application writes the entry, without a lock: a hint.
  */
 #define RPS_SOCK_FLOW_ORDER 4
 struct rps_sock_flow {
 	__u32 ents[1 << RPS_SOCK_FLOW_ORDER];
 };
+
+/* One datagram in so many to an unconnected socket replaces the entry of a connected one: the
+ * entries of sockets that are no longer used come to an end. */
+#define SOCK_FLOW_AGES 1024
 
 /* CPUs that receive datagrams from an unconnected socket. Written without locks: a hint. */
 struct rps_sock_takers {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Who may write the entries of the sock_flow_table.
 
-use std::io;
+use std::io::{self, Write};
 use std::mem::{size_of, zeroed};
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
@@ -15,24 +15,27 @@ use rxlab::bench::setup::mode::Active;
 use rxlab::in_lab;
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::netns::Netns;
-use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed};
+use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, until};
 use rxsteer::api::client;
-use rxsteer::api::explain::{Application, Question};
+use rxsteer::api::explain::{Application, Name, Question};
 use rxsteer::daemon::options::Options;
+use rxsteer::datapath::flow::Flow;
 use rxsteer::datapath::policy::Policy;
 
 const ROOT: u32 = 0;
 const NOBODY: u32 = 65534;
 
-/// The flow of the sockets in [`Elsewhere`]: its peer's address is made up.
-const FLOW: &str = "udp/198.18.9.9:4000/5009";
+const TCP: u8 = libc::IPPROTO_TCP as u8;
+const UDP: u8 = libc::IPPROTO_UDP as u8;
+
+/// The peer of the sockets in [`Elsewhere`], which does not exist.
 const PEER: (Ipv4Addr, u16) = (Ipv4Addr::new(198, 18, 9, 9), 4000);
 const LOCAL_PORT: u16 = 5009;
 
 /// The flow's entry in the table, as `explain` reads it.
-fn application(netns: &Netns, flow: &str) -> Result<Application> {
+fn application(netns: &Netns, flow: &Flow) -> Result<Application> {
     let question = Question {
-        names: vec![flow.parse()?],
+        names: vec![Name::Flow(*flow)],
         limit: 1,
         ..Question::default()
     };
@@ -122,6 +125,103 @@ fn send_from_here() -> io::Result<()> {
     Ok(())
 }
 
+/// Senders of datagrams to local port `port` whose flows have the same entry of the table as `flow`.
+fn senders(netns: &Netns, flow: &Flow, port: u16) -> Result<Vec<SocketAddr>> {
+    let senders = (20_000..24_000).map(|sender| SocketAddr::from((Ipv4Addr::LOCALHOST, sender)));
+    let names: Vec<_> = senders
+        .map(|sender| Name::Flow(Flow::of_socket(UDP, sender, port)))
+        .collect();
+    let question = Question {
+        limit: names.len(),
+        names,
+        ..Question::default()
+    };
+    let answer = netns.run(|| client::explain(question))?;
+    let entry = application(netns, flow)?.entry;
+    let same = answer.flows.iter().filter(|e| e.application.entry == entry);
+    let senders = same.filter_map(|e| match e.flow {
+        Some(Flow::Ports { remote, .. }) => Some(remote),
+        _ => None,
+    });
+    Ok(senders.collect())
+}
+
+/// Datagrams with made-up senders don't take the entry of a connection, but for one in 1024.
+#[test]
+fn datagrams_do_not_take_the_entry_of_a_connection() -> Result<()> {
+    const ROUNDS: usize = 200;
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let netns = &bed.link.dut.netns;
+    // So few that many senders share one, so many that other flows of the host hardly do.
+    let options = Options {
+        rps_sock_flow_entries: 256,
+        ..rfs(&bed)
+    };
+    let active = Active::steer(&bed.link.dut, options)?;
+    let has_entry = |flow: &Flow| Ok::<_, anyhow::Error>(application(netns, flow)?.cpu.is_some());
+    netns.run(|| {
+        // A socket that threads on several CPUs read would not be recorded.
+        let mut cpus = CpuSet::new();
+        cpus.set(OTHER_CPU as usize)?;
+        sched_setaffinity(Pid::from_raw(0), &cpus)?;
+
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let connect = || {
+            let client = TcpStream::connect(listener.local_addr()?)?;
+            let port = client.local_addr()?.port();
+            let flow = Flow::of_socket(TCP, listener.local_addr()?, port);
+            Ok::<_, anyhow::Error>((client, flow))
+        };
+        let server = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        let to = server.local_addr()?;
+        let (mut client, connection) = connect()?;
+        let sharing = senders(netns, &connection, to.port())?;
+        let mut next = sharing.iter().cycle();
+        // The server receives a datagram.
+        let mut datagram = || -> Result<Flow> {
+            let from = *next.next().context("a sender")?;
+            UdpSocket::bind(from)?.send_to(b"x", to)?;
+            assert_eq!(server.recv_from(&mut [0; 8])?.1, from);
+            Ok(Flow::of_socket(UDP, from, to.port()))
+        };
+        assert!(has_entry(&datagram()?)?, "the entry was free");
+        assert!(has_entry(&datagram()?)?, "and that of a datagram");
+
+        let mut kept = 0;
+        for _ in 0..ROUNDS {
+            client.write_all(b"x")?;
+            assert!(has_entry(&connection)?, "a connection takes every entry");
+            datagram()?;
+            kept += u32::from(has_entry(&connection)?);
+        }
+        // 199.8 are expected; chance gives less than 190 in one of 10^13 runs.
+        assert!(kept >= 190, "{kept} of {ROUNDS}");
+
+        // A connection that is not used any more does not keep it for ever.
+        until("a datagram has the entry", || {
+            Ok(has_entry(&datagram()?)?.then_some(()))
+        })?;
+        // The entry of a closed one is free at once.
+        client.write_all(b"x")?;
+        assert!(has_entry(&connection)?);
+        drop(client);
+        assert!(!has_entry(&connection)?);
+        assert!(has_entry(&datagram()?)?);
+
+        // The control: sockets that are connected take the entries of others.
+        let (mut client, connection) = connect()?;
+        client.write_all(b"x")?;
+        assert!(has_entry(&connection)?);
+        let sharing = senders(netns, &connection, to.port())?;
+        server.connect(sharing.first().context("a sender")?)?;
+        server.send(b"x")?;
+        assert!(!has_entry(&connection)?);
+        Ok(())
+    })?;
+    active.stop()
+}
+
 /// Policy rfs alone, on the test's link.
 fn rfs(bed: &Testbed) -> Options {
     Options {
@@ -143,7 +243,9 @@ fn a_user_can_not_write_entries_of_others() -> Result<()> {
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let active = Active::steer(dut, rfs(&bed))?;
-    let cpu = || Ok::<_, anyhow::Error>(application(&dut.netns, FLOW)?.cpu);
+    let peer = SocketAddr::from(PEER);
+    let flow = Flow::of_socket(UDP, peer, LOCAL_PORT);
+    let cpu = || Ok::<_, anyhow::Error>(application(&dut.netns, &flow)?.cpu);
 
     let user = Elsewhere::new(NOBODY, true, OTHER_CPU)?;
     assert_eq!(cpu()?, None, "a user has written it");

@@ -12,6 +12,11 @@ fn cpus() -> impl Strategy<Value = (u32, u32)> {
     prop_oneof![1u32..10, 1u32..8192].prop_flat_map(|nr_cpus| (Just(nr_cpus), 0..nr_cpus))
 }
 
+/// The bits of an entry that hold no hash: the CPU, and the mark of unconnected sockets.
+fn not_hash(mask: u32) -> u32 {
+    mask | native::sock_flow_peer(mask)
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
 
@@ -35,7 +40,8 @@ proptest! {
     fn the_entry_of_a_closed_socket_is_no_cpu((nr_cpus, _) in cpus(), hash: u32) {
         let mask = cpu_mask(nr_cpus);
         let entry = native::sock_flow_entry(hash, NO_CPU, mask);
-        prop_assert_eq!(entry, hash & !mask);
+        prop_assert_eq!(entry, hash & !not_hash(mask));
+        prop_assert!(!native::sock_flow_is_connected(entry, mask));
         prop_assert_eq!(native::sock_flow_location(entry, hash, mask), NO_CPU);
     }
 
@@ -45,8 +51,22 @@ proptest! {
         let mask = cpu_mask(nr_cpus);
         let cpu = cpu as u16;
         let entry = native::sock_flow_entry(hash, cpu, mask);
-        let expected = if (hash ^ other) & !mask == 0 { cpu } else { NO_CPU };
+        let expected = if (hash ^ other) & !not_hash(mask) == 0 { cpu } else { NO_CPU };
         prop_assert_eq!(native::sock_flow_location(entry, other, mask), expected);
+    }
+
+    /// The mark of a flow of an unconnected socket is all that distinguishes its entry.
+    #[test]
+    fn entries_of_unconnected_sockets_are_marked((nr_cpus, cpu) in cpus(), hash: u32, polls: bool) {
+        let mask = cpu_mask(nr_cpus);
+        let location = if polls { INLINE } else { cpu as u16 };
+        let connected = native::sock_flow_entry(hash, location, mask);
+        let marked = connected | native::sock_flow_peer(mask);
+        prop_assert_ne!(connected, marked);
+        prop_assert_eq!(native::sock_flow_location(marked, hash, mask), location);
+        prop_assert!(native::sock_flow_is_connected(connected, mask));
+        prop_assert!(!native::sock_flow_is_connected(marked, mask));
+        prop_assert!(!native::sock_flow_is_connected(0, mask));
     }
 
     #[test]

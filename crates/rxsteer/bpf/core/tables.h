@@ -7,6 +7,8 @@
  */
 #pragma once
 
+#include <stdbool.h>
+
 #include "types.h"
 
 /* The RPS location of a flow: the top bits of its hash select the slot. */
@@ -26,6 +28,13 @@ static __always_inline __u32 flow_slot(__u32 queue, __u32 hash, __u32 shift)
 	return (queue << (32 - shift)) + (__u32)((__u64)hash >> shift);
 }
 
+/* The bit of an entry, above those of the CPU, that marks the flow of a datagram to an unconnected
+ * socket. */
+static __always_inline __u32 sock_flow_peer(__u32 cpu_mask)
+{
+	return cpu_mask + 1;
+}
+
 /*
  * The sock_flow_table is indexed by the low bits of the hash, and an entry holds the upper ones: as
  * in the kernel, a flow that finds another flow's entry has no CPU instead of a wrong one.
@@ -34,7 +43,8 @@ static __always_inline __u32 flow_slot(__u32 queue, __u32 hash, __u32 shift)
  */
 static __always_inline __u32 sock_flow_entry(__u32 hash, __u16 location, __u32 cpu_mask)
 {
-	return (hash & ~cpu_mask) | (location == RPS_INLINE ? cpu_mask : (__u16)(location + 1));
+	return (hash & ~(cpu_mask | sock_flow_peer(cpu_mask))) |
+	       (location == RPS_INLINE ? cpu_mask : (__u16)(location + 1));
 }
 
 /* The CPU where the flow's application was last seen; RPS_INLINE if the application polls; or
@@ -43,9 +53,17 @@ static __always_inline __u16 sock_flow_location(__u32 entry, __u32 hash, __u32 c
 {
 	__u32 cpu = entry & cpu_mask;
 
-	if (!cpu || (entry ^ hash) & ~cpu_mask)
+	if (!cpu || (entry ^ hash) & ~(cpu_mask | sock_flow_peer(cpu_mask)))
 		return RPS_NO_CPU;
 	return cpu == cpu_mask ? RPS_INLINE : cpu - 1;
+}
+
+/* Whether the entry is that of a connected socket in use. Anybody can make up the sender of a
+ * datagram to an unconnected socket, and so choose the entry: such a flow does not replace one of
+ * these, but for one datagram in SOCK_FLOW_AGES. */
+static __always_inline bool sock_flow_is_connected(__u32 entry, __u32 cpu_mask)
+{
+	return entry & cpu_mask && !(entry & sock_flow_peer(cpu_mask));
 }
 
 /* The present poll on `cpu`, as a value that no other poll has, and never zero. NAPI polls don't

@@ -243,6 +243,16 @@ __u32 native_sock_flow_entry(__u32 hash, __u16 location, __u32 cpu_mask)
 	return sock_flow_entry(hash, location, cpu_mask);
 }
 
+__u32 native_sock_flow_peer(__u32 cpu_mask)
+{
+	return sock_flow_peer(cpu_mask);
+}
+
+bool native_sock_flow_is_connected(__u32 entry, __u32 cpu_mask)
+{
+	return sock_flow_is_connected(entry, cpu_mask);
+}
+
 __u16 native_sock_flow_location(__u32 entry, __u32 hash, __u32 cpu_mask)
 {
 	return sock_flow_location(entry, hash, cpu_mask);

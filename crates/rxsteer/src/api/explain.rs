@@ -97,7 +97,8 @@ pub struct Application {
     pub entry: u32,
     /// Number of entries of the table.
     pub entries: u32,
-    /// Content of the entry: upper bits of a hash, and a CPU's number plus one.
+    /// Content of the entry: upper bits of a hash, a bit for unconnected sockets, and a CPU's number
+    /// plus one.
     pub value: FlowHash,
 }
 

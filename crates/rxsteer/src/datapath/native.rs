@@ -70,6 +70,8 @@ unsafe extern "C" {
     fn native_rps_location_of(map: *const rps_map, hash: u32) -> u16;
     fn native_flow_slot(queue: u32, hash: u32, shift: u32) -> u32;
     fn native_sock_flow_entry(hash: u32, location: u16, cpu_mask: u32) -> u32;
+    fn native_sock_flow_peer(cpu_mask: u32) -> u32;
+    fn native_sock_flow_is_connected(entry: u32, cpu_mask: u32) -> bool;
     fn native_sock_flow_location(entry: u32, hash: u32, cpu_mask: u32) -> u16;
     fn native_poll_stamp(cpu: u16, nr_polls: u64) -> u64;
     fn native_backlog_asleep(facts: *mut rx_facts, backlogs: *mut backlog, cpu: u32) -> bool;
@@ -273,6 +275,18 @@ pub fn flow_slot(queue: u32, hash: u32, shift: u32) -> u32 {
 pub fn sock_flow_entry(hash: u32, location: u16, cpu_mask: u32) -> u32 {
     // SAFETY: no memory is involved.
     unsafe { native_sock_flow_entry(hash, location, cpu_mask) }
+}
+
+/// The bit of an entry for the flow of a datagram to an unconnected socket.
+pub fn sock_flow_peer(cpu_mask: u32) -> u32 {
+    // SAFETY: no memory is involved.
+    unsafe { native_sock_flow_peer(cpu_mask) }
+}
+
+/// Whether the entry is that of a connected socket in use.
+pub fn sock_flow_is_connected(entry: u32, cpu_mask: u32) -> bool {
+    // SAFETY: no memory is involved.
+    unsafe { native_sock_flow_is_connected(entry, cpu_mask) }
 }
 
 /// The location that an entry names for a flow, or `RPS_NO_CPU` (tables.h).

@@ -31,8 +31,8 @@ pub struct Tables {
     flow_cnt: u32,
 }
 
-/// Bits of a `sock_flow_table`'s entry for a CPU: 0 for none, the CPU's number plus one, or all
-/// bits set for an application that polls.
+/// Bits of a `sock_flow_table`'s entry for a CPU, the lowest: 0 for none, the CPU's number plus one,
+/// or all bits set for an application that polls.
 pub fn cpu_mask(nr_cpus: u32) -> u32 {
     (nr_cpus + 2).next_power_of_two() - 1
 }
