@@ -5,10 +5,13 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use rxlab::bench::setup::mode::Active;
-use rxlab::in_lab;
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::Netns;
+use rxlab::testing::not_run;
+use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, mask};
+use rxlab::{in_lab, test_name};
 use rxsteer::daemon::options::Options;
+use rxsteer::host::topology::Topology;
 use serde_json::Value;
 
 const RXSTEER: &str = env!("CARGO_BIN_EXE_rxsteer");
@@ -104,5 +107,28 @@ fn what_napi_settings_amount_to_is_said() -> Result<()> {
     let without = self::link(false)?;
     let (text, _) = doctor(&without.dut, &[])?;
     ensure!(text.contains("no NAPI instances; `ethtool -K"), "{text}");
+    Ok(())
+}
+
+#[test]
+fn queues_spread_over_all_cpus_need_no_steering() -> Result<()> {
+    in_lab!();
+    if Topology::host().housekeeping()? != mask(&[POLLING_CPU, OTHER_CPU]) {
+        let more = "this host has more CPUs than a link has queues";
+        not_run(test_name!(), more);
+        return Ok(());
+    }
+    let mut bed = Testbed::new(&LinkConfig {
+        queues: 2,
+        ..LinkConfig::default()
+    })?;
+    let says = |bed: &Testbed| {
+        let (text, _) = doctor(&bed.link.dut, &[])?;
+        anyhow::Ok(text.contains("nothing is to be won by steering"))
+    };
+    // Control: both queues are polled on one CPU.
+    assert!(!says(&bed)?);
+    bed.nic.move_to(1, OTHER_CPU)?;
+    assert!(says(&bed)?);
     Ok(())
 }

@@ -15,9 +15,11 @@ use serde::Serialize;
 use super::program::{end_with_the_reader, print_answer};
 use crate::host::caps::{self, Missing, Need};
 use crate::host::device::{AttachedXdp, Device, XdpMode};
+use crate::host::gain;
 use crate::host::netdev::{Settings, Threaded};
 use crate::host::objection::Objection;
 use crate::host::polling::Polling;
+use crate::host::topology::Topology;
 use crate::napi::{self, Instance};
 
 /// Options of `rxsteer doctor`.
@@ -89,6 +91,8 @@ pub struct DeviceDiagnosis {
     pub native: Vec<Objection>,
     /// Objections to generic mode.
     pub generic: Vec<Objection>,
+    /// Why steering wins nothing there, if it does not, with the CPUs of `--rps-cpus auto`.
+    pub nothing_to_gain: Option<String>,
     /// Effects of the settings of its NAPI instances.
     pub napi: Vec<Advice>,
 }
@@ -163,9 +167,25 @@ impl DeviceDiagnosis {
             mode,
             native,
             generic,
+            nothing_to_gain: nothing_to_gain(device),
             napi: of_napi(device, instances),
         }
     }
+}
+
+/// [`Topology::nothing_to_gain`] with the masks of `auto`.
+fn nothing_to_gain(device: &Device) -> Option<String> {
+    let topology = Topology::host();
+    let queue = |queue| {
+        let interrupt_cpu = device.interrupt_cpu(&topology, queue);
+        let cpus = topology.auto_mask(interrupt_cpu).ok()?.cpus;
+        Some(gain::Queue {
+            interrupt_cpu,
+            cpus,
+        })
+    };
+    let queues: Option<Vec<_>> = (0..device.rx_queues).map(queue).collect();
+    topology.nothing_to_gain(&device.name, &queues?)
 }
 
 /// Effects of the settings of a device's instances.
@@ -325,6 +345,9 @@ pub fn render(diagnosis: &Diagnosis) -> String {
         for objection in either {
             let weight = if objection.fatal { "" } else { "a warning: " };
             let _ = writeln!(out, "  {weight}{objection}");
+        }
+        if let Some(words) = &device.nothing_to_gain {
+            let _ = writeln!(out, "  {words}");
         }
         for advice in &device.napi {
             let ids: Vec<_> = advice.ids.iter().map(u32::to_string).collect();

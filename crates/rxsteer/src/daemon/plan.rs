@@ -11,6 +11,7 @@ use crate::datapath::{self, InlinePorts};
 use crate::host::auto::AutoMask;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::{Device, XdpMode};
+use crate::host::gain;
 use crate::host::topology::Topology;
 
 /// A device while it is steered.
@@ -70,7 +71,24 @@ pub(super) fn plan(options: &Options) -> Result<Vec<Steered>> {
         let steered: &mut Steered = &mut devices[index];
         steered.cpus[wish.queue as usize] = cpus_of(&steered.device, wish.queue, &wish.cpus)?;
     }
+    for steered in &devices {
+        if let Some(words) = nothing_to_gain(steered) {
+            info!("{words}");
+        }
+    }
     Ok(devices)
+}
+
+/// [`Topology::nothing_to_gain`] with the device's masks.
+fn nothing_to_gain(steered: &Steered) -> Option<String> {
+    let topology = Topology::host();
+    let device = &steered.device;
+    let queue = |(queue, mask): (u32, &QueueMask)| gain::Queue {
+        interrupt_cpu: device.interrupt_cpu(&topology, queue),
+        cpus: mask.cpus.clone(),
+    };
+    let queues: Vec<_> = (0..).zip(&steered.cpus).map(queue).collect();
+    topology.nothing_to_gain(&device.name, &queues)
 }
 
 /// A device that can be steered, and the CPUs of its queues.

@@ -5,6 +5,7 @@ pub mod auto;
 pub mod caps;
 pub mod cpumask;
 pub mod device;
+pub mod gain;
 pub mod guardian;
 pub mod irq;
 pub mod kthread;
