@@ -2,13 +2,14 @@
 PREFIX ?= /usr/local
 PROGRAMS ?= rxsteer
 KERNEL ?=
+FRAMES ?=
 CPUS ?=
 SCENARIO ?=
 PROFILE ?=
 REPORT ?= bench.html
 MANY ?= many.html
 
-.PHONY: help demo test guest lint bench many install
+.PHONY: help demo test fuzz guest lint bench many install
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -18,6 +19,9 @@ demo: ## before and after, on real packets, in a minute (ARGS=--json)
 
 test: ## every test, native and end to end (ARGS=FILTER); the latter need root: sudo make test
 	@scripts/test.sh $(ARGS)
+
+fuzz: ## frames through both builds of the parser, requests, configurations, as root (FRAMES=1e9)
+	@scripts/fuzz.sh $(FRAMES)
 
 guest: ## tests in virtual machines, on several kernels (TEST=rfs, ARGS=FILTER, KERNEL=6.12, CPUS=8, RESUME=1)
 	@scripts/guest.sh $(KERNEL:%=--kernel %) $(CPUS:%=--cpus %) $(RESUME:%=--resume) $(TEST) $(ARGS)

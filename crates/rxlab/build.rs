@@ -5,5 +5,6 @@
 mod skeleton;
 
 fn main() -> anyhow::Result<()> {
+    skeleton::skeleton("bpf/probe.bpf.c", &["../rxsteer/bpf"])?;
     skeleton::skeleton("bpf/lab.bpf.c", &["../rxsteer/bpf"])
 }

@@ -4,15 +4,10 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::mem::MaybeUninit;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::ptr;
 
 use common::fixture::{self, Fixture, words};
-use libbpf_rs::ProgramInput;
-use libbpf_rs::skel::{OpenSkel, SkelBuilder};
-use rxlab::lab_skel::LabSkelBuilder;
-use rxlab::lab_skel::types::flow_probe;
+use rxlab::testing::probe::{FRAME_MIN, Parsed, Probe};
 use rxsteer::datapath::flow::Flow;
 use rxsteer::datapath::{inline_ports, native};
 use rxsteer::types::{flow_key, flow_result, flow_secret};
@@ -116,48 +111,26 @@ fn the_kernel_agrees_on_every_fixture_cut_anywhere() {
     }
 }
 
-/// Runs `flow_probe` over the fixtures' packets, truncated to each length from 14 bytes (the
-/// kernel's minimum) on, and compares key, hash and result with the native run.
+/// Parses the fixtures' packets in the kernel, truncated to each length from the kernel's minimum
+/// on, and compares key, hash and result with the native run.
 fn in_the_kernel(tunnels: u32, fixtures: &[Fixture]) {
-    let mut object = MaybeUninit::uninit();
-    let mut open = LabSkelBuilder::default().open(&mut object).unwrap();
-    for mut program in open.open_object_mut().progs_mut() {
-        program.set_autoload(program.name() == "flow_probe");
-    }
-    let rodata = open.maps.rodata_data.as_deref_mut().unwrap();
-    rodata.flow_tunnels.0 = tunnels;
-    rodata.flow_secret.addend = secret().addend;
-    rodata.flow_secret.multiplier = secret().multiplier;
-    let skel = open
-        .load()
-        .unwrap_or_else(|error| panic!("tunnels {tunnels:#x}: {error}"));
-    let probed: *const flow_probe = &skel.maps.bss_data.as_deref().unwrap().flow_probed;
-
+    let mut probe = Probe::load(tunnels, &secret())
+        .unwrap_or_else(|error| panic!("tunnels {tunnels:#x}: {error:#}"));
     for fixture in fixtures {
-        for len in 14..=fixture.packet.len() {
-            let packet = &fixture.packet[..len];
-            let input = ProgramInput {
-                data_in: Some(packet),
-                ..Default::default()
-            };
-            skel.progs.flow_probe.test_run(input).unwrap();
-            // SAFETY: the map's memory lives as long as the skeleton; the kernel wrote it.
-            let probed = unsafe { ptr::read_volatile(probed) };
-            let key = flow_key {
-                saddr: probed.key.saddr,
-                daddr: probed.key.daddr,
-                ports: probed.key.ports,
-                proto: probed.key.proto,
-            };
-            // The lab's skeleton has its own type.
-            let result = match flow_result(probed.result.0) {
-                flow_result::FLOW_KEYED => Ok(key),
-                other => Err(other),
-            };
-            let at = format!("{}, {len} bytes", fixture.description);
-            assert_eq!(outcome(&result), parse(packet, len, tunnels), "{at}");
-            assert_eq!(probed.hash, native::flow_hash(&key, &secret()), "{at}");
-        }
+        let lens = FRAME_MIN..=fixture.packet.len();
+        let packets: Vec<&[u8]> = lens.map(|len| &fixture.packet[..len]).collect();
+        let compare = |number: usize, (result, hash): Parsed| {
+            let packet = packets[number];
+            let at = format!("{}, {} bytes", fixture.description, packet.len());
+            assert_eq!(
+                outcome(&result),
+                parse(packet, packet.len(), tunnels),
+                "{at}"
+            );
+            let key = result.unwrap_or_default();
+            assert_eq!(hash, native::flow_hash(&key, &secret()), "{at}");
+        };
+        probe.parse(&packets, compare).unwrap();
         assert_eq!(
             parse(&fixture.packet, fixture.packet.len(), tunnels),
             outcome(&fixture.expected),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A short run of `fuzz/flow.c` with a fixed seed, and the fixtures as corpus.
+//! A run of `fuzz/flow.c` with a fixed seed, and the fixtures as corpus.
 
 mod common;
 
@@ -7,10 +7,14 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use common::cases::frames;
 use common::fixture;
 
 /// Takes about ten seconds.
-const RUNS: u32 = 200_000;
+const RUNS: u64 = 200_000;
+
+/// Of `RXSTEER_FRAMES`: the sanitizers take a hundred times as long for each.
+const FRAMES_PER_RUN: u64 = 100;
 
 #[test]
 fn the_parser_survives_a_short_fuzz() {
@@ -72,6 +76,7 @@ fn the_parser_survives_a_short_fuzz() {
         seed.extend(&fixture.packet);
         fs::write(corpus.join(format!("{number:03}")), seed).unwrap();
     }
+    let runs = frames(RUNS * FRAMES_PER_RUN) / FRAMES_PER_RUN;
     let run = Command::new(&target)
         .current_dir(folder.path())
         .args([
@@ -80,11 +85,11 @@ fn the_parser_survives_a_short_fuzz() {
             "-timeout=10",
             "-print_final_stats=1",
         ])
-        .arg(format!("-runs={RUNS}"))
+        .arg(format!("-runs={runs}"))
         .arg(&corpus)
         .output()
         .unwrap();
     let log = String::from_utf8_lossy(&run.stderr);
     assert!(run.status.success(), "{log}");
-    assert!(log.contains(&format!("Done {RUNS} runs")), "{log}");
+    assert!(log.contains(&format!("Done {runs} runs")), "{log}");
 }

@@ -32,7 +32,7 @@ const RXLAB: &[(&str, &[&str])] = &[
     ("lab", &["lab_skel", "rxsteer::host"]),
     ("bench", &["lab", "lab_skel", "rxsteer"]),
     ("demo", &["bench", "rxsteer"]),
-    ("testing", &["bench", "lab", "rxsteer"]),
+    ("testing", &["bench", "lab", "probe_skel", "rxsteer"]),
     ("cli", &["bench", "demo", "rxsteer"]),
     ("main", &["rxlab", "rxsteer::cli"]),
 ];

@@ -174,7 +174,6 @@ fn the_labs_programs_stay_far_from_it_too() -> Result<()> {
         prog.set_autoload(true);
     }
     let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;
-    constants.flow_tunnels.0 = Tunnel::All.bits();
     let layout = &mut constants.generator_layout;
     layout.template_len = constants.generator_template.len() as u32;
     (layout.ipv4, layout.saddr, layout.ports) = (14, 26, 34);

@@ -5,6 +5,7 @@ use std::fs::OpenOptions;
 use std::io::Write;
 
 pub mod app;
+pub mod probe;
 pub mod testbed;
 pub mod usage;
 

@@ -254,7 +254,10 @@ impl Options {
     }
 }
 
-/// Parser of a flow table's size: up to 16 Mi.
+/// Most entries of a flow table.
+pub(super) const TABLE_MAX: u32 = 1 << 24;
+
+/// Parser of a flow table's size.
 pub(crate) fn table_size() -> RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(0..=1 << 24)
+    clap::value_parser!(u32).range(0..=i64::from(TABLE_MAX))
 }

@@ -9,7 +9,7 @@ use tracing::{debug, info, warn};
 
 use super::auto::AutoMasks;
 use super::hotplug::Hotplug;
-use super::options::{Hash, Mode, Options, RpsCpus, Tunnel};
+use super::options::{Hash, Mode, Options, RpsCpus, TABLE_MAX, Tunnel};
 use super::plan::{
     QueueMask, Steered, backlog_limit, check, cpus_of, fall_back, find, inline_ports, plan,
 };
@@ -393,11 +393,12 @@ impl Steering {
         let rps_cpus: RpsCpus = rps_cpus.parse()?;
         let index = find(&self.devices, change.device.as_deref())?;
         let device = &self.devices[index].device;
-        let queues = match change.queue {
-            Some(queue) => queue..queue + 1,
-            None => 0..device.rx_queues,
+        let queues: Vec<u32> = match change.queue {
+            Some(queue) => vec![queue],
+            None => (0..device.rx_queues).collect(),
         };
         queues
+            .into_iter()
             .map(|queue| Ok((index, queue, cpus_of(device, queue, &rps_cpus)?)))
             .collect()
     }
@@ -410,6 +411,9 @@ impl Steering {
                 .unwrap_or(before.rps_sock_flow_entries),
             change.rps_flow_cnt.unwrap_or(before.rps_flow_cnt),
         );
+        if sizes.0.max(sizes.1) > TABLE_MAX {
+            bail!("a table has {TABLE_MAX} entries at most");
+        }
         // Compared after rounding: tables of equal size need not be replaced.
         if rounded(sizes.0) == rounded(before.rps_sock_flow_entries)
             && rounded(sizes.1) == rounded(before.rps_flow_cnt)

@@ -15,6 +15,17 @@ pub fn config(cases: u32) -> Config {
     }
 }
 
+/// The number of frames for a fuzz run: `RXSTEER_FRAMES` (`1e9`), set by `make fuzz`, or this.
+pub fn frames(otherwise: u64) -> u64 {
+    match std::env::var("RXSTEER_FRAMES") {
+        Ok(text) => {
+            let number: f64 = text.parse().expect("RXSTEER_FRAMES is a number");
+            number as u64
+        }
+        Err(_) => otherwise,
+    }
+}
+
 /// Values of a strategy that are the same in every execution.
 pub fn fixed<S: Strategy>(strategy: S) -> impl Iterator<Item = S::Value> {
     let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);

@@ -4,6 +4,7 @@
 
 pub mod cases;
 pub mod maps;
+pub mod mutate;
 pub mod threads;
 
 /// The packets of `tests/fixtures/`.
