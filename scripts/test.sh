@@ -24,7 +24,10 @@ status=0
 builder cargo test --no-run || status=$?
 if [ $status = 0 ]; then
     # One at a time: end-to-end tests use and measure the host's CPUs.
-    cargo test --no-fail-fast -- --test-threads=1 "$@" | tee "$dir/log" || status=$?
+    # A file of tests that hangs is a failure, which `timeout` names, and the others still run.
+    cargo test --no-fail-fast \
+        --config 'target."cfg(all())".runner = ["timeout", "--verbose", "--kill-after=10s", "8m"]' \
+        -- --test-threads=1 "$@" 2>&1 | tee "$dir/log" || status=$?
 fi
 
 awk -v status=$status -v filter="$*" '
@@ -41,11 +44,19 @@ awk -v status=$status -v filter="$*" '
     /^failures:$/ { nr_listed = 0 }
     /^    [a-z][a-z0-9_:]*$/ { listed[++nr_listed] = $1 }
     /^test result: FAILED/ { for (i = 1; i <= nr_listed; i++) names[++nr_names] = listed[i] }
+    # test NAME ... timeout: sending signal TERM to command '/.../deps/steer-0123456789abcdef'
+    /timeout: sending signal TERM to/ {
+        test = $1 == "test" ? " in " $2 : ""
+        sub(/.*\//, "")
+        sub(/-[0-9a-f]+[^0-9a-f]*$/, "")
+        hung[++nr_hung] = $0 test
+    }
     END {
         print ""
         for (i = 1; i <= nr_lines; i++) print lines[i]
         for (i = 1; i <= nr_names; i++) print "FAILED: " names[i]
-        if (status && !failed)
+        for (i = 1; i <= nr_hung; i++) print "HUNG: " hung[i]
+        if (status && !failed && !nr_hung)
             print "cargo test ended with status " status " before it had counted a failure."
         else if (failed)
             print "If other programs use this machine, run these again alone: make test ARGS=NAME"
