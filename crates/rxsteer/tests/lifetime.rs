@@ -4,199 +4,21 @@
 mod common;
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Output, Stdio};
-use std::thread::JoinHandle;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
 
 use anyhow::{Context, Result, bail, ensure};
-use common::threads::{cpumaps, kthreads, renice};
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use common::process::*;
+use common::threads::{cpumaps, kthreads};
+use nix::sys::signal::Signal;
 use rxlab::in_lab;
 use rxlab::lab::ethtool::Offload;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
-use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;
-use rxlab::lab::netns::Netns;
-use rxlab::lab::receiver::Receiver;
 use rxlab::lab::xdp::Xdp;
 use rxlab::testing::testbed::*;
-use rxsteer::api::client;
-use rxsteer::api::status::Status;
-use rxsteer::host::device::{AttachedXdp, Device, XdpMode};
-
-const RXSTEER: &str = env!("CARGO_BIN_EXE_rxsteer");
-
-/// `rxsteer run` as a process in a namespace, killed on drop.
-struct Rxsteer {
-    netns: Netns,
-    child: Child,
-    log: Option<JoinHandle<String>>,
-}
-
-/// Exit status and log.
-#[derive(Debug)]
-struct Ended {
-    code: Option<i32>,
-    log: String,
-}
-
-/// Arguments that make the tables alone decide: policy rfs, unless `args` have another one.
-fn plain(args: &[&str]) -> Vec<&'static str> {
-    let other = args.iter().any(|arg| arg.starts_with("--policy="));
-    let policy = (!other).then_some("--policy=rfs");
-    policy.into_iter().chain(["--flow-limit=0"]).collect()
-}
-
-impl Rxsteer {
-    /// Returns once it steers, or with its exit status and log if it ended.
-    fn start(netns: &Netns, args: &[&str]) -> Result<std::result::Result<Self, Ended>> {
-        let mut child = netns
-            .command(RXSTEER)?
-            .arg("run")
-            .args(plain(args))
-            .args(args)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()?;
-        let mut stderr = child.stderr.take().context("it was piped")?;
-        let log = std::thread::spawn(move || {
-            let mut log = String::new();
-            let _ = stderr.read_to_string(&mut log);
-            log
-        });
-        let mut this = Self {
-            netns: netns.clone(),
-            child,
-            log: Some(log),
-        };
-        let pid = this.child.id();
-        let steers = until("rxsteer steers, or ends", || {
-            let answer = this.netns.run(client::status).is_ok_and(|s| s.pid == pid);
-            let ended = this.child.try_wait()?.is_some();
-            Ok((answer || ended).then_some(!ended))
-        })?;
-        Ok(if steers { Ok(this) } else { Err(this.ended()?) })
-    }
-
-    /// As [`Self::start`]; it must steer.
-    fn steering(netns: &Netns, args: &[&str]) -> Result<Self> {
-        Self::start(netns, args)?.map_err(|ended| anyhow::anyhow!("{ended:?}"))
-    }
-
-    fn status(&self) -> Result<Status> {
-        self.netns.run(client::status)
-    }
-
-    fn signal(&self, signal: Signal) -> Result<()> {
-        Ok(kill(Pid::from_raw(self.child.id() as i32), signal)?)
-    }
-
-    /// Waits until it has ended.
-    fn ended(mut self) -> Result<Ended> {
-        until("rxsteer ends", || Ok(self.child.try_wait()?))?;
-        let code = self.child.wait()?.code();
-        let log = self.log.take().context("it is read once")?;
-        let log = log.join().expect("the reader does not panic");
-        Ok(Ended { code, log })
-    }
-
-    fn stop(self, signal: Signal) -> Result<Ended> {
-        self.signal(signal)?;
-        self.ended()
-    }
-}
-
-impl Drop for Rxsteer {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Runs another command to its end.
-fn rxsteer(netns: &Netns, args: &[&str]) -> Result<Output> {
-    Ok(netns.command(RXSTEER)?.args(args).output()?)
-}
-
-/// The counters of a queue in the final log lines; checks that both sums close.
-#[derive(Debug)]
-struct Account {
-    received: u64,
-    redirected: u64,
-    dropped: u64,
-    shed: u64,
-    lost: u64,
-}
-
-fn account(log: &str) -> Result<Account> {
-    let line = log
-        .lines()
-        .find_map(|line| line.split_once("queue 0: received "))
-        .with_context(|| format!("no account in {log}"))?;
-    let numbers: Vec<u64> = line
-        .1
-        .split(|c: char| !c.is_ascii_digit())
-        .filter(|word| !word.is_empty())
-        .map(|word| Ok(word.parse()?))
-        .collect::<Result<_>>()?;
-    let [
-        received,
-        inline,
-        redirected,
-        dropped,
-        shed,
-        limited,
-        no_flow,
-        delivered,
-        lost,
-        vanished,
-        queued,
-    ] = numbers[..]
-    else {
-        bail!("eleven terms, not {line:?}");
-    };
-    assert_eq!(
-        received,
-        inline + redirected + dropped + shed + limited + no_flow,
-        "{line:?}"
-    );
-    assert_eq!(redirected, delivered + lost + queued, "{line:?}");
-    assert_eq!(vanished, 0, "{line:?}");
-    Ok(Account {
-        received,
-        redirected,
-        dropped,
-        shed,
-        lost,
-    })
-}
-
-fn attached(bed: &Testbed) -> Result<Option<AttachedXdp>> {
-    let dut = &bed.link.dut;
-    dut.netns.run(|| Ok(Device::open(&dut.name)?.xdp))
-}
-
-/// All datagrams sent and not counted as dropped arrive in order.
-fn all_arrive_in_order(sink: Receiver, count: u64) -> Result<()> {
-    until("all datagrams received", || {
-        Ok((sink.received() + sink.dropped()? >= count).then_some(()))
-    })
-    .with_context(|| format!("{} of {count}", sink.received()))?;
-    let report = sink.stop()?;
-    assert_eq!(report.received[0] + report.dropped, count, "{report:?}");
-    assert_eq!(report.reordered, 0, "{report:?}");
-    Ok(())
-}
-
-/// Options under which backlogs never overflow.
-fn roomy<'a>(device: &'a str, rest: &[&'a str]) -> Vec<&'a str> {
-    let mut args = vec![device, "--mode=native", "--backlog=16368"];
-    args.extend(rest);
-    args
-}
+use rxsteer::host::device::XdpMode;
 
 #[test]
 fn a_stop_signal_returns_every_flow_inline() -> Result<()> {
@@ -213,25 +35,12 @@ fn a_stop_signal_returns_every_flow_inline() -> Result<()> {
             &roomy(&dut.name, &["--rps-cpus=1", "--policy=rps"]),
         )?;
         assert_eq!(attached(&bed)?.context("attached")?.name, "rxsteer");
-        until("packets are redirected", || {
-            let queue = &rxsteer.status()?.devices[0].queues[0];
-            Ok((queue.sums.redirected > 0).then_some(()))
-        })?;
+        redirects(&rxsteer)?;
         // A queue of packets that would be overtaken if the program were detached at once.
-        let kthreads = kthreads(&cpumaps(rxsteer.child.id())?)?;
-        let hog = Hog::new(OTHER_CPU)?;
-        renice(&kthreads, 19)?;
-        until("packets are queued", || {
-            let queue = &rxsteer.status()?.devices[0].queues[0];
-            Ok((queue.sums.queued > 500).then_some(()))
-        })?;
+        let congestion = Congestion::of(&rxsteer)?;
         rxsteer.signal(signal)?;
-        let sent = wire.sent();
-        until("more packets have come", || {
-            Ok((wire.sent() > sent + 500).then_some(()))
-        })?;
-        renice(&kthreads, 0)?;
-        drop(hog);
+        sends(&wire, 500)?;
+        drop(congestion);
         let ended = rxsteer.ended()?;
         assert_eq!(ended.code, Some(0), "{ended:?}");
         assert_eq!(attached(&bed)?, None);

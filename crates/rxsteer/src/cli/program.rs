@@ -26,6 +26,9 @@ pub fn main(level: LevelFilter, command: impl FnOnce() -> Result<ExitCode>) -> E
         .with_writer(std::io::stderr)
         // Colours only on a terminal, not in a journal or a file.
         .with_ansi(std::io::stderr().is_terminal())
+        // A log without a reader must end nothing: the error of a write would be printed there too,
+        // and this fails by a panic.
+        .log_internal_errors(false)
         .without_time()
         .with_target(false)
         .init();

@@ -7,6 +7,7 @@ mod auto;
 mod explain;
 pub mod hotplug;
 pub mod options;
+pub mod panics;
 mod plan;
 mod queue;
 mod reader;
@@ -68,13 +69,15 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
             options.policy
         );
     }
-    let outcome = thread::scope(|scope| {
-        let polling = polling.map(|service| let_poll(scope, service));
-        let _polling = polling.transpose()?;
-        steering.serve(stop, &server, &hotplug, &requests, &mut makers)
+    let outcome = panics::caught(|| {
+        thread::scope(|scope| {
+            let polling = polling.map(|service| let_poll(scope, service));
+            let _polling = polling.transpose()?;
+            steering.serve(stop, &server, &hotplug, &requests, &mut makers)
+        })
     });
-    // Also after an error: later packets must not overtake queued ones.
-    let stopped = steering.stop();
+    // Also after an error or a panic: later packets must not overtake queued ones.
+    let stopped = panics::caught(|| steering.stop());
     for cpu in makers.end() {
         backlogs.hurry(cpu);
     }

@@ -10,6 +10,7 @@ use tracing::{debug, info, warn};
 use super::auto::AutoMasks;
 use super::hotplug::Hotplug;
 use super::options::{Hash, Mode, Options, RpsCpus, TABLE_MAX, Tunnel};
+use super::panics;
 use super::plan::{
     QueueMask, Steered, backlog_limit, check, cpus_of, fall_back, find, inline_ports, plan,
 };
@@ -316,7 +317,10 @@ impl Steering {
             Request::Status => reply(&self.status()?),
             Request::BusyPoll => bail!("this rxsteer lets no sockets poll"),
             Request::Set(change) => reply(&self.set(&change)?),
-            Request::Flows(query) => reply(&self.flows(&query)?),
+            Request::Flows(query) => {
+                panics::provoke();
+                reply(&self.flows(&query)?)
+            }
             Request::Explain(question) => reply(&self.reader()?.explain(&question)?),
         }
     }

@@ -5,6 +5,7 @@
 pub mod cases;
 pub mod maps;
 pub mod mutate;
+pub mod process;
 pub mod threads;
 
 /// The packets of `tests/fixtures/`.
