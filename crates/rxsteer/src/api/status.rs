@@ -136,6 +136,8 @@ pub struct Device {
     pub ifindex: u32,
     /// `native` or `generic`.
     pub mode: String,
+    /// Why packets are not steered as they should be, in sentences with remedies; empty as a rule.
+    pub unsteered: Vec<String>,
     /// Ordered by number.
     pub queues: Vec<Queue>,
 }

@@ -103,6 +103,9 @@ pub fn render(status: &Status) -> String {
     }
     for device in &status.devices {
         let _ = writeln!(out, "\n{} ({} XDP)", device.device, device.mode);
+        for why in &device.unsteered {
+            let _ = writeln!(out, "warning: {why}");
+        }
         let _ = writeln!(out, "{}", queues(device).trim_fmt());
         if device.queues.iter().any(|q| !q.backlogs.is_empty()) {
             let _ = writeln!(out, "\n{}", backlogs(device, status.dry_run).trim_fmt());
@@ -287,6 +290,7 @@ mod tests {
                 device: "eth0".to_owned(),
                 ifindex: 2,
                 mode: "native".to_owned(),
+                unsteered: Vec::new(),
                 queues: vec![queue],
             }],
             dropped_flows,

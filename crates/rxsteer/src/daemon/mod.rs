@@ -6,6 +6,7 @@ mod accounting;
 mod auto;
 mod explain;
 pub mod hotplug;
+mod kernel_rps;
 pub mod options;
 pub mod panics;
 mod plan;

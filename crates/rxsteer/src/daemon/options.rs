@@ -27,6 +27,16 @@ pub enum Mode {
     Generic,
 }
 
+/// What to do when kernel RPS is switched on for a steered device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum OnKernelRps {
+    /// say so in the log and in `rxsteer status`
+    #[default]
+    Warn,
+    /// return every flow to the polling CPU, detach and end with exit status 1
+    Stop,
+}
+
 /// Source of the flow hash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Hash {
@@ -222,6 +232,13 @@ pub struct Options {
     /// Source of the flow hash
     #[arg(long, value_enum, default_value_t)]
     pub hash: Hash,
+
+    /// What to do when another program switches kernel RPS on for a steered device
+    ///
+    /// The kernel then queues packets a second time that rxsteer leaves where they are received, and
+    /// flows may lose their order. rxsteer looks once a second.
+    #[arg(long, value_enum, default_value_t)]
+    pub on_kernel_rps: OnKernelRps,
 
     /// Sockets that poll meanwhile: `[[busy_poll]]` in the configuration file.
     #[arg(skip)]

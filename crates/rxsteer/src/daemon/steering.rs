@@ -9,7 +9,8 @@ use tracing::{debug, info, warn};
 
 use super::auto::AutoMasks;
 use super::hotplug::Hotplug;
-use super::options::{Hash, Mode, Options, RpsCpus, TABLE_MAX, Tunnel};
+use super::kernel_rps;
+use super::options::{Hash, Mode, OnKernelRps, Options, RpsCpus, TABLE_MAX, Tunnel};
 use super::panics;
 use super::plan::{
     QueueMask, Steered, backlog_limit, check, cpus_of, fall_back, find, inline_ports, plan,
@@ -52,6 +53,7 @@ pub(super) struct Steering {
     online: CpuMask,
     auto_masks: AutoMasks,
     takedown: Takedown,
+    on_kernel_rps: OnKernelRps,
     /// CPUs that went offline or came online, until their backlogs are drained.
     leaving: Vec<(u32, Drain)>,
     /// Applications that can't be followed on this host, in words.
@@ -101,6 +103,7 @@ impl Steering {
             online: Topology::host().online()?,
             auto_masks: AutoMasks::default(),
             takedown: Takedown::new(options.bounds.clone()),
+            on_kernel_rps: options.on_kernel_rps,
             leaving: Vec::new(),
             not_followed: Vec::new(),
         };
@@ -148,6 +151,7 @@ impl Steering {
                     warn!("{e:#}");
                 }
                 self.takedown.look(&self.datapath)?;
+                kernel_rps::look(&mut self.devices, self.on_kernel_rps)?;
                 if self.auto_masks.follow(&mut self.devices)? {
                     self.apply()?;
                 }
@@ -458,6 +462,7 @@ impl Steering {
                 device: steered.device.name.clone(),
                 ifindex: steered.device.ifindex,
                 mode: steered.mode.to_string(),
+                unsteered: unsteered(steered),
                 queues,
             }
         });
@@ -497,6 +502,12 @@ impl Steering {
             dropped_flows,
         })
     }
+}
+
+/// Why packets of a device are not steered as they should be, in sentences.
+fn unsteered(steered: &Steered) -> Vec<String> {
+    let kernel_rps = steered.device.kernel_rps_on();
+    kernel_rps.iter().map(ToString::to_string).collect()
 }
 
 /// The kernel's error number, if the error is the kernel's.

@@ -133,6 +133,14 @@ impl Device {
         })
     }
 
+    /// The files that enable kernel RPS or RFS now, as [`Self::kernel_rps`]. Looks at `/sys` alone.
+    ///
+    /// # Errors
+    /// When the device is gone.
+    pub fn kernel_rps_now(&self) -> Result<Vec<String>> {
+        kernel_rps(&Path::new("/sys/class/net").join(&self.name).join("queues"))
+    }
+
     /// The CPU that receives packets of `queue`; see [`Topology::interrupt_cpu`].
     pub fn interrupt_cpu(&self, topology: &Topology, queue: u32) -> Option<u32> {
         let napis = self.napis.as_deref().unwrap_or_default();

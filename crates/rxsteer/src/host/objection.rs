@@ -147,7 +147,8 @@ impl Device {
         })
     }
 
-    fn kernel_rps_on(&self) -> Option<Objection> {
+    /// Kernel RPS is on, by [`Self::kernel_rps`].
+    pub fn kernel_rps_on(&self) -> Option<Objection> {
         let file = self.kernel_rps.first()?;
         let more = match self.kernel_rps.len() - 1 {
             0 => String::new(),
@@ -155,7 +156,7 @@ impl Device {
         };
         Some(Objection {
             reason: format!(
-                "kernel RPS is on for {}, and would queue every packet again ({file}{more})",
+                "kernel RPS is on for {}, and queues packets a second time ({file}{more})",
                 self.name
             ),
             remedy: format!(
