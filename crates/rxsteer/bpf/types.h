@@ -219,6 +219,7 @@ _Static_assert(sizeof(struct backlog) == 256, "two pairs of cache lines");
 enum backlog_closed {
 	BACKLOG_OFFLINE = 1 << 0, /* its CPU is offline, or was and it has not drained since */
 	BACKLOG_IDLE = 1 << 1,	  /* it is being taken down */
+	BACKLOG_STALLED = 1 << 2, /* its frames wait, and none is dequeued */
 };
 
 /* Identifies the backlog that a kthread serves. */

@@ -74,7 +74,7 @@ pub enum Reason {
     Rps,
     /// Policy off.
     PolicyOff,
-    /// All candidate CPUs are offline: the flow stays where it is received.
+    /// All candidate CPUs are offline or stalled: the flow stays where it is received.
     Offline,
     /// As at its last packet: the load was not consulted, or the tables have changed since.
     Undecided,

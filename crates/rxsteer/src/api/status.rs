@@ -44,6 +44,9 @@ pub struct Terms {
 pub struct Backlog {
     /// The CPU that processes it.
     pub cpu: u32,
+    /// Packets wait there without progress: no new flow goes there.
+    #[serde(default)]
+    pub stalled: bool,
     /// Its part of the queue's sums.
     #[serde(flatten)]
     pub terms: Terms,

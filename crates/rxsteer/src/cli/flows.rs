@@ -62,7 +62,7 @@ fn why(entry: &Entry) -> String {
         (Reason::Rps, Some(cpu)) => format!("{rps}; the application's CPU {cpu} is offline"),
         (Reason::Rps, None) => rps,
         (Reason::PolicyOff, _) => "policy off".to_owned(),
-        (Reason::Offline, _) => "its CPUs are offline".to_owned(),
+        (Reason::Offline, _) => "its CPUs are offline or stalled".to_owned(),
         (Reason::Undecided, _) => "undecided".to_owned(),
         (Reason::Room, _) => "a hop does not pay".to_owned(),
         (Reason::NoGain, _) => "no other CPU has room".to_owned(),

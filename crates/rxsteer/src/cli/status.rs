@@ -114,6 +114,13 @@ pub fn render(status: &Status) -> String {
             let _ = writeln!(out, "\n{}", loads(device).trim_fmt());
         }
         for q in &device.queues {
+            for b in q.backlogs.iter().filter(|b| b.stalled) {
+                let _ = writeln!(
+                    out,
+                    "queue {}: the backlog for CPU {} is stalled: new flows go elsewhere (see the log)",
+                    q.queue, b.cpu
+                );
+            }
             if q.inline_ports > 0 {
                 let _ = writeln!(
                     out,
@@ -316,7 +323,11 @@ mod tests {
                 busy_percent: 97,
                 polls_percent: 61,
             }),
-            backlogs: vec![Backlog { cpu: 1, terms }],
+            backlogs: vec![Backlog {
+                cpu: 1,
+                stalled: true,
+                terms,
+            }],
             ..Queue::default()
         };
         assert_eq!(queue.dropped(), 7);
@@ -337,11 +348,12 @@ eth0 (native XDP)
  queue  CPUs  received  inline  redirected  dropped  shed  limited  no flow  moves  held
      0     1        97      50          40        0     0        7        0      0     0
 
- queue  to CPU  redirected  delivered  lost  queued  dropped  shed  limited
-     0       1          40         40     0       0        0     0        7
+ queue  to CPU  redirected  delivered  lost  vanished  queued  dropped  shed  limited
+     0       1          40         40     0         0       0        0     0        7
 
  queue  polled on       load  busy  in polls
      0      CPU 0  saturated  97 %      61 %
+queue 0: the backlog for CPU 1 is stalled: new flows go elsewhere (see the log)
 
  dropped most          device  queue  dropped  packets  is at
  udp/192.0.2.1:1024/9  eth0        2        9       17  CPU 3
@@ -361,7 +373,7 @@ eth0 (native XDP)
     #[test]
     fn where_no_policy_looks_at_the_load_none_is_shown() {
         let text = render(&status(Queue::default(), None));
-        for absent in ["polled on", "dropped most"] {
+        for absent in ["polled on", "dropped most", "stalled"] {
             assert!(!text.contains(absent), "{text}");
         }
     }

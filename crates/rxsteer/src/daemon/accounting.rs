@@ -4,7 +4,7 @@
 use crate::api::status::{Backlog, Queue, Terms};
 use crate::datapath::Datapath;
 use crate::datapath::load::Load;
-use crate::types::{backlog, flow_result};
+use crate::types::{backlog, backlog_closed, flow_result};
 
 impl From<&backlog> for Terms {
     fn from(b: &backlog) -> Self {
@@ -32,10 +32,15 @@ impl Queue {
         let mut backlogs = Vec::new();
         let mut sums = Terms::default();
         for cpu in 0..datapath.nr_cpus() {
-            let terms = Terms::from(&datapath.backlog(index, cpu));
+            let b = datapath.backlog(index, cpu);
+            let terms = Terms::from(&b);
             if terms != Terms::default() {
                 sums += &terms;
-                backlogs.push(Backlog { cpu, terms });
+                backlogs.push(Backlog {
+                    cpu,
+                    stalled: b.closed & u64::from(backlog_closed::BACKLOG_STALLED.0) != 0,
+                    terms,
+                });
             }
         }
         let q = datapath.rx_queue(index);

@@ -14,6 +14,7 @@ mod queue;
 mod reader;
 mod steering;
 pub mod takedown;
+mod watch;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::thread::{self, Scope};

@@ -17,6 +17,7 @@ use super::plan::{
 };
 use super::reader::Reader;
 use super::takedown::Takedown;
+use super::watch::Watch;
 use crate::api::control::{Reply, Request, reply};
 use crate::api::flows::{Flows, Most, Query};
 use crate::api::server::Server;
@@ -56,6 +57,7 @@ pub(super) struct Steering {
     on_kernel_rps: OnKernelRps,
     /// CPUs that went offline or came online, until their backlogs are drained.
     leaving: Vec<(u32, Drain)>,
+    watch: Watch,
     /// Applications that can't be followed on this host, in words.
     not_followed: Vec<String>,
 }
@@ -105,6 +107,7 @@ impl Steering {
             takedown: Takedown::new(options.bounds.clone()),
             on_kernel_rps: options.on_kernel_rps,
             leaving: Vec::new(),
+            watch: Watch::new(),
             not_followed: Vec::new(),
         };
         steering.apply()?;
@@ -136,10 +139,12 @@ impl Steering {
                 true => LOOK.saturating_sub(looked.elapsed()),
                 false => Drain::TICK,
             };
-            let ready = readable(&fds, Some(timeout))?;
+            let ready = readable(&fds, Some(timeout.min(self.watch.due())))?;
             for request in requests.take()? {
+                self.watch.add(&request);
                 makers.make(request)?;
             }
+            self.watch.look(&self.datapath, &self.devices);
             if ready[3] {
                 self.cpus_changed(hotplug.take()?)?;
             }

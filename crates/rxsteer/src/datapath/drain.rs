@@ -233,7 +233,7 @@ impl Datapath {
     }
 
     /// Adds or removes a reason why no flow may want a backlog. Only one thread may call this.
-    pub(super) fn close(&self, queue: u32, cpu: u32, why: backlog_closed, closed: bool) {
+    pub fn close(&self, queue: u32, cpu: u32, why: backlog_closed, closed: bool) {
         let before = self.backlog(queue, cpu).closed;
         let why = u64::from(why.0);
         let now = if closed { before | why } else { before & !why };

@@ -7,6 +7,7 @@
 
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
@@ -31,7 +32,7 @@ use crate::bpf::trace_skel::{TraceSkel, TraceSkelBuilder};
 use crate::host::caps;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::XdpMode;
-use crate::host::xdp;
+use crate::host::{kthread, xdp};
 use crate::types::{self, backlog, cpu, rx_config, rx_load, rx_policy, rx_pressure, rx_queue};
 
 /// The first epoch; 0 is the epoch of unset slots.
@@ -328,6 +329,17 @@ impl Datapath {
     /// existed.
     pub fn backlog(&self, queue: u32, cpu: u32) -> backlog {
         self.backlog_counts.get(queue * self.nr_cpus + cpu)
+    }
+
+    /// The name of the kernel thread of the queue's backlog for `cpu`, if it exists.
+    pub fn thread_of(&self, queue: u32, cpu: u32) -> Option<String> {
+        self.backlogs.thread(queue, cpu).ok().flatten()
+    }
+
+    /// Whether that thread wants to run, as far as the kernel tells.
+    pub fn starves(&self, queue: u32, cpu: u32) -> bool {
+        let sleeps = |name: String| kthread::sleeps(Path::new("/proc"), &name);
+        self.thread_of(queue, cpu).and_then(sleeps) != Some(true)
     }
 
     /// Number of queues of all devices.

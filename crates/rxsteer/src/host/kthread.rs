@@ -29,6 +29,17 @@ pub fn numbered(proc: &Path, prefix: &str) -> Vec<(u32, u32)> {
     threads
 }
 
+/// Whether the kernel thread with this name, which ends with a number, sleeps; `None` if there is
+/// no such thread.
+pub fn sleeps(proc: &Path, name: &str) -> Option<bool> {
+    let prefix = name.trim_end_matches(|c: char| c.is_ascii_digit());
+    let number: u32 = name.strip_prefix(prefix)?.parse().ok()?;
+    let threads = numbered(proc, prefix);
+    let (_, pid) = threads.iter().find(|(n, _)| *n == number)?;
+    let stat = Stat::from_file(proc.join(pid.to_string()).join("stat")).ok()?;
+    Some(stat.state == 'S')
+}
+
 /// /proc/PID/stat of a kernel thread, or of another process with its name.
 #[cfg(test)]
 pub(super) fn stat(pid: u32, comm: &str, is_kthread: bool) -> String {
@@ -55,5 +66,12 @@ mod tests {
             fs::write(dir.join("stat"), stat).unwrap();
         }
         assert_eq!(numbered(proc.path(), PREFIX), [(8200, 70)]);
+        let sleeps = |name| sleeps(proc.path(), &format!("{PREFIX}{name}"));
+        assert_eq!((sleeps("8200"), sleeps("8201")), (Some(true), None));
+        assert_eq!((sleeps(""), sleeps("820")), (None, None));
+        let stat = proc.path().join("70/stat");
+        let runs = fs::read_to_string(&stat).unwrap().replace(") S ", ") R ");
+        fs::write(stat, runs).unwrap();
+        assert_eq!(sleeps("8200"), Some(false));
     }
 }

@@ -190,7 +190,7 @@ fn why(seen: &Seen) -> (bool, String) {
             }
         }),
         Reason::PolicyOff => tables("policy off steers nothing".to_owned()),
-        Reason::Offline => tables("every CPU that it could want is offline".to_owned()),
+        Reason::Offline => tables("every CPU that it could want is offline or stalled".to_owned()),
         Reason::Undecided => tables(
             "it did so at its last packet, and the load decides about its next ones".to_owned(),
         ),

@@ -149,7 +149,7 @@ fn each_wish_has_its_reason() {
             Location::Inline,
             Reason::Offline,
             None,
-            "every CPU that it could want is offline.",
+            "every CPU that it could want is offline or stalled.",
         ),
     ] {
         says(wish(wanted, reason, cpu), &[why]);

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Backlogs whose frames wait although nothing is dequeued: a real-time task occupies the CPU, a
+//! cgroup limits it, or the hypervisor does not run it. No new flow goes there until it makes
+//! progress again. Flows that have frames there stay, by the rule of order, until these frames have
+//! been delivered.
+
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+
+use super::plan::Steered;
+use crate::datapath::Datapath;
+use crate::types::{backlog, backlog_closed, backlog_request};
+
+/// Time between two looks.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// A backlog is stalled when nothing was dequeued for this time while frames waited.
+const STALL: Duration = Duration::from_millis(200);
+
+/// Time without a stall after which flows may go there again.
+const RECOVERY: Duration = Duration::from_secs(2);
+
+/// The backlogs that have been requested, and what each one does.
+pub(super) struct Watch {
+    looked: Instant,
+    backlogs: Vec<Watched>,
+}
+
+struct Watched {
+    queue: u32,
+    cpu: u32,
+    progress: Progress,
+}
+
+/// Whether a backlog makes progress, from one look to the next.
+#[derive(Debug, Default)]
+struct Progress {
+    dequeued: u64,
+    /// The first look that found frames waiting with this `dequeued`.
+    waits_since: Option<Instant>,
+    /// The last look that found a stall, until the recovery.
+    stalled_at: Option<Instant>,
+}
+
+/// A change of the state of a backlog.
+#[derive(Debug, PartialEq, Eq)]
+enum Turn {
+    Stalled,
+    Recovered,
+}
+
+impl Progress {
+    /// A look at a backlog: whether frames wait, and the number of those dequeued so far. `starved`
+    /// is asked before the backlog counts as stalled: whether its thread wants to run.
+    fn look(
+        &mut self,
+        now: Instant,
+        waiting: bool,
+        dequeued: u64,
+        starved: impl FnOnce() -> bool,
+    ) -> Option<Turn> {
+        let waits_since = self.waits_since.filter(|_| dequeued == self.dequeued);
+        self.waits_since = waiting.then(|| waits_since.unwrap_or(now));
+        self.dequeued = dequeued;
+        let waits_for = |since| now.duration_since(since);
+        let stall = self
+            .waits_since
+            .is_some_and(|since| waits_for(since) >= STALL);
+        match self.stalled_at {
+            None if stall && starved() => {
+                self.stalled_at = Some(now);
+                Some(Turn::Stalled)
+            }
+            Some(_) if stall => {
+                self.stalled_at = Some(now);
+                None
+            }
+            Some(at) if now.duration_since(at) >= RECOVERY => {
+                self.stalled_at = None;
+                Some(Turn::Recovered)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Watch {
+    /// Without backlogs.
+    pub(super) fn new() -> Self {
+        Self {
+            looked: Instant::now(),
+            backlogs: Vec::new(),
+        }
+    }
+
+    /// From now on looks at this backlog too.
+    pub(super) fn add(&mut self, &backlog_request { queue, cpu }: &backlog_request) {
+        if self
+            .backlogs
+            .iter()
+            .any(|b| (b.queue, b.cpu) == (queue, cpu))
+        {
+            return;
+        }
+        self.backlogs.push(Watched {
+            queue,
+            cpu,
+            progress: Progress::default(),
+        });
+    }
+
+    /// Time until the next look is due.
+    pub(super) fn due(&self) -> Duration {
+        match self.backlogs.is_empty() {
+            true => Duration::MAX,
+            false => LOOK.saturating_sub(self.looked.elapsed()),
+        }
+    }
+
+    /// Looks at all backlogs if that is due; closes those that stall, opens those that have
+    /// recovered.
+    pub(super) fn look(&mut self, datapath: &Datapath, devices: &[Steered]) {
+        if self.due() > Duration::ZERO {
+            return;
+        }
+        self.looked = Instant::now();
+        for Watched {
+            queue,
+            cpu,
+            progress,
+        } in &mut self.backlogs
+        {
+            let (queue, cpu) = (*queue, *cpu);
+            let b = datapath.backlog(queue, cpu);
+            let starved = || datapath.starves(queue, cpu);
+            let turn = progress.look(self.looked, waiting(&b) > 0, b.dequeued, starved);
+            let Some(turn) = turn else { continue };
+            let stalled = turn == Turn::Stalled;
+            datapath.close(queue, cpu, backlog_closed::BACKLOG_STALLED, stalled);
+            let name = name_of(devices, queue);
+            match turn {
+                Turn::Stalled => warn!(
+                    "{name}: the backlog for CPU {cpu} is stalled: {} packets wait, and its thread \
+                     {} has not run for {STALL:?}. New flows go elsewhere. See what keeps the CPU (a \
+                     real-time task, a limit of a cgroup, the hypervisor); raise the thread's share by \
+                     --backlog-nice, or leave the CPU out of --rps-cpus",
+                    waiting(&b),
+                    datapath.thread_of(queue, cpu).unwrap_or_default()
+                ),
+                Turn::Recovered => info!(
+                    "{name}: the backlog for CPU {cpu} makes progress again: flows may go there"
+                ),
+            }
+        }
+    }
+}
+
+/// Frames that have entered and are not dequeued; not exact under traffic.
+fn waiting(b: &backlog) -> u64 {
+    b.tail
+        .saturating_sub(b.nr_lost + b.nr_vanished + b.dequeued)
+}
+
+/// A queue for the log: device and number.
+fn name_of(devices: &[Steered], queue: u32) -> String {
+    let device = devices.iter().rfind(|d| d.first_queue <= queue);
+    device.map_or_else(String::new, |d| {
+        format!("{} queue {}", d.device.name, queue - d.first_queue)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Looks at (milliseconds, frames wait, dequeued); returns the turns with their times.
+    fn turns(looks: &[(u64, bool, u64)], starved: bool) -> Vec<(u64, Turn)> {
+        let start = Instant::now();
+        let mut progress = Progress::default();
+        let looks = looks.iter().filter_map(|&(ms, waiting, dequeued)| {
+            let now = start + Duration::from_millis(ms);
+            Some((ms, progress.look(now, waiting, dequeued, || starved)?))
+        });
+        looks.collect()
+    }
+
+    #[test]
+    fn frames_that_wait_without_progress_are_a_stall() {
+        let looks = [(0, true, 5), (100, true, 5), (200, true, 5), (300, true, 5)];
+        assert_eq!(turns(&looks, true), [(200, Turn::Stalled)]);
+        // The thread sleeps: the frames have been lost, which the CPU is no cause of.
+        assert_eq!(turns(&looks, false), []);
+    }
+
+    #[test]
+    fn progress_or_an_empty_ring_is_no_stall() {
+        let slow = [
+            (0, true, 5),
+            (100, true, 5),
+            (200, true, 6),
+            (300, true, 6),
+            (400, true, 7),
+        ];
+        let empty = [
+            (0, true, 5),
+            (100, false, 5),
+            (200, true, 5),
+            (300, true, 5),
+        ];
+        let never = [(0, false, 0), (1000, false, 0), (2000, false, 0)];
+        for looks in [&slow[..], &empty, &never] {
+            assert_eq!(turns(looks, true), [], "{looks:?}");
+        }
+    }
+
+    /// Frames that arrived since the last look have waited for less than the time between looks.
+    #[test]
+    fn a_late_look_sees_no_stall() {
+        assert_eq!(turns(&[(0, false, 5), (900, true, 5)], true), []);
+        let later = [(0, false, 5), (900, true, 5), (1100, true, 5)];
+        assert_eq!(turns(&later, true), [(1100, Turn::Stalled)]);
+    }
+
+    #[test]
+    fn it_recovers_two_seconds_after_the_last_stall() {
+        let stall = [(0, true, 5), (200, true, 5)];
+        let with = |rest: &[_]| turns(&[&stall, rest].concat(), true).split_off(1);
+        let recovered = [(300, false, 9), (2100, false, 9), (2200, true, 9)];
+        assert_eq!(with(&recovered), [(2200, Turn::Recovered)]);
+        let again = [
+            (300, true, 9),
+            (1000, true, 9),
+            (2900, false, 9),
+            (3000, true, 10),
+        ];
+        assert_eq!(with(&again), [(3000, Turn::Recovered)]);
+        let stays = [(1000, true, 5), (2000, true, 5), (3000, true, 5)];
+        assert_eq!(with(&stays), []);
+    }
+}

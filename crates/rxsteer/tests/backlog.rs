@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A backlog whose thread does not get its CPU: a real-time thread occupies it.
+
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use rxlab::bench::setup::mode::Active;
+use rxlab::in_lab;
+use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::generator::{Generator, GeneratorConfig};
+use rxlab::lab::hog::Hog;
+use rxlab::lab::link::LinkConfig;
+use rxlab::testing::testbed::*;
+use rxsteer::api::status::{Backlog, Queue};
+use rxsteer::daemon::options::Options;
+
+/// Flows that begin one after the other, each with a frame. Between two of them is a frame of a flow
+/// that goes on.
+const NR_FLOWS: u32 = 32_768;
+
+/// Frames per second: the backlog never fills up.
+const RATE: u64 = 4_000;
+
+/// Frames by which a location is judged.
+const FEW: u64 = 400;
+
+/// Frames of these that may be elsewhere: counters are read while they change, and now and then a
+/// new flow shares the slot of one whose frames wait.
+const TOLERANCE: u64 = 8;
+
+/// Time for which the CPU is occupied, a round. The kernel limits real-time threads: now and then
+/// ordinary ones run for some milliseconds, and a round without a stall is repeated.
+const OCCUPIED: Duration = Duration::from_secs(2);
+const ROUNDS: u32 = 5;
+
+fn queue(active: &Active<'_>) -> Result<Queue> {
+    Ok(status(active)?.devices[0].queues[0].clone())
+}
+
+/// The backlog of the CPU that is occupied.
+fn backlog(active: &Active<'_>) -> Result<Backlog> {
+    let backlogs = queue(active)?.backlogs;
+    let backlog = backlogs.into_iter().find(|b| b.cpu == OTHER_CPU);
+    Ok(backlog.unwrap_or_default())
+}
+
+/// Waits until this share of the frames received, in percent, is at a location; returns false if
+/// `over` before.
+fn share(
+    active: &Active<'_>,
+    percent: u64,
+    of: fn(&Queue) -> u64,
+    mut over: impl FnMut() -> Result<bool>,
+) -> Result<bool> {
+    until("the packets are where they are expected", || {
+        let before = queue(active)?;
+        let after = until("more packets", || {
+            let now = queue(active)?;
+            Ok((now.received > before.received + FEW).then_some(now))
+        })?;
+        let expected = (after.received - before.received) * percent / 100;
+        let there = of(&after) - of(&before);
+        Ok(match there.abs_diff(expected) <= TOLERANCE {
+            true => Some(true),
+            false => over()?.then_some(false),
+        })
+    })
+}
+
+/// Occupies the CPU until the backlog is stalled.
+fn stall(active: &Active<'_>) -> Result<Hog> {
+    for _ in 0..ROUNDS {
+        let hog = Hog::real_time(OTHER_CPU, OCCUPIED)?;
+        let stalled = until("a stall, or the end of the round", || {
+            let stalled = backlog(active)?.stalled;
+            Ok((stalled || !hog.runs()).then_some(stalled))
+        })?;
+        if stalled {
+            return Ok(hog);
+        }
+    }
+    bail!("the CPU is occupied, and no stall is reported")
+}
+
+/// Returns how many frames of the flow that goes on were overtaken; `None` if the CPU was free again
+/// before the locations could be seen.
+fn overtaken(guarded: bool) -> Result<Option<u64>> {
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows {
+        flood: 1,
+        ..UdpFlows::to(dut, NR_FLOWS)
+    };
+    let options = Options {
+        unguarded: !guarded,
+        ..bed.options(&[OTHER_CPU])
+    };
+    let sink = bed.receiver_in_order(&flows)?;
+    let active = Active::steer(dut, options)?;
+    let paced = GeneratorConfig::lossless(Frames::Udp(flows), None).at(RATE);
+    let wire = Generator::start(&bed.link, POLLING_CPU, &paced)?;
+    let [inline, redirected]: [fn(&Queue) -> u64; 2] = [|q| q.inline, |q| q.sums.redirected];
+    let never = || Ok(false);
+    let recovered = || Ok(!backlog(&active)?.stalled);
+
+    share(&active, 100, redirected, never)?;
+    assert!(!backlog(&active)?.stalled);
+    let hog = stall(&active)?;
+    // New flows are inline; the flow with frames in the backlog stays, unless nothing guards it.
+    let percent = if guarded { 50 } else { 100 };
+    let avoided = share(&active, percent, inline, || Ok(!hog.runs()))?;
+    drop(hog);
+    let moved = share(&active, 100, inline, recovered)?;
+    until("it recovers", || Ok(recovered()?.then_some(())))?;
+    share(&active, 100, redirected, never)?;
+
+    let sent = wire.stop()?;
+    assert_eq!(sent.lost, 0);
+    let queue = at_rest(&active, 0, sent.sent)?;
+    assert_eq!((queue.sums.lost, queue.dropped()), (0, 0), "{queue:?}");
+    active.stop()?;
+    until("all received", || {
+        Ok((sink.received() + sink.dropped()? >= sent.sent).then_some(()))
+    })?;
+    let report = sink.stop()?;
+    assert_eq!(report.dropped, 0, "{report:?}");
+    Ok((avoided && moved).then_some(report.reordered))
+}
+
+fn overtaken_in_a_round(guarded: bool) -> Result<u64> {
+    for _ in 0..ROUNDS {
+        if let Some(overtaken) = overtaken(guarded)? {
+            return Ok(overtaken);
+        }
+    }
+    bail!("new flows went to the stalled backlog in {ROUNDS} rounds")
+}
+
+#[test]
+fn new_flows_avoid_a_backlog_without_progress() -> Result<()> {
+    in_lab!();
+    assert_eq!(overtaken_in_a_round(true)?, 0);
+    // The control.
+    assert!(overtaken_in_a_round(false)? > 0);
+    Ok(())
+}
