@@ -3,13 +3,14 @@ PREFIX ?= /usr/local
 PROGRAMS ?= rxsteer
 KERNEL ?=
 FRAMES ?=
+HOURS ?=
 CPUS ?=
 SCENARIO ?=
 PROFILE ?=
 REPORT ?= bench.html
 MANY ?= many.html
 
-.PHONY: help demo test fuzz guest lint bench many install
+.PHONY: help demo test fuzz soak guest lint bench many install
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -22,6 +23,9 @@ test: ## every test, native and end to end (ARGS=FILTER); the latter need root: 
 
 fuzz: ## frames through both builds of the parser, requests, configurations, as root (FRAMES=1e9)
 	@scripts/fuzz.sh $(FRAMES)
+
+soak: ## traffic of all kinds while everything moves: nothing grows, as root (HOURS=8)
+	@scripts/soak.sh $(HOURS)
 
 guest: ## tests in virtual machines, on several kernels (TEST=rfs, ARGS=FILTER, KERNEL=6.12, CPUS=8, RESUME=1)
 	@scripts/guest.sh $(KERNEL:%=--kernel %) $(CPUS:%=--cpus %) $(RESUME:%=--resume) $(TEST) $(ARGS)
