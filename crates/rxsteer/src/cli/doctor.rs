@@ -16,6 +16,7 @@ use super::program::{end_with_the_reader, print_answer};
 use crate::host::caps::{self, Missing, Need};
 use crate::host::device::{AttachedXdp, Device, XdpMode};
 use crate::host::gain;
+use crate::host::lower::bond_ports;
 use crate::host::netdev::{Settings, Threaded};
 use crate::host::objection::Objection;
 use crate::host::polling::Polling;
@@ -114,7 +115,10 @@ pub fn diagnose(names: &[String]) -> Result<Diagnosis> {
     let host = Host::look();
     let asked = !names.is_empty();
     let mut devices = Vec::new();
-    for (device, instances) in napi::with_instances(names)? {
+    // A bond is steered on its ports.
+    let bonds = names.iter().filter_map(|name| bond_ports(name));
+    let names: Vec<String> = names.iter().cloned().chain(bonds.flatten()).collect();
+    for (device, instances) in napi::with_instances(&names)? {
         if asked || device.up && device.name != "lo" {
             devices.push(DeviceDiagnosis::of(&device, &instances));
         }

@@ -4,6 +4,7 @@
 
 mod accounting;
 mod auto;
+mod bonds;
 mod explain;
 pub mod hotplug;
 mod kernel_rps;

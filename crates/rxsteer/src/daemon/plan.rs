@@ -5,6 +5,7 @@
 use anyhow::{Result, anyhow, bail};
 use tracing::{info, warn};
 
+use super::bonds::with_ports;
 use super::options::{Hash, Mode, Options, RpsCpus};
 use crate::datapath::backlogs::LIMIT_MAX;
 use crate::datapath::{self, InlinePorts};
@@ -49,7 +50,7 @@ impl From<AutoMask> for QueueMask {
 pub(super) fn plan(options: &Options) -> Result<Vec<Steered>> {
     let mut devices: Vec<Steered> = Vec::new();
     let mut obstacles = Vec::new();
-    for name in &options.devices {
+    for name in &with_ports(&options.devices) {
         let last = devices.last();
         let first_queue = last.map_or(0, |d| d.first_queue + d.device.rx_queues);
         let known = |new: &Steered| {
@@ -110,9 +111,14 @@ fn examine(name: &str, first_queue: u32, options: &Options) -> Result<Steered> {
     })
 }
 
+/// The names of the devices.
+pub(super) fn names(devices: &[Steered]) -> Vec<String> {
+    devices.iter().map(|d| d.device.name.clone()).collect()
+}
+
 /// Index of the device with that name; without a name, of the only device.
 pub(super) fn find(devices: &[Steered], name: Option<&str>) -> Result<usize> {
-    let names: Vec<_> = devices.iter().map(|d| d.device.name.clone()).collect();
+    let names = names(devices);
     match name {
         Some(name) => names
             .iter()

@@ -8,12 +8,13 @@ use anyhow::{Result, anyhow, bail};
 use tracing::{debug, info, warn};
 
 use super::auto::AutoMasks;
+use super::bonds::Bonds;
 use super::hotplug::Hotplug;
 use super::kernel_rps;
 use super::options::{Hash, Mode, OnKernelRps, Options, RpsCpus, TABLE_MAX, Tunnel};
 use super::panics;
 use super::plan::{
-    QueueMask, Steered, backlog_limit, check, cpus_of, fall_back, find, inline_ports, plan,
+    QueueMask, Steered, backlog_limit, check, cpus_of, fall_back, find, inline_ports, names, plan,
 };
 use super::reader::Reader;
 use super::takedown::Takedown;
@@ -53,6 +54,7 @@ pub(super) struct Steering {
     policy: Policy,
     online: CpuMask,
     auto_masks: AutoMasks,
+    bonds: Bonds,
     takedown: Takedown,
     on_kernel_rps: OnKernelRps,
     /// CPUs that went offline or came online, until their backlogs are drained.
@@ -100,6 +102,7 @@ impl Steering {
         }
         let mut steering = Self {
             datapath,
+            bonds: Bonds::of(&options.devices, names(&devices)),
             devices,
             policy: options.policy,
             online: Topology::host().online()?,
@@ -152,6 +155,7 @@ impl Steering {
             if looked.elapsed() >= LOOK {
                 looked = Instant::now();
                 makers.look();
+                self.bonds.look();
                 if let Err(e) = self.datapath.look_at_host() {
                     warn!("{e:#}");
                 }

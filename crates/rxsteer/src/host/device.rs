@@ -18,6 +18,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use serde::Serialize;
 
 use crate::host::cpumask::CpuMask;
+use crate::host::lower::Lower;
 use crate::host::netdev::{self, Napi};
 use crate::host::topology::Topology;
 
@@ -83,6 +84,9 @@ pub struct Device {
     pub rx_vlan_offload: Offload,
     /// Files below `queues/` that enable kernel RPS or RFS, as `rx-0/rps_cpus`.
     pub kernel_rps: Vec<String>,
+    /// The devices in whose queues its packets arrive, if not in its own.
+    #[serde(skip)]
+    pub lower: Lower,
     /// `None` before Linux 6.8.
     #[serde(skip)]
     pub napis: Option<Vec<Napi>>,
@@ -116,10 +120,12 @@ impl Device {
                 == NETDEV_XDP_ACT_BASIC | NETDEV_XDP_ACT_REDIRECT,
         );
         let queues = sysfs.join("queues");
+        let driver = driver(name)?;
         Ok(Self {
             name: name.to_string(),
             ifindex,
-            driver: driver(name)?,
+            lower: Lower::of(&sysfs, &driver),
+            driver,
             rx_queues: rx_queues(&queues)?.len() as u32,
             mtu: read_number(&sysfs.join("mtu"))?,
             up: read_number(&sysfs.join("flags"))? & libc::IFF_UP as u32 != 0,

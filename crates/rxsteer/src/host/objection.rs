@@ -31,6 +31,9 @@ impl fmt::Display for Objection {
 impl Device {
     /// Reasons against steering this device in `mode`; fatal ones come first.
     pub fn objections(&self, mode: XdpMode) -> Vec<Objection> {
+        if let Some(elsewhere) = self.received_elsewhere() {
+            return vec![elsewhere];
+        }
         let mut objections: Vec<Objection> = [
             self.attached_xdp(),
             self.kernel_rps_on(),
@@ -45,6 +48,7 @@ impl Device {
                 .flatten(),
             (mode == XdpMode::Generic).then(|| self.no_napi()).flatten(),
             (mode == XdpMode::Native).then(|| self.tun()).flatten(),
+            self.nameless_queues(mode),
             self.down(),
         ]
         .into_iter()
@@ -246,7 +250,7 @@ impl Device {
             Some(napis) => !napis.is_empty(),
             None => self.hardware,
         };
-        if polled {
+        if polled || self.napi_is_elsewhere() {
             return None;
         }
         let name = &self.name;
@@ -287,6 +291,7 @@ impl Device {
 mod tests {
     use super::*;
     use crate::host::device::AttachedXdp;
+    use crate::host::lower::Lower;
     use crate::host::netdev::Napi;
 
     /// A network card without objections.
@@ -303,6 +308,7 @@ mod tests {
             native_xdp: Some(true),
             rx_vlan_offload: Offload::Off,
             kernel_rps: Vec::new(),
+            lower: Lower::None,
             napis: Some(vec![Napi {
                 id: 8193,
                 irq: Some(40),
@@ -473,6 +479,30 @@ mod tests {
             .len()
                 > 1
         );
+    }
+
+    #[test]
+    fn packets_that_arrive_elsewhere_are_steered_there() {
+        let with = |lower| Device { lower, ..veth() };
+        let ports = with(Lower::Ports(vec!["eth0".into(), "eth1".into()]));
+        let none = with(Lower::Ports(Vec::new()));
+        let vf = with(Lower::VirtualFunction("enP1s1".into()));
+        for mode in [XdpMode::Native, XdpMode::Generic] {
+            assert!(only(&ports, mode, false).contains("(eth0, eth1)"));
+            assert!(only(&none, mode, true).contains("without ports"));
+            assert!(only(&vf, mode, true).contains("`rxsteer run enP1s1`"));
+        }
+    }
+
+    #[test]
+    fn queues_without_a_device_are_steered_in_generic_mode() {
+        let device = Device {
+            driver: "mtk_soc_eth".into(),
+            napis: Some(Vec::new()),
+            ..card()
+        };
+        assert!(only(&device, XdpMode::Native, true).contains("--mode generic"));
+        assert_eq!(device.objections(XdpMode::Generic), []);
     }
 
     #[test]

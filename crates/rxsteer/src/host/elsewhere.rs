@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Reasons against steering a device whose packets arrive elsewhere.
+
+use super::device::{Device, XdpMode};
+use super::lower::Lower;
+use super::objection::Objection;
+
+/// Driver of MediaTek's Ethernet (drivers/net/ethernet/mediatek/mtk_eth_soc.c), as it calls itself.
+const MEDIATEK: &str = "mtk_soc_eth";
+
+impl Device {
+    /// Objections to a device whose packets arrive elsewhere, instead of all others.
+    pub(super) fn received_elsewhere(&self) -> Option<Objection> {
+        let name = &self.name;
+        match &self.lower {
+            Lower::None => None,
+            Lower::Ports(ports) if ports.is_empty() => Some(Objection {
+                reason: format!("{name} is a bond without ports: there is nothing to steer"),
+                remedy: format!("add ports first: `ip link set dev PORT master {name}`"),
+                fatal: true,
+            }),
+            Lower::Ports(ports) => Some(Objection {
+                reason: format!(
+                    "the packets of {name} arrive on its ports ({})",
+                    ports.join(", ")
+                ),
+                remedy: format!("`rxsteer run {name}` steers those"),
+                fatal: false,
+            }),
+            Lower::VirtualFunction(vf) => Some(Objection {
+                reason: format!(
+                    "the packets of {name} arrive on its virtual function {vf}, in queues of its own"
+                ),
+                remedy: format!("steer that instead: `rxsteer run {vf}`"),
+                fatal: true,
+            }),
+        }
+    }
+
+    /// MediaTek's driver registers the queues of all its devices for a device that does not exist:
+    /// a native program can't tell whose they are.
+    pub(super) fn nameless_queues(&self, mode: XdpMode) -> Option<Objection> {
+        (mode == XdpMode::Native && self.driver == MEDIATEK).then(|| Objection {
+            reason: format!(
+                "the driver of {} ({MEDIATEK}) does not tell native programs on which device a \
+                 packet arrived",
+                self.name
+            ),
+            remedy: "use `--mode generic`".to_owned(),
+            fatal: true,
+        })
+    }
+
+    /// The driver registers its NAPI instances for another device, where the kernel does not list
+    /// them as this one's.
+    pub(super) fn napi_is_elsewhere(&self) -> bool {
+        self.driver == MEDIATEK
+    }
+}
