@@ -140,3 +140,19 @@ fn table_sizes_change_after_frames_vanished() -> Result<()> {
     assert_eq!((now.sums.vanished, now.sums.queued), (3, 0), "{now:?}");
     active.stop()
 }
+
+/// Else the backlog would count as used: it is never taken down, and its CPU can't go offline.
+#[test]
+fn frames_that_vanished_are_found_without_packets() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, NR_FLOWS);
+    let active = Active::steer(dut, bed.options(&[OTHER_CPU]))?;
+    bed.warm_up(&active, &flows)?;
+    vanish(3)?;
+    until("they are found", || {
+        Ok((queue(&active)?.sums.vanished == 3).then_some(()))
+    })?;
+    active.stop()
+}

@@ -147,7 +147,7 @@ impl Steering {
                 self.watch.add(&request);
                 makers.make(request)?;
             }
-            self.watch.look(&self.datapath, &self.devices);
+            self.watch.look(&self.datapath, &self.devices)?;
             if ready[3] {
                 self.cpus_changed(hotplug.take()?)?;
             }

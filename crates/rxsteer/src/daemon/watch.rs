@@ -6,6 +6,7 @@
 
 use std::time::{Duration, Instant};
 
+use anyhow::Result;
 use tracing::{info, warn};
 
 use super::plan::Steered;
@@ -48,6 +49,8 @@ struct Progress {
 enum Turn {
     Stalled,
     Recovered,
+    /// Frames are missing, and the thread sleeps: they have vanished on the way into the backlog.
+    Vanished,
 }
 
 impl Progress {
@@ -72,6 +75,7 @@ impl Progress {
                 self.stalled_at = Some(now);
                 Some(Turn::Stalled)
             }
+            None if stall => Some(Turn::Vanished),
             Some(_) if stall => {
                 self.stalled_at = Some(now);
                 None
@@ -120,10 +124,14 @@ impl Watch {
 
     /// Looks at all backlogs if that is due; closes those that stall, opens those that have
     /// recovered.
-    pub(super) fn look(&mut self, datapath: &Datapath, devices: &[Steered]) {
+    ///
+    /// # Errors
+    /// When frames that vanished can't be counted ([`Datapath::find_vanished`]).
+    pub(super) fn look(&mut self, datapath: &Datapath, devices: &[Steered]) -> Result<()> {
         if self.due() > Duration::ZERO {
-            return;
+            return Ok(());
         }
+        let mut vanished = false;
         self.looked = Instant::now();
         for Watched {
             queue,
@@ -136,11 +144,15 @@ impl Watch {
             let starved = || datapath.starves(queue, cpu);
             let turn = progress.look(self.looked, waiting(&b) > 0, b.dequeued, starved);
             let Some(turn) = turn else { continue };
+            if turn == Turn::Vanished {
+                vanished = true;
+                continue;
+            }
             let stalled = turn == Turn::Stalled;
             datapath.close(queue, cpu, backlog_closed::BACKLOG_STALLED, stalled);
             let name = name_of(devices, queue);
-            match turn {
-                Turn::Stalled => warn!(
+            match stalled {
+                true => warn!(
                     "{name}: the backlog for CPU {cpu} is stalled: {} packets wait, and its thread \
                      {} has not run for {STALL:?}. New flows go elsewhere. See what keeps the CPU (a \
                      real-time task, a limit of a cgroup, the hypervisor); raise the thread's share by \
@@ -148,10 +160,14 @@ impl Watch {
                     waiting(&b),
                     datapath.thread_of(queue, cpu).unwrap_or_default()
                 ),
-                Turn::Recovered => info!(
+                false => info!(
                     "{name}: the backlog for CPU {cpu} makes progress again: flows may go there"
                 ),
             }
+        }
+        match vanished {
+            true => datapath.find_vanished(),
+            false => Ok(()),
         }
     }
 }
@@ -189,8 +205,9 @@ mod tests {
     fn frames_that_wait_without_progress_are_a_stall() {
         let looks = [(0, true, 5), (100, true, 5), (200, true, 5), (300, true, 5)];
         assert_eq!(turns(&looks, true), [(200, Turn::Stalled)]);
-        // The thread sleeps: the frames have been lost, which the CPU is no cause of.
-        assert_eq!(turns(&looks, false), []);
+        // The thread sleeps: the CPU is not the cause.
+        let vanished = [200, 300].map(|ms| (ms, Turn::Vanished));
+        assert_eq!(turns(&looks, false), vanished);
     }
 
     #[test]
