@@ -364,7 +364,7 @@ struct rx_config {
 	struct flow_secret flow_secret;
 	__u64 backlog_limit;	       /* frames a backlog may hold (docs/backlog.md) */
 	__u64 napi_state_in_busy_poll; /* bit of napi_struct.state; 0: no busy polling */
-	__u32 nr_cpus;		       /* possible CPUs: the row length of `backlogs` */
+	__u32 nr_cpus;		       /* CPU ids: the row length of `backlogs` */
 	/* Share of a queue's frames, of 1024, above which a flow is large; 0: no flow is. */
 	__u32 flow_limit;
 	__u32 flow_shift;		       /* 32 - log2(rps_flow_cnt) */

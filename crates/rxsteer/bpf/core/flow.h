@@ -300,6 +300,8 @@ static __always_inline enum flow_result flow_transport(struct flow_cursor *c,
 	return flow_skip(c, 4); /* AH's sequence number */
 }
 
+/* A receiver that checks sequence numbers drops packets that arrive after a later one of the tunnel
+ * (RFC 2890): packets that have them are one flow, the outer one. The same holds for GTP-U. */
 static __always_inline enum flow_result flow_gre(struct flow_cursor *c, __u16 *type)
 {
 	const struct flow_gre *gre = flow_take(c, sizeof(*gre));
@@ -308,11 +310,12 @@ static __always_inline enum flow_result flow_gre(struct flow_cursor *c, __u16 *t
 	if (!gre)
 		return FLOW_TRUNCATED;
 	flags = flow_swap16(gre->flags);
-	if (flags & 0x4007) /* source routing of RFC 1701, or a version that is not 0 */
+	/* Source routing of RFC 1701, a sequence number, or a version that is not 0. */
+	if (flags & 0x5007)
 		return FLOW_UNKNOWN;
 	*type = flow_swap16(gre->type);
-	/* a word for each of checksum, key and sequence number */
-	return flow_skip(c, 4 * (!!(flags & 0x8000) + !!(flags & 0x2000) + !!(flags & 0x1000)));
+	/* a word for each of checksum and key */
+	return flow_skip(c, 4 * (!!(flags & 0x8000) + !!(flags & 0x2000)));
 }
 
 static __always_inline enum flow_result flow_vxlan(struct flow_cursor *c, __u16 *type)
@@ -348,7 +351,8 @@ static __always_inline enum flow_result flow_gtpu(struct flow_cursor *c, __u16 *
 	if (!gtpu)
 		return FLOW_TRUNCATED;
 	flags = gtpu->flags;
-	if ((flags & 0xf0) != 0x30 || gtpu->message != 255) /* not version 1, GTP', signalling */
+	/* Not version 1, GTP', a sequence number, or signalling. */
+	if ((flags & 0xf2) != 0x30 || gtpu->message != 255)
 		return FLOW_UNKNOWN;
 	if (flow_narrow(c, c->off, flow_swap16(gtpu->length)))
 		return FLOW_TRUNCATED;

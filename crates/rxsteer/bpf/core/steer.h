@@ -18,9 +18,10 @@
 /* ---- INLINE's own backlog ------------------------------------------------- */
 
 /*
- * The number of the present poll (rx_queue.nr_polls). While a flow waits to leave INLINE, the first
- * call in a poll, for its first INLINE frame at the latest, reads GRO's lists: later they may hold
- * packets of this poll.
+ * The number of the present poll (rx_queue.nr_polls), from 1. Polls without a stamp are one poll:
+ * no flow leaves INLINE between them. While a flow waits to leave INLINE, the first call in a poll,
+ * for its first INLINE frame at the latest, reads GRO's lists: later they may hold packets of this
+ * poll.
  */
 static __always_inline __u64 rx_poll(struct rx *rx)
 {
@@ -30,7 +31,7 @@ static __always_inline __u64 rx_poll(struct rx *rx)
 	if (rx->poll)
 		return rx->poll;
 	poll = rx_poll_stamp(rx);
-	if (q->poll != poll) {
+	if (q->poll != poll || unlikely(!q->nr_polls)) {
 		q->poll = poll;
 		q->nr_polls++;
 		if (unlikely(q->leaving)) {

@@ -80,6 +80,8 @@ static bool rx_enqueue(const struct rx *rx, __u32 cpu)
 
 static __u64 rx_poll_stamp(const struct rx *rx)
 {
+	if (facts->no_stamp)
+		return 0;
 	facts->poll_asked = 1;
 	return poll_stamp(rx->cpu, facts->nr_polls);
 }

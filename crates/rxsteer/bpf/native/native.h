@@ -26,7 +26,7 @@ struct rx_facts {
 	__u32 demand[64]; /* by CPU: cpu_demand() */
 	__u32 flow_limit;
 	__u32 consumer_waits;
-	__u32 pad;
+	__u32 no_stamp;	     /* the polling CPU has no element in poll_cpus */
 	struct cpu cpus[64]; /* with the CPUs near each */
 
 	/* Outputs. */

@@ -109,13 +109,13 @@ impl std::str::FromStr for QueueCpus {
 pub enum Tunnel {
     /// IPIP, 6in4, 4in6, ip6ip6
     Ipip,
-    /// GRE, with its optional fields
+    /// GRE without sequence numbers
     Gre,
     /// VXLAN, on UDP ports 4789 and 8472
     Vxlan,
     /// GENEVE, on UDP port 6081
     Geneve,
-    /// GTP-U, on UDP port 2152
+    /// GTP-U without sequence numbers, on UDP port 2152
     GtpU,
     /// all of them
     All,

@@ -32,6 +32,7 @@ use crate::bpf::trace_skel::{TraceSkel, TraceSkelBuilder};
 use crate::host::caps;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::XdpMode;
+use crate::host::topology::Topology;
 use crate::host::{kthread, xdp};
 use crate::types::{self, backlog, cpu, rx_config, rx_load, rx_policy, rx_pressure, rx_queue};
 
@@ -65,7 +66,7 @@ impl Datapath {
     /// When the kernel refuses a map or a program: the verifier's messages are in the log.
     pub fn load(config: &Config, devices: &[DeviceConfig]) -> Result<Self> {
         let nr_queues: u32 = devices.iter().map(|d| d.nr_rx_queues).sum();
-        let nr_cpus = u32::try_from(libbpf_rs::num_possible_cpus()?)?;
+        let nr_cpus = Topology::host().nr_cpu_ids()?;
         let tables = Tables::new(config, nr_queues)?;
 
         let mut open_trace = open(TraceSkelBuilder::default())?;
@@ -347,7 +348,7 @@ impl Datapath {
         u32::try_from(self.backlogs.nr_queues()).expect("made from a u32")
     }
 
-    /// Number of possible CPUs: they are numbered from 0 to this - 1.
+    /// Number of possible CPU ids, from 0 to this - 1. Some may stand for no CPU.
     pub fn nr_cpus(&self) -> u32 {
         self.nr_cpus
     }

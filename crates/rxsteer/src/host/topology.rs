@@ -35,6 +35,16 @@ impl Topology {
         self.cpu_list("possible")
     }
 
+    /// Number of CPU ids, from 0 on: one more than the highest of a possible CPU. There are fewer
+    /// CPUs if their ids have gaps.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn nr_cpu_ids(&self) -> Result<u32> {
+        let highest = self.possible()?.iter().last();
+        Ok(1 + highest.context("the kernel names no possible CPU")?)
+    }
+
     /// CPUs that are plugged in.
     pub fn present(&self) -> Result<CpuMask> {
         self.cpu_list("present")
@@ -259,6 +269,17 @@ pub(super) mod tests {
             format!("{error:#}").contains("is /sys mounted?"),
             "{error:#}"
         );
+    }
+
+    #[test]
+    fn cpu_ids_may_have_gaps() {
+        let ids = |possible| {
+            let fixture = Fixture::new("0").file("sys/devices/system/cpu/possible", possible);
+            fixture.topology().nr_cpu_ids().unwrap()
+        };
+        assert_eq!(ids("0-3"), 4);
+        assert_eq!(ids("0-3,8-11"), 12);
+        assert_eq!(ids("3"), 4);
     }
 
     #[test]
