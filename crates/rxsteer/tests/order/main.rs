@@ -5,6 +5,7 @@
 
 #[path = "../common/mod.rs"]
 mod common;
+mod faults;
 mod leave;
 mod mix;
 #[path = "../sim/mod.rs"]

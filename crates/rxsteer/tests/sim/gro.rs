@@ -14,6 +14,8 @@ const NORMAL_BATCH: usize = 8;
 pub struct Packet {
     /// Index of the flow.
     pub flow: usize,
+    /// Number of times that the daemon had been killed before.
+    pub life: usize,
     /// From 1.
     pub number: u64,
     /// What GRO makes of it.
@@ -31,10 +33,11 @@ pub enum Kind {
     Normal,
 }
 
-/// The network stack: counts packets delivered, and those out of order.
+/// The network stack: counts packets delivered, and those out of order. Order is kept among packets
+/// of one life of the daemon.
 #[derive(Clone, Debug, Default)]
 pub struct Stack {
-    latest: Vec<u64>,
+    latest: Vec<Vec<u64>>,
     /// Packets delivered after a later one of their flow.
     pub nr_overtaken: u64,
     /// Packets delivered.
@@ -43,10 +46,14 @@ pub struct Stack {
 
 impl Stack {
     fn deliver(&mut self, packet: Packet) {
-        if self.latest.len() <= packet.flow {
-            self.latest.resize(packet.flow + 1, 0);
+        if self.latest.len() <= packet.life {
+            self.latest.resize(packet.life + 1, Vec::new());
         }
-        let latest = &mut self.latest[packet.flow];
+        let flows = &mut self.latest[packet.life];
+        if flows.len() <= packet.flow {
+            flows.resize(packet.flow + 1, 0);
+        }
+        let latest = &mut flows[packet.flow];
         self.nr_overtaken += u64::from(packet.number < *latest);
         *latest = packet.number.max(*latest);
         self.nr_delivered += 1;
@@ -75,6 +82,13 @@ impl Gro {
     /// Whether no packet is held (`gro.bitmask` and `gro.rx_count`).
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Drops all packets held; returns their number.
+    pub fn drop_all(&mut self) -> usize {
+        let held = self.len();
+        *self = Self::default();
+        held
     }
 
     /// `gro_receive_skb()`

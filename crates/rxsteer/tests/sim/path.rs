@@ -10,6 +10,7 @@ use rxsteer::datapath::tables::cpu_mask;
 use rxsteer::types::rx_facts;
 use rxsteer::types::{backlog, rps_dev_flow, rps_map, rx_queue, rx_verdict};
 
+use super::daemon::Daemon;
 use super::gro::{Gro, Kind, Packet, Stack};
 use super::shape::*;
 use super::thread::{Thread, Traced};
@@ -17,7 +18,9 @@ use super::thread::{Thread, Traced};
 /// See the module's documentation.
 #[derive(Clone, Debug)]
 pub struct Path {
-    shape: Shape,
+    pub(super) shape: Shape,
+    /// The process, and what it meets.
+    pub daemon: Daemon,
     /// The queue's counters.
     pub q: rx_queue,
     /// The backlogs', by CPU.
@@ -26,30 +29,32 @@ pub struct Path {
     pub stack: Stack,
     /// Frames for which a ring had no room, without an [`Event::Lose`].
     pub nr_overflows: u64,
+    /// Packets dropped on the way to the stack.
+    pub nr_gone: u64,
     /// Reasons for wanted locations: a bit for each `enum rx_reason`.
     pub reasons: u32,
     /// States at the end of windows: a bit for each `enum rx_pressure`.
     pub pressures: u32,
     map: Box<rps_map>,
-    table: Vec<rps_dev_flow>,
-    sock_flows: Vec<u32>,
-    numbers: Vec<u64>,
+    pub(super) table: Vec<rps_dev_flow>,
+    pub(super) sock_flows: Vec<u32>,
+    pub(super) numbers: Vec<u64>,
     facts: rx_facts,
-    jiffies: u64,
-    polling: Option<u32>,
+    pub(super) jiffies: u64,
+    pub(super) polling: Option<u32>,
     interrupt: u32,
-    cpus: Vec<Cpu>,
+    pub(super) cpus: Vec<Cpu>,
     driver: Vec<Packet>,
     bulk: Vec<Vec<Packet>>,
-    gro: Gro,
-    entries: Vec<Option<Entry>>,
-    old: Vec<(u32, Entry)>,
+    pub(super) gro: Gro,
+    pub(super) entries: Vec<Option<Entry>>,
+    pub(super) old: Vec<(u32, Entry)>,
     nr_entries: u64,
     lose: usize,
     vanish: usize,
-    vanished: Vec<u64>,
-    flushed: Vec<u64>,
-    returning: bool,
+    pub(super) vanished: Vec<u64>,
+    pub(super) flushed: Vec<u64>,
+    pub(super) returning: bool,
 }
 
 impl Path {
@@ -80,6 +85,7 @@ impl Path {
             backlogs: vec![backlog::default(); n],
             stack: Stack::default(),
             nr_overflows: 0,
+            nr_gone: 0,
             reasons: 0,
             pressures: 0,
             map: Box::new(rps_map {
@@ -104,6 +110,7 @@ impl Path {
             vanished: vec![0; n],
             flushed: vec![0; n],
             returning: false,
+            daemon: Daemon::default(),
             shape,
         }
     }
@@ -120,7 +127,10 @@ impl Path {
                     self.run_thread(cpu);
                 }
             }
-            Event::OldThread(steps) => self.run_old_threads(steps),
+            Event::OldThread(steps) => {
+                self.run_old_threads(steps);
+                self.run_orphans(steps);
+            }
             Event::Jiffy => self.jiffies += 1,
             Event::Application(flow, location) => {
                 let hash = self.shape.hashes[flow];
@@ -152,6 +162,7 @@ impl Path {
                 }
             }
             Event::Check => self.check(),
+            Event::Return if !self.daemon.attached => {}
             Event::Return => {
                 self.returning = true;
                 self.q.policy = 0;
@@ -159,6 +170,7 @@ impl Path {
             }
             Event::Shed if self.returning => self.map.location = [INLINE_SHED; SLOTS],
             Event::Shed => {}
+            Event::Fail(failure) => self.fail(failure),
         }
     }
 
@@ -166,16 +178,24 @@ impl Path {
 
     fn receive(&mut self, flow: usize, kind: Kind) {
         let cpu = self.polling.unwrap_or(self.interrupt);
-        if self.polling.is_none() && self.cpus[cpu as usize].owed {
+        // The limit in docs/order.md: a queue with a new NAPI instance.
+        let owed = |c: &Cpu| c.owed;
+        if self.polling.is_none()
+            && (self.cpus[cpu as usize].owed || self.napi_is_new() && self.cpus.iter().any(owed))
+        {
             return;
         }
         self.polling = Some(cpu);
         self.numbers[flow] += 1;
         let packet = Packet {
             flow,
+            life: self.daemon.life,
             number: self.numbers[flow],
             kind,
         };
+        if !self.daemon.attached {
+            return self.pass_inline(packet);
+        }
         let hash = self.shape.hashes[flow];
         let slot = self.slot(flow);
         self.find_facts(cpu, hash);
@@ -199,12 +219,7 @@ impl Path {
             self.cpus[cpu as usize].nr_polls += 1;
         }
         match verdict {
-            rx_verdict::RX_PASS => {
-                self.driver.push(packet);
-                if self.driver.len() >= self.shape.driver_batch {
-                    self.pass();
-                }
-            }
+            rx_verdict::RX_PASS => self.pass_inline(packet),
             rx_verdict::RX_REDIRECTED => {
                 let to = self.table[slot].location;
                 if self.shape.fault == Some(Fault::QtailBefore) {
@@ -212,7 +227,14 @@ impl Path {
                 }
                 self.enqueue(to.into(), packet);
             }
-            _ => {}
+            _ => self.nr_gone += 1,
+        }
+    }
+
+    fn pass_inline(&mut self, packet: Packet) {
+        self.driver.push(packet);
+        if self.driver.len() >= self.shape.driver_batch {
+            self.pass();
         }
     }
 
@@ -222,6 +244,7 @@ impl Path {
         if self.vanish > 0 && self.backlogs[to as usize].kthread != 0 {
             self.vanish -= 1;
             self.vanished[to as usize] += 1;
+            self.nr_gone += 1;
             return;
         }
         if self.bulk[to as usize].len() == BULK {
@@ -240,6 +263,8 @@ impl Path {
         let empty = match self.shape.fault {
             Some(Fault::NapiGroEmpty) => true,
             Some(Fault::NapiGroHolds) => false,
+            // Memory that was freed, empty as it was left.
+            _ if self.napi_is_new() => true,
             _ => self.gro.is_empty(),
         };
         self.facts.gro_empty = (self.q.napi != 0 && empty).into();
@@ -293,9 +318,10 @@ impl Path {
     fn poll_traced(&mut self, cpu: u32) {
         let cpu = &mut self.cpus[cpu as usize];
         if std::mem::take(&mut cpu.owed) {
-            cpu.nr_polls += 1;
-            if std::mem::take(&mut cpu.asked) {
-                self.q.napi = 1;
+            cpu.nr_polls += u64::from(self.daemon.attached);
+            let kept = self.shape.fault == Some(Fault::NapiKept) && self.q.napi != 0;
+            if std::mem::take(&mut cpu.asked) && self.daemon.attached && !kept {
+                self.q.napi = self.daemon.napi;
             }
         }
     }
@@ -312,7 +338,7 @@ impl Path {
     // ---- backlogs -----------------------------------------------------------------------------
 
     /// `bq_flush_to_queue()`
-    fn flush_bulk(&mut self, to: u32) {
+    pub(super) fn flush_bulk(&mut self, to: u32) {
         let mut lose = std::mem::take(&mut self.lose);
         let mut lost = 0;
         for packet in self.bulk[to as usize].drain(..) {
@@ -325,6 +351,7 @@ impl Path {
                 self.nr_overflows += 1;
             }
         }
+        self.nr_gone += lost;
         if self.shape.fault == Some(Fault::LostTwice) {
             lost *= 2;
         }
@@ -360,7 +387,7 @@ impl Path {
     }
 
     /// `on_cpumap_kthread()` in trace.bpf.c
-    fn thread_traced(&mut self, cpu: u32, entry: &mut Entry, traced: Traced) {
+    pub(super) fn thread_traced(&mut self, cpu: u32, entry: &mut Entry, traced: Traced) {
         let b = &mut self.backlogs[cpu as usize];
         if !std::mem::replace(&mut entry.learnt, true) {
             b.in_loop = 0;
@@ -411,7 +438,10 @@ impl Path {
     fn make(&mut self) {
         for cpu in 0..self.shape.nr_cpus as usize {
             let missing = self.backlogs[cpu].wanted != 0 && self.entries[cpu].is_none();
-            if missing && !self.cpus[cpu].offline {
+            if missing && self.daemon.failing_makes > 0 {
+                self.daemon.failing_makes -= 1;
+                self.backlogs[cpu].wanted = 0;
+            } else if missing && !self.cpus[cpu].offline {
                 self.nr_entries += 1;
                 self.entries[cpu] = Some(Entry {
                     thread: Thread::new(self.shape.limit as usize + RING_SLACK),
@@ -440,11 +470,11 @@ impl Path {
         }
         if self.returning
             && ((0..self.shape.nr_cpus).all(|cpu| self.drained(cpu))
-                || fault == Some(Fault::EpochAbroad))
+                || fault == Some(Fault::EpochAbroad)
+                || fault == Some(Fault::DetachedEarly) && self.daemon.stopping)
         {
             self.returning = false;
-            self.table.fill(rps_dev_flow::default());
-            self.q.epoch += 1;
+            self.returned();
         }
         self.find_threads();
         self.find_vanished();
@@ -459,6 +489,10 @@ impl Path {
 
     /// `Datapath::remove_cpu`, `backlog_forget()`
     fn remove(&mut self, cpu: usize) {
+        if self.daemon.failing_removals > 0 {
+            self.daemon.failing_removals -= 1;
+            return;
+        }
         let b = &mut self.backlogs[cpu];
         if let Some(mut entry) = self.entries[cpu].take() {
             entry.learnt = false;

@@ -110,6 +110,12 @@ pub enum Fault {
     BlockedEarly,
     /// No thread is ever blocked.
     Unsettled,
+    /// Another NAPI instance of the queue is never learnt; the first one's memory reads as empty.
+    NapiKept,
+    /// A daemon that is stopped detaches before all flows have returned to INLINE.
+    DetachedEarly,
+    /// Threads of a daemon that was killed count for the next one.
+    OrphansCounted,
 }
 
 /// How a poll ends, and which packets its GRO delivers.
@@ -168,6 +174,31 @@ pub enum Event {
     Return,
     /// User space stops waiting for this return: flows are shed.
     Shed,
+    /// Something fails around the data path.
+    Fail(Failure),
+}
+
+/// Failures around the data path (daemon.rs).
+#[derive(Clone, Copy, Debug)]
+pub enum Failure {
+    /// The next creations of backlogs fail, this number of them: no memory, no thread.
+    Makes(u32),
+    /// The next removals of entries fail.
+    Removals(u32),
+    /// The next change of tables fails: the old ones stay, under a new epoch.
+    Tables,
+    /// Requests for backlogs are lost.
+    Requests,
+    /// `kill -9`
+    Kill,
+    /// SIGTERM
+    Stop,
+    /// The daemon starts.
+    Start,
+    /// The queue gets another NAPI instance.
+    Napi,
+    /// Time passes at once, in jiffies.
+    Clock(u64),
 }
 
 #[derive(Clone, Debug, Default)]
