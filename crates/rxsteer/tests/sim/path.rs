@@ -531,7 +531,8 @@ impl Path {
         let hash = self.shape.hashes[flow];
         let entry = *self.sock_flow(hash);
         let mask = self.facts.cpu_mask;
-        let application = match self.q.policy & FOLLOW != 0 && entry & !mask == hash & !mask {
+        let of_flow = (entry ^ hash) & !(2 * mask + 1) == 0; // but the bit of unconnected sockets
+        let application = match self.q.policy & FOLLOW != 0 && of_flow {
             true if entry & mask == mask => return INLINE,
             true => (entry & mask).checked_sub(1),
             false => None,
