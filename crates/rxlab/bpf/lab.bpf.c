@@ -367,6 +367,28 @@ int witness(struct __sk_buff *skb)
 	return TC_ACT_OK;
 }
 
+/* ---- slow: makes each packet costly ---------------------------------------- */
+
+/* Time for a packet, ns. */
+const volatile __u64 slow_ns = 0;
+
+#define SLOW_LOOPS (1 << 20)
+
+static long slow_over(__u32 index, void *end)
+{
+	return bpf_ktime_get_ns() >= *(__u64 *)end;
+}
+
+/* At a device's tc ingress, on the delivering CPU. */
+SEC("?tc")
+int slow(struct __sk_buff *skb)
+{
+	__u64 end = bpf_ktime_get_ns() + slow_ns;
+
+	bpf_loop(SLOW_LOOPS, slow_over, &end, 0);
+	return TC_ACT_OK;
+}
+
 /* ---- empty: the cost of running any XDP program ---------------------------- */
 
 SEC("?xdp.frags")

@@ -1,18 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A backlog whose thread does not get its CPU: a real-time thread occupies it.
 
+use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use rxlab::bench::setup::mode::Active;
 use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;
+use rxlab::lab::slow::slow;
 use rxlab::testing::testbed::*;
 use rxsteer::api::status::{Backlog, Queue};
 use rxsteer::daemon::options::Options;
+use rxsteer::host::kthread;
+use rxsteer::host::sched::Class;
 
 /// Flows that begin one after the other, each with a frame. Between two of them is a frame of a flow
 /// that goes on.
@@ -143,4 +147,89 @@ fn new_flows_avoid_a_backlog_without_progress() -> Result<()> {
     // The control.
     assert!(overtaken_in_a_round(false)? > 0);
     Ok(())
+}
+
+/// Scheduling policy and nice value of a thread.
+fn class(thread: u32) -> (i32, i32) {
+    // SAFETY: no memory is involved.
+    unsafe {
+        (
+            libc::sched_getscheduler(thread as i32),
+            libc::getpriority(libc::PRIO_PROCESS, thread),
+        )
+    }
+}
+
+/// The thread of the only backlog, which frames reach.
+fn thread(active: &Active<'_>) -> Result<u32> {
+    until("the backlog delivers", || {
+        Ok((backlog(active)?.terms.delivered > 0).then_some(()))
+    })?;
+    let threads = kthread::numbered(Path::new("/proc"), &format!("cpumap/{OTHER_CPU}/map:"));
+    Ok(threads.last().context("it has a thread")?.1)
+}
+
+#[test]
+fn threads_have_the_class_of_the_option() -> Result<()> {
+    in_lab!();
+    for (option, expected) in [
+        (Class::Nice(-7), (libc::SCHED_OTHER, -7)),
+        (Class::default(), (libc::SCHED_OTHER, 5)),
+        (Class::Batch, (libc::SCHED_BATCH, 5)),
+        (Class::Fifo, (libc::SCHED_FIFO, 5)),
+    ] {
+        let bed = Testbed::new(&LinkConfig::default())?;
+        let options = Options {
+            backlog_sched: option,
+            ..bed.options(&[OTHER_CPU])
+        };
+        let active = Active::steer(&bed.link.dut, options)?;
+        bed.warm_up(&active, &UdpFlows::to(&bed.link.dut, 10))?;
+        // The class is set after the backlog was made.
+        let thread = thread(&active)?;
+        until(&option.to_string(), || {
+            Ok((class(thread) == expected).then_some(()))
+        })?;
+        active.stop()?;
+    }
+    Ok(())
+}
+
+/// Time that a packet costs at this rate: with a real-time thread, all of the CPU's time.
+const COST: Duration = Duration::from_millis(1);
+
+#[test]
+fn a_real_time_thread_has_a_budget() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let options = Options {
+        backlog_sched: Class::Fifo,
+        // What waits at the end takes the thread a tenth of a second.
+        backlog: Some(100),
+        ..bed.options(&[OTHER_CPU])
+    };
+    let active = Active::steer(dut, options)?;
+    let paced = GeneratorConfig::lossless(Frames::Udp(UdpFlows::to(dut, 10)), None).at(RATE);
+    let wire = Generator::start(&bed.link, POLLING_CPU, &paced)?;
+    let thread = thread(&active)?;
+    let becomes =
+        |what: &str, policy| until(what, || Ok((class(thread).0 == policy).then_some(())));
+    becomes("a real-time thread", libc::SCHED_FIFO)?;
+    // The control: with little to do it stays one, for ten intervals and more.
+    let before = queue(&active)?.received;
+    until("a second of frames", || {
+        assert_eq!(class(thread).0, libc::SCHED_FIFO);
+        Ok((queue(&active)?.received > before + RATE).then_some(()))
+    })?;
+    slow(dut, COST)?;
+    for _ in 0..3 {
+        becomes(
+            "an ordinary thread, for half of an interval",
+            libc::SCHED_OTHER,
+        )?;
+        becomes("a real-time thread again", libc::SCHED_FIFO)?;
+    }
+    wire.stop()?;
+    active.stop()
 }

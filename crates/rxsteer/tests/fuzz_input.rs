@@ -66,7 +66,7 @@ const CONFIGURATIONS: [&str; 3] = [
     "devices = [\"eth0\", \"eth1\"]\npolicy = \"rfs\"\nbacklog = 100\ndry-run = true\n",
     "devices = [\"eth0\"]\ntunnels = [\"gre\"]\nqueue = [\"eth0:0=1-1\"]\nrps-cpus = \"0-31:2/4\"\n\
      inline-ports = [123]\n[[busy_poll]]\ncomm = \"nginx\"\nusecs = 50\n",
-    "devices = []\nflow-limit = 12\nbacklog-nice = -5\nhash = \"device\"\nmode = \"native\"\n\
+    "devices = []\nflow-limit = 12\nbacklog-sched = \"nice=-5\"\nhash = \"device\"\nmode = \"native\"\n\
      [[busy_poll]]\nport = 53\nusecs = 20\nadaptive = true\n",
 ];
 

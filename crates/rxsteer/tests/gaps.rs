@@ -16,6 +16,7 @@ use rxsteer::datapath::{
     inline_ports, native,
 };
 use rxsteer::host::device::XdpMode;
+use rxsteer::host::sched::Class;
 use rxsteer::host::topology::Topology;
 use rxsteer::types::{backlog, rps_dev_flow, rps_map, rx_facts, rx_queue, rx_verdict};
 
@@ -30,7 +31,7 @@ const XDP_REDIRECT: u32 = 4;
 fn load() -> Result<Datapath> {
     let config = Config {
         backlog_limit: 64,
-        backlog_nice: 0,
+        backlog_sched: Class::default(),
         most_backlogs: 1,
         rps_sock_flow_entries: RPS_SOCK_FLOW_ENTRIES,
         rps_flow_cnt: RPS_FLOW_CNT,

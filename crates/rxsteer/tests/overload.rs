@@ -15,6 +15,7 @@ use rxlab::testing::testbed::*;
 use rxsteer::daemon::options::Options;
 use rxsteer::datapath::FLOW_LIMIT;
 use rxsteer::datapath::backlogs::LIMIT_MAX;
+use rxsteer::host::sched::Class;
 
 const NR_MODEST: u32 = 1_000;
 
@@ -42,7 +43,7 @@ fn overload(flow_limit: u32) -> Result<()> {
     let options = Options {
         flow_limit,
         // The lowest priority: the hog comes first in whatever group of threads it is.
-        backlog_nice: 19,
+        backlog_sched: Class::Nice(19),
         ..bed.options(&[OTHER_CPU])
     };
     let active = Active::steer(dut, options)?;

@@ -126,9 +126,12 @@ fn run() {
         let all = "ipip, gre, vxlan, geneve, gtp-u, all";
         wrong(&["run", "lo", &option], &["--tunnels", all]);
     }
-    for nice in ["-21", "20", "low"] {
-        let option = format!("--backlog-nice={nice}");
-        wrong(&["run", "lo", &option], &["--backlog-nice", nice]);
+    for class in ["nice=-21", "nice=20", "rr"] {
+        let option = format!("--backlog-sched={class}");
+        wrong(
+            &["run", "lo", &option],
+            &["--backlog-sched", class, "nice=N"],
+        );
     }
     wrong(&["run", "lo", "--inline-ports=65536"], &["0..=65535"]);
     wrong(&["run", "lo", "--hash=crc32"], &["packet, device"]);

@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use nix::unistd::Pid;
-use rxsteer::host::sched;
 
 use super::netns::bind;
+use super::schedule;
 
 /// Time between checks whether to stop, and between rests.
 const WORK: Duration = Duration::from_millis(5);
@@ -105,10 +105,7 @@ impl Kind {
         match self {
             // SAFETY: no memory is involved. On Linux the nice value is per thread.
             Self::Nice(nice) => unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, nice) == 0 },
-            Self::RealTime => {
-                let thread = nix::unistd::gettid().as_raw() as u32;
-                sched::set_fifo(thread, PRIORITY).is_ok()
-            }
+            Self::RealTime => schedule(Pid::from_raw(0), libc::SCHED_FIFO, PRIORITY).is_ok(),
         }
     }
 }

@@ -20,6 +20,7 @@ pub mod receiver;
 mod ring;
 mod rtnl;
 pub mod server;
+pub mod slow;
 pub mod sockets;
 pub mod softnet;
 pub mod stream;

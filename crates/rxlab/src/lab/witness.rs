@@ -2,7 +2,7 @@
 //! Observes the order in which a device hands a generator's frames to the stack, before anything
 //! else can reorder them.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use anyhow::{Context, Result};
 use libbpf_rs::{TC_INGRESS, TcHookBuilder};
@@ -12,6 +12,18 @@ use super::link::End;
 use super::xdp;
 use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::bss;
+
+/// Attaches a program at a device's tc ingress until the device is removed.
+pub(super) fn at_ingress(end: &End, program: BorrowedFd<'_>) -> Result<()> {
+    end.netns.run(|| {
+        TcHookBuilder::new(program)
+            .ifindex(end.ifindex as i32)
+            .hook(TC_INGRESS)
+            .create()
+            .and_then(|mut hook| hook.attach().map(drop))
+            .with_context(|| format!("no tc program on {}", end.name))
+    })
+}
 
 /// A program at a device's tc ingress; attached until the device is removed.
 pub struct Witness {
@@ -31,15 +43,7 @@ impl Witness {
             constants.witness_stamp = stamp;
             Ok(())
         })?;
-        let program = skel.progs.witness.as_fd();
-        end.netns.run(|| {
-            TcHookBuilder::new(program)
-                .ifindex(end.ifindex as i32)
-                .hook(TC_INGRESS)
-                .create()
-                .and_then(|mut hook| hook.attach().map(drop))
-                .with_context(|| format!("no tc program on {}", end.name))
-        })?;
+        at_ingress(end, skel.progs.witness.as_fd())?;
         Ok(Self { skel })
     }
 

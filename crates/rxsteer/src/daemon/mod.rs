@@ -5,6 +5,7 @@
 mod accounting;
 mod auto;
 mod bonds;
+mod budget;
 mod explain;
 pub mod hotplug;
 mod kernel_rps;
@@ -30,6 +31,7 @@ use tracing::{info, warn};
 use crate::api::control::Role;
 use crate::api::server::Server;
 use crate::busy_poll::Service;
+use crate::datapath::backlogs::Backlogs;
 use crate::datapath::maker::Makers;
 use crate::datapath::policy::Policy;
 use crate::host::caps::{self, Need};
@@ -76,6 +78,7 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
         thread::scope(|scope| {
             let polling = polling.map(|service| let_poll(scope, service));
             let _polling = polling.transpose()?;
+            let _budget = keep_budget(scope, &backlogs)?;
             steering.serve(stop, &server, &hotplug, &requests, &mut makers)
         })
     });
@@ -85,6 +88,23 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
         backlogs.hurry(cpu);
     }
     outcome.and(stopped)
+}
+
+/// Keeps the budget of real-time backlog threads, in a thread, until the returned pipe is closed.
+fn keep_budget<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    backlogs: &'scope Backlogs,
+) -> Result<Option<OwnedFd>> {
+    if !backlogs.in_real_time() {
+        return Ok(None);
+    }
+    let (wait, stop) = nix::unistd::pipe()?;
+    scope.spawn(move || {
+        if let Err(e) = budget::keep(backlogs, wait.as_fd()) {
+            warn!("backlog threads in the real-time class have no budget: {e:#}");
+        }
+    });
+    Ok(Some(stop))
 }
 
 /// Lets sockets poll, in a thread, until the returned pipe is closed. The scope ends when the

@@ -9,10 +9,9 @@ use super::takedown::Bounds;
 use crate::busy_poll::rule::Rule;
 use crate::datapath::backlogs::LIMIT_MAX;
 use crate::datapath::policy::Policy;
-use crate::datapath::{
-    BACKLOG_NICE, FLOW_LIMIT, INLINE_PORTS, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES,
-};
+use crate::datapath::{FLOW_LIMIT, INLINE_PORTS, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use crate::host::cpumask::{CpuMask, CpuMaskError};
+use crate::host::sched::Class;
 use crate::types::flow_tunnel;
 
 /// Where XDP is attached.
@@ -190,10 +189,14 @@ pub struct Options {
           value_parser = clap::value_parser!(u32).range(1..=i64::from(LIMIT_MAX)))]
     pub backlog: Option<u32>,
 
-    /// Nice value of the backlog threads: higher values leave more of a shared CPU to applications
-    #[arg(long, value_name = "NICE", default_value_t = BACKLOG_NICE, allow_negative_numbers = true,
-          value_parser = clap::value_parser!(i32).range(-20..=19))]
-    pub backlog_nice: i32,
+    /// Scheduling class of the backlog threads: nice=N (-20 to 19), batch or fifo
+    ///
+    /// Higher nice values leave more of a shared CPU to applications. batch: at nice 5, and a thread
+    /// that wakes up does not preempt others. fifo: the real-time class with priority 1, before all
+    /// ordinary threads; a thread that has used half of a tenth of a second is an ordinary thread
+    /// for the rest of it.
+    #[arg(long, value_name = "CLASS", default_value_t)]
+    pub backlog_sched: Class,
 
     /// Entries of the sock_flow_table, rounded up to a power of two; 0: no flow follows its
     /// application

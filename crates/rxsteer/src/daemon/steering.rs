@@ -73,7 +73,7 @@ impl Steering {
         let devices = plan(options)?;
         let config = Config {
             backlog_limit,
-            backlog_nice: options.backlog_nice,
+            backlog_sched: options.backlog_sched,
             most_backlogs: options.bounds.backlogs,
             rps_sock_flow_entries: options.rps_sock_flow_entries,
             rps_flow_cnt: options.rps_flow_cnt,

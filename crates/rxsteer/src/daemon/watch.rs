@@ -156,7 +156,7 @@ impl Watch {
                     "{name}: the backlog for CPU {cpu} is stalled: {} packets wait, and its thread \
                      {} has not run for {STALL:?}. New flows go elsewhere. See what keeps the CPU (a \
                      real-time task, a limit of a cgroup, the hypervisor); raise the thread's share by \
-                     --backlog-nice, or leave the CPU out of --rps-cpus",
+                     --backlog-sched, or leave the CPU out of --rps-cpus",
                     waiting(&b),
                     datapath.thread_of(queue, cpu).unwrap_or_default()
                 ),

@@ -12,6 +12,7 @@ use nix::errno::Errno;
 
 use super::bounds::{Admission, Ledger, Numbers, Place, RING_SLACK};
 use super::config::Config;
+use crate::host::sched::Class;
 use crate::host::topology::Topology;
 use crate::host::{kthread, sched};
 
@@ -26,7 +27,7 @@ pub const LIMIT_MAX: u32 = RING_MAX - RING_SLACK;
 pub struct Backlogs {
     cpumaps: Vec<MapHandle>,
     ring_size: u32,
-    nice: i32,
+    sched: Class,
     ledger: Mutex<Ledger>,
 }
 
@@ -35,7 +36,7 @@ impl Backlogs {
         Self {
             cpumaps,
             ring_size: config.backlog_limit.min(LIMIT_MAX) + RING_SLACK,
-            nice: config.backlog_nice,
+            sched: config.backlog_sched,
             ledger: Mutex::new(Ledger::new(config.most_backlogs)),
         }
     }
@@ -92,8 +93,11 @@ impl Backlogs {
         cpumap
             .update(&key, &self.ring_size.to_ne_bytes(), MapFlags::ANY)
             .with_context(|| format!("no backlog for CPU {cpu}"))?;
-        if let Err(e) = self.renice(cpu, cpumap.info()?.info.id) {
-            tracing::warn!("the backlog's thread on CPU {cpu} keeps its nice value: {e:#}");
+        if let Err(e) = self.schedule(queue, cpu) {
+            tracing::warn!(
+                "the backlog's thread on CPU {cpu} is not {}: {e:#}",
+                self.sched
+            );
         }
         Ok(())
     }
@@ -151,33 +155,41 @@ impl Backlogs {
     /// there, so that the kernel no longer waits for them ([`Self::make`]). They sleep after that.
     /// Only before the end: a thread that waits in the kernel keeps a process from ending.
     pub fn hurry(&self, cpu: u32) {
-        let threads = kthread::numbered(Path::new("/proc"), &thread_prefix(cpu));
-        for cpumap in &self.cpumaps {
-            let Ok(info) = cpumap.info() else { continue };
-            let exists = cpumap.lookup(&cpu.to_ne_bytes(), MapFlags::ANY);
-            let thread = threads.iter().find(|(id, _)| *id == info.info.id);
-            if let (Ok(None), Some((_, pid))) = (exists, thread)
-                && let Err(e) = sched::set_fifo(*pid, sched::MAX_PRIORITY)
-            {
-                tracing::warn!("the end waits until CPU {cpu} runs a thread: {e:#}");
+        for (queue, cpumap) in (0..).zip(&self.cpumaps) {
+            if !matches!(cpumap.lookup(&cpu.to_ne_bytes(), MapFlags::ANY), Ok(None)) {
+                continue;
+            }
+            for pid in self.pids(queue, cpu) {
+                if let Err(e) = sched::set_fifo(pid, sched::MAX_PRIORITY) {
+                    tracing::warn!("the end waits until CPU {cpu} runs a thread: {e:#}");
+                }
             }
         }
     }
 
-    /// Sets the nice value of a cpumap entry's thread.
-    fn renice(&self, cpu: u32, map_id: u32) -> Result<()> {
-        let threads = kthread::numbered(Path::new("/proc"), &thread_prefix(cpu));
-        // The thread of a backlog that was removed just before may not have ended yet.
-        let threads: Vec<u32> = threads
-            .into_iter()
-            .filter_map(|(id, pid)| (id == map_id).then_some(pid))
-            .collect();
-        ensure!(!threads.is_empty(), "it is not in /proc");
-        for pid in threads {
-            // SAFETY: no memory is involved.
-            let ret = unsafe { libc::setpriority(libc::PRIO_PROCESS, pid, self.nice) };
-            match Errno::result(ret) {
-                Ok(_) | Err(Errno::ESRCH) => {}
+    /// Whether the backlogs' threads are real-time threads.
+    pub fn in_real_time(&self) -> bool {
+        self.sched == Class::Fifo
+    }
+
+    /// The threads of the backlog of `queue` for `cpu`: that of a backlog that was removed just
+    /// before may not have ended yet. Empty if they are not in /proc.
+    pub fn pids(&self, queue: u32, cpu: u32) -> Vec<u32> {
+        let Ok(info) = self.cpumaps[queue as usize].info() else {
+            return Vec::new();
+        };
+        let threads = kthread::numbered(Path::new("/proc"), &thread_prefix(cpu)).into_iter();
+        let pids = threads.filter_map(|(id, pid)| (id == info.info.id).then_some(pid));
+        pids.collect()
+    }
+
+    /// Puts the backlog's thread into its scheduling class.
+    fn schedule(&self, queue: u32, cpu: u32) -> Result<()> {
+        let pids = self.pids(queue, cpu);
+        ensure!(!pids.is_empty(), "it is not in /proc");
+        for pid in pids {
+            match self.sched.set(pid) {
+                Ok(()) | Err(Errno::ESRCH) => {}
                 Err(e) => return Err(e.into()),
             }
         }

@@ -4,13 +4,8 @@
 use anyhow::{Result, bail};
 
 use crate::host::device::XdpMode;
+use crate::host::sched::Class;
 use crate::types::{flow_inline, flow_secret};
-
-/// Default nice value of the backlogs' threads. A thread that shares its CPU with the application
-/// must not take half of the CPU for packets that the application then has no time to read
-/// (docs/backlog.md has the measurement); nor must it get too little time beside a CPU-bound
-/// application.
-pub const BACKLOG_NICE: i32 = 5;
 
 /// Default share of its queue's frames, in percent, above which a flow is large: at most eight
 /// flows can be.
@@ -44,8 +39,8 @@ pub struct Config {
     /// Limit of frames in a backlog. More than [`crate::datapath::backlogs::LIMIT_MAX`] only if no
     /// frame is really redirected: no ring has room for them.
     pub backlog_limit: u32,
-    /// Nice value of the backlogs' threads, -20 to 19.
-    pub backlog_nice: i32,
+    /// Scheduling class of the backlogs' threads.
+    pub backlog_sched: Class,
     /// Most backlogs of all queues.
     pub most_backlogs: usize,
     /// Entries of the `sock_flow_table`, rounded up to a power of two as the kernel does; 0: no

@@ -23,7 +23,7 @@ mod value;
 mod visit;
 
 pub use config::{
-    BACKLOG_NICE, Config, DeviceConfig, FLOW_LIMIT, INLINE_PORTS, InlinePorts, RPS_FLOW_CNT,
+    Config, DeviceConfig, FLOW_LIMIT, INLINE_PORTS, InlinePorts, RPS_FLOW_CNT,
     RPS_SOCK_FLOW_ENTRIES, draw_secret, inline_ports,
 };
 pub use drain::Drain;

@@ -21,6 +21,7 @@ use rxsteer::datapath::{
     draw_secret, inline_ports,
 };
 use rxsteer::host::device::XdpMode;
+use rxsteer::host::sched::Class;
 use rxsteer::types::rx_reason;
 
 use crate::bench::experiment::{CasePlan, Effort, Experiment, Plan, Values, fit, headline};
@@ -290,7 +291,7 @@ pub(super) fn subject(
     let config = Config {
         // Nothing is dequeued from the backlog.
         backlog_limit: u32::MAX,
-        backlog_nice: 0,
+        backlog_sched: Class::Nice(0),
         most_backlogs: 1,
         rps_sock_flow_entries,
         rps_flow_cnt,
