@@ -35,6 +35,16 @@ struct {
 	__type(value, struct rps_map);
 } rps_maps SEC(".maps");
 
+/* Frames that the program of a device has passed because they came from another device or queue, by
+ * the number of the device's first queue. Written by all CPUs. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u64);
+} foreign_frames SEC(".maps");
+
 /* The cpumap: its entries are the queue's rings and kthreads. */
 struct cpumap {
 	__uint(type, BPF_MAP_TYPE_CPUMAP);

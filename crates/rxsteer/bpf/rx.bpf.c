@@ -186,16 +186,29 @@ static __always_inline bool rx_parse(struct rx *rx, struct xdp_md *ctx, struct f
 	return true;
 }
 
+/* Counts a packet that is not this program's to steer. */
+static __noinline int rx_foreign(void)
+{
+	__u32 device = config.queue_base;
+	__u64 *nr_frames = bpf_map_lookup_elem(&foreign_frames, &device);
+
+	if (nr_frames)
+		__sync_fetch_and_add(nr_frames, 1);
+	return 0;
+}
+
 /* Counts the packet; false if its queue is not one of this program's device. */
 static __always_inline bool rx_begin(struct rx *rx, const struct xdp_md *ctx)
 {
 	rx->queue = config.queue_base + ctx->rx_queue_index;
 	rx->cpu = bpf_get_smp_processor_id();
 	/* A bond's port, or the virtual function behind a netvsc, may run the program of its upper
-	 * device, but has queues and NAPI instances of its own. */
+	 * device, but has queues and NAPI instances of its own; a device may get more queues. */
 	if (unlikely(ctx->rx_queue_index >= config.nr_rx_queues ||
-		     ctx->ingress_ifindex != config.ifindex))
+		     ctx->ingress_ifindex != config.ifindex)) {
+		rx_foreign();
 		return false;
+	}
 	rx->q = bpf_map_lookup_elem(&rx_queues, &rx->queue);
 	if (!rx->q)
 		return false;

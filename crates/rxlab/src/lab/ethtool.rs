@@ -17,6 +17,7 @@ const ETHTOOL_GSTRINGS: u32 = 0x1b;
 const ETHTOOL_GSTATS: u32 = 0x1d;
 const ETHTOOL_GSSET_INFO: u32 = 0x37;
 const ETHTOOL_SFEATURES: u32 = 0x3b;
+const ETHTOOL_SCHANNELS: u32 = 0x3d;
 const ETH_SS_STATS: u32 = 1;
 const ETH_SS_FEATURES: u32 = 4;
 const ETH_GSTRING_LEN: usize = 32;
@@ -84,6 +85,14 @@ impl Ethtool {
         }
         self.call(&mut request)
             .with_context(|| format!("{}: {names:?} cannot be switched", self.name))
+    }
+
+    /// Sets the numbers of receive and transmit queues, as `ethtool -L`.
+    pub fn set_channels(&self, rx: u32, tx: u32) -> Result<()> {
+        // struct ethtool_channels: cmd, four maxima, rx, tx, other, combined
+        let mut request = [ETHTOOL_SCHANNELS, 0, 0, 0, 0, rx, tx, 0, 0];
+        self.call(&mut request)
+            .with_context(|| format!("{}: not {rx} and {tx} queues", self.name))
     }
 
     /// The driver's counters by name, as `ethtool -S` shows them.

@@ -139,6 +139,9 @@ pub struct Device {
     pub ifindex: u32,
     /// `native` or `generic`.
     pub mode: String,
+    /// Frames that were not steered, because they came from other queues or devices. They are not
+    /// in the sums.
+    pub foreign: u64,
     /// Why packets are not steered as they should be, in sentences with remedies; empty as a rule.
     pub unsteered: Vec<String>,
     /// Ordered by number.

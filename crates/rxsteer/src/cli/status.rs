@@ -107,6 +107,13 @@ pub fn render(status: &Status) -> String {
             let _ = writeln!(out, "warning: {why}");
         }
         let _ = writeln!(out, "{}", queues(device).trim_fmt());
+        if device.foreign > 0 {
+            let _ = writeln!(
+                out,
+                "{} more frames were not steered: they came from other queues or devices",
+                device.foreign
+            );
+        }
         if device.queues.iter().any(|q| !q.backlogs.is_empty()) {
             let _ = writeln!(out, "\n{}", backlogs(device, status.dry_run).trim_fmt());
         }
@@ -297,6 +304,7 @@ mod tests {
                 device: "eth0".to_owned(),
                 ifindex: 2,
                 mode: "native".to_owned(),
+                foreign: 0,
                 unsteered: Vec::new(),
                 queues: vec![queue],
             }],

@@ -7,15 +7,19 @@ mod auto;
 mod bonds;
 mod budget;
 mod explain;
+mod foreign;
 pub mod hotplug;
 mod kernel_rps;
+mod more_queues;
 pub mod options;
 pub mod panics;
 mod plan;
 mod queue;
 mod reader;
+mod session;
 mod steering;
 pub mod takedown;
+mod unsteered;
 mod watch;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -25,14 +29,12 @@ use anyhow::{Result, bail};
 use hotplug::Hotplug;
 use options::Options;
 use plan::plan;
-use steering::Steering;
+use session::Session;
 use tracing::{info, warn};
 
 use crate::api::control::Role;
 use crate::api::server::Server;
 use crate::busy_poll::Service;
-use crate::datapath::backlogs::Backlogs;
-use crate::datapath::maker::Makers;
 use crate::datapath::policy::Policy;
 use crate::host::caps::{self, Need};
 
@@ -54,10 +56,7 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
         [] => None,
         rules => Some(Service::new(rules, false)?),
     };
-    let mut steering = Steering::start(options)?;
-    let requests = steering.datapath.requests()?;
-    let backlogs = steering.datapath.backlogs();
-    let mut makers = Makers::new(backlogs.clone());
+    let mut session = Session::start(options.clone())?;
     info!(
         "{} {}; stop with Ctrl-C or SIGTERM",
         match (options.policy, options.dry_run) {
@@ -78,33 +77,12 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
         thread::scope(|scope| {
             let polling = polling.map(|service| let_poll(scope, service));
             let _polling = polling.transpose()?;
-            let _budget = keep_budget(scope, &backlogs)?;
-            steering.serve(stop, &server, &hotplug, &requests, &mut makers)
+            session.serve(stop, &server, &hotplug)
         })
     });
     // Also after an error or a panic: later packets must not overtake queued ones.
-    let stopped = panics::caught(|| steering.stop());
-    for cpu in makers.end() {
-        backlogs.hurry(cpu);
-    }
+    let stopped = panics::caught(|| session.end());
     outcome.and(stopped)
-}
-
-/// Keeps the budget of real-time backlog threads, in a thread, until the returned pipe is closed.
-fn keep_budget<'scope>(
-    scope: &'scope Scope<'scope, '_>,
-    backlogs: &'scope Backlogs,
-) -> Result<Option<OwnedFd>> {
-    if !backlogs.in_real_time() {
-        return Ok(None);
-    }
-    let (wait, stop) = nix::unistd::pipe()?;
-    scope.spawn(move || {
-        if let Err(e) = budget::keep(backlogs, wait.as_fd()) {
-            warn!("backlog threads in the real-time class have no budget: {e:#}");
-        }
-    });
-    Ok(Some(stop))
 }
 
 /// Lets sockets poll, in a thread, until the returned pipe is closed. The scope ends when the

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The options of `rxsteer run`: on the command line, in the configuration file and in the manual.
 
+use std::collections::BTreeMap;
+
 use anyhow::{Result, anyhow};
 use clap::builder::RangedI64ValueParser;
 use clap::{Arg, Args, Command, FromArgMatches, ValueEnum};
@@ -242,6 +244,10 @@ pub struct Options {
     /// flows may lose their order. rxsteer looks once a second.
     #[arg(long, value_enum, default_value_t)]
     pub on_kernel_rps: OnKernelRps,
+
+    /// Receive queues that devices have at least while a program is attached, by name.
+    #[arg(skip)]
+    pub least_queues: BTreeMap<String, u32>,
 
     /// Sockets that poll meanwhile: `[[busy_poll]]` in the configuration file.
     #[arg(skip)]

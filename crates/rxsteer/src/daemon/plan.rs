@@ -94,7 +94,9 @@ fn nothing_to_gain(steered: &Steered) -> Option<String> {
 
 /// A device that can be steered, and the CPUs of its queues.
 fn examine(name: &str, first_queue: u32, options: &Options) -> Result<Steered> {
-    let device = Device::open(name)?;
+    let mut device = Device::open(name)?;
+    let least_queues = options.least_queues.get(name).copied().unwrap_or(0);
+    device.rx_queues = device.rx_queues.max(least_queues);
     let mode = match options.mode {
         Mode::Generic => XdpMode::Generic,
         Mode::Auto if device.native_xdp == Some(false) => fall_back(&device),

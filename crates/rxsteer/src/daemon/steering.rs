@@ -10,14 +10,14 @@ use tracing::{debug, info, warn};
 use super::auto::AutoMasks;
 use super::bonds::Bonds;
 use super::hotplug::Hotplug;
-use super::kernel_rps;
-use super::options::{Hash, Mode, OnKernelRps, Options, RpsCpus, TABLE_MAX, Tunnel};
+use super::options::{Hash, Mode, Options, RpsCpus, TABLE_MAX, Tunnel};
 use super::panics;
 use super::plan::{
     QueueMask, Steered, backlog_limit, check, cpus_of, fall_back, find, inline_ports, names, plan,
 };
 use super::reader::Reader;
 use super::takedown::Takedown;
+use super::unsteered::Unsteered;
 use super::watch::Watch;
 use crate::api::control::{Reply, Request, reply};
 use crate::api::flows::{Flows, Most, Query};
@@ -47,16 +47,24 @@ const DROPPED_FLOWS: usize = 5;
 const NO_DEVICE_HASH: &str = "flows can't follow applications by the device's hash, which sockets \
                               don't know: leave --hash device, or use --policy rps";
 
+/// Why [`Steering::serve`] has returned.
+pub(super) enum Served {
+    /// Steering is to stop.
+    Stopped,
+    /// A device has more queues: only a new start steers all of them.
+    MoreQueues,
+}
+
 /// See the module's documentation.
 pub(super) struct Steering {
     pub(super) datapath: Datapath,
-    devices: Vec<Steered>,
-    policy: Policy,
+    pub(super) devices: Vec<Steered>,
+    pub(super) policy: Policy,
     online: CpuMask,
     auto_masks: AutoMasks,
     bonds: Bonds,
     takedown: Takedown,
-    on_kernel_rps: OnKernelRps,
+    unsteered: Unsteered,
     /// CPUs that went offline or came online, until their backlogs are drained.
     leaving: Vec<(u32, Drain)>,
     watch: Watch,
@@ -100,7 +108,9 @@ impl Steering {
             true => info!("steering would have {worst}"),
             false => debug!("{worst}"),
         }
+        let unsteered = Unsteered::new(options.on_kernel_rps, devices.len());
         let mut steering = Self {
+            unsteered,
             datapath,
             bonds: Bonds::of(&options.devices, names(&devices)),
             devices,
@@ -108,7 +118,6 @@ impl Steering {
             online: Topology::host().online()?,
             auto_masks: AutoMasks::default(),
             takedown: Takedown::new(options.bounds.clone()),
-            on_kernel_rps: options.on_kernel_rps,
             leaving: Vec::new(),
             watch: Watch::new(),
             not_followed: Vec::new(),
@@ -124,7 +133,7 @@ impl Steering {
         Ok(steering)
     }
 
-    /// Serves requests and events until `stop` becomes readable.
+    /// Serves requests and events until `stop` becomes readable, or a new start is needed.
     pub(super) fn serve(
         &mut self,
         stop: BorrowedFd<'_>,
@@ -132,7 +141,7 @@ impl Steering {
         hotplug: &Hotplug,
         requests: &Requests,
         makers: &mut Makers,
-    ) -> Result<()> {
+    ) -> Result<Served> {
         let mut looked = Instant::now();
         loop {
             // SAFETY: the ring buffer outlives the loop.
@@ -160,7 +169,9 @@ impl Steering {
                     warn!("{e:#}");
                 }
                 self.takedown.look(&self.datapath)?;
-                kernel_rps::look(&mut self.devices, self.on_kernel_rps)?;
+                if self.unsteered.look(&self.datapath, &mut self.devices)? {
+                    return Ok(Served::MoreQueues);
+                }
                 if self.auto_masks.follow(&mut self.devices)? {
                     self.apply()?;
                 }
@@ -169,7 +180,7 @@ impl Steering {
                 server.serve(|request| self.answer(request));
             }
             if ready[0] {
-                return Ok(());
+                return Ok(Served::Stopped);
             }
         }
     }
@@ -457,7 +468,7 @@ impl Steering {
     }
 
     fn accounts(&self) -> Vec<status::Device> {
-        let devices = self.devices.iter().map(|steered| {
+        let devices = self.devices.iter().enumerate().map(|(index, steered)| {
             let queues = (0..steered.device.rx_queues)
                 .map(|queue| {
                     let cpus = steered.cpus.get(queue as usize).map_or(String::new(), |c| {
@@ -471,7 +482,8 @@ impl Steering {
                 device: steered.device.name.clone(),
                 ifindex: steered.device.ifindex,
                 mode: steered.mode.to_string(),
-                unsteered: unsteered(steered),
+                foreign: self.datapath.foreign_frames(steered.first_queue),
+                unsteered: self.unsteered.of(index, steered),
                 queues,
             }
         });
@@ -511,12 +523,6 @@ impl Steering {
             dropped_flows,
         })
     }
-}
-
-/// Why packets of a device are not steered as they should be, in sentences.
-fn unsteered(steered: &Steered) -> Vec<String> {
-    let kernel_rps = steered.device.kernel_rps_on();
-    kernel_rps.iter().map(ToString::to_string).collect()
 }
 
 /// The kernel's error number, if the error is the kernel's.

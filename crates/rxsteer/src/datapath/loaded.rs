@@ -50,6 +50,7 @@ pub struct Datapath {
     pub(super) backlogs: Arc<Backlogs>,
     pub(super) trace: TraceSkel<'static>,
     rx_queues: Mapped<rx_queue>,
+    foreign_frames: Mapped<u64>,
     rps_maps: Mapped<types::rps_map>,
     pub(super) backlog_counts: Mapped<backlog>,
     pub(super) tables: Tables,
@@ -74,6 +75,7 @@ impl Datapath {
             let maps = &mut open_trace.maps;
             maps.rx_queues.set_max_entries(nr_queues)?;
             maps.rps_maps.set_max_entries(nr_queues)?;
+            maps.foreign_frames.set_max_entries(nr_queues)?;
             maps.backlogs.set_max_entries(nr_queues * nr_cpus)?;
             maps.backlog_kthreads.set_max_entries(nr_queues * nr_cpus)?;
             maps.cpumaps.set_max_entries(nr_queues)?;
@@ -152,6 +154,7 @@ impl Datapath {
             _tracepoints: tracepoints,
             backlogs: Arc::new(Backlogs::new(cpumaps, config)),
             backlog_counts: Mapped::of(&trace.maps.backlogs)?,
+            foreign_frames: Mapped::of(&trace.maps.foreign_frames)?,
             rx_queues,
             rps_maps,
             trace,
@@ -324,6 +327,12 @@ impl Datapath {
     /// The queue's present counters.
     pub fn rx_queue(&self, queue: u32) -> rx_queue {
         self.rx_queues.get(queue)
+    }
+
+    /// Frames that the program of the device with this first queue has passed because they came
+    /// from a queue that was unknown when it was loaded, or from another device below.
+    pub fn foreign_frames(&self, first_queue: u32) -> u64 {
+        self.foreign_frames.get(first_queue)
     }
 
     /// The counters of the queue's backlog for `cpu`. All are zero if the backlog has never

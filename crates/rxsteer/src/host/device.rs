@@ -139,6 +139,15 @@ impl Device {
         })
     }
 
+    /// The number of receive queues now, as [`Self::rx_queues`]. Looks at `/sys` alone.
+    ///
+    /// # Errors
+    /// When the device is gone.
+    pub fn rx_queues_now(&self) -> Result<u32> {
+        let queues = Path::new("/sys/class/net").join(&self.name).join("queues");
+        Ok(rx_queues(&queues)?.len() as u32)
+    }
+
     /// The files that enable kernel RPS or RFS now, as [`Self::kernel_rps`]. Looks at `/sys` alone.
     ///
     /// # Errors

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Devices that have more receive queues than when steering started: by `ethtool -L`, or because
+//! the driver adds queues while an XDP program is attached, as virtio_net does. The tables can't
+//! grow, so steering starts anew.
+
+use anyhow::{Result, bail};
+
+use super::plan::Steered;
+use crate::host::device::Device;
+
+/// The queues of a device now.
+pub(super) enum Queues {
+    /// All of them are steered.
+    Steered,
+    /// They are this number, and a new start can steer all of them.
+    More(u32),
+    /// More than are steered, and a new start would fail: why, in a sentence with a remedy.
+    Obstructed(String),
+}
+
+/// Looks at a device. A new start is one of `all` steered devices.
+pub(super) fn look(steered: &Steered, all: &[Steered]) -> Queues {
+    let Device {
+        name, rx_queues, ..
+    } = &steered.device;
+    // A device that is gone has none.
+    let now = steered.device.rx_queues_now().unwrap_or(0);
+    if now <= *rx_queues {
+        return Queues::Steered;
+    }
+    match all.iter().try_for_each(unobstructed) {
+        Ok(()) => Queues::More(now),
+        Err(e) => Queues::Obstructed(format!(
+            "{name} has {now} receive queues, of which {rx_queues} are steered: {e:#}"
+        )),
+    }
+}
+
+/// Whether the device could be steered, were it not steered.
+fn unobstructed(steered: &Steered) -> Result<()> {
+    let device = Device {
+        xdp: None,
+        ..Device::open(&steered.device.name)?
+    };
+    let objections = device.objections(steered.mode);
+    match objections.into_iter().find(|objection| objection.fatal) {
+        Some(objection) => bail!("{objection}"),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Steering from start to stop, and new starts in between.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::{self, Scope};
+
+use anyhow::{Result, bail};
+use tracing::warn;
+
+use super::bonds::with_ports;
+use super::budget;
+use super::hotplug::Hotplug;
+use super::options::{Options, QueueCpus, RpsCpus};
+use super::plan::Steered;
+use super::steering::{Served, Steering};
+use crate::api::server::Server;
+use crate::datapath::Requests;
+use crate::datapath::backlogs::Backlogs;
+use crate::datapath::maker::Makers;
+use crate::host::topology::Topology;
+
+/// See the module's documentation.
+pub(super) struct Session {
+    options: Options,
+    /// `None` after the end.
+    running: Option<Running>,
+}
+
+struct Running {
+    steering: Steering,
+    backlogs: Arc<Backlogs>,
+    requests: Requests,
+    makers: Makers,
+}
+
+impl Session {
+    pub(super) fn start(options: Options) -> Result<Self> {
+        let steering = Steering::start(&options)?;
+        let running = Running {
+            requests: steering.datapath.requests()?,
+            makers: Makers::new(steering.datapath.backlogs()),
+            backlogs: steering.datapath.backlogs(),
+            steering,
+        };
+        Ok(Self {
+            options,
+            running: Some(running),
+        })
+    }
+
+    /// Serves until `stop` becomes readable.
+    pub(super) fn serve(
+        &mut self,
+        stop: BorrowedFd<'_>,
+        server: &Server,
+        hotplug: &Hotplug,
+    ) -> Result<()> {
+        loop {
+            let Some(running) = &mut self.running else {
+                bail!("steering has ended");
+            };
+            let (requests, makers) = (&running.requests, &mut running.makers);
+            let (steering, backlogs) = (&mut running.steering, &running.backlogs);
+            let served = thread::scope(|scope| {
+                let _budget = keep_budget(scope, backlogs)?;
+                steering.serve(stop, server, hotplug, requests, makers)
+            });
+            match served? {
+                Served::Stopped => return Ok(()),
+                Served::MoreQueues => {
+                    let options = as_it_is(&running.steering, &self.options)?;
+                    self.end()?;
+                    *self = Self::start(options)?;
+                }
+            }
+        }
+    }
+
+    /// Returns every flow to INLINE and detaches, once.
+    pub(super) fn end(&mut self) -> Result<()> {
+        let Some(Running {
+            steering,
+            backlogs,
+            makers,
+            ..
+        }) = self.running.take()
+        else {
+            return Ok(());
+        };
+        let stopped = steering.stop();
+        for cpu in makers.end() {
+            backlogs.hurry(cpu);
+        }
+        stopped
+    }
+}
+
+/// The options by which a new start steers as now, but all queues that the devices have now.
+fn as_it_is(steering: &Steering, options: &Options) -> Result<Options> {
+    let online = Topology::host().online()?;
+    let mut now = Options {
+        policy: steering.policy,
+        queues: Vec::new(),
+        rps_sock_flow_entries: steering.datapath.config().rps_sock_flow_entries,
+        rps_flow_cnt: steering.datapath.config().rps_flow_cnt,
+        ..options.clone()
+    };
+    // Ports may have left their bond.
+    let names = with_ports(&options.devices);
+    let stay = |steered: &&Steered| names.contains(&steered.device.name);
+    for steered in steering.devices.iter().filter(stay) {
+        let device = &steered.device;
+        let nr_queues = device.rx_queues_now().unwrap_or(0).max(device.rx_queues);
+        now.least_queues.insert(device.name.clone(), nr_queues);
+        for (queue, mask) in (0..).zip(&steered.cpus) {
+            let cpus = match &mask.auto {
+                Some(_) => RpsCpus::Auto,
+                // A start refuses masks without an online CPU.
+                None if mask.cpus.intersect(&online).is_empty() => continue,
+                None => RpsCpus::Mask(mask.cpus.clone()),
+            };
+            now.queues.push(QueueCpus {
+                device: Some(device.name.clone()),
+                queue,
+                cpus,
+            });
+        }
+    }
+    Ok(now)
+}
+
+/// Keeps the budget of real-time backlog threads, in a thread, until the returned pipe is closed.
+fn keep_budget<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    backlogs: &'scope Backlogs,
+) -> Result<Option<OwnedFd>> {
+    if !backlogs.in_real_time() {
+        return Ok(None);
+    }
+    let (wait, stop) = nix::unistd::pipe()?;
+    scope.spawn(move || {
+        if let Err(e) = budget::keep(backlogs, wait.as_fd()) {
+            warn!("backlog threads in the real-time class have no budget: {e:#}");
+        }
+    });
+    Ok(Some(stop))
+}

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Packets that are not steered as they should be, because others have changed their device.
+
+use anyhow::Result;
+use tracing::{info, warn};
+
+use super::foreign::{Foreign, Frames};
+use super::kernel_rps;
+use super::more_queues::{self, Queues};
+use super::options::OnKernelRps;
+use super::plan::Steered;
+use crate::datapath::Datapath;
+
+/// What was found at the last look.
+pub(super) struct Unsteered {
+    on_kernel_rps: OnKernelRps,
+    /// In the order of the devices.
+    by_device: Vec<Findings>,
+}
+
+#[derive(Default)]
+struct Findings {
+    foreign: Foreign,
+    /// Why new queues can't be steered.
+    obstructed: Option<String>,
+}
+
+impl Unsteered {
+    pub(super) fn new(on_kernel_rps: OnKernelRps, nr_devices: usize) -> Self {
+        let by_device = (0..nr_devices).map(|_| Findings::default()).collect();
+        Self {
+            on_kernel_rps,
+            by_device,
+        }
+    }
+
+    /// Looks at the devices, and logs what has changed. To be called once a second: no event shows
+    /// these changes. Returns whether steering has to start anew, for a device that has more queues.
+    ///
+    /// # Errors
+    /// When kernel RPS is on for a device, and steering is to end then.
+    pub(super) fn look(&mut self, datapath: &Datapath, devices: &mut [Steered]) -> Result<bool> {
+        kernel_rps::look(devices, self.on_kernel_rps)?;
+        let mut anew = false;
+        let devices = &*devices;
+        for (found, steered) in self.by_device.iter_mut().zip(devices) {
+            let name = &steered.device.name;
+            if found.foreign.look(frames(datapath, steered)) {
+                match found.foreign.report(name) {
+                    Some(report) => warn!("{report}"),
+                    None => info!("the frames of {name} are steered again"),
+                }
+            }
+            let before = found.obstructed.take();
+            match more_queues::look(steered, devices) {
+                Queues::Steered => {}
+                Queues::More(now) => {
+                    let planned = steered.device.rx_queues;
+                    info!("{name} has {now} receive queues (before: {planned}): starting anew");
+                    anew = true;
+                }
+                Queues::Obstructed(why) => {
+                    if before.as_ref() != Some(&why) {
+                        warn!("{why}");
+                    }
+                    found.obstructed = Some(why);
+                }
+            }
+        }
+        Ok(anew)
+    }
+
+    /// Why packets of the device with this index are not steered as they should be, in sentences
+    /// with remedies.
+    pub(super) fn of(&self, index: usize, steered: &Steered) -> Vec<String> {
+        let found = &self.by_device[index];
+        let kernel_rps = steered.device.kernel_rps_on().map(|o| o.to_string());
+        let reports = [
+            kernel_rps,
+            found.obstructed.clone(),
+            found.foreign.report(&steered.device.name),
+        ];
+        reports.into_iter().flatten().collect()
+    }
+}
+
+/// The frames of a device since attach.
+fn frames(datapath: &Datapath, steered: &Steered) -> Frames {
+    let queues = steered.first_queue..steered.first_queue + steered.device.rx_queues;
+    Frames {
+        foreign: datapath.foreign_frames(steered.first_queue),
+        received: queues.map(|q| datapath.rx_queue(q).nr_received).sum(),
+    }
+}
