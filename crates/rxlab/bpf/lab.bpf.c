@@ -335,6 +335,13 @@ refuse:
 /* Offset of the stamp, as in generator_layout. */
 const volatile __u32 witness_stamp = 0;
 
+/*
+ * Also takes from each packet the receive queue and the hash of its device. A redirected packet has
+ * neither; a device with several transmit queues selects one by them (skb_tx_hash() in
+ * net/core/dev.c), or else by the kernel's own hash of the flow.
+ */
+const volatile __u32 witness_forgets = 0;
+
 /* Next sequence number expected, by flow. */
 __u64 witness_next[NR_WITNESS_FLOWS];
 __u64 witness_nr_seen;
@@ -352,6 +359,10 @@ int witness(struct __sk_buff *skb)
 	__u64 *next, seq;
 	__u32 flow;
 
+	if (witness_forgets) {
+		skb->queue_mapping = 0;
+		bpf_set_hash_invalid(skb);
+	}
 	if (bpf_skb_load_bytes(skb, witness_stamp, &stamp, sizeof(stamp)))
 		return TC_ACT_OK;
 	flow = bpf_ntohl(stamp.flow);

@@ -98,6 +98,21 @@ fn a_cpu_goes_offline() -> Result<()> {
     nothing_overtakes(Case::Hotplug)
 }
 
+/// Beyond the stack: the rule holds up to it, and what a second device makes of packets of flows
+/// that moved is measured (docs/order.md).
+#[test]
+fn forwarded_packets_are_in_order_up_to_the_stack() -> Result<()> {
+    in_lab!();
+    for case in [Case::TxQueues, Case::TxQueuesByHash, Case::Container] {
+        let sample = measure(case, false, &|now| {
+            now.packets >= PACKETS || now.elapsed > TIMEOUT
+        })?;
+        println!("{case}: {sample:?}");
+        assert_eq!(sample.overtaken_at_delivery, 0, "{case}: {sample:?}");
+    }
+    Ok(())
+}
+
 /// Set in the process to be killed.
 const VICTIM: &str = "RXSTEER_TEST_VICTIM";
 

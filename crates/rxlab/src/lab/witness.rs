@@ -36,11 +36,25 @@ impl Witness {
     /// # Errors
     /// The kernel has no clsact or no BPF classifier.
     pub fn new(end: &End, frames: &Frames) -> Result<Self> {
+        Self::attach(end, frames, false)
+    }
+
+    /// As [`Self::new`], and takes the device's receive queue and hash from each packet, so that
+    /// the choice of a transmit queue depends on neither.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn that_forgets(end: &End, frames: &Frames) -> Result<Self> {
+        Self::attach(end, frames, true)
+    }
+
+    fn attach(end: &End, frames: &Frames, forgets: bool) -> Result<Self> {
         let stamp = frames.stamp()?;
         let skel = xdp::load(|open| {
             open.progs.witness.set_autoload(true);
             let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;
             constants.witness_stamp = stamp;
+            constants.witness_forgets = forgets.into();
             Ok(())
         })?;
         at_ingress(end, skel.progs.witness.as_fd())?;

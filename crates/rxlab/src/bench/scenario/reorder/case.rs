@@ -18,6 +18,13 @@ pub enum Case {
     Vxlan,
     /// Routed to another namespace, over a veth with one queue.
     SecondVeth,
+    /// As [`Self::SecondVeth`], over a veth with four queues.
+    TxQueues,
+    /// As [`Self::TxQueues`]; packets lose receive queue and hash of the steered device.
+    TxQueuesByHash,
+    /// As [`Self::SecondVeth`], over a veth without GRO, as containers have it: it has no NAPI, and
+    /// its packets wait in a queue of each CPU.
+    Container,
     /// The application busy-polls the queue in every other step.
     BusyPoll,
     /// The thread that polls the queue moves to another CPU in each step.
@@ -34,13 +41,16 @@ pub enum Case {
 
 impl Case {
     /// All cases, in the order of the report.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 15] = [
         Self::Udp,
         Self::UdpServer,
         Self::Tcp,
         Self::TcpPush,
         Self::Vxlan,
         Self::SecondVeth,
+        Self::TxQueues,
+        Self::TxQueuesByHash,
+        Self::Container,
         Self::BusyPoll,
         Self::Irq,
         Self::Softirq,
@@ -66,9 +76,17 @@ impl Case {
         )
     }
 
+    /// Whether packets leave by another device.
+    pub(super) fn is_forwarded(self) -> bool {
+        matches!(
+            self,
+            Self::SecondVeth | Self::TxQueues | Self::TxQueuesByHash | Self::Container
+        )
+    }
+
     /// Whether devices with queues of their own lie between the steered device and the application.
     pub(super) fn has_devices_above(self) -> bool {
-        matches!(self, Self::Vxlan | Self::SecondVeth)
+        self == Self::Vxlan || self.is_forwarded()
     }
 }
 
@@ -81,6 +99,9 @@ impl fmt::Display for Case {
             Self::TcpPush => "tcp-push",
             Self::Vxlan => "vxlan",
             Self::SecondVeth => "second-veth",
+            Self::TxQueues => "tx-queues",
+            Self::TxQueuesByHash => "tx-queues-by-hash",
+            Self::Container => "container",
             Self::BusyPoll => "busy-poll",
             Self::Irq => "irq",
             Self::Softirq => "softirq",

@@ -71,6 +71,9 @@ pub struct Sample {
     /// Packets that reached the application, or TCP, after a later one of their flow. Devices above
     /// the steered one may have reordered them.
     pub overtaken_at_socket: u64,
+    /// Packets that a second device, to which they were forwarded, received after a later one of
+    /// their flow.
+    pub overtaken_behind: u64,
     /// Changes of a flow's location.
     pub moves: u64,
     /// Packets of flows that had to wait before they could move.
@@ -124,7 +127,7 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         sockets,
         polling,
         online,
-        _second,
+        second,
     } = Testbed::new(case)?;
     let options = Options {
         // A policy under which all flows may move; the other policies have a case of their own.
@@ -144,7 +147,14 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         Frames::Tcp(tcp) => Reads::Segments(tcp.flows.payload_len as u64),
         _ => Reads::Datagrams,
     };
-    let witness = Arc::new(Witness::new(&link.dut, &frames)?);
+    let witness = Arc::new(match case {
+        Case::TxQueuesByHash => Witness::that_forgets(&link.dut, &frames)?,
+        _ => Witness::new(&link.dut, &frames)?,
+    });
+    let behind = second
+        .as_ref()
+        .map(|second| Witness::new(&second.dut, &frames));
+    let behind = behind.transpose()?;
     let mut active = Active::steer(&link.dut, options.clone())?;
     let tcp_before = softnet::tcp(&application)?;
     let cpus: Vec<u32> = online.iter().collect();
@@ -234,6 +244,7 @@ pub fn measure(case: Case, unguarded: bool, enough: &dyn Fn(&Progress) -> bool) 
         } else {
             read.reordered
         },
+        overtaken_behind: behind.map_or(0, |behind| behind.reordered()),
         moves: moves + queue.moves,
         held: held + queue.held,
         jumps: read.migrations,
@@ -352,6 +363,7 @@ impl Experiment for Reorder {
                 headline("overtaken", "Overtaken when handed to the stack", "packets", Lower),
                 headline("moves_per_s", "Moves of flows", "1/s", Neither),
                 detail("overtaken_at_socket", "Overtaken when read", "packets", Lower),
+                detail("overtaken_behind", "Overtaken behind a second device", "packets", Lower),
                 detail("packets", "Delivered", "packets", Neither),
                 detail("held", "Whose flow had to wait", "packets", Neither),
                 detail("dropped", "Dropped before delivery", "packets", Lower),
@@ -367,8 +379,9 @@ impl Experiment for Reorder {
             conditions: IndexMap::new(),
             notes: vec![
                 "unguarded is rxsteer without its rule of order: it shows that these packets would \
-                 overtake each other. Above rxsteer, the vxlan case has a queue for each CPU, which \
-                 may reorder before the socket."
+                 overtake each other. Above rxsteer, the vxlan and container cases have a queue \
+                 for each CPU, and tx-queues has four transmit queues, which may reorder before the \
+                 socket."
                     .to_owned(),
             ],
             seconds_each: self.seconds + 0.3,
@@ -388,6 +401,7 @@ impl Experiment for Reorder {
             ("overtaken", s.overtaken_at_delivery as f64),
             ("moves_per_s", s.moves as f64 / s.seconds),
             ("overtaken_at_socket", s.overtaken_at_socket as f64),
+            ("overtaken_behind", s.overtaken_behind as f64),
             ("packets", s.packets as f64),
             ("held", s.held as f64),
             ("dropped", s.dropped as f64),

@@ -30,7 +30,8 @@ pub(super) const RCVBUF: usize = 64 << 20;
 /// A link, the application's sockets, and the frames to them.
 pub(super) struct Testbed {
     pub(super) link: Link,
-    pub(super) _second: Option<Link>,
+    /// The link to the application, if packets are forwarded.
+    pub(super) second: Option<Link>,
     /// Threads that poll the queue; None: softirq polls it on the generator's CPU.
     pub(super) nic: Option<Nic>,
     pub(super) frames: Frames,
@@ -80,10 +81,15 @@ impl Testbed {
                 };
                 Frames::Vxlan(Vxlan::to(&link.dut, vni), flows.clone())
             }
-            Case::SecondVeth => {
+            _ if case.is_forwarded() => {
                 application = Netns::new("application")?;
                 let config = LinkConfig {
                     id: 1,
+                    queues: match case {
+                        Case::TxQueues | Case::TxQueuesByHash => 4,
+                        _ => 1,
+                    },
+                    gro: case != Case::Container,
                     ..Default::default()
                 };
                 let onward = Link::new(&dut, &application, &config)?;
@@ -115,7 +121,7 @@ impl Testbed {
         };
         Ok(Self {
             link,
-            _second: second,
+            second,
             nic: nic.transpose()?,
             frames,
             application,
