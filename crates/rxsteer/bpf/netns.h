@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
- * netns.h: whose network namespaces may have entries in the sock_flow_table. The key of a flow does
- * not contain the namespace: whoever can connect sockets with chosen addresses could write the
+ * netns.h: the network namespaces that may have entries in the sock_flow_table. The key of a flow
+ * does not contain the namespace: whoever can connect sockets with chosen addresses could write the
  * entry of any flow, and every user can do that in a namespace of his own.
  */
 #pragma once

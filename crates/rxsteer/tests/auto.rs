@@ -11,7 +11,9 @@ use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::LinkConfig;
-use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, at_rest, status, until};
+use rxlab::testing::testbed::{
+    OTHER_CPU, POLLING_CPU, Testbed, at_rest, received_in_order, status, until,
+};
 use rxlab::{in_lab, test_name};
 use rxsteer::daemon::options::{Options, RpsCpus};
 use rxsteer::host::topology::Topology;
@@ -67,12 +69,7 @@ fn the_mask_follows_the_interrupt() -> Result<()> {
     // Control: flows moved.
     assert!(queue.moves > 0, "{queue:?}");
     active.stop()?;
-    until("all received", || {
-        Ok((sink.received() + sink.dropped()? >= sent.sent).then_some(()))
-    })?;
-    let report = sink.stop()?;
-    assert_eq!((report.reordered, report.dropped), (0, 0), "{report:?}");
-    Ok(())
+    received_in_order(sink, sent.sent)
 }
 
 /// Where both CPUs are in the mask anyway, the log shows that the interrupt is followed.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The control socket: whose answers are believed, and who may hold up whom.
+//! The control socket: which answers a client believes, and that a slow client holds up no other.
 
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};

@@ -9,7 +9,7 @@ use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::LinkConfig;
-use rxlab::testing::testbed::{OTHER_CPU, Testbed, status, until};
+use rxlab::testing::testbed::{OTHER_CPU, Testbed, received_in_order, status, until};
 use rxlab::{in_lab, test_name};
 use rxsteer::api::status::Queue;
 use rxsteer::host::kthread;
@@ -92,12 +92,7 @@ fn a_cpu_that_goes_is_left_and_found_again() -> Result<()> {
     );
     assert!(queue.moves > 0, "{queue:?}");
     active.stop()?;
-    until("all received", || {
-        Ok((sink.received() + sink.dropped()? >= sent.sent).then_some(()))
-    })?;
-    let report = sink.stop()?;
-    assert_eq!((report.reordered, report.dropped), (0, 0), "{report:?}");
-    Ok(())
+    received_in_order(sink, sent.sent)
 }
 
 /// A CPU that was offline at the start is used once it is online.

@@ -14,7 +14,9 @@ use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;
-use rxlab::testing::testbed::{OTHER_CPU, Testbed, queue_at_rest, status, until};
+use rxlab::testing::testbed::{
+    OTHER_CPU, Testbed, queue_at_rest, received_in_order, status, until,
+};
 use rxsteer::daemon::options::Options;
 use rxsteer::daemon::takedown::Bounds;
 
@@ -145,12 +147,7 @@ fn under_traffic_nothing_is_overtaken() -> Result<()> {
     assert_eq!(queue.sums.lost, 0, "{queue:?}");
     active.stop()?;
     let arrived = sent.sent - queue.dropped();
-    until("all received", || {
-        Ok((sink.received() + sink.dropped()? >= arrived).then_some(()))
-    })?;
-    let report = sink.stop()?;
-    assert_eq!((report.reordered, report.dropped), (0, 0), "{report:?}");
-    Ok(())
+    received_in_order(sink, arrived)
 }
 
 /// The control: the backlog of a queue with traffic stays while another's is taken down.

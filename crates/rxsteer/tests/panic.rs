@@ -25,7 +25,8 @@ struct End {
 fn end_of(panic: &str, end: impl FnOnce(&Testbed, &Rxsteer) -> Result<()>) -> Result<End> {
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
-    let flows = UdpFlows::to(dut, 500);
+    // Each flow sends once a millisecond: less than a thread needs for the backlog.
+    let flows = UdpFlows::to(dut, 50);
     let sink = bed.receiver_in_order(&flows)?;
     let paced = GeneratorConfig::lossless(Frames::Udp(flows), None).at(50_000);
     let wire = Generator::start(&bed.link, 0, &paced)?;
@@ -84,15 +85,17 @@ fn a_panic_returns_every_flow_inline() -> Result<()> {
 #[test]
 fn after_a_kill_the_same_packets_are_overtaken() -> Result<()> {
     in_lab!();
-    let End { ended, overtaken } = end_of("", |bed, running| {
-        running.signal(Signal::SIGKILL)?;
-        until("the program is gone", || {
-            Ok(attached(bed)?.is_none().then_some(()))
-        })
-    })?;
-    assert_eq!(ended.code, None, "{ended:?}");
-    assert!(overtaken > 0, "{ended:?}");
-    Ok(())
+    // The thread may get its CPU just then, and empty the backlog before any packet passes it.
+    until("packets are overtaken", || {
+        let End { ended, overtaken } = end_of("", |bed, running| {
+            running.signal(Signal::SIGKILL)?;
+            until("the program is gone", || {
+                Ok(attached(bed)?.is_none().then_some(()))
+            })
+        })?;
+        assert_eq!(ended.code, None, "{ended:?}");
+        Ok((overtaken > 0).then_some(()))
+    })
 }
 
 #[test]

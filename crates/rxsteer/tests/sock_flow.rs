@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Who may write the entries of the sock_flow_table.
+//! The sockets that may write entries of the sock_flow_table.
 
 use std::io::{self, Write};
 use std::mem::{size_of, zeroed};
@@ -230,7 +230,7 @@ fn rfs(bed: &Testbed) -> Options {
     }
 }
 
-/// Whose network namespace root has made may write entries, and remove them by closing; a user in a
+/// Sockets of a network namespace that root has made write entries, and remove them by closing; a user in a
 /// namespace of his own may do neither.
 #[test]
 fn a_user_can_not_write_entries_of_others() -> Result<()> {

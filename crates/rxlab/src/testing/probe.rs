@@ -67,26 +67,19 @@ impl Probe {
         frames: &[F],
         mut each: impl FnMut(usize, Parsed),
     ) -> Result<()> {
-        let bss = self
-            .skel
-            .maps
-            .bss_data
-            .as_deref()
-            .expect("it has variables");
-        let batch = bss.probes.len();
+        let batch = self.variables().probes.len();
         for (number, frames) in frames.chunks(batch).enumerate() {
             self.run(frames)?;
-            let bss = self
-                .skel
-                .maps
-                .bss_data
-                .as_deref()
-                .expect("it has variables");
-            for (at, probe) in bss.probes[..frames.len()].iter().enumerate() {
+            for (at, probe) in self.variables().probes[..frames.len()].iter().enumerate() {
                 each(number * batch + at, parsed(probe));
             }
         }
         Ok(())
+    }
+
+    fn variables(&self) -> &types::bss {
+        let bss = self.skel.maps.bss_data.as_deref();
+        bss.expect("it has variables")
     }
 
     fn run<F: AsRef<[u8]>>(&mut self, frames: &[F]) -> Result<()> {
@@ -110,13 +103,7 @@ impl Probe {
             ..Default::default()
         };
         self.skel.progs.flow_probe.test_run(input)?;
-        let bss = self
-            .skel
-            .maps
-            .bss_data
-            .as_deref()
-            .expect("it has variables");
-        let nr_probed = written(&bss.nr_probed);
+        let nr_probed = written(&self.variables().nr_probed);
         ensure!(
             nr_probed as usize == frames.len(),
             "the kernel took {nr_probed} of {} frames",

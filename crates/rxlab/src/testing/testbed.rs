@@ -218,6 +218,16 @@ pub fn received(receiver: Receiver, count: u64) -> Result<Vec<u64>> {
     Ok(report.received)
 }
 
+/// As [`received`]; fails also if some datagrams were out of order.
+pub fn received_in_order(receiver: Receiver, count: u64) -> Result<()> {
+    until("all datagrams received", || {
+        Ok((receiver.received() + receiver.dropped()? >= count).then_some(()))
+    })?;
+    let report = receiver.stop()?;
+    assert_eq!((report.reordered, report.dropped), (0, 0), "{report:?}");
+    Ok(())
+}
+
 /// Frames processed inline, and in the backlog of [`OTHER_CPU`].
 pub fn places(q: &Queue) -> [u64; 2] {
     let backlog = q.backlogs.iter().find(|b| b.cpu == OTHER_CPU);

@@ -56,7 +56,7 @@ impl Rxsteer {
         Self::spawn(netns, Self::command(netns, args)?, true)
     }
 
-    /// As [`Self::start`], by this command; nobody reads its log unless `log_is_read`.
+    /// As [`Self::start`], by this command; its log has a reader only with `log_is_read`.
     pub fn spawn(
         netns: &Netns,
         mut command: Command,
