@@ -55,6 +55,14 @@ impl Lab {
     }
 }
 
+/// Bounds under which a backlog is idle soon.
+fn idle_soon() -> Bounds {
+    Bounds {
+        idle: SOON,
+        ..Bounds::default()
+    }
+}
+
 /// The threads of all backlogs of this process.
 fn threads() -> Result<Vec<u32>> {
     let mut threads = kthreads(&cpumaps(std::process::id())?)?;
@@ -78,10 +86,7 @@ fn more_redirected(active: &Active<'_>, queue: usize) -> Result<()> {
 fn an_idle_backlog_goes_and_comes_back_in_order() -> Result<()> {
     in_lab!();
     let lab = Lab::new()?;
-    let active = lab.steer(Bounds {
-        idle: SOON,
-        ..Bounds::default()
-    })?;
+    let active = lab.steer(idle_soon())?;
     let mut sent = 0;
     let mut old = Vec::new();
     for _ in 0..3 {
@@ -100,11 +105,7 @@ fn an_idle_backlog_goes_and_comes_back_in_order() -> Result<()> {
         })?;
         assert_eq!(status(&active)?.nr_backlogs, 0);
         old = new;
-        until("all received", || {
-            Ok((sink.received() + sink.dropped()? >= report.sent).then_some(()))
-        })?;
-        let sink = sink.stop()?;
-        assert_eq!((sink.reordered, sink.dropped), (0, 0), "{sink:?}");
+        received_in_order(sink, report.sent)?;
     }
     let queue = queue_at_rest(&active, 0, 0, sent)?;
     assert_eq!((queue.sums.lost, queue.dropped()), (0, 0), "{queue:?}");
@@ -155,10 +156,7 @@ fn under_traffic_nothing_is_overtaken() -> Result<()> {
 fn a_backlog_with_traffic_stays() -> Result<()> {
     in_lab!();
     let lab = Lab::new()?;
-    let active = lab.steer(Bounds {
-        idle: SOON,
-        ..Bounds::default()
-    })?;
+    let active = lab.steer(idle_soon())?;
     let steady = lab.traffic(0, 10_000)?;
     more_redirected(&active, 0)?;
     let stays = threads()?;
