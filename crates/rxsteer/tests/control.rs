@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The control socket: which answers a client believes, and that a slow client holds up no other.
 
+mod common;
+
 use std::fs;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::os::fd::AsRawFd;
@@ -11,8 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use common::descriptors::{POLLED, limit_descriptors};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{
@@ -23,6 +27,7 @@ use rxlab::bench::setup::mode::Active;
 use rxlab::in_lab;
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::netns::{Netns, Thread};
+use rxlab::lab::run_ns;
 use rxlab::testing::testbed::{POLLING_CPU, Testbed, until};
 use rxsteer::api::client;
 
@@ -236,6 +241,42 @@ fn slow_clients_hold_up_nobody() -> Result<()> {
         Ok((!slow.iter().any(waits)).then_some(()))
     })?;
     active.stop()
+}
+
+/// The id of the thread that accepts clients.
+fn accepting_thread(pid: u32) -> Result<Pid> {
+    for task in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let task = task?;
+        if fs::read_to_string(task.path().join("comm"))? == "control\n" {
+            let name = task.file_name().into_string().expect("a number");
+            return Ok(Pid::from_raw(name.parse()?));
+        }
+    }
+    anyhow::bail!("no thread of {pid} accepts clients")
+}
+
+/// A client that can't be accepted waits, and costs no CPU time.
+#[test]
+fn without_descriptors_clients_wait() -> Result<()> {
+    const TIME: Duration = Duration::from_secs(1);
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let mut child = run(&bed)?;
+    let thread = accepting_thread(child.id())?;
+    let before = limit_descriptors(child.id(), POLLED)?;
+    let mut client = UnixStream::connect(socket_of(&bed.link.dut.netns)?)?;
+    client.write_all(b"\"no-request\"\n")?;
+    let used = run_ns(thread)?;
+    std::thread::sleep(TIME);
+    let used = Duration::from_nanos(run_ns(thread)? - used);
+    limit_descriptors(child.id(), before)?;
+    let mut answer = String::new();
+    client.read_to_string(&mut answer)?;
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM)?;
+    child.wait()?;
+    assert!(answer.contains("not a request"), "{answer:?}");
+    assert!(used < TIME / 20, "{used:?} of CPU time in {TIME:?}");
+    Ok(())
 }
 
 /// Starts `rxsteer run`; returns when it answers.

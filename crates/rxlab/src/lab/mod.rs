@@ -47,7 +47,10 @@ pub fn can_run() -> Result<()> {
 }
 
 /// CPU time of a thread, ns.
-fn run_ns(thread: Pid) -> Result<u64> {
+///
+/// # Errors
+/// When the thread has ended.
+pub fn run_ns(thread: Pid) -> Result<u64> {
     let path = format!("/proc/{thread}/schedstat");
     let text = fs::read_to_string(&path).with_context(|| format!("{path}: the thread is gone"))?;
     let run_ns = text.split_whitespace().next();

@@ -23,6 +23,10 @@ const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limit of a request, bytes. Requests that name many sockets are long.
 const REQUEST_MAX: usize = 16 << 20;
 
+/// Time until the next attempt when no client could be accepted. Without free descriptors or memory
+/// the client stays in the queue, and the listener stays readable.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
 /// Clients that are served at once.
 const CLIENTS_MAX: usize = 32;
 
@@ -119,14 +123,18 @@ impl Clients {
             if !ready[1] {
                 continue;
             }
-            if let Err(e) = self.admit(listener) {
+            let admitted = match listener.accept() {
+                Ok((stream, _)) => self.admit(stream),
+                Err(e) => readable(&[stop.as_fd()], Some(ACCEPT_PAUSE))
+                    .and(Err(e).context("a client could not be accepted")),
+            };
+            if let Err(e) = admitted {
                 tracing::debug!("control: {e:#}");
             }
         }
     }
 
-    fn admit(&self, listener: &UnixListener) -> Result<()> {
-        let (stream, _) = listener.accept()?;
+    fn admit(&self, stream: UnixStream) -> Result<()> {
         let refuse = |why: &str| {
             let reply: Result<Reply, &str> = Err(why);
             line::write(&stream, &reply, CLIENT_TIMEOUT)

@@ -3,6 +3,7 @@
 #![allow(dead_code)] // each of them uses its part
 
 pub mod cases;
+pub mod descriptors;
 pub mod maps;
 pub mod mutate;
 pub mod process;
