@@ -4,9 +4,10 @@
 mod common;
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use common::threads::{cpumaps, kthreads, renice};
 use rxlab::bench::setup::mode::Active;
 use rxlab::in_lab;
@@ -72,6 +73,25 @@ fn threads() -> Result<Vec<u32>> {
 
 fn redirected(active: &Active<'_>, queue: usize) -> Result<u64> {
     Ok(status(active)?.devices[0].queues[queue].sums.redirected)
+}
+
+/// How often rxsteer's thread in this process wakes up in two seconds: the voluntary context switches,
+/// each of which ends with one.
+fn wake_ups() -> Result<u64> {
+    let switches = || {
+        for task in fs::read_dir("/proc/self/task")?.flatten() {
+            let status = fs::read_to_string(task.path().join("status")).unwrap_or_default();
+            let field = |name| status.lines().find_map(|line| line.strip_prefix(name));
+            if field("Name:\t") == Some("rxsteer") {
+                let switches = field("voluntary_ctxt_switches:\t").context("no such field")?;
+                return Ok::<u64, anyhow::Error>(switches.parse()?);
+            }
+        }
+        anyhow::bail!("no thread of rxsteer")
+    };
+    let before = switches()?;
+    std::thread::sleep(Duration::from_secs(2));
+    Ok(switches()? - before)
 }
 
 /// Returns once more packets of the queue have been redirected.
@@ -197,5 +217,30 @@ fn a_backlog_that_may_not_exist_is_made_when_there_is_room() -> Result<()> {
     let now = status(&active)?;
     assert_eq!((now.nr_backlogs, now.refused_backlogs), (1, 0));
     second.stop()?;
+    active.stop()
+}
+
+/// Backlogs are looked at ten times a second, the host once a second.
+#[test]
+fn without_backlogs_rxsteer_sleeps() -> Result<()> {
+    in_lab!();
+    let lab = Lab::new()?;
+    let active = lab.steer(Bounds {
+        idle: Duration::from_secs(5),
+        ..Bounds::default()
+    })?;
+    let wire = lab.traffic(0, 10_000)?;
+    more_redirected(&active, 0)?;
+    wire.stop()?;
+    // The control: the backlog exists.
+    let with = wake_ups()?;
+    assert_eq!(threads()?.len(), 1);
+    until("the idle backlog's thread is gone", || {
+        Ok(threads()?.is_empty().then_some(()))
+    })?;
+    let without = wake_ups()?;
+    eprintln!("{with} with a backlog, {without} without");
+    assert!(with >= 15, "{with} wake-ups");
+    assert!(without <= 10, "{without} wake-ups");
     active.stop()
 }

@@ -151,9 +151,8 @@ impl Steering {
                 true => LOOK.saturating_sub(looked.elapsed()),
                 false => Drain::TICK,
             };
-            let ready = readable(&fds, Some(timeout.min(self.watch.due())))?;
+            let ready = readable(&fds, Some(timeout.min(self.watch.due(&self.datapath))))?;
             for request in requests.take()? {
-                self.watch.add(&request);
                 makers.make(request)?;
             }
             self.watch.look(&self.datapath, &self.devices)?;

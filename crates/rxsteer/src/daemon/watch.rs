@@ -4,6 +4,7 @@
 //! progress again. Flows that have frames there stay, by the rule of order, until these frames have
 //! been delivered.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -11,7 +12,8 @@ use tracing::{info, warn};
 
 use super::plan::Steered;
 use crate::datapath::Datapath;
-use crate::types::{backlog, backlog_closed, backlog_request};
+use crate::datapath::bounds::Place;
+use crate::types::{backlog, backlog_closed};
 
 /// Time between two looks.
 const LOOK: Duration = Duration::from_millis(100);
@@ -22,16 +24,10 @@ const STALL: Duration = Duration::from_millis(200);
 /// Time without a stall after which flows may go there again.
 const RECOVERY: Duration = Duration::from_secs(2);
 
-/// The backlogs that have been requested, and what each one does.
+/// What each backlog does that existed at the last look.
 pub(super) struct Watch {
     looked: Instant,
-    backlogs: Vec<Watched>,
-}
-
-struct Watched {
-    queue: u32,
-    cpu: u32,
-    progress: Progress,
+    backlogs: BTreeMap<Place, Progress>,
 }
 
 /// Whether a backlog makes progress, from one look to the next.
@@ -94,52 +90,51 @@ impl Watch {
     pub(super) fn new() -> Self {
         Self {
             looked: Instant::now(),
-            backlogs: Vec::new(),
+            backlogs: BTreeMap::new(),
         }
     }
 
-    /// From now on looks at this backlog too.
-    pub(super) fn add(&mut self, &backlog_request { queue, cpu }: &backlog_request) {
-        if self
-            .backlogs
-            .iter()
-            .any(|b| (b.queue, b.cpu) == (queue, cpu))
-        {
-            return;
-        }
-        self.backlogs.push(Watched {
-            queue,
-            cpu,
-            progress: Progress::default(),
-        });
+    /// Time until the next look is due: without backlogs there is nothing to look at. The creation
+    /// of a backlog wakes nobody; a caller that waits for something else at the latest after a
+    /// second notices the first one then.
+    pub(super) fn due(&self, datapath: &Datapath) -> Duration {
+        self.due_with(datapath.backlogs().numbers().exist)
     }
 
-    /// Time until the next look is due.
-    pub(super) fn due(&self) -> Duration {
-        match self.backlogs.is_empty() {
+    fn due_with(&self, nr_backlogs: usize) -> Duration {
+        match nr_backlogs == 0 && self.backlogs.is_empty() {
             true => Duration::MAX,
             false => LOOK.saturating_sub(self.looked.elapsed()),
         }
     }
 
+    /// From now on watches the backlogs that `exist`. Returns those that counted as stalled and are
+    /// gone: a new backlog in their place has not stalled.
+    fn watch(&mut self, exist: Vec<Place>) -> Vec<Place> {
+        let mut before = std::mem::take(&mut self.backlogs);
+        for place in exist {
+            let progress = before.remove(&place).unwrap_or_default();
+            self.backlogs.insert(place, progress);
+        }
+        let stalled = |(place, progress): (_, Progress)| progress.stalled_at.map(|_| place);
+        before.into_iter().filter_map(stalled).collect()
+    }
+
     /// Looks at all backlogs if that is due; closes those that stall, opens those that have
-    /// recovered.
+    /// recovered or are gone.
     ///
     /// # Errors
     /// When frames that vanished can't be counted ([`Datapath::find_vanished`]).
     pub(super) fn look(&mut self, datapath: &Datapath, devices: &[Steered]) -> Result<()> {
-        if self.due() > Duration::ZERO {
+        if self.due(datapath) > Duration::ZERO {
             return Ok(());
         }
         let mut vanished = false;
         self.looked = Instant::now();
-        for Watched {
-            queue,
-            cpu,
-            progress,
-        } in &mut self.backlogs
-        {
-            let (queue, cpu) = (*queue, *cpu);
+        for (queue, cpu) in self.watch(datapath.backlogs().exist()) {
+            datapath.close(queue, cpu, backlog_closed::BACKLOG_STALLED, false);
+        }
+        for (&(queue, cpu), progress) in &mut self.backlogs {
             let b = datapath.backlog(queue, cpu);
             let starved = || datapath.starves(queue, cpu);
             let turn = progress.look(self.looked, waiting(&b) > 0, b.dequeued, starved);
@@ -189,6 +184,38 @@ fn name_of(devices: &[Steered], queue: u32) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    const A: Place = (0, 1);
+    const B: Place = (7, 3);
+
+    #[test]
+    fn without_backlogs_no_look_is_due() {
+        let mut watch = Watch::new();
+        assert_eq!(watch.due_with(0), Duration::MAX);
+        // The control: one exists or is being created.
+        assert!(watch.due_with(1) <= LOOK);
+        assert_eq!(watch.watch(vec![A]), []);
+        // The look that finds it gone.
+        assert!(watch.due_with(0) <= LOOK);
+        assert_eq!(watch.watch(vec![]), []);
+        assert_eq!(watch.due_with(0), Duration::MAX);
+    }
+
+    #[test]
+    fn a_stall_ends_with_its_backlog() {
+        let mut watch = Watch::new();
+        watch.watch(vec![A, B]);
+        for place in [A, B] {
+            let progress = watch.backlogs.get_mut(&place).expect("it is watched");
+            progress.stalled_at = Some(Instant::now());
+        }
+        // The control: one that exists stays stalled until it has recovered.
+        assert_eq!(watch.watch(vec![B]), [A]);
+        assert!(watch.backlogs[&B].stalled_at.is_some());
+        // The next one in its place begins anew.
+        assert_eq!(watch.watch(vec![A, B]), []);
+        assert!(watch.backlogs[&A].stalled_at.is_none());
+    }
 
     /// Looks at (milliseconds, frames wait, dequeued); returns the turns with their times.
     fn turns(looks: &[(u64, bool, u64)], starved: bool) -> Vec<(u64, Turn)> {
