@@ -8,6 +8,7 @@ use rxsteer::types::{flow_key, flow_secret};
 
 const TCP: u32 = 6;
 const UDP: u32 = 17;
+const ESP: u32 = 50;
 /// An rps_map's indirection table, filled round-robin.
 const SLOTS: usize = 1024;
 const FLOWS: u32 = 30_000;
@@ -42,6 +43,15 @@ fn v4(address: u32, port: u32, local_port: u32, proto: u32) -> flow_key {
 fn v6(address: u128, port: u32, local_port: u32, proto: u32) -> flow_key {
     let peer = SocketAddr::new(IpAddr::V6(Ipv6Addr::from(address)), port as u16);
     native::flow_key_ports(peer, local_port as u16, proto)
+}
+
+/// An SPI of two hosts.
+fn esp(spi: u32) -> flow_key {
+    flow_key {
+        daddr: [0, 0, 0xffff_u32.to_be(), 0x0a00_0001_u32.to_be()],
+        ports: spi.to_be(),
+        ..v4(0xc000_0201, 0, 0, ESP)
+    }
 }
 
 /// Sets of distinct flows as hosts see them, each of length `FLOWS`.
@@ -83,6 +93,7 @@ fn sets() -> Vec<(&'static str, Vec<flow_key>)> {
             "peers on one port, as VXLAN's",
             flows(&mut |i| v4(0xac10_0000 + i, 4789, 4789, UDP)),
         ),
+        ("sequential SPIs of two hosts", flows(&mut |i| esp(256 + i))),
         (
             "address and port in step",
             flows(&mut |i| v4(client + i % 256, 32_768 + i / 256, 80, TCP)),
