@@ -13,6 +13,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 /// The child process. Dropping this restores everything.
+#[derive(Debug)]
 pub struct Guardian(Child);
 
 impl Guardian {

@@ -17,6 +17,7 @@ pub mod objection;
 pub mod polling;
 pub mod sched;
 pub mod setting;
+pub mod tc;
 pub mod topology;
 pub mod wait;
 pub mod xdp;

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Attaching programs at a device's tc ingress, where packets enter the stack, after GRO.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::guardian::Guardian;
+
+/// An attached program; dropping it detaches the program, and so does the end of the process.
+#[derive(Debug)]
+pub struct TcLink {
+    _hold: Hold,
+}
+
+#[derive(Debug)]
+#[expect(dead_code, reason = "dropped, never read")]
+enum Hold {
+    /// Since Linux 6.6: the kernel removes the link with its last descriptor.
+    Tcx(OwnedFd),
+    /// A filter of a clsact qdisc would outlive the process.
+    Clsact(Guardian),
+}
+
+/// Attaches `program`, of type `BPF_PROG_TYPE_SCHED_CLS`, to the ingress of a device in this
+/// thread's network namespace, before the programs that are there already. Those are neither
+/// replaced, nor skipped if the program returns `TCX_NEXT` (-1, also `TC_ACT_UNSPEC`).
+///
+/// # Errors
+/// When the kernel refuses the program, or has neither tcx (Linux 6.6) nor clsact; without tcx also
+/// if `tc` is missing, which removes the program at the end.
+pub fn attach(program: BorrowedFd<'_>, ifindex: u32) -> Result<TcLink> {
+    let hold = match attach_tcx(program, ifindex) {
+        Ok(link) => Hold::Tcx(link),
+        // The error for an attach type that is not known.
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
+            Hold::Clsact(attach_clsact(program, ifindex)?)
+        }
+        Err(e) => return Err(e).context("the device refused a tc program"),
+    };
+    Ok(TcLink { _hold: hold })
+}
+
+fn attach_tcx(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
+    let opts = libbpf_sys::bpf_link_create_opts {
+        sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
+        // Without a program to be before: the first.
+        flags: libbpf_sys::BPF_F_BEFORE,
+        ..Default::default()
+    };
+    let ifindex = i32::try_from(ifindex).map_err(io::Error::other)?;
+    // SAFETY: `opts` outlives the call; the kernel checks the rest.
+    let fd = unsafe {
+        libbpf_sys::bpf_link_create(
+            program.as_raw_fd(),
+            ifindex,
+            libbpf_sys::BPF_TCX_INGRESS,
+            &opts,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::from_raw_os_error(-fd));
+    }
+    // SAFETY: the kernel has just opened this descriptor; nothing else owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// Removes the filter when its standard input ends, and the qdisc if this process made it and no
+/// other filter is there. Its arguments are the device, and whether the qdisc was made; it reads
+/// the filter's priority and handle. A device that is gone took both with it.
+const DETACH: &str = r#"
+    trap "" INT TERM HUP
+    read -r pref
+    read -r handle
+    read -r _
+    tc qdisc show dev "$1" >/dev/null 2>&1 || exit 0
+    [ -z "$handle" ] || tc filter del dev "$1" ingress pref "$pref" handle "$handle" bpf || exit 1
+    [ "$2" = true ] || exit 0
+    [ -z "$(tc filter show dev "$1" ingress; tc filter show dev "$1" egress)" ] || exit 0
+    tc qdisc del dev "$1" clsact"#;
+
+/// Attaches the program as a filter; the guardian removes it. If this process is killed between
+/// the two steps, some microseconds, the filter stays.
+fn attach_clsact(program: BorrowedFd<'_>, ifindex: u32) -> Result<Guardian> {
+    if !Command::new("tc")
+        .arg("-V")
+        .output()
+        .is_ok_and(|out| out.status.success())
+    {
+        bail!("before Linux 6.6, a tc program needs the program `tc` (install iproute2)");
+    }
+    let mut hook = libbpf_sys::bpf_tc_hook {
+        sz: size_of::<libbpf_sys::bpf_tc_hook>() as libbpf_sys::size_t,
+        ifindex: i32::try_from(ifindex)?,
+        attach_point: libbpf_sys::BPF_TC_INGRESS,
+        ..Default::default()
+    };
+    // SAFETY: `hook` outlives the call.
+    let made = match unsafe { libbpf_sys::bpf_tc_hook_create(&mut hook) } {
+        0 => true,
+        // A clsact or ingress qdisc, which other programs may use.
+        e if e == -libc::EEXIST => false,
+        e => return Err(io::Error::from_raw_os_error(-e)).context("the device has no clsact"),
+    };
+    let mut guardian = Command::new("sh");
+    guardian.args([
+        "-c",
+        DETACH,
+        "sh",
+        &format!("if{ifindex}"),
+        &made.to_string(),
+    ]);
+    let mut guardian = Guardian::spawn(&mut guardian, None)
+        .context("a tc program can't be removed at the end: is there no sh?")?;
+    let mut opts = libbpf_sys::bpf_tc_opts {
+        sz: size_of::<libbpf_sys::bpf_tc_opts>() as libbpf_sys::size_t,
+        prog_fd: program.as_raw_fd(),
+        ..Default::default()
+    };
+    // With neither priority nor handle, the kernel chooses a priority of its own before all others.
+    // SAFETY: both structures outlive the call.
+    let error = unsafe { libbpf_sys::bpf_tc_attach(&hook, &mut opts) };
+    if error != 0 {
+        return Err(io::Error::from_raw_os_error(-error))
+            .context("the device refused a tc program");
+    }
+    guardian.tell(&opts.priority)?;
+    guardian.tell(&opts.handle)?;
+    Ok(guardian)
+}
