@@ -57,7 +57,7 @@ int flow_probe(struct xdp_md *ctx)
 	data = (const void *)(long)ctx->data;
 	data_end = (const void *)(long)ctx->data_end;
 	/* As in rx.bpf.c. */
-	if (!flow_plain(data, data_end, flow_tunnels, &key))
+	if (!flow_plain(data, data_end, data_end - data, flow_tunnels, &key))
 		result = flow_follow(data, data_end, bpf_xdp_get_buff_len(ctx), flow_tunnels, &key);
 	probe->result = result;
 	probe->key = key;

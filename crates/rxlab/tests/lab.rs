@@ -19,7 +19,7 @@ use rxlab::lab::nic::Nic;
 use rxlab::lab::receiver::{Receiver, ReceiverConfig};
 use rxlab::lab::xdp::Xdp;
 use rxsteer::host::cpumask::CpuMask;
-use rxsteer::host::device::XdpMode;
+use rxsteer::host::device::RxMode;
 
 /// No multiple of a batch or burst.
 const COUNT: u64 = 5_003;
@@ -75,7 +75,7 @@ fn every_datagram_arrives(ipv6: bool, checksum: bool) -> Result<()> {
         false => UdpFlows::to(&link.dut, 1000),
     };
     flows.checksum = checksum;
-    let pass = Xdp::pass(&link.dut, XdpMode::Native)?;
+    let pass = Xdp::pass(&link.dut, RxMode::Native)?;
     let nic = Nic::new(&link.dut, &[0])?;
     let local = SocketAddr::new(flows.daddr, flows.dport);
     let receiver = Receiver::start(&link.dut.netns, &roomy(local, 2))?;
@@ -145,7 +145,7 @@ fn flows_are_what_was_asked_for() -> Result<()> {
 fn tagged_and_raw_frames_reach_xdp() -> Result<()> {
     in_lab!();
     let link = link(LinkConfig::default())?;
-    let pass = Xdp::pass(&link.dut, XdpMode::Native)?;
+    let pass = Xdp::pass(&link.dut, RxMode::Native)?;
     let local = SocketAddr::new(link.dut.ipv4.into(), 9);
     let receiver = Receiver::start(&link.dut.netns, &roomy(local, 1))?;
     let tags = [(0x88a8, 100), (0x8100, 200), (0x8100, 300)];
@@ -184,7 +184,7 @@ fn a_generator_per_queue() -> Result<()> {
         queues: 2,
         ..Default::default()
     })?;
-    let pass = Xdp::pass(&link.dut, XdpMode::Native)?;
+    let pass = Xdp::pass(&link.dut, RxMode::Native)?;
     let _nic = Nic::new(&link.dut, &[1, 0])?;
     let flows = UdpFlows::to(&link.dut, 100);
     let local = SocketAddr::new(flows.daddr, flows.dport);
@@ -216,7 +216,7 @@ fn one_generator_of_several_threads() -> Result<()> {
         return Ok(());
     }
     let link = link(LinkConfig::default())?;
-    let pass = Xdp::pass(&link.dut, XdpMode::Native)?;
+    let pass = Xdp::pass(&link.dut, RxMode::Native)?;
     let _nic = Nic::new(&link.dut, &[0])?;
     let flows = UdpFlows::to(&link.dut, 100);
     let receiver = ReceiverConfig {
@@ -278,7 +278,7 @@ fn one_generator_of_several_threads() -> Result<()> {
 fn what_the_ring_cannot_take_is_counted() -> Result<()> {
     in_lab!();
     let link = link(LinkConfig::default())?;
-    let drop = Xdp::drop(&link.dut, XdpMode::Native)?;
+    let drop = Xdp::drop(&link.dut, RxMode::Native)?;
     let _nic = Nic::new(&link.dut, &[0])?;
     let config = GeneratorConfig {
         rate: None,
@@ -339,8 +339,8 @@ fn nonsense_is_refused() -> Result<()> {
     };
     assert!(refused(long).contains("no frames of 4138 bytes"));
     assert!(Nic::new(&link.dut, &[0, 0]).is_err());
-    let _pass = Xdp::pass(&link.dut, XdpMode::Native)?;
-    assert!(Xdp::drop(&link.dut, XdpMode::Native).is_err());
+    let _pass = Xdp::pass(&link.dut, RxMode::Native)?;
+    assert!(Xdp::drop(&link.dut, RxMode::Native).is_err());
     Ok(())
 }
 
@@ -386,7 +386,7 @@ fn members(inode: u64) -> usize {
 fn nothing_is_left_when_dropped() -> Result<()> {
     in_lab!();
     let link = link(LinkConfig::default())?;
-    let pass = Xdp::pass(&link.dut, XdpMode::Native)?;
+    let pass = Xdp::pass(&link.dut, RxMode::Native)?;
     let nic = Nic::new(&link.dut, &[0])?;
     send(&link, 0, &exactly(1000, UdpFlows::to(&link.dut, 10)))?;
     let (device, inode) = (link.dut.name.clone(), link.dut.netns.inode()?);
@@ -403,7 +403,7 @@ const VICTIM: &str = "RXSTEER_TEST_VICTIM";
 /// The same test in a process of its own, killed by `nothing_is_left_when_killed`.
 fn victim() -> Result<()> {
     let link = link(LinkConfig::default())?;
-    let _pass = Xdp::pass(&link.dut, XdpMode::Native)?;
+    let _pass = Xdp::pass(&link.dut, RxMode::Native)?;
     let _nic = Nic::new(&link.dut, &[0])?;
     let config = GeneratorConfig {
         count: None,

@@ -7,9 +7,10 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::Result;
-use rxlab::bench::scenario::reorder::{Case, Progress, measure};
+use rxlab::bench::scenario::reorder::{Case, Progress, Sample, measure};
 use rxlab::testing::testbed::{OTHER_CPU, until};
 use rxlab::{in_lab, test_name};
+use rxsteer::daemon::options::Mode;
 use rxsteer::host::setting::Setting;
 use rxsteer::host::topology::Topology;
 
@@ -19,11 +20,18 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Packets to deliver.
 const PACKETS: u64 = 100_000;
 
+/// Packets to forward.
+const PACKETS_BEHIND: u64 = 10_000;
+
 /// Runs a case with the rule and, as the control, without.
 fn nothing_overtakes(case: Case) -> Result<()> {
+    nothing_overtakes_in(Mode::Native, case)
+}
+
+fn nothing_overtakes_in(mode: Mode, case: Case) -> Result<()> {
     in_lab!(&format!("reorder {case}"));
     let run = |unguarded, enough: fn(&Progress) -> bool| {
-        measure(case, unguarded, &|now| {
+        measure(case, mode, unguarded, &|now| {
             now.eventful && enough(now) || now.elapsed > TIMEOUT
         })
     };
@@ -36,6 +44,36 @@ fn nothing_overtakes(case: Case) -> Result<()> {
     let unguarded = run(true, |now| now.overtaken > 0)?;
     assert!(unguarded.overtaken_at_delivery > 0, "{unguarded:?}");
     Ok(())
+}
+
+#[test]
+fn skbs() -> Result<()> {
+    nothing_overtakes_in(Mode::Skb, Case::Udp)
+}
+
+#[test]
+fn skbs_of_an_unconnected_socket() -> Result<()> {
+    nothing_overtakes_in(Mode::Skb, Case::UdpServer)
+}
+
+#[test]
+fn merged_skbs() -> Result<()> {
+    nothing_overtakes_in(Mode::Skb, Case::TcpPush)
+}
+
+#[test]
+fn skbs_received_on_several_cpus() -> Result<()> {
+    nothing_overtakes_in(Mode::Skb, Case::Softirq)
+}
+
+#[test]
+fn skbs_while_rxsteer_restarts() -> Result<()> {
+    nothing_overtakes_in(Mode::Skb, Case::Restart)
+}
+
+#[test]
+fn skbs_while_a_cpu_goes_offline() -> Result<()> {
+    nothing_overtakes_in(Mode::Skb, Case::Hotplug)
 }
 
 #[test]
@@ -98,18 +136,51 @@ fn a_cpu_goes_offline() -> Result<()> {
     nothing_overtakes(Case::Hotplug)
 }
 
-/// Beyond the stack: the rule holds up to it, and what a second device makes of packets of flows
-/// that moved is measured (docs/order.md).
+/// Forwards packets over a second device: none is overtaken up to the stack; behind the device none
+/// is, unless `overtakes`, where one must be.
+fn behind(case: Case, overtakes: bool) -> Result<Sample> {
+    let sample = measure(case, Mode::Native, false, &|now| {
+        let over = if overtakes {
+            now.overtaken_behind > 0
+        } else {
+            now.packets >= PACKETS_BEHIND
+        };
+        over || now.elapsed > TIMEOUT
+    })?;
+    println!("{case}: {sample:?}");
+    assert_eq!(sample.overtaken_at_delivery, 0, "{case}: {sample:?}");
+    assert_eq!(sample.overtaken_behind > 0, overtakes, "{case}: {sample:?}");
+    Ok(sample)
+}
+
+/// Beyond the stack the rule does not hold: a flow that moves changes its transmit queue. It holds
+/// where the choice of a transmit queue does not depend on the location, and where no flow moves
+/// (docs/order.md).
 #[test]
-fn forwarded_packets_are_in_order_up_to_the_stack() -> Result<()> {
+fn transmit_queues() -> Result<()> {
     in_lab!();
-    for case in [Case::TxQueues, Case::TxQueuesByHash, Case::Container] {
-        let sample = measure(case, false, &|now| {
-            now.packets >= PACKETS || now.elapsed > TIMEOUT
-        })?;
-        println!("{case}: {sample:?}");
-        assert_eq!(sample.overtaken_at_delivery, 0, "{case}: {sample:?}");
+    let test = test_name!();
+    if Command::new("tc").arg("-V").output().is_err() {
+        rxlab::testing::not_run(test, "there is no tc (iproute2)");
+        return Ok(());
     }
+    behind(Case::TxQueues, true)?;
+    behind(Case::TxQueuesByHash, false)?;
+    let steady = behind(Case::TxQueuesByRps, false)?;
+    assert_eq!(steady.moves, 0, "{steady:?}");
+    Ok(())
+}
+
+/// Behind a bridge and in a queue of each CPU: the rule holds up to the stack; what happens behind is
+/// measured.
+#[test]
+fn a_container() -> Result<()> {
+    in_lab!();
+    let sample = measure(Case::Container, Mode::Native, false, &|now| {
+        now.packets >= PACKETS_BEHIND || now.elapsed > TIMEOUT
+    })?;
+    println!("{sample:?}");
+    assert_eq!(sample.overtaken_at_delivery, 0, "{sample:?}");
     Ok(())
 }
 

@@ -9,6 +9,7 @@
 #include <bpf/bpf_helpers.h>
 
 #include "core/backlog.h"
+#include "core/tables.h"
 #include "kernel.h"
 #include "maps.h"
 #include "types.h"
@@ -37,6 +38,14 @@ static __always_inline bool backlog_off_rq(const struct backlog *b)
 	struct task_struct *kthread = (void *)backlog_read(b->kthread);
 
 	return kthread && !BPF_CORE_READ(kthread, on_rq);
+}
+
+static __always_inline bool backlog_poll_ended(__u64 stamp)
+{
+	__u32 cpu = poll_stamp_cpu(stamp);
+	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
+
+	return poll && poll_stamp(cpu, backlog_read(poll->nr_polls)) != stamp;
 }
 
 static __always_inline bool backlog_gro_empty(struct bpf_cpu_map_entry *entry)

@@ -97,6 +97,18 @@ struct socket {
 	struct sock *sk;
 };
 
+struct sk_buff {
+	char cb[48];
+};
+
+struct qdisc_skb_cb {
+	unsigned char data[20]; /* cb[] of tc programs */
+};
+
+enum skb_drop_reason {
+	SKB_DROP_REASON_CPU_BACKLOG = 1, /* the value is the kernel's */
+};
+
 struct gro_node { /* since 6.15 */
 	unsigned long bitmask;
 	__u32 rx_count;

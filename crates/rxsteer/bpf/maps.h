@@ -2,7 +2,7 @@
 /*
  * maps.h: the data path's maps and constants. Each object has all of them: user space creates those
  * of trace.bpf.c, and the tables of flows, and gives them to the other objects
- * (datapath/objects.rs).
+ * (datapath/shared.rs).
  *
  * User space maps all arrays but sock_flow_consumers and poll_cpus into its memory. The elements of
  * an array with BPF_F_MMAPABLE also begin on a page; without the flag they begin anywhere in a

@@ -71,11 +71,15 @@ static __always_inline void napi_polled(struct napi_struct *napi, int work, int 
 	__u32 cpu = bpf_get_smp_processor_id();
 	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
 	struct rx_queue *q;
+	__u64 nr_polls;
 	__u32 queue;
 
 	if (!poll)
 		return;
-	poll->nr_polls++;
+	/* After the delivery of the poll's packets, for other CPUs (backlog_poll_ended()). An
+	 * atomic is ordered only if its result is used. */
+	nr_polls = __sync_fetch_and_add(&poll->nr_polls, 1);
+	asm volatile("" : : "r"(nr_polls));
 	if (!poll->queue)
 		return;
 	queue = poll->queue - 1;

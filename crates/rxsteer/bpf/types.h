@@ -165,7 +165,11 @@ struct rps_dev_flow {
 	__u32 frames;  /* nr_packets + nr_dropped then */
 	__u32 load;    /* frames in the window before that */
 	__u32 changed; /* the window in which `wanted` changed last */
-	__u32 pad_end[2];
+
+	/* For a table that all queues of a device share (skb mode). */
+	__u32 lock;  /* a program changes the slot */
+	__u16 queue; /* that of the flow's last packet */
+	__u16 pad_end;
 };
 _Static_assert(sizeof(struct rps_dev_flow) == 64, "a cache line");
 
@@ -211,7 +215,10 @@ struct backlog {
 	__u64 old_dequeued; /* `dequeued` when the proof began; 0: not begun */
 	__u64 old_jiffies;  /* the time then */
 	__u64 old_flush;    /* `dequeued` after a flush in a later jiffy; 0: unknown */
-	__u64 pad_consumer[7];
+	/* Softnet backlogs, which have no kthread: the stamp of the poll that passed up the last
+	 * frame; 0: none yet. */
+	__u64 passed_in;
+	__u64 pad_consumer[6];
 };
 _Static_assert(sizeof(struct backlog) == 256, "two pairs of cache lines");
 
@@ -381,11 +388,16 @@ struct rx_config {
 	/* Generic mode: the program runs after GRO, on packets that a poll has already taken out of
 	 * GRO, and packets that it passes are delivered before the poll ends. */
 	__u8 generic;
-	__u8 pad;
+	/* Skb mode: a queue is a CPU that receives, and the device's queues share the first one's
+	 * dev_flow_table. */
+	__u8 skb;
 	__u32 ifindex;
 	__u32 queue_base; /* the queues are queue_base to queue_base + nr_rx_queues - 1 */
 	__u32 nr_rx_queues;
-	__u32 pad_end;
+	__u32 carrier;	  /* ifindex of the device through which skbs change their CPU */
+	__u64 hop_mark;	  /* marks such skbs (skb.h); random */
+	__u8 without_mac; /* packets of the device begin with the IP header */
+	__u8 pad_end[7];
 };
 
 /* ---- busy polling (poll.bpf.c) -------------------------------------------- */

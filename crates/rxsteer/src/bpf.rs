@@ -16,6 +16,12 @@ macro_rules! skeleton {
 }
 
 skeleton!(rx_skel, "rx.skel.rs", "The XDP program.");
+skeleton!(skb_skel, "skb.skel.rs", "The program of skb mode.");
+skeleton!(
+    carrier_skel,
+    "carrier.skel.rs",
+    "What takes skbs back to their device."
+);
 skeleton!(
     trace_skel,
     "trace.skel.rs",

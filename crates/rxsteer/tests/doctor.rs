@@ -10,7 +10,7 @@ use rxlab::lab::netns::Netns;
 use rxlab::testing::not_run;
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, mask};
 use rxlab::{in_lab, test_name};
-use rxsteer::daemon::options::Options;
+use rxsteer::daemon::options::{Mode, Options};
 use rxsteer::host::topology::Topology;
 use serde_json::Value;
 
@@ -43,14 +43,17 @@ fn obstacles_are_reported() -> Result<()> {
         for part in [
             "has all that steering needs",
             "sockets can poll",
-            &format!("{name} (veth, 1 receive queue) can be steered, in native mode\n"),
-            "  a warning: what the other end",
+            &format!("{name} (veth, 1 receive queue) can be steered, in skb mode\n"),
         ] {
             ensure!(text.contains(part), "not {part:?}: {text}");
         }
     }
     // Its own program is no obstacle.
-    let active = Active::steer(dut, Options::new([name]))?;
+    let native = Options {
+        mode: Mode::Native,
+        ..Options::new([name])
+    };
+    let active = Active::steer(dut, native)?;
     let (text, code) = doctor(dut, &[name])?;
     ensure!(
         code == Some(0) && text.contains(") is steered by "),

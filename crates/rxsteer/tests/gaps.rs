@@ -15,7 +15,7 @@ use rxsteer::datapath::{
     Config, Datapath, DeviceConfig, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, draw_secret,
     inline_ports, native,
 };
-use rxsteer::host::device::XdpMode;
+use rxsteer::host::device::RxMode;
 use rxsteer::host::sched::Class;
 use rxsteer::host::topology::Topology;
 use rxsteer::types::{backlog, rps_dev_flow, rps_map, rx_facts, rx_queue, rx_verdict};
@@ -47,7 +47,8 @@ fn load() -> Result<Datapath> {
     let device = DeviceConfig {
         ifindex: 1,
         nr_rx_queues: 1,
-        mode: XdpMode::Native,
+        mode: RxMode::Native,
+        without_mac: false,
     };
     let datapath = Datapath::load(&config, &[device])?;
     datapath.backlogs().make(0, OTHER)?;

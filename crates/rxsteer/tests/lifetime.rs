@@ -18,7 +18,7 @@ use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::xdp::Xdp;
 use rxlab::testing::testbed::*;
-use rxsteer::host::device::XdpMode;
+use rxsteer::host::device::RxMode;
 
 #[test]
 fn a_stop_signal_returns_every_flow_inline() -> Result<()> {
@@ -265,7 +265,7 @@ fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
     assert_eq!(first.stop(Signal::SIGTERM)?.code, Some(0));
 
     // Another XDP program, in either mode.
-    for mode in [XdpMode::Native, XdpMode::Generic] {
+    for mode in [RxMode::Native, RxMode::Generic] {
         let pass = Xdp::pass(dut, mode)?;
         let mode = mode.to_string();
         refused(&bed, &[name], &["`pass`", &mode, &me, "stop"])?;
@@ -310,20 +310,16 @@ fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
         &[name, "--rps-cpus=8000-8001"],
         &["is online: choose from"],
     )?;
-    // lo has neither native XDP nor NAPI: auto falls back to generic mode, which is refused.
-    refused(&bed, &["lo", "--mode=native"], &["use `--mode generic`"])?;
-    refused(
-        &bed,
-        &["lo"],
-        &["falling back to generic", "not polled by NAPI"],
-    )?;
+    // lo has neither native XDP nor NAPI.
+    refused(&bed, &["lo"], &["use `--mode skb`"])?;
+    refused(&bed, &["lo", "--mode=generic"], &["not polled by NAPI"])?;
     // The first device must not stay attached when the second is refused.
-    refused(&bed, &[name, "lo"], &["not polled by NAPI"])?;
+    refused(&bed, &[name, "lo"], &["does not run XDP programs"])?;
     // All obstacles are named.
     refused(
         &bed,
         &["eth99", "lo"],
-        &["no network device `eth99`", "not polled by NAPI"],
+        &["no network device `eth99`", "does not run XDP programs"],
     )?;
 
     // Control: no obstacle is left, and it steers.

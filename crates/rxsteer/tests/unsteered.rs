@@ -14,7 +14,7 @@ use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::{End, LinkConfig};
 use rxlab::testing::testbed::*;
 use rxsteer::datapath::{Config, Datapath, DeviceConfig, InlinePorts, draw_secret};
-use rxsteer::host::device::XdpMode;
+use rxsteer::host::device::RxMode;
 use rxsteer::host::sched::Class;
 
 /// The sentences of the status about the only device, and the status as text.
@@ -179,11 +179,12 @@ fn foreign_frames_are_counted_by_device() -> Result<()> {
     let device = |ifindex, nr_rx_queues| DeviceConfig {
         ifindex,
         nr_rx_queues,
-        mode: XdpMode::Native,
+        mode: RxMode::Native,
+        without_mac: false,
     };
     // The device with both queues is another one.
     let mut datapath = Datapath::load(&config, &[device(1, 2), device(dut.ifindex, 1)])?;
-    dut.netns.run(|| datapath.attach(1, XdpMode::Native))?;
+    dut.netns.run(|| datapath.attach(1, RxMode::Native))?;
     let frames = Frames::Udp(UdpFlows::to(dut, 100));
     let send = |queue, count| {
         let paced = GeneratorConfig::lossless(frames.clone(), Some(count)).at(20_000);

@@ -85,7 +85,10 @@ fn run() {
         &["run", "lo", "--flow-limit=101"],
         &["--flow-limit", "0..=100"],
     );
-    wrong(&["run", "lo", "--mode=xdp"], &["auto, native, generic"]);
+    wrong(
+        &["run", "lo", "--mode=xdp"],
+        &["auto, native, skb, generic"],
+    );
     for (queue, why) in [
         ("", "write QUEUE=CPUS, for example"),
         ("0", "write QUEUE=CPUS, for example"),

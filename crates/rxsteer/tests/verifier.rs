@@ -14,7 +14,9 @@ use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::lab_skel::LabSkelBuilder;
 use rxlab::{in_lab, test_name};
+use rxsteer::bpf::carrier_skel::CarrierSkelBuilder;
 use rxsteer::bpf::rx_skel::RxSkelBuilder;
+use rxsteer::bpf::skb_skel::SkbSkelBuilder;
 use rxsteer::bpf::socket_skel::SocketSkelBuilder;
 use rxsteer::bpf::trace_skel::TraceSkelBuilder;
 use rxsteer::daemon::options::Tunnel;
@@ -101,6 +103,20 @@ fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
             xdp.push(all[0]);
         }
     }
+    for without_mac in [0, 1] {
+        let mut slot = MaybeUninit::<OpenObject>::uninit();
+        let mut open = SkbSkelBuilder::default().open(&mut slot)?;
+        let constants = rx_config {
+            skb: 1,
+            without_mac,
+            ..constants()
+        };
+        set_constants(&mut open.maps.rodata, constants)?;
+        verified(open.load()?.object(), "skb mode")?;
+    }
+    let mut slot = MaybeUninit::<OpenObject>::uninit();
+    let carrier = CarrierSkelBuilder::default().open(&mut slot)?.load()?;
+    verified(carrier.object(), "skb mode")?;
     // The control: the figures differ by program and by options.
     let (none, all) = (xdp[0], xdp[xdp.len() - 2]);
     assert!(none < all, "no tunnels {none}, all tunnels {all}");

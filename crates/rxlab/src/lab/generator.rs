@@ -455,7 +455,7 @@ fn park(skel: &LabSkel) -> Result<(Netns, OwnedFd)> {
     let attached = xdp::attach(
         &link.dut,
         skel.progs.generator.as_fd(),
-        rxsteer::host::device::XdpMode::Native,
+        rxsteer::host::device::RxMode::Native,
     )?;
     Ok((netns, attached))
 }

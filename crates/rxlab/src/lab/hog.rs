@@ -11,6 +11,7 @@ use nix::unistd::Pid;
 
 use super::netns::bind;
 use super::schedule;
+use super::slow::Slow;
 
 /// Time between checks whether to stop, and between rests.
 const WORK: Duration = Duration::from_millis(5);
@@ -55,6 +56,22 @@ impl Hog {
         Self::start(cpu, Kind::RealTime, Duration::ZERO, Some(end))
     }
 
+    /// Keeps a CPU from softirqs, for [`WORK`] at a time, until dropped. Since Linux 6.6: before, a
+    /// program that user space runs does not turn them off.
+    ///
+    /// # Errors
+    /// The CPU is offline, or the kernel refuses the program.
+    pub fn softirqs(cpu: u32) -> Result<Self> {
+        let slow = Slow::load(WORK)?;
+        Self::run(
+            cpu,
+            Kind::Nice(-20),
+            move |over| {
+                while !over() && slow.run().is_ok() {}
+            },
+        )
+    }
+
     /// Whether the CPU is still kept busy.
     pub fn runs(&self) -> bool {
         self.thread
@@ -64,15 +81,8 @@ impl Hog {
 
     /// Sleeps for `rest` after each [`WORK`].
     fn start(cpu: u32, kind: Kind, rest: Duration, end: Option<Instant>) -> Result<Self> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let seen = stop.clone();
-        let (ready, is_ready) = mpsc::channel();
-        let thread = std::thread::spawn(move || {
-            let bound = bind(Pid::from_raw(0), cpu);
-            // The receiver waits below, so the message arrives.
-            let _ = ready.send(bound.is_ok() && kind.set());
-            let over = || end.is_some_and(|end| Instant::now() >= end);
-            while !seen.load(Ordering::Relaxed) && !over() {
+        Self::run(cpu, kind, move |over| {
+            while !over() && end.is_none_or(|end| Instant::now() < end) {
                 let since = Instant::now();
                 while since.elapsed() < WORK {
                     std::hint::spin_loop();
@@ -81,6 +91,23 @@ impl Hog {
                     std::thread::sleep(rest);
                 }
             }
+        })
+    }
+
+    /// Runs `work` on the CPU, which returns soon after it is told that all is over.
+    fn run(
+        cpu: u32,
+        kind: Kind,
+        work: impl FnOnce(&dyn Fn() -> bool) + Send + 'static,
+    ) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = stop.clone();
+        let (ready, is_ready) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            let bound = bind(Pid::from_raw(0), cpu);
+            // The receiver waits below, so the message arrives.
+            let _ = ready.send(bound.is_ok() && kind.set());
+            work(&|| seen.load(Ordering::Relaxed));
         });
         // Dropping it stops the thread if the check below fails.
         let hog = Self {

@@ -6,6 +6,7 @@
 //! queue on a given CPU, as a NIC does. A [`receiver::Receiver`] is the application;
 //! [`migrator::Migrators`] are applications that change their CPU all the time.
 
+pub mod bridge;
 pub mod client;
 pub mod cpu_times;
 pub mod ethtool;
@@ -25,6 +26,7 @@ pub mod sockets;
 pub mod softnet;
 pub mod stream;
 pub mod switches;
+pub mod tx_queue;
 pub mod witness;
 pub mod xdp;
 
@@ -42,7 +44,7 @@ use nix::unistd::Pid;
 pub fn can_run() -> Result<()> {
     let netns = netns::Netns::new("probe")?;
     let link = link::Link::new(&netns, &netns, &link::LinkConfig::default())?;
-    xdp::Xdp::pass(&link.dut, rxsteer::host::device::XdpMode::Native)?;
+    xdp::Xdp::pass(&link.dut, rxsteer::host::device::RxMode::Native)?;
     Ok(())
 }
 

@@ -388,7 +388,7 @@ impl Messages {
 }
 
 /// Drop counter of a socket (SK_MEMINFO_DROPS in linux/sock_diag.h).
-pub(super) fn drops(socket: &OwnedFd) -> Result<u64> {
+pub fn drops(socket: &OwnedFd) -> Result<u64> {
     const SK_MEMINFO_DROPS: usize = 8;
     let mut info = [0u32; SK_MEMINFO_DROPS + 1];
     let mut len = size_of_val(&info) as libc::socklen_t;

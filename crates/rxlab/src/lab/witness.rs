@@ -25,6 +25,14 @@ pub(super) fn at_ingress(end: &End, program: BorrowedFd<'_>) -> Result<()> {
     })
 }
 
+/// What a later device with several transmit queues selects one by.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Selection {
+    AsIs,
+    Recorded,
+    ByHash,
+}
+
 /// A program at a device's tc ingress; attached until the device is removed.
 pub struct Witness {
     skel: LabSkel<'static>,
@@ -36,7 +44,16 @@ impl Witness {
     /// # Errors
     /// The kernel has no clsact or no BPF classifier.
     pub fn new(end: &End, frames: &Frames) -> Result<Self> {
-        Self::attach(end, frames, false)
+        Self::attach(end, frames, Selection::AsIs)
+    }
+
+    /// As [`Self::new`], and records the device's first receive queue with packets that come from
+    /// its NAPI poll, as drivers of network cards do and a veth does not.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn that_records(end: &End, frames: &Frames) -> Result<Self> {
+        Self::attach(end, frames, Selection::Recorded)
     }
 
     /// As [`Self::new`], and takes the device's receive queue and hash from each packet, so that
@@ -45,16 +62,17 @@ impl Witness {
     /// # Errors
     /// As [`Self::new`].
     pub fn that_forgets(end: &End, frames: &Frames) -> Result<Self> {
-        Self::attach(end, frames, true)
+        Self::attach(end, frames, Selection::ByHash)
     }
 
-    fn attach(end: &End, frames: &Frames, forgets: bool) -> Result<Self> {
+    fn attach(end: &End, frames: &Frames, selection: Selection) -> Result<Self> {
         let stamp = frames.stamp()?;
         let skel = xdp::load(|open| {
             open.progs.witness.set_autoload(true);
             let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;
             constants.witness_stamp = stamp;
-            constants.witness_forgets = forgets.into();
+            constants.witness_records = (selection == Selection::Recorded).into();
+            constants.witness_forgets = (selection == Selection::ByHash).into();
             Ok(())
         })?;
         at_ingress(end, skel.progs.witness.as_fd())?;

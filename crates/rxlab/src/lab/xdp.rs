@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags};
-use rxsteer::host::device::XdpMode;
+use rxsteer::host::device::RxMode;
 
 use super::link::End;
 use crate::lab_skel::types::bpf_cpumap_val;
@@ -17,7 +17,7 @@ use crate::lab_skel::{LabSkel, LabSkelBuilder, OpenLabSkel};
 ///
 /// # Errors
 /// EBUSY when another program holds the device.
-pub fn attach(end: &End, program: BorrowedFd, mode: XdpMode) -> Result<OwnedFd> {
+pub fn attach(end: &End, program: BorrowedFd, mode: RxMode) -> Result<OwnedFd> {
     end.netns.run(|| {
         rxsteer::host::xdp::attach(program, end.ifindex, mode)
             .with_context(|| format!("cannot attach XDP to {}", end.name))
@@ -45,7 +45,7 @@ pub struct Xdp {
 
 impl Xdp {
     /// Passes every frame to the stack: the baseline, with the cost of XDP and without steering.
-    pub fn pass(end: &End, mode: XdpMode) -> Result<Self> {
+    pub fn pass(end: &End, mode: RxMode) -> Result<Self> {
         let skel = load(|open| {
             open.progs.pass.set_autoload(true);
             Ok(())
@@ -55,7 +55,7 @@ impl Xdp {
     }
 
     /// Drops every frame: the upper limit of a generator and a NAPI.
-    pub fn drop(end: &End, mode: XdpMode) -> Result<Self> {
+    pub fn drop(end: &End, mode: RxMode) -> Result<Self> {
         let skel = load(|open| {
             open.progs.drop.set_autoload(true);
             Ok(())
@@ -93,7 +93,7 @@ impl Xdp {
                 .update(&cpu.to_ne_bytes(), value, MapFlags::ANY)
                 .with_context(|| format!("no cpumap entry for CPU {cpu}: is it online?"))?;
         }
-        let link = attach(end, skel.progs.cpumap.as_fd(), XdpMode::Native)?;
+        let link = attach(end, skel.progs.cpumap.as_fd(), RxMode::Native)?;
         Ok(Self { skel, _link: link })
     }
 

@@ -18,6 +18,8 @@ static __u64 backlog_limit_of(void);
  * is off the run queue; false while the kthread is unknown. */
 static bool backlog_interruptible(const struct backlog *b);
 static bool backlog_off_rq(const struct backlog *b);
+/* Whether the poll with this stamp has ended. */
+static bool backlog_poll_ended(__u64 stamp);
 
 /* NAPI_POLL_WEIGHT: a cpumap's kthread flushes GRO after this number of frames, or when its ring is
  * empty (kernel/bpf/cpumap.c). */
@@ -77,9 +79,14 @@ static __always_inline __u64 backlog_entered(const struct backlog *b)
 	return b->tail - b->nr_lost;
 }
 
-/* Whether the kthread has passed up all that it has dequeued; `in_loop` was read before. */
+/* Whether all frames that were dequeued have been passed up; `in_loop` was read before. */
 static __always_inline bool backlog_sleeping(const struct backlog *b, bool in_loop)
 {
+	__u64 passed_in = backlog_read(b->passed_in);
+
+	/* A softnet backlog's frames are passed up one after the other, within a poll. */
+	if (passed_in)
+		return backlog_poll_ended(passed_in);
 	/* No batch yet: no frame has been dequeued, so those that entered have been lost. */
 	if (!backlog_read(b->kthread))
 		return true;
@@ -114,6 +121,8 @@ static __always_inline bool backlog_asleep(struct backlog *b)
 	if (backlog_read_ordered(&b->dequeued) + vanished != entered ||
 	    !backlog_sleeping(b, in_loop))
 		return false;
+	/* What follows sees what was written for the delivered frames, on arm64 too. */
+	backlog_read_ordered(&b->dequeued);
 	b->head_asleep = entered;
 	return true;
 }

@@ -425,21 +425,20 @@ flow_key_found(const struct flow_cursor *c, const struct flow_found *found, stru
 	return FLOW_KEYED;
 }
 
-static __attribute__((noinline)) enum flow_result
-flow_follow(const void *data, const void *data_end, __u32 len, __u32 tunnels, struct flow_key *key)
+/* `type`: the first header's ethertype; FLOW_ETH_P_TEB for Ethernet. */
+static __always_inline enum flow_result flow_walk(struct flow_cursor *c, __u16 type, __u32 tunnels,
+						  struct flow_key *key)
 {
-	struct flow_cursor c = {data, data_end, 0, len};
 	struct flow_found inner, found = {};
-	__u16 type = FLOW_ETH_P_TEB;
 
 	for (int level = 0; level <= FLOW_TUNNELS; level++) {
-		enum flow_result result = flow_link(&c, &type);
+		enum flow_result result = flow_link(c, &type);
 
 		inner.type = type;
 		if (result == FLOW_KEYED)
-			result = flow_network(&c, &inner);
+			result = flow_network(c, &inner);
 		if (result == FLOW_KEYED)
-			result = flow_transport(&c, &inner);
+			result = flow_transport(c, &inner);
 		if (result == FLOW_UNKNOWN && level > 0)
 			break;
 		if (result != FLOW_KEYED)
@@ -448,13 +447,35 @@ flow_follow(const void *data, const void *data_end, __u32 len, __u32 tunnels, st
 		found = inner;
 		if (level == FLOW_TUNNELS)
 			break;
-		result = flow_tunnel(&c, &found, tunnels, &type);
+		result = flow_tunnel(c, &found, tunnels, &type);
 		if (result == FLOW_UNKNOWN)
 			break;
 		if (result != FLOW_KEYED)
 			return result;
 	}
-	return flow_key_found(&c, &found, key);
+	return flow_key_found(c, &found, key);
+}
+
+static __attribute__((noinline)) enum flow_result
+flow_follow(const void *data, const void *data_end, __u32 len, __u32 tunnels, struct flow_key *key)
+{
+	struct flow_cursor c = {data, data_end, 0, len};
+
+	return flow_walk(&c, FLOW_ETH_P_TEB, tunnels, key);
+}
+
+/* As flow_follow(), for a packet that begins with an IP header. */
+static __attribute__((noinline, unused)) enum flow_result flow_follow_ip(const void *data,
+									 const void *data_end,
+									 __u32 len, __u32 tunnels,
+									 struct flow_key *key)
+{
+	struct flow_cursor c = {data, data_end, 0, len};
+	enum flow_result result;
+	__u16 type;
+
+	result = flow_nibble(&c, &type);
+	return result == FLOW_KEYED ? flow_walk(&c, type, tunnels, key) : result;
 }
 
 /* ---- the fast path ------------------------------------------------------ */
@@ -520,20 +541,19 @@ static __always_inline int flow_plain_frame(const void *frame, const void *data_
 }
 
 /*
- * Whether the packet, all of it in its linear part, is such a frame, or has one in VXLAN; writes
- * the key if so. The packet's length is not used: for a packet with fragments, reading the length
- * costs a call into the kernel, which takes as long as this function.
+ * Whether the packet is such a frame, or has one in VXLAN; writes the key if so. `room`: the
+ * packet's length, or that of its linear part where the former costs a call into the kernel, which
+ * takes as long as this function.
  */
-static __always_inline int flow_plain(const void *data, const void *data_end, __u32 tunnels,
-				      struct flow_key *key)
+static __always_inline int flow_plain(const void *data, const void *data_end, __u64 room,
+				      __u32 tunnels, struct flow_key *key)
 {
 	const struct flow_vxlan *vxlan;
 	struct flow_payload payload;
 	struct flow_key plain;
 	__u32 tunnel;
 
-	if (!flow_plain_frame(data, data_end, (const char *)data_end - (const char *)data, &plain,
-			      &payload))
+	if (!flow_plain_frame(data, data_end, room, &plain, &payload))
 		return 0;
 	if ((tunnel = flow_may_be_tunnel(&plain, tunnels))) {
 		vxlan = (const void *)((const struct udphdr *)payload.ports + 1);
@@ -555,7 +575,9 @@ static __always_inline int flow_plain(const void *data, const void *data_end, __
 static __always_inline enum flow_result flow_parse(const void *data, const void *data_end,
 						   __u32 len, __u32 tunnels, struct flow_key *key)
 {
-	if (flow_plain(data, data_end, tunnels, key))
+	__u64 linear = (const char *)data_end - (const char *)data;
+
+	if (flow_plain(data, data_end, linear, tunnels, key))
 		return FLOW_KEYED;
 	return flow_follow(data, data_end, len, tunnels, key);
 }

@@ -97,19 +97,23 @@ static __always_inline bool rx_settle(struct rx *rx, struct backlog *b)
 }
 
 /* The rule of order: a flow changes its location only when all its earlier packets have been
- * delivered to the stack. Staying is always safe. */
-static __always_inline bool rx_delivered(struct rx *rx, __u16 location, __u64 last_qtail)
+ * delivered to the stack. Staying is always safe. `set`: the slot is. */
+static __always_inline bool rx_delivered(struct rx *rx, struct rps_dev_flow *flow, bool set)
 {
 	struct backlog *b;
 
 	if (steer_unguarded())
 		return true;
-	if (location == RPS_INLINE)
-		return inline_delivered(rx, last_qtail);
-	b = rx_backlog(rx, location);
+	if (unlikely(!set))
+		return inline_delivered(rx, rx_first_poll(rx));
+	if (rx_came_elsewhere(rx, flow))
+		return rx_delivered_elsewhere(flow);
+	if (flow->location == RPS_INLINE)
+		return inline_delivered(rx, flow->last_qtail);
+	b = rx_backlog(rx, flow->location);
 	if (!b)
 		return false;
-	return backlog_delivered(b, last_qtail) || rx_settle(rx, b);
+	return backlog_delivered(b, flow->last_qtail) || rx_settle(rx, b);
 }
 
 /* ---- what becomes of a packet --------------------------------------------- */
@@ -135,6 +139,7 @@ static __always_inline void rx_locate(const struct rx *rx, struct rps_dev_flow *
 	}
 	flow->last_qtail = last_qtail;
 	flow->location = location;
+	flow->queue = rx->queue;
 	flow->epoch = rx->epoch;
 	flow->shed = 0;
 	flow->nr_packets++;
@@ -254,7 +259,7 @@ static __always_inline enum rx_verdict rx_steer(struct rx *rx, struct rps_dev_fl
 		wanted = rx_wanted(rx, flow, wanted, new_window);
 	}
 	if (unlikely(location != wanted)) {
-		if (rx_delivered(rx, location, set ? flow->last_qtail : rx_first_poll(rx))) {
+		if (rx_delivered(rx, flow, set)) {
 			location = wanted;
 		} else {
 			q->nr_held++;

@@ -63,6 +63,24 @@ static bool backlog_off_rq(const struct backlog *b)
 	return facts->off_rq >> (b - backlogs) & 1;
 }
 
+static bool backlog_poll_ended(__u64 stamp)
+{
+	return stamp != poll_stamp(poll_stamp_cpu(stamp), facts->nr_polls);
+}
+
+static bool rx_came_elsewhere(const struct rx *rx, const struct rps_dev_flow *flow)
+{
+	(void)rx;
+	(void)flow;
+	return false;
+}
+
+static bool rx_delivered_elsewhere(struct rps_dev_flow *flow)
+{
+	(void)flow;
+	return false;
+}
+
 static struct backlog *rx_backlog(const struct rx *rx, __u32 cpu)
 {
 	(void)rx;

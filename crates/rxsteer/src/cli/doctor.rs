@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use super::program::{end_with_the_reader, print_answer};
 use crate::host::caps::{self, Missing, Need};
-use crate::host::device::{AttachedXdp, Device, XdpMode};
+use crate::host::device::{AttachedXdp, Device, RxMode};
 use crate::host::gain;
 use crate::host::lower::bond_ports;
 use crate::host::netdev::{Settings, Threaded};
@@ -86,10 +86,12 @@ pub struct DeviceDiagnosis {
     pub rx_queues: u32,
     /// The rxsteer that steers the device now.
     pub steered_by: Option<String>,
-    /// The mode in which the device can be steered as it is, native if both; `None`: in none.
-    pub mode: Option<XdpMode>,
+    /// The mode in which the device is steered as it is, by `--mode auto`; `None`: in none.
+    pub mode: Option<RxMode>,
     /// Objections to native mode.
     pub native: Vec<Objection>,
+    /// Objections to skb mode.
+    pub skb: Vec<Objection>,
     /// Objections to generic mode.
     pub generic: Vec<Objection>,
     /// Why steering wins nothing there, if it does not, with the CPUs of `--rps-cpus auto`.
@@ -155,14 +157,16 @@ impl DeviceDiagnosis {
             xdp: device.xdp.clone().filter(|xdp| !ours(xdp)),
             ..device.clone()
         };
-        let [native, generic] =
-            [XdpMode::Native, XdpMode::Generic].map(|mode| device.objections(mode));
-        let fits = |objections: &[Objection]| !objections.iter().any(|o| o.fatal);
-        let mode = match (fits(&native), fits(&generic)) {
-            (true, _) => Some(XdpMode::Native),
-            (false, true) => Some(XdpMode::Generic),
-            (false, false) => None,
+        let modes = [RxMode::Native, RxMode::Skb, RxMode::Generic];
+        let objections = modes.map(|mode| device.objections(mode));
+        let fits = |mode, objections: &[Objection]| match mode {
+            RxMode::Native => device.objection_to_native().is_none(),
+            _ => !objections.iter().any(|o| o.fatal),
         };
+        let fitting = modes.into_iter().zip(&objections);
+        let fitting = fitting.into_iter().find(|(mode, o)| fits(*mode, o));
+        let mode = fitting.map(|(mode, _)| mode);
+        let [native, skb, generic] = objections;
         Self {
             device: device.name.clone(),
             driver: device.driver.clone(),
@@ -170,6 +174,7 @@ impl DeviceDiagnosis {
             steered_by: steered_by.map(|xdp| xdp.holders.join(", ")),
             mode,
             native,
+            skb,
             generic,
             nothing_to_gain: nothing_to_gain(device),
             napi: of_napi(device, instances),
@@ -338,8 +343,9 @@ pub fn render(diagnosis: &Diagnosis) -> String {
         );
         // The chosen mode's objections only; without one, those of both modes.
         let either = match device.mode {
-            Some(XdpMode::Native) => device.native.iter().collect(),
-            Some(XdpMode::Generic) => device.generic.iter().collect(),
+            Some(RxMode::Native) => device.native.iter().collect(),
+            Some(RxMode::Generic) => device.generic.iter().collect(),
+            Some(RxMode::Skb) => device.skb.iter().collect(),
             None => {
                 let generic = device.generic.iter();
                 let others = generic.filter(|o| !device.native.contains(o));

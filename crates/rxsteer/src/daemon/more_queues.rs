@@ -6,7 +6,7 @@
 use anyhow::{Result, bail};
 
 use super::plan::Steered;
-use crate::host::device::Device;
+use crate::host::device::{Device, RxMode};
 
 /// The queues of a device now.
 pub(super) enum Queues {
@@ -25,7 +25,8 @@ pub(super) fn look(steered: &Steered, all: &[Steered]) -> Queues {
     } = &steered.device;
     // A device that is gone has none.
     let now = steered.device.rx_queues_now().unwrap_or(0);
-    if now <= *rx_queues {
+    // In skb mode CPUs are the queues.
+    if now <= *rx_queues || steered.mode == RxMode::Skb {
         return Queues::Steered;
     }
     match all.iter().try_for_each(unobstructed) {

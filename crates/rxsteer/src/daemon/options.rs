@@ -16,15 +16,18 @@ use crate::host::cpumask::{CpuMask, CpuMaskError};
 use crate::host::sched::Class;
 use crate::types::flow_tunnel;
 
-/// Where XDP is attached.
+/// Where packets are steered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// native, or generic with a warning if the driver has no XDP
+    /// native if it loses nothing on this device, else skb
     #[default]
     Auto,
-    /// in the driver
+    /// an XDP program in the driver
     Native,
-    /// in the stack, after an skb was built: works with every driver that has NAPI
+    /// at tc ingress, after GRO: works with every device
+    Skb,
+    /// an XDP program in the stack, which turns GRO off for the device: works with every driver that
+    /// has NAPI
     Generic,
 }
 
@@ -175,7 +178,7 @@ pub struct Options {
           value_parser = clap::value_parser!(u32).range(0..=100))]
     pub flow_limit: u32,
 
-    /// Where XDP is attached
+    /// Where packets are steered
     #[arg(long, value_enum, default_value_t)]
     pub mode: Mode,
 

@@ -11,14 +11,14 @@ use crate::datapath::backlogs::LIMIT_MAX;
 use crate::datapath::{self, InlinePorts};
 use crate::host::auto::AutoMask;
 use crate::host::cpumask::CpuMask;
-use crate::host::device::{Device, XdpMode};
+use crate::host::device::{Device, RxMode};
 use crate::host::gain;
 use crate::host::topology::Topology;
 
 /// A device while it is steered.
 pub(super) struct Steered {
     pub(super) device: Device,
-    pub(super) mode: XdpMode,
+    pub(super) mode: RxMode,
     /// Index of the device's queue 0, over all devices.
     pub(super) first_queue: u32,
     /// By queue.
@@ -98,11 +98,16 @@ fn examine(name: &str, first_queue: u32, options: &Options) -> Result<Steered> {
     let least_queues = options.least_queues.get(name).copied().unwrap_or(0);
     device.rx_queues = device.rx_queues.max(least_queues);
     let mode = match options.mode {
-        Mode::Generic => XdpMode::Generic,
-        Mode::Auto if device.native_xdp == Some(false) => fall_back(&device),
-        Mode::Auto | Mode::Native => XdpMode::Native,
+        Mode::Generic => RxMode::Generic,
+        Mode::Skb => RxMode::Skb,
+        Mode::Auto => chosen(&device),
+        Mode::Native => RxMode::Native,
     };
     check(&device, mode)?;
+    if mode == RxMode::Skb {
+        // A CPU that receives is a queue.
+        device.rx_queues = Topology::host().nr_cpu_ids()?;
+    }
     let queues = 0..device.rx_queues;
     let cpus = queues.map(|queue| cpus_of(&device, queue, &options.rps_cpus));
     Ok(Steered {
@@ -181,19 +186,33 @@ pub(super) fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<Que
     })
 }
 
+/// The mode of `auto`: native if it loses nothing.
+fn chosen(device: &Device) -> RxMode {
+    match device.objection_to_native() {
+        None => RxMode::Native,
+        Some(objection) => {
+            info!(
+                "{} is steered in skb mode: {}",
+                device.name, objection.reason
+            );
+            RxMode::Skb
+        }
+    }
+}
+
 /// Returns generic mode, and warns that the driver has no native XDP.
-pub(super) fn fall_back(device: &Device) -> XdpMode {
+pub(super) fn fall_back(device: &Device) -> RxMode {
     warn!(
         "{}: its driver ({}) has no native XDP; falling back to generic mode, which costs an skb \
          before the decision",
         device.name,
         device.driver_name()
     );
-    XdpMode::Generic
+    RxMode::Generic
 }
 
 /// Fails if an objection to the device is fatal; logs the others as warnings.
-pub(super) fn check(device: &Device, mode: XdpMode) -> Result<()> {
+pub(super) fn check(device: &Device, mode: RxMode) -> Result<()> {
     let (fatal, advice): (Vec<_>, Vec<_>) =
         device.objections(mode).into_iter().partition(|o| o.fatal);
     if !fatal.is_empty() {

@@ -30,7 +30,7 @@ use crate::datapath::policy::{Base, Policy};
 use crate::datapath::tables::rounded;
 use crate::datapath::{Config, Datapath, DeviceConfig, Drain, Requests, draw_secret};
 use crate::host::cpumask::CpuMask;
-use crate::host::device::XdpMode;
+use crate::host::device::RxMode;
 use crate::host::topology::Topology;
 use crate::host::wait::readable;
 
@@ -100,6 +100,7 @@ impl Steering {
                 ifindex: d.device.ifindex,
                 nr_rx_queues: d.device.rx_queues,
                 mode: d.mode,
+                without_mac: d.device.without_mac,
             })
             .collect();
         let datapath = Datapath::load(&config, &queues)?;
@@ -286,7 +287,7 @@ impl Steering {
             // also run a program in generic mode that was loaded for native mode.
             steered.mode = fall_back(&steered.device);
             check(&steered.device, steered.mode)?;
-            self.datapath.attach(index, XdpMode::Generic)
+            self.datapath.attach(index, RxMode::Generic)
         } else {
             attached
         };

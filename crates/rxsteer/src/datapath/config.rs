@@ -3,7 +3,7 @@
 
 use anyhow::{Result, bail};
 
-use crate::host::device::XdpMode;
+use crate::host::device::RxMode;
 use crate::host::sched::Class;
 use crate::types::{flow_inline, flow_secret};
 
@@ -79,10 +79,12 @@ impl Config {
 pub struct DeviceConfig {
     /// Interface index in the network namespace of the thread that calls `Datapath::attach`.
     pub ifindex: u32,
-    /// Receive queues, `rx_queue_index` 0 to `nr_rx_queues` - 1.
+    /// Receive queues, `rx_queue_index` 0 to `nr_rx_queues` - 1. In skb mode, the CPU ids.
     pub nr_rx_queues: u32,
     /// The mode in which `Datapath::attach` will attach.
-    pub mode: XdpMode,
+    pub mode: RxMode,
+    /// Whether packets begin with the IP header.
+    pub without_mac: bool,
 }
 
 /// Draws the flow hash's secret from the kernel's random number generator.
@@ -93,16 +95,21 @@ pub fn draw_secret() -> Result<flow_secret> {
     let mut secret = flow_secret::default();
     let words = std::iter::once(&mut secret.addend).chain(secret.multiplier.iter_mut());
     for word in words {
-        let mut bytes = [0u8; 8];
-        // SAFETY: writes at most 8 bytes into an 8 byte buffer.
-        let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
-        if n != 8 {
-            bail!(
-                "the kernel gives no random numbers: {}",
-                std::io::Error::last_os_error()
-            );
-        }
-        *word = u64::from_ne_bytes(bytes);
+        *word = draw()?;
     }
     Ok(secret)
+}
+
+/// A random number from the kernel.
+pub(super) fn draw() -> Result<u64> {
+    let mut bytes = [0u8; 8];
+    // SAFETY: writes at most 8 bytes into an 8 byte buffer.
+    let n = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+    if n != 8 {
+        bail!(
+            "the kernel gives no random numbers: {}",
+            std::io::Error::last_os_error()
+        );
+    }
+    Ok(u64::from_ne_bytes(bytes))
 }

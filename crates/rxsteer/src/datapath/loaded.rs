@@ -17,12 +17,14 @@ use libbpf_rs::{Link, MapCore, MapFlags, ProgramInput, ProgramMut, ProgramType};
 use super::backlogs::{self, Backlogs};
 use super::config::{Config, DeviceConfig};
 use super::cpus::{self, Cpus};
+use super::hops::Hops;
 use super::load::WHOLE;
 use super::mapped::Mapped;
-use super::objects::{Device, constants, lend_maps, load_device, set_constants};
+use super::objects::{Device, load_device};
 use super::policy::Policy;
 use super::requests::Requests;
 use super::rps_map::RpsMap;
+use super::shared::{constants, lend_maps, set_constants};
 use super::sockets::Sockets;
 use super::tables::Tables;
 use super::value::bytes_of;
@@ -31,9 +33,9 @@ use crate::bpf::socket_skel::SocketSkelBuilder;
 use crate::bpf::trace_skel::{TraceSkel, TraceSkelBuilder};
 use crate::host::caps;
 use crate::host::cpumask::CpuMask;
-use crate::host::device::XdpMode;
+use crate::host::device::RxMode;
+use crate::host::kthread;
 use crate::host::topology::Topology;
-use crate::host::{kthread, xdp};
 use crate::types::{self, backlog, cpu, rx_config, rx_load, rx_policy, rx_pressure, rx_queue};
 
 /// The first epoch; 0 is the epoch of unset slots.
@@ -44,6 +46,7 @@ pub struct Datapath {
     // Fields are dropped in this order: XDP programs first, so that no frame is redirected without
     // being counted by the tracepoints.
     pub(super) devices: Vec<Device>,
+    pub(super) hops: Hops,
     sockets: Option<Sockets>,
     scheduler: Option<Cpus>,
     _tracepoints: Vec<Link>,
@@ -83,9 +86,10 @@ impl Datapath {
             maps.poll_cpus.set_max_entries(nr_cpus)?;
             maps.cpus.set_max_entries(nr_cpus)?;
         }
+        let base = constants(config, nr_cpus, &tables);
         let constants = rx_config {
             napi_state_in_busy_poll: caps::napi_state_in_busy_poll().unwrap_or(0),
-            ..constants(config, nr_cpus, &tables)
+            ..base
         };
         set_constants(open_trace.open_object_mut(), &constants)?;
         for mut map in open_trace.open_object_mut().maps_mut() {
@@ -114,6 +118,7 @@ impl Datapath {
             cpumaps.push(cpumap);
         }
 
+        let hops = Hops::prepare(&trace, &tables, devices, &base)?;
         let mut queue = 0u32;
         let mut loaded = Vec::new();
         for device in devices {
@@ -131,8 +136,8 @@ impl Datapath {
                 config: device.clone(),
                 queue_base,
                 rx_hash: config.rx_hash,
-                link: None,
-                loaded: load_device(&trace, &tables, config, nr_cpus, queue_base, device)?,
+                attached: None,
+                loaded: load_device(&trace, &tables, config, nr_cpus, queue_base, device, &hops)?,
             });
         }
 
@@ -149,6 +154,7 @@ impl Datapath {
 
         Ok(Self {
             devices: loaded,
+            hops,
             sockets: None,
             scheduler: None,
             _tracepoints: tracepoints,
@@ -278,7 +284,7 @@ impl Datapath {
     /// # Errors
     /// The kernel's error: `EBUSY` if a program is attached already, `EOPNOTSUPP` if the driver has
     /// no native XDP.
-    pub fn attach(&mut self, device: usize, mode: XdpMode) -> Result<()> {
+    pub fn attach(&mut self, device: usize, mode: RxMode) -> Result<()> {
         let device = &mut self.devices[device];
         if device.config.mode != mode {
             device.config.mode = mode;
@@ -289,16 +295,16 @@ impl Datapath {
                 self.nr_cpus,
                 device.queue_base,
                 &device.config,
+                &self.hops,
             )?;
         }
-        device.link = Some(xdp::attach(device.program(), device.config.ifindex, mode)?);
-        Ok(())
+        device.attach()
     }
 
     /// Detaches every XDP program. Frames in the backlogs are still delivered.
     pub fn detach(&mut self) {
         for device in &mut self.devices {
-            device.link = None;
+            device.attached = None;
         }
     }
 

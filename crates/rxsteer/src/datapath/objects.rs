@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The BPF objects: the object of the tracepoints owns the maps, the others share them
-//! (`bpf/maps.h`).
+//! The programs of the devices.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::skel::{OpenSkel, Skel};
-use libbpf_rs::{MapCore, Object, OpenObject};
 
 use super::config::{Config, DeviceConfig};
-use super::load;
-use super::tables::{self, Tables};
-use super::value::bytes_of;
+use super::hops::Hops;
+use super::shared::{constants, lend_maps, set_constants};
+use super::tables::Tables;
 use crate::bpf::open;
 use crate::bpf::rx_skel::{RxSkel, RxSkelBuilder};
+use crate::bpf::skb_skel::{SkbSkel, SkbSkelBuilder};
 use crate::bpf::trace_skel::TraceSkel;
 use crate::host::caps;
-use crate::host::device::XdpMode;
+use crate::host::device::RxMode;
+use crate::host::tc::{self, TcLink};
 use crate::host::xdp;
 use crate::types::rx_config;
 
@@ -24,76 +24,61 @@ pub(super) struct Device {
     pub(super) config: DeviceConfig,
     pub(super) queue_base: u32,
     pub(super) rx_hash: bool,
-    /// Dropping it detaches the program.
-    pub(super) link: Option<OwnedFd>,
+    pub(super) attached: Option<Attached>,
     pub(super) loaded: DeviceSkel,
 }
 
-/// A device's program. Fields are dropped in this order.
-pub(super) struct DeviceSkel {
-    skel: RxSkel<'static>,
-    _bound: Option<xdp::Bound>,
+/// Dropping it detaches the program.
+pub(super) enum Attached {
+    Xdp(OwnedFd),
+    Tc { _link: TcLink },
+}
+
+/// A device's program.
+pub(super) enum DeviceSkel {
+    /// Fields are dropped in this order.
+    Xdp {
+        skel: RxSkel<'static>,
+        _bound: Option<xdp::Bound>,
+    },
+    Skb(SkbSkel<'static>),
 }
 
 impl Device {
     pub(super) fn program(&self) -> BorrowedFd<'_> {
-        match self.rx_hash {
-            true => self.loaded.skel.progs.rxsteer_rx_hash.as_fd(),
-            false => self.loaded.skel.progs.rxsteer.as_fd(),
+        match &self.loaded {
+            DeviceSkel::Xdp { skel, .. } if self.rx_hash => skel.progs.rxsteer_rx_hash.as_fd(),
+            DeviceSkel::Xdp { skel, .. } => skel.progs.rxsteer.as_fd(),
+            DeviceSkel::Skb(skel) => skel.progs.rxsteer_skb.as_fd(),
         }
+    }
+
+    pub(super) fn attach(&mut self) -> Result<()> {
+        let (program, ifindex) = (self.program(), self.config.ifindex);
+        self.attached = Some(match self.config.mode {
+            RxMode::Skb => Attached::Tc {
+                _link: tc::attach(program, ifindex)?,
+            },
+            mode => Attached::Xdp(xdp::attach(program, ifindex, mode)?),
+        });
+        Ok(())
     }
 
     /// Replaces the attached program by the loaded one, if a program is attached and the device
-    /// still exists.
-    pub(super) fn update(&self) -> Result<()> {
-        let Some(link) = &self.link else {
-            return Ok(());
-        };
-        match xdp::update(link, self.program()) {
-            Err(e) if e.raw_os_error() == Some(libc::ENOLINK) => Ok(()),
-            other => Ok(other?),
+    /// still exists. In skb mode packets pass in between, as they do while flows are INLINE.
+    pub(super) fn update(&mut self) -> Result<()> {
+        match &self.attached {
+            None => Ok(()),
+            Some(Attached::Xdp(link)) => match xdp::update(link, self.program()) {
+                Err(e) if e.raw_os_error() == Some(libc::ENOLINK) => Ok(()),
+                other => Ok(other?),
+            },
+            Some(Attached::Tc { .. }) => {
+                self.attached = None;
+                self.attach()
+            }
         }
     }
-}
-
-/// The constants that are the same in all objects.
-pub(super) fn constants(config: &Config, nr_cpus: u32, tables: &Tables) -> rx_config {
-    rx_config {
-        flow_secret: config.secret,
-        backlog_limit: config.backlog_limit.into(),
-        nr_cpus,
-        flow_limit: config.flow_limit * load::WHOLE / 100,
-        flow_shift: tables.flow_shift(),
-        flow_tunnels: config.tunnels,
-        inline_ports: config.inline_ports,
-        sock_flow_mask: tables.sock_flow_mask(),
-        sock_flow_cpu_mask: tables::cpu_mask(nr_cpus),
-        dry_run: config.dry_run.into(),
-        unguarded: config.unguarded.into(),
-        ..Default::default()
-    }
-}
-
-/// Sets the constants of an object that is not loaded yet.
-pub(super) fn set_constants(open: &mut OpenObject, constants: &rx_config) -> Result<()> {
-    let mut rodata = open
-        .maps_mut()
-        .find(|map| map.name().to_string_lossy().ends_with(".rodata"))
-        .context("the object has no constants")?;
-    Ok(rodata.set_initial_value(&bytes_of(constants))?)
-}
-
-/// Makes an object that is not loaded yet use `owner`'s maps and these tables.
-pub(super) fn lend_maps(open: &mut OpenObject, owner: &Object, tables: &Tables) -> Result<()> {
-    for mut map in open.maps_mut() {
-        let name = map.name().to_string_lossy().into_owned();
-        if let Some(table) = tables.named(&name) {
-            map.reuse_fd(table)?;
-        } else if let Some(own) = owner.maps().find(|own| own.name() == &*name) {
-            map.reuse_fd(own.as_fd())?;
-        }
-    }
-    Ok(())
 }
 
 pub(super) fn load_device(
@@ -103,14 +88,18 @@ pub(super) fn load_device(
     nr_cpus: u32,
     queue_base: u32,
     device: &DeviceConfig,
+    hops: &Hops,
 ) -> Result<DeviceSkel> {
     let constants = rx_config {
         queue_base,
         nr_rx_queues: device.nr_rx_queues,
         ifindex: device.ifindex,
-        generic: (device.mode == XdpMode::Generic).into(),
+        generic: (device.mode == RxMode::Generic).into(),
         ..constants(config, nr_cpus, tables)
     };
+    if device.mode == RxMode::Skb {
+        return load_skb(trace, tables, device, hops.constants(device, constants)?);
+    }
     let mut open = open(RxSkelBuilder::default())?;
     set_constants(open.open_object_mut(), &constants)?;
     lend_maps(open.open_object_mut(), trace.object(), tables)?;
@@ -121,8 +110,8 @@ pub(super) fn load_device(
     // as corrupt. For programs without frags, the kernel changes the skb in place, whatever its
     // length.
     let mut flags = match device.mode {
-        XdpMode::Native => libbpf_sys::BPF_F_XDP_HAS_FRAGS,
-        XdpMode::Generic => 0,
+        RxMode::Native => libbpf_sys::BPF_F_XDP_HAS_FRAGS,
+        RxMode::Generic | RxMode::Skb => 0,
     };
     let mut chosen = "rxsteer";
     if config.rx_hash {
@@ -148,8 +137,24 @@ pub(super) fn load_device(
         true => Some(xdp::Bound::with(&skel.maps.rodata)?),
         false => None,
     };
-    Ok(DeviceSkel {
+    Ok(DeviceSkel::Xdp {
         skel,
         _bound: bound,
     })
+}
+
+fn load_skb(
+    trace: &TraceSkel<'_>,
+    tables: &Tables,
+    device: &DeviceConfig,
+    constants: rx_config,
+) -> Result<DeviceSkel> {
+    let mut open = open(SkbSkelBuilder::default())?;
+    set_constants(open.open_object_mut(), &constants)?;
+    lend_maps(open.open_object_mut(), trace.object(), tables)?;
+    let skel = open.load().with_context(|| {
+        let ifindex = device.ifindex;
+        format!("the kernel refused the program of skb mode (interface {ifindex})")
+    })?;
+    Ok(DeviceSkel::Skb(skel))
 }

@@ -41,6 +41,7 @@ impl Datapath {
                 self.nr_cpus,
                 d.queue_base,
                 &d.config,
+                &self.hops,
             )
         };
         let loaded = self.devices.iter().map(load).collect::<Result<Vec<_>>>()?;

@@ -22,21 +22,24 @@ use crate::host::lower::Lower;
 use crate::host::netdev::{self, Napi};
 use crate::host::topology::Topology;
 
-/// Where in the receive path the XDP program runs.
+/// Where in the receive path the program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "snake_case")]
-pub enum XdpMode {
+pub enum RxMode {
     /// In the driver, before an skb exists.
     Native,
     /// In the stack, on finished skbs: any driver, but slower.
     Generic,
+    /// In the stack, after GRO, at tc ingress: any device.
+    Skb,
 }
 
-impl fmt::Display for XdpMode {
+impl fmt::Display for RxMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Native => "native",
             Self::Generic => "generic",
+            Self::Skb => "skb",
         })
     }
 }
@@ -51,6 +54,13 @@ pub struct AttachedXdp {
     pub mode: String,
     /// Processes that have the program or its link open, as `name (pid N)`.
     pub holders: Vec<String>,
+}
+
+impl AttachedXdp {
+    /// Whether it runs in the stack.
+    pub fn is_generic(&self) -> bool {
+        self.mode.contains("generic")
+    }
 }
 
 /// The state of a device feature.
@@ -87,6 +97,9 @@ pub struct Device {
     /// The devices in whose queues its packets arrive, if not in its own.
     #[serde(skip)]
     pub lower: Lower,
+    /// Whether its packets begin with the IP header.
+    #[serde(skip)]
+    pub without_mac: bool,
     /// `None` before Linux 6.8.
     #[serde(skip)]
     pub napis: Option<Vec<Napi>>,
@@ -135,6 +148,7 @@ impl Device {
             rx_vlan_offload: rx_vlan_offload(name)
                 .with_context(|| format!("cannot ask the kernel for the features of {name}"))?,
             kernel_rps: kernel_rps(&queues)?,
+            without_mac: without_mac(read_number(&sysfs.join("type"))? as u16),
             napis: netdev::napis(ifindex)?,
         })
     }
@@ -187,6 +201,25 @@ fn read_number(path: &Path) -> Result<u32> {
         None => text.parse(),
     }
     .with_context(|| format!("{}: `{text}`", path.display()))
+}
+
+/// Whether packets of a device of this type (linux/if_arp.h) have no link layer header:
+/// dev_is_mac_header_xmit() in linux/if_arp.h.
+fn without_mac(link_type: u16) -> bool {
+    const ARPHRD_RAWIP: u16 = 519;
+    const ARPHRD_IP6GRE: u16 = 823;
+    matches!(
+        link_type,
+        libc::ARPHRD_TUNNEL
+            | libc::ARPHRD_TUNNEL6
+            | libc::ARPHRD_SIT
+            | libc::ARPHRD_IPGRE
+            | ARPHRD_IP6GRE
+            | libc::ARPHRD_VOID
+            | libc::ARPHRD_NONE
+            | ARPHRD_RAWIP
+            | libc::ARPHRD_PPP
+    )
 }
 
 /// The receive queue numbers found in the folder `queues`, ascending.
@@ -478,7 +511,7 @@ mod tests {
         let lo = Device::open("lo").unwrap();
         assert_eq!((lo.ifindex, lo.rx_queues), (1, 1));
         assert!(!lo.hardware);
-        let objections = lo.objections(XdpMode::Generic);
+        let objections = lo.objections(RxMode::Generic);
         let why = objections.iter().find(|o| o.reason.contains("NAPI"));
         let remedy = &why.unwrap().remedy;
         assert!(remedy.contains("`ip -brief link`"), "{remedy}");

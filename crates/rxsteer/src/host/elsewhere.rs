@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Reasons against steering a device whose packets arrive elsewhere.
 
-use super::device::{Device, XdpMode};
+use super::device::{Device, RxMode};
 use super::lower::Lower;
 use super::objection::Objection;
 
@@ -39,14 +39,14 @@ impl Device {
 
     /// MediaTek's driver registers the queues of all its devices for a device that does not exist:
     /// a native program can't tell whose they are.
-    pub(super) fn nameless_queues(&self, mode: XdpMode) -> Option<Objection> {
-        (mode == XdpMode::Native && self.driver == MEDIATEK).then(|| Objection {
+    pub(super) fn nameless_queues(&self, mode: RxMode) -> Option<Objection> {
+        (mode == RxMode::Native && self.driver == MEDIATEK).then(|| Objection {
             reason: format!(
                 "the driver of {} ({MEDIATEK}) does not tell native programs on which device a \
                  packet arrived",
                 self.name
             ),
-            remedy: "use `--mode generic`".to_owned(),
+            remedy: "use `--mode skb`".to_owned(),
             fatal: true,
         })
     }

@@ -3,6 +3,7 @@
 
 pub mod auto;
 pub mod caps;
+pub mod carrier;
 pub mod cpumask;
 pub mod device;
 mod elsewhere;

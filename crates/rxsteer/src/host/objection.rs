@@ -7,7 +7,7 @@ use std::io;
 use anyhow::{Result, bail};
 use serde::Serialize;
 
-use super::device::{Device, Offload, XdpMode};
+use super::device::{AttachedXdp, Device, Offload, RxMode};
 
 /// Index of the loopback device, in every network namespace.
 const LOOPBACK: u32 = 1;
@@ -30,24 +30,27 @@ impl fmt::Display for Objection {
 
 impl Device {
     /// Reasons against steering this device in `mode`; fatal ones come first.
-    pub fn objections(&self, mode: XdpMode) -> Vec<Objection> {
-        if let Some(elsewhere) = self.received_elsewhere() {
+    pub fn objections(&self, mode: RxMode) -> Vec<Objection> {
+        // Skb mode runs where the packets are this device's already.
+        let elsewhere = (mode != RxMode::Skb).then(|| self.received_elsewhere());
+        if let Some(elsewhere) = elsewhere.flatten() {
             return vec![elsewhere];
         }
         let mut objections: Vec<Objection> = [
-            self.attached_xdp(),
+            // In skb mode a generic program would see packets twice.
+            (mode != RxMode::Skb || self.xdp.as_ref().is_some_and(AttachedXdp::is_generic))
+                .then(|| self.attached_xdp())
+                .flatten(),
             self.kernel_rps_on(),
-            (mode == XdpMode::Native)
+            (mode == RxMode::Native)
                 .then(|| self.no_native_xdp())
                 .flatten(),
-            (mode == XdpMode::Native)
-                .then(|| self.tags_lost())
-                .flatten(),
-            (mode == XdpMode::Native)
+            (mode == RxMode::Native).then(|| self.tags_lost()).flatten(),
+            (mode == RxMode::Native)
                 .then(|| self.checksums_missing())
                 .flatten(),
-            (mode == XdpMode::Generic).then(|| self.no_napi()).flatten(),
-            (mode == XdpMode::Native).then(|| self.tun()).flatten(),
+            (mode == RxMode::Generic).then(|| self.no_napi()).flatten(),
+            (mode == RxMode::Native).then(|| self.tun()).flatten(),
             self.nameless_queues(mode),
             self.down(),
         ]
@@ -58,9 +61,16 @@ impl Device {
         objections
     }
 
+    /// Why native mode is not a good choice for this device, if nothing is changed at it.
+    pub fn objection_to_native(&self) -> Option<Objection> {
+        let objections = self.objections(RxMode::Native);
+        let fatal = objections.into_iter().find(|objection| objection.fatal);
+        fatal.or_else(|| self.checksums_missing())
+    }
+
     /// Why attaching failed, from the error number and the kernel's extended acknowledgement, if
     /// any (libbpf prints it as `Kernel error message: …`).
-    pub fn attach_objection(&self, mode: XdpMode, errno: i32, extack: Option<&str>) -> Objection {
+    pub fn attach_objection(&self, mode: RxMode, errno: i32, extack: Option<&str>) -> Objection {
         let name = &self.name;
         let said = extack.unwrap_or_default().trim();
         let lower = said.to_ascii_lowercase();
@@ -85,7 +95,7 @@ impl Device {
             {
                 format!(
                     "the MTU is {}; lower it (`ip link set dev {name} mtu 1500`), or use \
-                     `--mode generic`",
+                     `--mode skb`",
                     self.mtu
                 )
             }
@@ -98,7 +108,7 @@ impl Device {
                     (self.rx_queues / 2).max(1)
                 )
             }
-            _ if mode == XdpMode::Native => "use `--mode generic`".to_string(),
+            _ if mode == RxMode::Native => "use `--mode skb`".to_string(),
             _ => "see the kernel's log: `dmesg`".to_string(),
         };
         Objection {
@@ -186,7 +196,7 @@ impl Device {
                 self.name,
                 self.driver_name()
             ),
-            remedy: "use `--mode generic`".to_string(),
+            remedy: "use `--mode skb`".to_string(),
             fatal: true,
         })
     }
@@ -206,7 +216,7 @@ impl Device {
             Offload::On => {
                 format!("turn it off: `ethtool -K {name} rxvlan off rx-vlan-stag-hw-parse off`")
             }
-            Offload::Fixed => "use `--mode generic`: the driver can't turn it off".to_string(),
+            Offload::Fixed => "use `--mode skb`: the driver can't turn it off".to_string(),
         };
         Some(Objection {
             reason: format!(
@@ -225,7 +235,7 @@ impl Device {
                 "what the other end of {} sends without checksums would be dropped",
                 self.name
             ),
-            remedy: "make it fill them in, unless that is done: there `ethtool -K PEER tx off`"
+            remedy: "use `--mode skb`, or make it fill them in: there `ethtool -K PEER tx off`"
                 .to_string(),
             fatal: false,
         })
@@ -240,7 +250,7 @@ impl Device {
                  order can't be kept",
                 self.name
             ),
-            remedy: "steer the device that its packets come from instead".to_string(),
+            remedy: "use `--mode skb`".to_string(),
         })
     }
 
@@ -255,13 +265,13 @@ impl Device {
         }
         let name = &self.name;
         let remedy = if self.ifindex == LOOPBACK {
-            "its packets come from this host; steer a device that receives from others, of those \
-             that `ip -brief link` lists"
+            "use `--mode skb`, or steer a device that receives from others, of those that \
+             `ip -brief link` lists"
                 .to_string()
         } else if !self.up {
             format!("it may be because {name} is down: `ip link set dev {name} up`")
         } else if self.native_xdp == Some(false) {
-            "steer the device that its packets come from instead".to_string()
+            "use `--mode skb`".to_string()
         } else if self.driver == "veth" && self.napis.is_some() {
             format!("use native mode, or give it NAPI: `ethtool -K {name} gro on`")
         } else {
@@ -290,7 +300,6 @@ impl Device {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::device::AttachedXdp;
     use crate::host::lower::Lower;
     use crate::host::netdev::Napi;
 
@@ -308,6 +317,7 @@ mod tests {
             native_xdp: Some(true),
             rx_vlan_offload: Offload::Off,
             kernel_rps: Vec::new(),
+            without_mac: false,
             lower: Lower::None,
             napis: Some(vec![Napi {
                 id: 8193,
@@ -328,7 +338,7 @@ mod tests {
     }
 
     /// The only objection; asserts its `fatal`.
-    fn only(device: &Device, mode: XdpMode, fatal: bool) -> String {
+    fn only(device: &Device, mode: RxMode, fatal: bool) -> String {
         let objections = device.objections(mode);
         assert_eq!(objections.len(), 1, "{objections:?}");
         assert_eq!(objections[0].fatal, fatal, "{objections:?}");
@@ -337,8 +347,8 @@ mod tests {
 
     #[test]
     fn nothing_speaks_against_a_plain_card() {
-        assert_eq!(card().objections(XdpMode::Native), []);
-        assert_eq!(card().objections(XdpMode::Generic), []);
+        assert_eq!(card().objections(RxMode::Native), []);
+        assert_eq!(card().objections(RxMode::Generic), []);
     }
 
     #[test]
@@ -353,7 +363,7 @@ mod tests {
             xdp: Some(xdp.clone()),
             ..card()
         };
-        for mode in [XdpMode::Native, XdpMode::Generic] {
+        for mode in [RxMode::Native, RxMode::Generic] {
             let text = only(&held, mode, true);
             for part in [
                 "`xdp_dispatcher`",
@@ -374,7 +384,7 @@ mod tests {
                 xdp: Some(xdp),
                 ..card()
             },
-            XdpMode::Native,
+            RxMode::Native,
             true,
         );
         assert!(
@@ -389,7 +399,7 @@ mod tests {
             kernel_rps: vec!["rx-3/rps_cpus".into()],
             ..card()
         };
-        for mode in [XdpMode::Native, XdpMode::Generic] {
+        for mode in [RxMode::Native, RxMode::Generic, RxMode::Skb] {
             let text = only(&device, mode, true);
             assert!(
                 text.contains("rx-3/rps_cpus") && text.contains("echo 0"),
@@ -404,19 +414,19 @@ mod tests {
             rx_vlan_offload: Offload::On,
             ..card()
         };
-        let text = only(&device, XdpMode::Native, true);
+        let text = only(&device, RxMode::Native, true);
         assert!(text.contains("`ethtool -K eth0 rxvlan off"), "{text}");
-        assert_eq!(device.objections(XdpMode::Generic), []);
+        assert_eq!(device.objections(RxMode::Generic), []);
         let device = Device {
             rx_vlan_offload: Offload::Fixed,
             ..card()
         };
-        assert!(only(&device, XdpMode::Native, true).contains("--mode generic"));
+        assert!(only(&device, RxMode::Native, true).contains("--mode skb"));
         let device = Device {
             rx_vlan_offload: Offload::On,
             ..veth()
         };
-        let first = device.objections(XdpMode::Native)[0].clone();
+        let first = device.objections(RxMode::Native)[0].clone();
         assert!(
             first.fatal && first.remedy.contains("PEER txvlan off"),
             "{first}"
@@ -429,30 +439,30 @@ mod tests {
             native_xdp: Some(false),
             ..card()
         };
-        assert!(only(&device, XdpMode::Native, true).contains("--mode generic"));
+        assert!(only(&device, RxMode::Native, true).contains("--mode skb"));
         // Before 6.3 only attaching shows whether native mode works.
         let device = Device {
             native_xdp: None,
             ..card()
         };
-        assert_eq!(device.objections(XdpMode::Native), []);
+        assert_eq!(device.objections(RxMode::Native), []);
     }
 
     #[test]
     fn generic_mode_needs_napi() {
-        assert!(only(&veth(), XdpMode::Generic, true).contains("not polled by NAPI"));
+        assert!(only(&veth(), RxMode::Generic, true).contains("not polled by NAPI"));
         let polled = Device {
             napis: card().napis,
             ..veth()
         };
-        assert_eq!(polled.objections(XdpMode::Generic), []);
+        assert_eq!(polled.objections(RxMode::Generic), []);
         // Before 6.8 hardware is assumed to use NAPI, software not.
         assert_eq!(
             Device {
                 napis: None,
                 ..card()
             }
-            .objections(XdpMode::Generic),
+            .objections(RxMode::Generic),
             []
         );
         assert!(
@@ -461,7 +471,7 @@ mod tests {
                     napis: None,
                     ..veth()
                 },
-                XdpMode::Generic,
+                RxMode::Generic,
                 true
             )
             .contains("NAPI")
@@ -473,7 +483,7 @@ mod tests {
                     napis: Some(vec![]),
                     ..card()
                 },
-                XdpMode::Generic,
+                RxMode::Generic,
                 true
             )
             .len()
@@ -487,11 +497,33 @@ mod tests {
         let ports = with(Lower::Ports(vec!["eth0".into(), "eth1".into()]));
         let none = with(Lower::Ports(Vec::new()));
         let vf = with(Lower::VirtualFunction("enP1s1".into()));
-        for mode in [XdpMode::Native, XdpMode::Generic] {
+        for mode in [RxMode::Native, RxMode::Generic] {
             assert!(only(&ports, mode, false).contains("(eth0, eth1)"));
             assert!(only(&none, mode, true).contains("without ports"));
             assert!(only(&vf, mode, true).contains("`rxsteer run enP1s1`"));
         }
+    }
+
+    #[test]
+    fn skb_mode_is_for_every_device() {
+        let attached = AttachedXdp {
+            id: 1,
+            name: String::new(),
+            mode: "native".into(),
+            holders: Vec::new(),
+        };
+        let device = Device {
+            driver: "tun".into(),
+            xdp: Some(attached),
+            native_xdp: Some(false),
+            rx_vlan_offload: Offload::Fixed,
+            lower: Lower::VirtualFunction("enP1s1".into()),
+            ..veth()
+        };
+        assert_eq!(device.objections(RxMode::Skb), []);
+        assert!(device.objection_to_native().is_some());
+        assert!(veth().objection_to_native().is_some());
+        assert_eq!(card().objection_to_native(), None);
     }
 
     #[test]
@@ -501,8 +533,8 @@ mod tests {
             napis: Some(Vec::new()),
             ..card()
         };
-        assert!(only(&device, XdpMode::Native, true).contains("--mode generic"));
-        assert_eq!(device.objections(XdpMode::Generic), []);
+        assert!(only(&device, RxMode::Native, true).contains("--mode skb"));
+        assert_eq!(device.objections(RxMode::Generic), []);
     }
 
     #[test]
@@ -511,7 +543,7 @@ mod tests {
             up: false,
             ..card()
         };
-        assert!(only(&device, XdpMode::Native, false).contains("ip link set dev eth0 up"));
+        assert!(only(&device, RxMode::Native, false).contains("ip link set dev eth0 up"));
     }
 
     #[test]
@@ -522,7 +554,7 @@ mod tests {
             ..veth()
         };
         let fatal: Vec<bool> = device
-            .objections(XdpMode::Native)
+            .objections(RxMode::Native)
             .iter()
             .map(|o| o.fatal)
             .collect();
@@ -533,10 +565,10 @@ mod tests {
     fn errors_of_attaching_have_a_remedy() {
         let remedy = |errno, extack| {
             card()
-                .attach_objection(XdpMode::Native, errno, extack)
+                .attach_objection(RxMode::Native, errno, extack)
                 .remedy
         };
-        assert!(remedy(libc::EOPNOTSUPP, None).contains("--mode generic"));
+        assert!(remedy(libc::EOPNOTSUPP, None).contains("--mode skb"));
         assert!(remedy(libc::EPERM, None).contains("root"));
         assert!(remedy(libc::EBUSY, None).contains("ip -details link"));
         assert!(remedy(libc::ENOMEM, None).contains("ethtool -L eth0 combined 4"));
@@ -558,7 +590,7 @@ mod tests {
             ),
         ];
         for (said, part) in cases {
-            let objection = card().attach_objection(XdpMode::Native, libc::EINVAL, Some(said));
+            let objection = card().attach_objection(RxMode::Native, libc::EINVAL, Some(said));
             assert!(objection.reason.contains(said), "{objection}");
             assert!(objection.remedy.contains(part), "{objection}");
         }

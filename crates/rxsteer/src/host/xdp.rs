@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use libbpf_rs::{MapCore, MapHandle, MapInfo};
 
-use crate::host::device::XdpMode;
+use crate::host::device::RxMode;
 
 /// Waits on drop until the kernel has freed a device-bound program. Drop this last.
 ///
@@ -52,12 +52,13 @@ impl Drop for Bound {
 ///
 /// # Errors
 /// The kernel's: `EBUSY` when a program is attached already, `EOPNOTSUPP` without native XDP.
-pub fn attach(program: BorrowedFd<'_>, ifindex: u32, mode: XdpMode) -> std::io::Result<OwnedFd> {
+pub fn attach(program: BorrowedFd<'_>, ifindex: u32, mode: RxMode) -> std::io::Result<OwnedFd> {
     let opts = libbpf_sys::bpf_link_create_opts {
         sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
         flags: match mode {
-            XdpMode::Native => libbpf_sys::XDP_FLAGS_DRV_MODE,
-            XdpMode::Generic => libbpf_sys::XDP_FLAGS_SKB_MODE,
+            RxMode::Native => libbpf_sys::XDP_FLAGS_DRV_MODE,
+            RxMode::Generic => libbpf_sys::XDP_FLAGS_SKB_MODE,
+            RxMode::Skb => return Err(std::io::ErrorKind::Unsupported.into()),
         },
         ..Default::default()
     };

@@ -35,11 +35,17 @@ pub struct Ended {
     pub log: String,
 }
 
-/// Arguments that make the tables alone decide: policy rfs, unless `args` have another one.
+/// Arguments that make the tables alone decide, in native mode: policy rfs. Unless `args` have
+/// another policy or mode.
 pub fn plain(args: &[&str]) -> Vec<&'static str> {
-    let other = args.iter().any(|arg| arg.starts_with("--policy="));
-    let policy = (!other).then_some("--policy=rfs");
-    policy.into_iter().chain(["--flow-limit=0"]).collect()
+    let unless_set = |option: &str, default| {
+        let set = args.iter().any(|arg| arg.starts_with(option));
+        (!set).then_some(default)
+    };
+    let policy = unless_set("--policy=", "--policy=rfs");
+    let mode = unless_set("--mode=", "--mode=native");
+    let options = [policy, mode, Some("--flow-limit=0")];
+    options.into_iter().flatten().collect()
 }
 
 impl Rxsteer {
@@ -125,7 +131,7 @@ pub fn rxsteer(netns: &Netns, args: &[&str]) -> Result<Output> {
     Ok(netns.command(RXSTEER)?.args(args).output()?)
 }
 
-/// The counters of a queue in the final log lines; checks that both sums close.
+/// The counters of a queue in the final log lines.
 #[derive(Debug)]
 pub struct Account {
     pub received: u64,
@@ -135,13 +141,25 @@ pub struct Account {
     pub lost: u64,
 }
 
+/// The account of the first queue 0 in the log; both of its sums close.
 pub fn account(log: &str) -> Result<Account> {
-    let line = log
-        .lines()
-        .find_map(|line| line.split_once("queue 0: received "))
-        .with_context(|| format!("no account in {log}"))?;
-    let numbers: Vec<u64> = line
-        .1
+    let line = log.lines().find(|line| line.contains("queue 0: received "));
+    account_of(line.with_context(|| format!("no account in {log}"))?)
+}
+
+/// The accounts of all queues; a rxsteer that started anew has several for each.
+pub fn accounts(log: &str) -> Result<Vec<Account>> {
+    let lines = log.lines().filter(|line| is_account(line));
+    lines.map(account_of).collect()
+}
+
+fn is_account(line: &str) -> bool {
+    line.contains(": received ") && line.contains(" queue ")
+}
+
+fn account_of(line: &str) -> Result<Account> {
+    let (_, terms) = line.split_once(": received ").context("not an account")?;
+    let numbers: Vec<u64> = terms
         .split(|c: char| !c.is_ascii_digit())
         .filter(|word| !word.is_empty())
         .map(|word| Ok(word.parse()?))

@@ -27,12 +27,14 @@ use crate::lab::server::{Server, Work};
 use crate::lab::sockets;
 
 /// Modes to compare, without those for busy polling.
-pub(super) const MODES: [Mode; 5] = [
+pub(super) const MODES: [Mode; 7] = [
     Mode::None,
     Mode::KernelRps,
     Mode::KernelRfs,
     Mode::RxsteerRfs,
     Mode::Rxsteer,
+    Mode::RxsteerSkbRfs,
+    Mode::RxsteerSkb,
 ];
 
 /// Remark for the reader of the lab's figures.

@@ -20,7 +20,7 @@ use rxsteer::datapath::{
     Config, Datapath, DeviceConfig, FLOW_LIMIT, INLINE_PORTS, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES,
     draw_secret, inline_ports,
 };
-use rxsteer::host::device::XdpMode;
+use rxsteer::host::device::RxMode;
 use rxsteer::host::sched::Class;
 use rxsteer::types::rx_reason;
 
@@ -309,7 +309,8 @@ pub(super) fn subject(
         &[DeviceConfig {
             ifindex: 1,
             nr_rx_queues: 1,
-            mode: XdpMode::Native,
+            mode: RxMode::Native,
+            without_mac: false,
         }],
     )?;
     // Fails on a host with a single CPU: the kernel makes no backlog for CPU 1.

@@ -191,7 +191,10 @@ impl Flood {
     /// # Errors
     /// The host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
-        use Mode::{Cpumap, KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs, RxsteerRps};
+        use Mode::{
+            Cpumap, KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs, RxsteerRps, RxsteerSkb,
+            RxsteerSkbRfs, RxsteerSkbRps,
+        };
         let cases = [
             (
                 Sockets::Server,
@@ -199,7 +202,17 @@ impl Flood {
             ),
             (
                 Sockets::Connected,
-                &[None, KernelRps, KernelRfs, Cpumap, RxsteerRfs, Rxsteer],
+                &[
+                    None,
+                    KernelRps,
+                    KernelRfs,
+                    Cpumap,
+                    RxsteerRfs,
+                    Rxsteer,
+                    RxsteerSkbRps,
+                    RxsteerSkbRfs,
+                    RxsteerSkb,
+                ],
             ),
             (Sockets::Shared, &[None, RxsteerRps, Rxsteer]),
             (

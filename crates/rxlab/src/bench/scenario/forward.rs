@@ -46,7 +46,14 @@ impl Forward {
                 Ok((testbed, router))
             })
             .collect::<Result<Vec<_>>>()?;
-        let modes = [Mode::None, Mode::KernelRps, Mode::Cpumap, Mode::Rxsteer];
+        let modes = [
+            Mode::None,
+            Mode::KernelRps,
+            Mode::Cpumap,
+            Mode::Rxsteer,
+            Mode::RxsteerSkbRps,
+            Mode::RxsteerSkb,
+        ];
         Ok(Self {
             ruleset,
             conditions,

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 use indexmap::IndexMap;
-use rxsteer::host::device::XdpMode;
+use rxsteer::host::device::RxMode;
 
 use crate::bench::experiment::{
     CasePlan, Effort, Experiment, Gro, Napi, Plan, Values, detail, fit, flow_limit_drops, headline,
@@ -109,7 +109,10 @@ impl TcpStream {
     /// The host does not allow it, or has a single CPU; the peer is absent.
     pub fn new(effort: &Effort) -> Result<Self> {
         let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On])?;
-        use Mode::{KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs, RxsteerRfsIdle};
+        use Mode::{
+            KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs, RxsteerRfsIdle, RxsteerSkb,
+            RxsteerSkbRfs,
+        };
         let modes = [
             None,
             KernelRps,
@@ -117,6 +120,8 @@ impl TcpStream {
             RxsteerRfs,
             RxsteerRfsIdle,
             Rxsteer,
+            RxsteerSkbRfs,
+            RxsteerSkb,
         ];
         Ok(Self {
             ways: places.masks().ways(&modes),
@@ -129,7 +134,7 @@ impl TcpStream {
     fn in_the_lab(&self, testbed: &Testbed, bulk: Bulk) -> Result<Sample> {
         let link = &testbed.link;
         // Acknowledgements are processed by the sender's NAPI, on its CPU.
-        let _polled = Xdp::pass(&link.tester, XdpMode::Native)?;
+        let _polled = Xdp::pass(&link.tester, RxMode::Native)?;
         let _thread = testbed.far_end()?;
         let masks = testbed.masks();
         let mut receiving = masks.others.iter().cycle();

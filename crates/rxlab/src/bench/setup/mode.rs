@@ -16,7 +16,7 @@ use rxsteer::daemon::options::{Mode as Xdps, Options, RpsCpus};
 use rxsteer::datapath::policy::Policy;
 use rxsteer::datapath::{RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use rxsteer::host::cpumask::CpuMask;
-use rxsteer::host::device::{Device, XdpMode};
+use rxsteer::host::device::{Device, RxMode};
 use rxsteer::host::setting::Setting;
 
 use crate::bench::experiment::fit;
@@ -50,6 +50,12 @@ pub enum Mode {
     RxsteerRfsIdle,
     /// rxsteer with its default policy.
     Rxsteer,
+    /// rxsteer in skb mode with `--policy rps`.
+    RxsteerSkbRps,
+    /// rxsteer in skb mode with `--policy rfs`.
+    RxsteerSkbRfs,
+    /// rxsteer in skb mode with its default policy.
+    RxsteerSkb,
 }
 
 impl Mode {
@@ -58,17 +64,25 @@ impl Mode {
         matches!(self, Self::KernelRps | Self::KernelRfs)
     }
 
+    /// Whether rxsteer steers after GRO.
+    fn is_skb(self) -> bool {
+        matches!(
+            self,
+            Self::RxsteerSkbRps | Self::RxsteerSkbRfs | Self::RxsteerSkb
+        )
+    }
+
     /// Policy of rxsteer's modes, None for the others.
     fn policy(self) -> Option<Policy> {
         match self {
             Self::None | Self::KernelRps | Self::KernelRfs | Self::Cpumap => None,
-            Self::RxsteerRps => Some(Policy::RPS),
-            Self::RxsteerRfs => Some(Policy::RFS),
+            Self::RxsteerRps | Self::RxsteerSkbRps => Some(Policy::RPS),
+            Self::RxsteerRfs | Self::RxsteerSkbRfs => Some(Policy::RFS),
             Self::RxsteerRfsIdle => Some(Policy {
                 idle: true,
                 ..Policy::RFS
             }),
-            Self::Rxsteer => Some(Policy::default()),
+            Self::Rxsteer | Self::RxsteerSkb => Some(Policy::default()),
         }
     }
 }
@@ -84,6 +98,9 @@ impl fmt::Display for Mode {
             Self::RxsteerRfs => "rxsteer-rfs",
             Self::RxsteerRfsIdle => "rxsteer-rfs+idle",
             Self::Rxsteer => "rxsteer",
+            Self::RxsteerSkbRps => "rxsteer-skb-rps",
+            Self::RxsteerSkbRfs => "rxsteer-skb-rfs",
+            Self::RxsteerSkb => "rxsteer-skb",
         })
     }
 }
@@ -170,6 +187,13 @@ impl<'a> Active<'a> {
                     options.rps_cpus = RpsCpus::Mask(cpus.clone());
                 }
                 options.mode = Xdps::Native;
+                if mode.is_skb() {
+                    options.mode = Xdps::Skb;
+                    active.program = end
+                        .pass
+                        .then(|| Xdp::pass(end, RxMode::Native))
+                        .transpose()?;
+                }
                 options.policy = policy;
                 active.steering = Some(steer(end, options)?);
             }
@@ -177,7 +201,7 @@ impl<'a> Active<'a> {
                 let cpus: Vec<u32> = spread_over()?.iter().collect();
                 active.program = Some(Xdp::cpumap(end, &cpus, CPUMAP_RING)?);
             }
-            _ if end.pass => active.program = Some(Xdp::pass(end, XdpMode::Native)?),
+            _ if end.pass => active.program = Some(Xdp::pass(end, RxMode::Native)?),
             _ => {}
         }
         if mode.is_kernels() {

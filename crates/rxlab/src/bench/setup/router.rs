@@ -9,7 +9,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rxsteer::host::device::XdpMode;
+use rxsteer::host::device::RxMode;
 use serde_json::Value;
 
 use crate::bench::experiment::{Unfit, fit};
@@ -132,7 +132,7 @@ impl Router {
                 .context("a namespace that does not forward")
         })?;
         behind.tester.route_by(behind.dut.ipv4)?;
-        let end = Xdp::drop(&behind.tester, XdpMode::Native)?;
+        let end = Xdp::drop(&behind.tester, RxMode::Native)?;
         Ok(Self {
             ruleset,
             behind,

@@ -10,7 +10,7 @@ use indexmap::IndexMap;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use rxsteer::host::cpumask::CpuMask;
-use rxsteer::host::device::{Device, XdpMode};
+use rxsteer::host::device::{Device, RxMode};
 use rxsteer::host::topology::Topology;
 
 use crate::bench::experiment::{Condition, Gro, Napi};
@@ -108,7 +108,10 @@ impl Masks {
     /// left out.
     pub fn ways(&self, modes: &[Mode]) -> Vec<Way> {
         let cpus = |mode| match mode {
-            Mode::None | Mode::RxsteerRfs | Mode::RxsteerRfsIdle => &[Cpus::Default][..],
+            Mode::None | Mode::RxsteerRfs | Mode::RxsteerRfsIdle | Mode::RxsteerSkbRfs => {
+                &[Cpus::Default][..]
+            }
+            Mode::RxsteerSkb => &[Cpus::Default],
             Mode::Rxsteer if self.auto == self.all => &[Cpus::Default, Cpus::Others],
             Mode::Rxsteer => &[Cpus::Default, Cpus::All, Cpus::Others],
             _ => &[Cpus::All, Cpus::Others],
@@ -256,7 +259,7 @@ impl Testbed {
         // The XDP program at the other end expects frames as on a wire.
         link.dut.ethtool.set(Offload::TxChecksum, false)?;
         // Without GRO, the NAPI exists only under an XDP program. start() binds the threads again.
-        let _napi = Xdp::pass(&link.dut, XdpMode::Native)?;
+        let _napi = Xdp::pass(&link.dut, RxMode::Native)?;
         let nic = threaded.then(|| {
             let nic = Nic::new(&link.dut, &[INTERRUPT_CPU])?;
             match interrupt {

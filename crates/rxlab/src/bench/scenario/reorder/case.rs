@@ -18,12 +18,16 @@ pub enum Case {
     Vxlan,
     /// Routed to another namespace, over a veth with one queue.
     SecondVeth,
-    /// As [`Self::SecondVeth`], over a veth with four queues.
+    /// As [`Self::SecondVeth`], over a veth with four transmit queues, of which the first is slow.
+    /// INLINE packets have recorded their receive queue, as those of a network card, so that they
+    /// go to the first queue; redirected ones go to a queue by their hash.
     TxQueues,
     /// As [`Self::TxQueues`]; packets lose receive queue and hash of the steered device.
     TxQueuesByHash,
-    /// As [`Self::SecondVeth`], over a veth without GRO, as containers have it: it has no NAPI, and
-    /// its packets wait in a queue of each CPU.
+    /// As [`Self::TxQueues`], with `--policy rps` and a mask that does not change.
+    TxQueuesByRps,
+    /// Bridged to another namespace, over a veth without GRO, as containers have it: it has no NAPI,
+    /// and its packets wait in a queue of each CPU.
     Container,
     /// The application busy-polls the queue in every other step.
     BusyPoll,
@@ -41,7 +45,7 @@ pub enum Case {
 
 impl Case {
     /// All cases, in the order of the report.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Udp,
         Self::UdpServer,
         Self::Tcp,
@@ -50,6 +54,7 @@ impl Case {
         Self::SecondVeth,
         Self::TxQueues,
         Self::TxQueuesByHash,
+        Self::TxQueuesByRps,
         Self::Container,
         Self::BusyPoll,
         Self::Irq,
@@ -78,10 +83,25 @@ impl Case {
 
     /// Whether packets leave by another device.
     pub(super) fn is_forwarded(self) -> bool {
+        self == Self::SecondVeth || self.is_beyond()
+    }
+
+    /// Whether the case is about packets that wait behind the stack, where the rule does not hold.
+    pub(super) fn is_beyond(self) -> bool {
+        self.has_tx_queues() || self == Self::Container
+    }
+
+    /// Whether that device has several transmit queues.
+    pub(super) fn has_tx_queues(self) -> bool {
         matches!(
             self,
-            Self::SecondVeth | Self::TxQueues | Self::TxQueuesByHash | Self::Container
+            Self::TxQueues | Self::TxQueuesByHash | Self::TxQueuesByRps
         )
+    }
+
+    /// Whether the mask stays, and flows with it.
+    pub(super) fn is_steady(self) -> bool {
+        self == Self::TxQueuesByRps
     }
 
     /// Whether devices with queues of their own lie between the steered device and the application.
@@ -101,6 +121,7 @@ impl fmt::Display for Case {
             Self::SecondVeth => "second-veth",
             Self::TxQueues => "tx-queues",
             Self::TxQueuesByHash => "tx-queues-by-hash",
+            Self::TxQueuesByRps => "tx-queues-by-rps",
             Self::Container => "container",
             Self::BusyPoll => "busy-poll",
             Self::Irq => "irq",

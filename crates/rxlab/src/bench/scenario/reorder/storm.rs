@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use rxsteer::api::client;
 use rxsteer::api::set::Change;
 use rxsteer::api::status::Queue;
-use rxsteer::daemon::options::Options;
+use rxsteer::daemon::options::{Mode, Options};
 use rxsteer::datapath::policy::Policy;
 use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::setting::Setting;
@@ -96,10 +96,20 @@ impl<'a> Storm<'a> {
         let hog = online.iter().nth(hog % online.len());
         self.step += 1;
         // Not if it is the only CPU.
-        let hog = hog.filter(|_| online.len() > 1).map(Hog::new).transpose()?;
+        // Frames wait for a thread, skbs for softirqs.
+        let keep_busy = match self.options.mode {
+            Mode::Skb => Hog::softirqs,
+            _ => Hog::new,
+        };
+        let hog = hog
+            .filter(|_| online.len() > 1)
+            .map(keep_busy)
+            .transpose()?;
         sleep(HOG);
-        dut.netns
-            .run(|| client::set(Change::rps_cpus(&dut.name, None, &mask.to_string())))?;
+        if !self.case.is_steady() {
+            dut.netns
+                .run(|| client::set(Change::rps_cpus(&dut.name, None, &mask.to_string())))?;
+        }
         sleep(HOG);
         drop(hog);
         if matches!(self.case, Case::Irq | Case::Softirq) {
@@ -155,9 +165,19 @@ pub(super) fn masks(online: &CpuMask) -> Vec<CpuMask> {
     masks
 }
 
-/// rxsteer's counters of the only queue.
+/// rxsteer's counters of the device: of its only queue, or in skb mode the sum over the CPUs that
+/// receive.
 pub(super) fn queue(active: &Active<'_>) -> Result<Queue> {
-    let mut status = active.status()?.context("rxsteer keeps account")?;
-    let queues = &mut status.devices[0].queues;
-    Ok(std::mem::take(&mut queues[0]))
+    let status = active.status()?.context("rxsteer keeps account")?;
+    let mut sum = Queue::default();
+    for queue in &status.devices[0].queues {
+        sum.received += queue.received;
+        sum.inline += queue.inline;
+        sum.sums += &queue.sums;
+        sum.no_flow_truncated += queue.no_flow_truncated;
+        sum.no_flow_unknown += queue.no_flow_unknown;
+        sum.moves += queue.moves;
+        sum.held += queue.held;
+    }
+    Ok(sum)
 }

@@ -3,17 +3,21 @@
 
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rxsteer::host::cpumask::CpuMask;
+use rxsteer::host::setting::Setting;
 use rxsteer::host::topology::Topology;
 
 use super::case::Case;
+use crate::lab::bridge::bridge;
 use crate::lab::frame::{Frames, TcpFlows, UdpFlows, Vxlan};
 use crate::lab::link::{Link, LinkConfig};
 use crate::lab::netns::Netns;
 use crate::lab::nic::Nic;
-use crate::lab::sockets;
+use crate::lab::slow::slow;
+use crate::lab::{sockets, tx_queue};
 
 /// The CPU that polls the queue, until the case moves it.
 pub(super) const INTERRUPT_CPU: u32 = 0;
@@ -24,6 +28,16 @@ pub(super) const NR_FLOWS: u32 = 512;
 /// Few enough that several of [`super::BUSY_POLL_WINDOW`] packets are of one flow.
 pub(super) const NR_BUSY_POLL_FLOWS: u32 = 32;
 
+/// Flows that are forwarded, and packets of each in a row: a flow moves in the middle of them, and
+/// has a pause after them.
+pub(super) const BURSTS: (u32, u32) = (32, 64);
+
+/// Time that a container takes for a packet, so that packets wait for it.
+const COST: Duration = Duration::from_micros(100);
+
+/// Packets that are forwarded at first, until every flow has its location: two bursts of each flow.
+pub(super) const WARM_UP: u64 = 2 * BURSTS.0 as u64 * BURSTS.1 as u64;
+
 /// Receive buffer of each socket, bytes; a frame takes about 5 kB.
 pub(super) const RCVBUF: usize = 64 << 20;
 
@@ -32,6 +46,8 @@ pub(super) struct Testbed {
     pub(super) link: Link,
     /// The link to the application, if packets are forwarded.
     pub(super) second: Option<Link>,
+    /// Weights of the per-CPU queues that hold packets of a second device without NAPI.
+    pub(super) weights: Option<Setting>,
     /// Threads that poll the queue; None: softirq polls it on the generator's CPU.
     pub(super) nic: Option<Nic>,
     pub(super) frames: Frames,
@@ -52,7 +68,7 @@ impl Testbed {
         let threaded = case != Case::Softirq;
         let nic = threaded.then(|| Nic::new(&link.dut, &[INTERRUPT_CPU]));
         let mut application = dut.clone();
-        let mut second = None;
+        let (mut second, mut weights) = (None, None);
         let mut flows = UdpFlows {
             run: 4,
             ..UdpFlows::to(&link.dut, NR_FLOWS)
@@ -83,21 +99,28 @@ impl Testbed {
             }
             _ if case.is_forwarded() => {
                 application = Netns::new("application")?;
-                let config = LinkConfig {
-                    id: 1,
-                    queues: match case {
-                        Case::TxQueues | Case::TxQueuesByHash => 4,
-                        _ => 1,
-                    },
-                    gro: case != Case::Container,
-                    ..Default::default()
-                };
-                let onward = Link::new(&dut, &application, &config)?;
-                dut.run(|| {
-                    std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")
-                        .context("a namespace that does not forward")
-                })?;
-                flows.daddr = IpAddr::V4(onward.dut.ipv4);
+                let onward = onward(case, &dut, &application)?;
+                if case.is_beyond() {
+                    (flows.nr_flows, flows.run) = BURSTS;
+                }
+                if case == Case::Container {
+                    bridge(&dut, &[&link.dut, &onward.tester])?;
+                    flows = UdpFlows {
+                        run: flows.run,
+                        ..UdpFlows::to(&onward.dut, flows.nr_flows)
+                    };
+                    weights = Some(light()?);
+                    slow(&onward.dut, COST)?;
+                } else {
+                    dut.run(|| {
+                        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")
+                            .context("a namespace that does not forward")
+                    })?;
+                    flows.daddr = IpAddr::V4(onward.dut.ipv4);
+                }
+                if case.has_tx_queues() {
+                    tx_queue::slow(&onward.tester)?;
+                }
                 second = Some(onward);
                 Frames::Udp(flows.clone())
             }
@@ -122,6 +145,7 @@ impl Testbed {
         Ok(Self {
             link,
             second,
+            weights,
             nic: nic.transpose()?,
             frames,
             application,
@@ -130,6 +154,27 @@ impl Testbed {
             online,
         })
     }
+}
+
+/// The link to the application.
+fn onward(case: Case, dut: &Netns, application: &Netns) -> Result<Link> {
+    let config = LinkConfig {
+        id: 1,
+        queues: if case.has_tx_queues() { 4 } else { 1 },
+        gro: case != Case::Container,
+        ..Default::default()
+    };
+    Link::new(dut, application, &config)
+}
+
+/// Lets a CPU take one packet at a time from its queue for devices without NAPI, and leave the rest
+/// for later: with the kernel's weights, packets wait there only on a CPU that polls several devices.
+/// The weights are the host's, of all namespaces.
+fn light() -> Result<Setting> {
+    let paths = ["dev_weight", "netdev_budget"].map(|name| format!("/proc/sys/net/core/{name}"));
+    let weights = Setting::keep_all(paths.to_vec())?;
+    weights.set("1")?;
+    Ok(weights)
 }
 
 /// Splits the sockets over two threads.

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * carrier.bpf.c: the program at the carrier, and the count of skbs that the kernel drops on their
+ * way to another CPU (skb.bpf.c).
+ */
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_core_read.h>
+#include <bpf/bpf_helpers.h>
+#include <bpf/bpf_tracing.h>
+
+#include "kernel.h"
+#include "maps.h"
+#include "skb.h"
+
+/* On the CPU that the skb was sent to. */
+SEC("tc")
+int rxsteer_carrier(struct __sk_buff *skb)
+{
+	if (!skb_is_marked(skb, config.hop_mark))
+		return TC_ACT_UNSPEC;
+	/* Kernel RPS looks up this queue at the device. */
+	skb->queue_mapping = skb->cb[SKB_QUEUE];
+	return bpf_redirect(skb->cb[SKB_DEVICE], BPF_F_INGRESS);
+}
+
+/* A CPU's softnet backlog was full (net.core.netdev_max_backlog). Other drops are those of copies
+ * that still have the mark, as of a capture that is full. */
+SEC("tp_btf/kfree_skb")
+int BPF_PROG(on_kfree_skb, struct sk_buff *skb, void *location, __u32 reason)
+{
+	struct qdisc_skb_cb *cb;
+	__u32 words[SKB_QUEUE + 1];
+	struct backlog *b;
+
+	if (reason != bpf_core_enum_value(enum skb_drop_reason, SKB_DROP_REASON_CPU_BACKLOG))
+		return 0;
+	cb = (void *)skb + bpf_core_field_offset(skb->cb);
+	if (bpf_probe_read_kernel(words, sizeof(words), &cb->data))
+		return 0;
+	if (words[SKB_MARK_LOW] != (__u32)config.hop_mark ||
+	    words[SKB_MARK_HIGH] != config.hop_mark >> 32)
+		return 0;
+	b = bpf_map_lookup_elem(&backlogs, &words[SKB_BACKLOG]);
+	/* By the CPU that sent the skb, or by the one that it was sent to. */
+	if (b)
+		__sync_fetch_and_add(&b->nr_lost, 1);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * rx.h: what the programs that steer have in common, wherever they are attached: the inputs of
+ * steer.h and policy.h.
+ */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "core/flow.h"
+#include "core/steer.h"
+#include "cpu.h"
+#include "cpumap.h"
+#include "maps.h"
+#include "napi.h"
+#include "socket.h"
+
+static __always_inline bool steer_unguarded(void)
+{
+	return config.unguarded;
+}
+
+static __always_inline struct backlog *rx_backlog(const struct rx *rx, __u32 cpu)
+{
+	return backlog_of(rx->queue, cpu);
+}
+
+static __always_inline __u64 rx_poll_stamp(const struct rx *rx)
+{
+	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &rx->cpu);
+
+	if (!poll)
+		return 0;
+	poll->queue = rx->queue + 1;
+	return poll_stamp(rx->cpu, poll->nr_polls);
+}
+
+static __always_inline __u32 rx_cpu_mask(void)
+{
+	return config.sock_flow_cpu_mask;
+}
+
+static __always_inline __u32 rx_sock_flow(const struct rx *rx)
+{
+	__u32 *entry = sock_flow_entry_of(rx->hash);
+
+	return entry ? *(volatile __u32 *)entry : 0;
+}
+
+static __always_inline __u32 rx_jiffies(void)
+{
+	return bpf_jiffies64();
+}
+
+/* The flow's slot in the table of its queue, or of its device (rx_config.skb). */
+static __always_inline __u32 rx_slot(__u32 queue, __u32 hash)
+{
+	return flow_slot(config.skb ? config.queue_base : queue, hash, config.flow_shift);
+}
+
+static __always_inline bool rx_came_elsewhere(const struct rx *rx, const struct rps_dev_flow *flow)
+{
+	return config.skb && flow->queue != rx->queue;
+}
+
+/* INLINE, the poll of the last packet has ended if a later one is under way, or none. */
+static __always_inline bool rx_delivered_elsewhere(struct rps_dev_flow *flow)
+{
+	__u32 queue = flow->queue;
+	struct rx_queue *q = bpf_map_lookup_elem(&rx_queues, &queue);
+	struct backlog *b;
+
+	if (!q)
+		return false;
+	if (flow->location == RPS_INLINE) {
+		__u32 ordered;
+
+		if (backlog_read(q->nr_polls) <= flow->last_qtail &&
+		    !backlog_poll_ended(backlog_read(q->poll)))
+			return false;
+		/* What follows sees what that CPU wrote for the packet, on arm64 too. */
+		ordered = __sync_fetch_and_add(&flow->lock, 0);
+		asm volatile("" : : "r"(ordered));
+		return true;
+	}
+	b = backlog_of(queue, flow->location);
+	return b && backlog_delivered(b, flow->last_qtail);
+}
+
+static __always_inline void rx_flow_new(const struct rx *rx)
+{
+	__u32 slot = rx_slot(rx->queue, rx->hash);
+	struct flow_key *key = bpf_map_lookup_elem(&flow_keys, &slot);
+
+	if (key && rx->key)
+		*key = *rx->key;
+}
+
+static __always_inline __u32 flow_limit_of(void)
+{
+	return config.flow_limit;
+}
+
+static __always_inline bool rx_consumer_waits(const struct rx *rx, __u32 cpu)
+{
+	return sock_consumer_waits(rx->hash) || cpu_is_idle(cpu);
+}
+
+/* A global function: the verifier checks it once, not once per way of a packet to it. */
+__noinline int policy_decide(__u32 queue, __u32 hash, __u32 cpu, bool followed)
+{
+	struct rx rx = {.queue = queue, .hash = hash, .cpu = cpu, .followed = followed};
+	__u32 slot = rx_slot(queue, hash);
+	struct rps_dev_flow *flow = bpf_map_lookup_elem(&dev_flow_tables, &slot);
+
+	rx.q = bpf_map_lookup_elem(&rx_queues, &queue);
+	rx.map = bpf_map_lookup_elem(&rps_maps, &queue);
+	if (flow && rx.q && rx.map)
+		rx_decide(&rx, flow);
+	return 0;
+}
+
+static __always_inline void rx_decide_apart(const struct rx *rx, struct rps_dev_flow *flow)
+{
+	policy_decide(rx->queue, rx->hash, rx->cpu, rx->followed);
+}
+
+/* ---- a packet with a hash -------------------------------------------------- */
+
+/* Decides and counts, and leaves the packet where it is. */
+static __always_inline enum rx_verdict rx_dry_run(const struct rx *rx, __u16 wanted)
+{
+	struct backlog *b = rx_backlog(rx, wanted);
+
+	rx->q->nr_inline++;
+	if (b)
+		b->nr_decided++;
+	return RX_PASS;
+}
+
+/* The packet's flow, or NULL if the packet is processed where it is. */
+static __always_inline struct rps_dev_flow *rx_flow(struct rx *rx)
+{
+	__u32 slot = rx_slot(rx->queue, rx->hash);
+	struct rps_dev_flow *flow = bpf_map_lookup_elem(&dev_flow_tables, &slot);
+
+	rx->map = bpf_map_lookup_elem(&rps_maps, &rx->queue);
+	if (rx->map && flow)
+		return flow;
+	rx->q->nr_inline++;
+	return NULL;
+}
+
+/* Counts a packet without a flow. */
+static __always_inline void rx_count_no_flow(const struct rx *rx, enum flow_result result)
+{
+	rx->q->nr_no_flow[result < NR_FLOW_RESULTS ? result : FLOW_UNKNOWN]++;
+}
+
+/* Sets the packet's hash; false if its flow always stays INLINE. */
+static __always_inline bool rx_keyed(struct rx *rx, const struct flow_key *key)
+{
+	/* A redirect loses the hardware's time stamp, among others. */
+	if (!config.skb && flow_has_port(key, config.inline_ports)) {
+		rx->q->nr_inline++;
+		rx->q->nr_inline_ports++;
+		return false;
+	}
+	rx->key = key;
+	rx->hash = flow_hash(key, &config.flow_secret);
+	return true;
+}
+
+/* Counts a packet that is not this program's to steer. */
+static __noinline int rx_foreign(void)
+{
+	__u32 device = config.queue_base;
+	__u64 *nr_frames = bpf_map_lookup_elem(&foreign_frames, &device);
+
+	if (nr_frames)
+		__sync_fetch_and_add(nr_frames, 1);
+	return 0;
+}
+
+/* Counts the packet; false if its device or queue is not this program's. */
+static __always_inline bool rx_begin(struct rx *rx, __u32 ifindex, __u32 queue)
+{
+	rx->cpu = bpf_get_smp_processor_id();
+	rx->queue = config.queue_base + queue;
+	/* A bond's port, or the virtual function behind a netvsc, may run the program of its upper
+	 * device, but has queues and NAPI instances of its own; a device may get more queues. */
+	if (unlikely(queue >= config.nr_rx_queues || ifindex != config.ifindex)) {
+		rx_foreign();
+		return false;
+	}
+	rx->q = bpf_map_lookup_elem(&rx_queues, &rx->queue);
+	if (!rx->q)
+		return false;
+	rx->epoch = *(volatile __u16 *)&rx->q->epoch;
+	rx->q->nr_received++;
+	if (config.flow_limit || (rx->q->policy & (RX_IDLE | RX_ADAPT)))
+		poll_begin(rx->cpu, rx->queue);
+	return true;
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
+/*
+ * skb.bpf.c: the program of skb mode, at the tc ingress of a device: after GRO. Each device has its
+ * own copy of it; all copies share the maps.
+ *
+ * The way of an skb to another CPU: this program redirects it to the carrier's ingress; kernel RPS
+ * of the carrier puts it into the CPU's softnet backlog; there the carrier's program
+ * (carrier.bpf.c) redirects it to the ingress of its device, where this program sees it a second
+ * time, counts it as passed up, and passes it on.
+ */
+#include <linux/bpf.h>
+#include <linux/pkt_cls.h>
+#include <bpf/bpf_helpers.h>
+
+#include "rx.h"
+#include "skb.h"
+
+/* Headers that are parsed, in bytes, if they are not in the linear part. */
+#define SKB_HEADERS 256
+
+/* The next program decides, or the stack (TCX_NEXT, since 6.6). */
+#define SKB_NEXT TC_ACT_UNSPEC
+
+/* Each CPU has a softnet backlog. */
+static __always_inline bool rx_enqueue(const struct rx *rx, __u32 cpu)
+{
+	return true;
+}
+
+/* Packets at tc ingress have left GRO, and are delivered before the poll ends. */
+static __always_inline bool rx_gro_empty(const struct rx *rx)
+{
+	return true;
+}
+
+static __always_inline enum flow_result skb_key(struct __sk_buff *skb, struct flow_key *key)
+{
+	void *data = (void *)(long)skb->data;
+	void *data_end = (void *)(long)skb->data_end;
+
+	if (config.without_mac)
+		return flow_follow_ip(data, data_end, skb->len, config.flow_tunnels, key);
+	if (flow_plain(data, data_end, skb->len, config.flow_tunnels, key))
+		return FLOW_KEYED;
+	return flow_follow(data, data_end, skb->len, config.flow_tunnels, key);
+}
+
+static __always_inline bool skb_parse(struct rx *rx, struct __sk_buff *skb, struct flow_key *key)
+{
+	enum flow_result result = skb_key(skb, key);
+	__u32 linear = skb->data_end - skb->data;
+
+	if (unlikely(result == FLOW_TRUNCATED && linear < skb->len && linear < SKB_HEADERS) &&
+	    !bpf_skb_pull_data(skb, skb->len < SKB_HEADERS ? skb->len : SKB_HEADERS))
+		result = skb_key(skb, key);
+	if (unlikely(result != FLOW_KEYED)) {
+		rx_count_no_flow(rx, result);
+		return false;
+	}
+	return rx_keyed(rx, key);
+}
+
+/* A table that several CPUs change at once. Slots are held for some 100 ns; BPF's own locks allow
+ * no helpers meanwhile. */
+#define FLOW_LOCK_TRIES 1024
+
+static __always_inline bool flow_lock(struct rps_dev_flow *flow)
+{
+	for (int i = 0; i < FLOW_LOCK_TRIES; i++)
+		if (!__sync_lock_test_and_set(&flow->lock, 1))
+			return true;
+	return false;
+}
+
+static __always_inline void flow_unlock(struct rps_dev_flow *flow)
+{
+	__u32 before = __sync_lock_test_and_set(&flow->lock, 0);
+
+	asm volatile("" : : "r"(before));
+}
+
+/* Sends the skb to the location of its flow, another CPU. */
+static __always_inline int skb_hop(struct __sk_buff *skb, const struct rx *rx, __u32 cpu)
+{
+	skb_mark(skb, config.hop_mark, rx->queue * config.nr_cpus + cpu, config.ifindex);
+	/* Kernel RPS would compute one, and leaves packets with the hash 0 where they are. */
+	if (!skb->hash)
+		bpf_set_hash(skb, rx->hash ? rx->hash : 1);
+	/* The carrier's receive queue, by number plus one. */
+	skb->queue_mapping = cpu + 1;
+	return bpf_redirect(config.carrier, BPF_F_INGRESS);
+}
+
+static __always_inline int skb_steer(struct __sk_buff *skb, struct rx *rx)
+{
+	struct rps_dev_flow *flow = rx_flow(rx);
+	enum rx_verdict verdict;
+	__u16 location;
+
+	if (!flow)
+		return SKB_NEXT;
+	if (config.dry_run) {
+		rx_dry_run(rx, rx_base(rx));
+		return SKB_NEXT;
+	}
+	if (unlikely(!flow_lock(flow))) {
+		rx->q->nr_inline++;
+		return SKB_NEXT;
+	}
+	verdict = rx_steer(rx, flow);
+	location = flow->location;
+	flow_unlock(flow);
+	switch (verdict) {
+	case RX_REDIRECTED:
+		return skb_hop(skb, rx, location);
+	case RX_DROP:
+		return TC_ACT_SHOT;
+	default:
+		return SKB_NEXT;
+	}
+}
+
+/* An skb that has changed its CPU: all that this CPU's backlog had before it has been passed up. */
+static __always_inline void skb_passed(struct __sk_buff *skb)
+{
+	__u32 cpu = bpf_get_smp_processor_id();
+	__u32 index = skb_backlog(skb);
+	struct backlog *b = bpf_map_lookup_elem(&backlogs, &index);
+	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
+
+	skb_unmark(skb);
+	if (!b || !poll)
+		return;
+	/* The CPU is offline, and the kernel has left the packet where it came from. */
+	if (unlikely(index % config.nr_cpus != cpu)) {
+		__sync_fetch_and_add(&b->dequeued, 1);
+		return;
+	}
+	/* Before the count (backlog_sleeping()). */
+	b->passed_in = poll_stamp(cpu, poll->nr_polls);
+	backlog_dequeue(b, 1, true, 0);
+}
+
+/* Whether a redirect would lose what the packet carries beside its headers: the verdict of IPsec,
+ * or the tunnel that it came from (skb_scrub_packet() in net/core/skbuff.c). */
+static __always_inline bool skb_has_more(struct __sk_buff *skb)
+{
+	struct bpf_xfrm_state state;
+	struct bpf_tunnel_key tunnel;
+
+	return !bpf_skb_get_xfrm_state(skb, 0, &state, sizeof(state), 0) ||
+	       !bpf_skb_get_tunnel_key(skb, &tunnel, sizeof(tunnel), 0);
+}
+
+SEC("tc")
+int rxsteer_skb(struct __sk_buff *skb)
+{
+	struct flow_key key;
+	struct rx rx = {};
+
+	if (skb_is_marked(skb, config.hop_mark)) {
+		skb_passed(skb);
+		return SKB_NEXT;
+	}
+	if (!rx_begin(&rx, skb->ingress_ifindex, bpf_get_smp_processor_id()))
+		return SKB_NEXT;
+	if (unlikely(skb_has_more(skb))) {
+		rx.q->nr_inline++;
+		return SKB_NEXT;
+	}
+	if (!skb_parse(&rx, skb, &key))
+		return SKB_NEXT;
+	return skb_steer(skb, &rx);
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

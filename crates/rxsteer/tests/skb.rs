@@ -1,0 +1,198 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Skb mode: devices as they are, real sockets at both ends, and nothing left behind.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use common::process::Rxsteer;
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+use rxlab::in_lab;
+use rxlab::lab::link::{End, Link, LinkConfig};
+use rxlab::lab::netns::{Netns, bind};
+use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, until};
+use rxsteer::api::status::{Queue, Status, Terms};
+
+/// Bytes of a connection.
+const BYTES: usize = 16 << 20;
+
+/// A plain veth pair: no XDP, no GRO, checksums left out by the sender.
+fn plain() -> Result<Link> {
+    let (tester, dut) = (Netns::new("tester")?, Netns::new("dut")?);
+    let config = LinkConfig {
+        gro: false,
+        ..LinkConfig::default()
+    };
+    Link::new(&tester, &dut, &config)
+}
+
+/// Sends over TCP to `to`, whose reader runs on the other CPU; every byte must arrive.
+fn transfer(from: &Netns, to: &Netns, at: Ipv4Addr) -> Result<()> {
+    let listener = to.run(|| Ok(TcpListener::bind((at, 0))?))?;
+    let at = listener.local_addr()?;
+    let reader = to.spawn(None, "reader", move || {
+        bind(Pid::from_raw(0), OTHER_CPU)?;
+        let (mut stream, _) = listener.accept()?;
+        let mut bytes = Vec::new();
+        stream.read_to_end(&mut bytes)?;
+        anyhow::Ok(bytes)
+    })?;
+    let sent: Vec<u8> = (0..BYTES).map(|n| (n ^ n >> 8) as u8).collect();
+    let bytes = sent.clone();
+    let writer = from.spawn(None, "writer", move || {
+        bind(Pid::from_raw(0), POLLING_CPU)?;
+        let mut stream = TcpStream::connect(at)?;
+        stream.write_all(&bytes)?;
+        anyhow::Ok(())
+    })?;
+    writer.join()?;
+    let received = reader.join()?;
+    ensure!(received == sent, "{} bytes arrived", received.len());
+    Ok(())
+}
+
+/// The sums of the only device; both must close.
+fn closed(status: &Status) -> Result<Terms> {
+    let mut sums = Terms::default();
+    for queue in &status.devices[0].queues {
+        let why = Queue::imbalance(queue).unwrap_or_default();
+        ensure!(why.is_empty(), "queue {}: {why}", queue.queue);
+        sums += &queue.sums;
+    }
+    Ok(sums)
+}
+
+/// Once nothing is queued.
+fn at_rest(rxsteer: &Rxsteer) -> Result<Terms> {
+    until("nothing is queued", || {
+        let sums = closed(&rxsteer.status()?)?;
+        Ok((sums.queued == 0).then_some(sums))
+    })
+}
+
+fn carriers(dut: &Netns) -> Result<Vec<String>> {
+    let names = dut.run(rxsteer::host::device::names)?;
+    Ok(names
+        .into_iter()
+        .filter(|n| n.starts_with("rxsteer"))
+        .collect())
+}
+
+fn steer(dut: &End, device: &str, args: &[&str]) -> Result<Rxsteer> {
+    let args: Vec<&str> = [&[device, "--rps-cpus=0-1"], args].concat();
+    Rxsteer::steering(&dut.netns, &args)
+}
+
+#[test]
+fn a_plain_veth_needs_no_preparation() -> Result<()> {
+    in_lab!();
+    let link = plain()?;
+    let dut = &link.dut;
+    let rxsteer = steer(dut, &dut.name, &["--mode=auto"])?;
+    ensure!(rxsteer.status()?.devices[0].mode == "skb");
+    transfer(&link.tester.netns, &dut.netns, dut.ipv4)?;
+    let sums = at_rest(&rxsteer)?;
+    ensure!(sums.redirected > 0 && sums.lost == 0, "{sums:?}");
+    ensure!(sums.delivered == sums.redirected, "{sums:?}");
+    ensure!(rxsteer.stop(Signal::SIGTERM)?.code == Some(0));
+    ensure!(carriers(&dut.netns)?.is_empty(), "the carrier stays");
+    transfer(&link.tester.netns, &dut.netns, dut.ipv4)
+}
+
+#[test]
+fn nothing_stays_after_a_kill() -> Result<()> {
+    in_lab!();
+    let link = plain()?;
+    let dut = &link.dut;
+    let rxsteer = steer(dut, &dut.name, &["--mode=skb"])?;
+    // The control: there is something to leave behind.
+    ensure!(carriers(&dut.netns)?.len() == 1);
+    rxsteer.stop(Signal::SIGKILL)?;
+    until("the carrier is gone", || {
+        Ok(carriers(&dut.netns)?.is_empty().then_some(()))
+    })?;
+    transfer(&link.tester.netns, &dut.netns, dut.ipv4)?;
+    // The place is free.
+    let again = steer(dut, &dut.name, &["--mode=skb"])?;
+    ensure!(again.stop(Signal::SIGTERM)?.code == Some(0));
+    Ok(())
+}
+
+#[test]
+fn loopback_is_steered() -> Result<()> {
+    in_lab!();
+    let link = plain()?;
+    let dut = &link.dut;
+    let rxsteer = steer(dut, "lo", &["--mode=auto"])?;
+    transfer(&dut.netns, &dut.netns, Ipv4Addr::LOCALHOST)?;
+    let sums = at_rest(&rxsteer)?;
+    ensure!(sums.redirected > 0 && sums.lost == 0, "{sums:?}");
+    ensure!(rxsteer.stop(Signal::SIGTERM)?.code == Some(0));
+    Ok(())
+}
+
+/// A sender that changes its CPU: its packets arrive on both.
+#[test]
+fn packets_from_both_cpus_stay_in_order() -> Result<()> {
+    in_lab!();
+    const DATAGRAMS: u32 = 100_000;
+    let link = plain()?;
+    let dut = &link.dut;
+    let rxsteer = steer(dut, &dut.name, &["--mode=skb"])?;
+    let socket = dut.netns.run(|| Ok(UdpSocket::bind((dut.ipv4, 0))?))?;
+    let at: SocketAddr = socket.local_addr()?;
+    socket.set_read_timeout(Some(Duration::from_secs(2)))?;
+    let reader = dut.netns.spawn(None, "reader", move || {
+        let (mut last, mut count, mut overtaken, mut cpu) = (0, 0u32, 0u32, 0);
+        let mut bytes = [0; 4];
+        while last + 1 < DATAGRAMS {
+            // Datagrams may be lost at the socket, the last ones too.
+            if socket.recv_from(&mut bytes).is_err() {
+                break;
+            }
+            let number = u32::from_be_bytes(bytes);
+            overtaken += u32::from(number < last);
+            last = last.max(number);
+            count += 1;
+            if count.is_multiple_of(500) {
+                cpu ^= 1;
+                bind(Pid::from_raw(0), cpu)?;
+            }
+        }
+        anyhow::Ok((count, overtaken))
+    })?;
+    let sender = link.tester.netns.spawn(None, "sender", move || {
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        socket.connect(at)?;
+        for number in 0..DATAGRAMS {
+            if number.is_multiple_of(64) {
+                bind(Pid::from_raw(0), number / 64 % 2)?;
+            }
+            socket.send(&number.to_be_bytes())?;
+        }
+        anyhow::Ok(())
+    })?;
+    sender.join()?;
+    let (count, overtaken) = reader.join()?;
+    let status = rxsteer.status()?;
+    let arrived = status.devices[0]
+        .queues
+        .iter()
+        .filter(|q| q.received > 1000);
+    ensure!(
+        arrived.count() == 2,
+        "packets arrived on one CPU: {status:?}"
+    );
+    let moves: u64 = status.devices[0].queues.iter().map(|q| q.moves).sum();
+    ensure!(
+        count > DATAGRAMS / 10 && moves > 0,
+        "{count} arrived, {moves} moves"
+    );
+    ensure!(overtaken == 0, "{overtaken} of {count} overtaken");
+    at_rest(&rxsteer)?;
+    Ok(())
+}
