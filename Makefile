@@ -4,13 +4,14 @@ PROGRAMS ?= rxsteer
 KERNEL ?=
 FRAMES ?=
 HOURS ?=
+MINUTES ?=
 CPUS ?=
 SCENARIO ?=
 PROFILE ?=
 REPORT ?= bench.html
 MANY ?= many.html
 
-.PHONY: help demo test fuzz soak guest lint bench many install
+.PHONY: help demo test fuzz soak faults guest lint bench many install
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -26,6 +27,9 @@ fuzz: ## frames through both builds of the parser, requests, configurations, as 
 
 soak: ## traffic of all kinds while everything moves: nothing grows, as root (HOURS=8)
 	@scripts/soak.sh $(HOURS)
+
+faults: ## random faults under traffic: order, accounts, nothing left behind, as root (MINUTES=60)
+	@scripts/faults.sh $(MINUTES)
 
 guest: ## tests in virtual machines, on several kernels (TEST=rfs, ARGS=FILTER, KERNEL=6.12, CPUS=8, RESUME=1)
 	@scripts/guest.sh $(KERNEL:%=--kernel %) $(CPUS:%=--cpus %) $(RESUME:%=--resume) $(TEST) $(ARGS)
