@@ -126,8 +126,25 @@ const ORDER: Model = Model {
     ],
 };
 
-const ALL: [&Model; 8] = [
-    &BACKLOG, &THREAD, &INLINE, &EPOCH, &ENTRY, &RING, &OVERLOAD, &ORDER,
+const SOFTNET: Model = Model {
+    file: "softnet.pml",
+    right: &[&["FRAMES=4"], &["FRAMES=3", "LOSSES"]],
+    wrong: &[
+        ("NO_DEQUEUED", &["FRAMES=3"]),
+        ("NO_POLL_ENDED", &["FRAMES=3"]),
+        ("NO_PASSED_FIRST", &["FRAMES=3"]),
+        ("NO_BEFORE", &["FRAMES=3"]),
+        ("NO_BOUNDARY", &["FRAMES=3"]),
+        ("NO_QUEUE", &["FRAMES=3"]),
+        ("NO_LAST", &["FRAMES=3", "LOSSES"]),
+        ("NO_LOST", &["FRAMES=3", "LOSSES"]),
+        ("REACH_OUT", &["FRAMES=3"]),
+        ("REACH_BACK", &["FRAMES=3"]),
+    ],
+};
+
+const ALL: [&Model; 9] = [
+    &BACKLOG, &THREAD, &INLINE, &EPOCH, &ENTRY, &RING, &OVERLOAD, &ORDER, &SOFTNET,
 ];
 
 fn folder() -> PathBuf {
@@ -264,3 +281,4 @@ model!(ENTRY, an_entry_made_anew, mutants_of_an_entry_made_anew);
 model!(RING, the_limit, mutants_of_the_limit);
 model!(OVERLOAD, shedding, mutants_of_shedding);
 model!(ORDER, the_rule_of_order, mutants_of_the_rule_of_order);
+model!(SOFTNET, leaving_in_skb_mode, mutants_of_leaving_in_skb_mode);

@@ -20,6 +20,9 @@ static bool backlog_interruptible(const struct backlog *b);
 static bool backlog_off_rq(const struct backlog *b);
 /* Whether the poll with this stamp has ended. */
 static bool backlog_poll_ended(__u64 stamp);
+/* Whether backlogs are parts of the CPUs' softnet backlogs: those of all queues for a CPU share one
+ * ring, and a flow may change its queue while it stays there. */
+static bool backlog_is_softnet(void);
 
 /* NAPI_POLL_WEIGHT: a cpumap's kthread flushes GRO after this number of frames, or when its ring is
  * empty (kernel/bpf/cpumap.c). */
@@ -155,6 +158,14 @@ static __always_inline bool backlog_settle(struct backlog *b, __u64 flushed)
 	return true;
 }
 
+/* Whether the last frame of a flow may have been lost, by the number of frames that have entered.
+ * If so, its earlier frames, which came in another queue, may still be in the ring that queues
+ * share: that all frames of this queue have been passed up says nothing of them. */
+static __always_inline bool backlog_last_lost(__u64 entered, __u64 last_qtail)
+{
+	return backlog_is_softnet() && entered < last_qtail;
+}
+
 /*
  * Whether all frames counted in last_qtail have been delivered. `head` has no frames that vanished,
  * last_qtail has: those counted in nr_vanished entered before the frames that last_qtail waits for,
@@ -169,7 +180,7 @@ static __always_inline bool backlog_delivered(struct backlog *b, __u64 last_qtai
 	if (head < b->head_asleep)
 		head = b->head_asleep;
 	if (head < last_qtail)
-		return backlog_asleep(b);
+		return backlog_asleep(b) && !backlog_last_lost(b->head_asleep, last_qtail);
 	backlog_read_ordered(&b->dequeued);
 	return true;
 }

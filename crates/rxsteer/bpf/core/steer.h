@@ -224,6 +224,9 @@ static __always_inline bool rx_shed(const struct rx *rx, struct rps_dev_flow *fl
 
 	if (!b || (!all && !flow->shed && rx_room(rx, flow, b) == BACKLOG_OPEN))
 		return false;
+	/* Only another frame proves that the earlier ones have been delivered. */
+	if (backlog_last_lost(backlog_entered(b), flow->last_qtail))
+		return false;
 	flow->shed = 1;
 	flow->nr_dropped++;
 	b->nr_shed++;

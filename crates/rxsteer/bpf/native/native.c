@@ -68,6 +68,11 @@ static bool backlog_poll_ended(__u64 stamp)
 	return stamp != poll_stamp(poll_stamp_cpu(stamp), facts->nr_polls);
 }
 
+static bool backlog_is_softnet(void)
+{
+	return facts->softnet;
+}
+
 static bool rx_came_elsewhere(const struct rx *rx, const struct rps_dev_flow *flow)
 {
 	(void)rx;

@@ -27,6 +27,7 @@ struct rx_facts {
 	__u32 flow_limit;
 	__u32 consumer_waits;
 	__u32 no_stamp;	     /* the polling CPU has no element in poll_cpus */
+	__u32 softnet;	     /* backlog_is_softnet() */
 	struct cpu cpus[64]; /* with the CPUs near each */
 
 	/* Outputs. */

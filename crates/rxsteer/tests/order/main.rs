@@ -10,6 +10,7 @@ mod leave;
 mod mix;
 #[path = "../sim/mod.rs"]
 mod sim;
+mod softnet;
 
 use common::cases::{config, fixed};
 use mix::*;

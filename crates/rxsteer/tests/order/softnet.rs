@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Softnet backlogs (skb mode): a flow whose last packet was lost.
+
+use rxsteer::datapath::native;
+use rxsteer::types::{backlog, rps_dev_flow, rps_map, rx_facts, rx_queue, rx_verdict};
+
+use crate::sim::shape::INLINE;
+
+const POLLING: u32 = 0;
+const TARGET: u32 = 1;
+
+struct Path {
+    facts: rx_facts,
+    queue: rx_queue,
+    backlogs: [backlog; 2],
+    flow: rps_dev_flow,
+}
+
+impl Path {
+    /// A flow whose last packet is in the backlog for [`TARGET`].
+    fn new(softnet: bool) -> Self {
+        let mut path = Self {
+            facts: rx_facts {
+                entries: 1 << TARGET,
+                limit: 64,
+                nr_cpus: 2,
+                cpu_mask: 3,
+                gro_empty: 1,
+                softnet: softnet.into(),
+                ..Default::default()
+            },
+            queue: rx_queue {
+                epoch: 1,
+                ..Default::default()
+            },
+            backlogs: Default::default(),
+            flow: rps_dev_flow::default(),
+        };
+        path.packet(INLINE);
+        assert_eq!(path.packet(TARGET as u16), rx_verdict::RX_REDIRECTED);
+        path
+    }
+
+    /// A packet, in a poll of its own.
+    fn packet(&mut self, wanted: u16) -> rx_verdict {
+        let map = rps_map {
+            location: [wanted; _],
+        };
+        let verdict = native::rx_steer(
+            &mut self.facts,
+            &mut self.queue,
+            &mut self.backlogs,
+            &map,
+            &mut self.flow,
+            7,
+            POLLING,
+        );
+        self.facts.nr_polls += 1;
+        verdict
+    }
+
+    fn lose(&mut self) {
+        self.backlogs[TARGET as usize].nr_lost += 1;
+    }
+
+    /// All that has entered and was not lost is passed up, and the poll ends.
+    fn pass_up(&mut self) {
+        let b = &mut self.backlogs[TARGET as usize];
+        let n = b.tail - b.nr_lost - b.dequeued;
+        b.passed_in = native::poll_stamp(TARGET as u16, self.facts.nr_polls);
+        native::backlog_dequeue(b, n as u32, true, 0);
+        self.facts.nr_polls += 1;
+    }
+}
+
+/// Earlier packets may have come in another queue, and wait in the same ring.
+#[test]
+fn a_flow_stays_where_its_last_packet_was_lost() {
+    let mut path = Path::new(true);
+    path.lose();
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_REDIRECTED);
+    path.pass_up();
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_PASS);
+
+    // The control: in a ring of its own nothing waits.
+    let mut path = Path::new(false);
+    path.lose();
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_PASS);
+}
+
+/// Otherwise nothing would ever prove that its earlier packets have been delivered.
+#[test]
+fn its_next_packet_is_not_shed() {
+    let mut path = Path::new(true);
+    path.lose();
+    path.flow.shed = 1;
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_REDIRECTED);
+
+    // The control: a packet that waits proves it later.
+    let mut path = Path::new(true);
+    path.flow.shed = 1;
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_DROP);
+}

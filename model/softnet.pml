@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: MIT OR Apache-2.0 */
+/*
+ * Skb mode: leaving INLINE and leaving a softnet backlog: inline_delivered(), backlog_sleeping(),
+ * backlog_dequeue(), rx_delivered_elsewhere() and skb_passed() against process_backlog() and
+ * __netif_receive_skb_list_core() in net/core/dev.c.
+ *
+ * One NAPI instance is polled on two CPUs in turn, as when its interrupt moves: the CPU that gives
+ * it up has passed up what it received, but the end of its poll is counted later. A flow is INLINE
+ * on the CPU that polls, or goes to a third CPU. There all skbs wait in one queue, twice: for the
+ * carrier, and for their device.
+ *
+ * LOSSES: the queue may be full, at either time.
+ */
+#include "stack.pml"
+
+#ifndef FRAMES
+#define FRAMES 4
+#endif
+#define CPUS 2
+#define POLLS 3
+#define TARGET CPUS /* the third CPU */
+
+#define stamp_of(cpu) (nr_polls[cpu] + 1)
+#define entered(q) (tail[q] - nr_lost[q])
+
+/* struct backlog, of each CPU that polls */
+byte tail[CPUS], nr_lost[CPUS], dequeued[CPUS], head[CPUS], passed_in[CPUS];
+/* struct rx_queue, of each CPU that polls */
+byte polls[CPUS], last_stamp[CPUS];
+byte nr_polls[CPUS + 1]; /* struct poll_cpu */
+/* struct rps_dev_flow */
+bool away;
+byte last_qtail, queue;
+
+/* The kernel's */
+byte owner; /* 1 + the CPU that polls */
+byte polls_left = POLLS, frames_left = FRAMES, seq;
+byte tracing; /* polls that have ended and have not been counted */
+chan list = [FRAMES] of { byte };                   /* what a poll passes up at once */
+chan softnet = [FRAMES] of { byte, byte, bool };    /* frame, backlog, for the device */
+bool target_polls;
+bool moved_out, moved_in;
+
+/* ---- the CPU that polls --------------------------------------------------- */
+
+bool proven;
+
+inline count_poll(cpu)
+{
+	if
+	:: stamp_of(cpu) != last_stamp[cpu] ->
+		polls[cpu]++;
+		last_stamp[cpu] = stamp_of(cpu)
+	:: else
+	fi
+}
+
+/* The flow is INLINE. What is read is of this CPU, or of one that no longer has the instance. */
+inline poll_over(cpu)
+{
+	d_step {
+		count_poll(cpu);
+#ifdef NO_BOUNDARY
+		proven = true
+#else
+#ifdef NO_QUEUE
+		proven = last_qtail < polls[cpu]
+#else
+		if
+		:: queue == cpu -> proven = last_qtail < polls[cpu]
+		:: else -> proven = last_qtail < polls[queue] ||
+				    stamp_of(queue) != last_stamp[queue]
+		fi
+#endif
+#endif
+	}
+}
+
+/* Each line is a step: the third CPU works in between. */
+inline passed_up(q)
+{
+	bool all;
+	byte n, stamp;
+
+	proven = false;
+	if
+	:: head[q] >= last_qtail -> proven = true
+	:: else ->
+#ifdef NO_LOST
+		n = tail[q];
+#else
+		n = entered(q);
+#endif
+#ifdef NO_DEQUEUED
+		all = true;
+#else
+		all = dequeued[q] == n;
+#endif
+#ifndef NO_LAST
+		/* The flow's last skb, or a later one, not those that entered before a lost one. */
+		all = all && n >= last_qtail;
+#endif
+		stamp = passed_in[q];
+#ifdef NO_POLL_ENDED
+		proven = all
+#else
+		proven = all && stamp != stamp_of(TARGET)
+#endif
+	fi;
+	all = false;
+	n = 0;
+	stamp = 0
+}
+
+/* An skb enters the queue of the third CPU, unless that is full. */
+inline enqueue(frame, q, device)
+{
+	if
+	:: atomic { softnet ! frame, q, device }
+#ifdef LOSSES
+	:: nr_lost[q]++
+#endif
+	fi
+}
+
+inline steer(cpu)
+{
+	byte q;
+
+	seq++;
+	if
+	:: true -> /* it wants to be where it is not */
+#ifdef NO_QUEUE
+		q = cpu;
+#else
+		q = queue;
+#endif
+		if
+		:: away -> passed_up(q)
+		:: else -> poll_over(cpu)
+		fi;
+		if
+		:: proven && away -> away = false; moved_in = moved_out
+		:: proven && !away -> away = true; moved_out = true
+		:: else
+		fi
+	:: true
+	fi;
+	q = 0;
+	proven = false;
+	queue = cpu;
+	if
+	:: away ->
+		d_step {
+			tail[cpu]++;
+			last_qtail = entered(cpu)
+		}
+		enqueue(seq, cpu, false)
+	:: else ->
+		d_step {
+			count_poll(cpu);
+			last_qtail = polls[cpu];
+			list ! seq
+		}
+	fi
+}
+
+proctype polling(byte cpu)
+{
+	byte f;
+
+	do
+	:: atomic { owner == 0 && polls_left > 0 -> owner = cpu + 1; polls_left-- };
+		do
+		:: atomic { frames_left > 0 -> frames_left-- }; steer(cpu)
+		:: atomic { nempty(list) -> list ? f; deliver(f); f = 0 }
+		:: break
+		od;
+		atomic { deliver_all(list, f); f = 0; tracing++; owner = 0 };
+		d_step { nr_polls[cpu]++; tracing-- } /* another CPU may poll already */
+	:: owner == 0 && polls_left == 0 -> break
+	od
+}
+
+/* ---- the CPU that skbs are sent to ---------------------------------------- */
+
+inline pass_up(frame, q)
+{
+	byte before;
+
+#ifdef NO_PASSED_FIRST
+	d_step { before = dequeued[q]; dequeued[q]++ }
+	passed_in[q] = stamp_of(TARGET);
+#else
+	passed_in[q] = stamp_of(TARGET);
+	d_step { before = dequeued[q]; dequeued[q]++ }
+#endif
+#ifdef NO_BEFORE
+	head[q] = before + 1;
+#else
+	head[q] = before;
+#endif
+	atomic { deliver(frame) };
+	before = 0
+}
+
+active proctype target()
+{
+	byte f, q;
+	bool device;
+
+end:	do
+	:: atomic { softnet ? f, q, device -> target_polls = true };
+next:
+		if
+		:: device -> pass_up(f, q)
+		:: else -> enqueue(f, q, true)
+		fi;
+		if
+		:: softnet ? f, q, device -> goto next
+		:: true
+		fi;
+		atomic { nr_polls[TARGET]++; target_polls = false; f = 0; q = 0; device = false }
+	od
+}
+
+init
+{
+	atomic { run polling(0); run polling(1) };
+	(polls_left == 0 && owner == 0 && tracing == 0 && empty(softnet) && !target_polls);
+	/* Not by never moving: where nothing waits any more, the flow may leave. */
+	if
+	:: away ->
+		/* Its last skb may have been lost; the next one that is not lost is the proof. */
+		atomic { tail[queue]++; last_qtail = entered(queue); softnet ! 0, queue, true };
+		(empty(softnet) && !target_polls);
+		passed_up(queue)
+	:: else -> poll_over(1 - queue)
+	fi;
+	assert(proven)
+}
+
+#ifdef REACH_OUT
+ltl { [] !moved_out }
+#endif
+#ifdef REACH_BACK
+ltl { [] !(moved_out && moved_in) }
+#endif
