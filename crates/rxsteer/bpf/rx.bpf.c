@@ -58,6 +58,18 @@ static __always_inline int rx_hashed(struct rx *rx)
 	return rx_act(config.dry_run ? rx_dry_run(rx, rx_base(rx)) : rx_steer(rx, flow));
 }
 
+/* Off the fast path. A global function: the verifier checks it once, and what follows for one
+ * result. */
+__noinline int rx_follow(struct xdp_md *ctx, struct flow_key *key)
+{
+	void *data = (void *)(long)ctx->data;
+	void *data_end = (void *)(long)ctx->data_end;
+
+	if (!key)
+		return FLOW_UNKNOWN;
+	return flow_follow(data, data_end, bpf_xdp_get_buff_len(ctx), config.flow_tunnels, key);
+}
+
 /* Sets key and hash of the packet from its headers; false if the packet has no flow, or
  * one that always stays INLINE. */
 static __always_inline bool rx_parse(struct rx *rx, struct xdp_md *ctx, struct flow_key *key)
@@ -66,10 +78,11 @@ static __always_inline bool rx_parse(struct rx *rx, struct xdp_md *ctx, struct f
 	void *data_end = (void *)(long)ctx->data_end;
 	enum flow_result result = FLOW_KEYED;
 
-	/* As flow_parse(); the frame's length costs a call: only off the fast path. */
-	if (!flow_plain(data, data_end, data_end - data, config.flow_tunnels, key))
-		result = flow_follow(data, data_end, bpf_xdp_get_buff_len(ctx), config.flow_tunnels,
-				     key);
+	/* As flow_parse(). */
+	if (!flow_plain(data, data_end, data_end - data, config.flow_tunnels, key)) {
+		*key = (struct flow_key){};
+		result = rx_follow(ctx, key);
+	}
 	if (unlikely(result != FLOW_KEYED)) {
 		rx_count_no_flow(rx, result);
 		return false;

@@ -40,24 +40,52 @@ static __always_inline enum flow_result skb_key(struct __sk_buff *skb, struct fl
 
 	if (config.without_mac)
 		return flow_follow_ip(data, data_end, skb->len, config.flow_tunnels, key);
-	if (flow_plain(data, data_end, skb->len, config.flow_tunnels, key))
-		return FLOW_KEYED;
 	return flow_follow(data, data_end, skb->len, config.flow_tunnels, key);
+}
+
+/* As rx_follow() (rx.bpf.c). */
+__noinline int skb_follow(struct __sk_buff *skb, struct flow_key *key)
+{
+	__u32 linear = skb->data_end - skb->data;
+	enum flow_result result;
+
+	if (!key)
+		return FLOW_UNKNOWN;
+	result = skb_key(skb, key);
+	if (unlikely(result == FLOW_TRUNCATED && linear < skb->len && linear < SKB_HEADERS) &&
+	    !bpf_skb_pull_data(skb, skb->len < SKB_HEADERS ? skb->len : SKB_HEADERS))
+		result = skb_key(skb, key);
+	return result;
 }
 
 static __always_inline bool skb_parse(struct rx *rx, struct __sk_buff *skb, struct flow_key *key)
 {
-	enum flow_result result = skb_key(skb, key);
-	__u32 linear = skb->data_end - skb->data;
+	void *data = (void *)(long)skb->data;
+	void *data_end = (void *)(long)skb->data_end;
+	enum flow_result result = FLOW_KEYED;
 
-	if (unlikely(result == FLOW_TRUNCATED && linear < skb->len && linear < SKB_HEADERS) &&
-	    !bpf_skb_pull_data(skb, skb->len < SKB_HEADERS ? skb->len : SKB_HEADERS))
-		result = skb_key(skb, key);
+	if (config.without_mac || !flow_plain(data, data_end, skb->len, config.flow_tunnels, key)) {
+		*key = (struct flow_key){};
+		result = skb_follow(skb, key);
+	}
 	if (unlikely(result != FLOW_KEYED)) {
 		rx_count_no_flow(rx, result);
 		return false;
 	}
 	return rx_keyed(rx, key);
+}
+
+/* As rxsteer_rx_hash (rx.bpf.c): the hash of the device, or of the socket of this host that has
+ * sent the packet. */
+static __always_inline bool skb_hashed(struct rx *rx, const struct __sk_buff *skb)
+{
+	struct flow_key key = {.ports = skb->hash};
+
+	if (!config.device_hash || !key.ports)
+		return false;
+	rx->q->nr_rx_hash++;
+	rx->hash = flow_hash(&key, &config.flow_secret);
+	return true;
 }
 
 /* A table that several CPUs change at once. Slots are held for some 100 ns; BPF's own locks allow
@@ -168,7 +196,7 @@ int rxsteer_skb(struct __sk_buff *skb)
 		rx.q->nr_inline++;
 		return SKB_NEXT;
 	}
-	if (!skb_parse(&rx, skb, &key))
+	if (!skb_hashed(&rx, skb) && !skb_parse(&rx, skb, &key))
 		return SKB_NEXT;
 	return skb_steer(skb, &rx);
 }

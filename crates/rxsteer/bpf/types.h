@@ -397,7 +397,8 @@ struct rx_config {
 	__u32 carrier;	  /* ifindex of the device through which skbs change their CPU */
 	__u64 hop_mark;	  /* marks such skbs (skb.h); random */
 	__u8 without_mac; /* packets of the device begin with the IP header */
-	__u8 pad_end[7];
+	__u8 device_hash; /* skb mode: packets that have a hash are steered by it */
+	__u8 pad_end[6];
 };
 
 /* ---- busy polling (poll.bpf.c) -------------------------------------------- */

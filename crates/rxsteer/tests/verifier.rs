@@ -84,6 +84,7 @@ fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
     for tunnel in Tunnel::value_variants() {
         tunnels.push((format!("{tunnel:?}"), tunnel.bits()));
     }
+    let all_tunnels = tunnels.iter().fold(0, |all, (_, bits)| all | bits);
     let mut xdp = Vec::new();
     for (name, bits) in tunnels {
         for dry_run in [false, true] {
@@ -103,16 +104,18 @@ fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
             xdp.push(all[0]);
         }
     }
-    for without_mac in [0, 1] {
+    for (without_mac, flow_tunnels) in [(0, 0), (0, all_tunnels), (1, all_tunnels)] {
         let mut slot = MaybeUninit::<OpenObject>::uninit();
         let mut open = SkbSkelBuilder::default().open(&mut slot)?;
         let constants = rx_config {
             skb: 1,
             without_mac,
+            flow_tunnels,
             ..constants()
         };
         set_constants(&mut open.maps.rodata, constants)?;
-        verified(open.load()?.object(), "skb mode")?;
+        let what = format!("skb mode, MAC {}, tunnels {flow_tunnels}", without_mac == 0);
+        verified(open.load()?.object(), &what)?;
     }
     let mut slot = MaybeUninit::<OpenObject>::uninit();
     let carrier = CarrierSkelBuilder::default().open(&mut slot)?.load()?;

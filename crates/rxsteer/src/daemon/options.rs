@@ -47,7 +47,8 @@ pub enum Hash {
     /// the packet's headers
     #[default]
     Packet,
-    /// the hash computed by the device if its driver passes it to XDP (Linux 6.3), else the headers
+    /// the hash computed by the device if its driver passes it on (in native mode since Linux 6.3),
+    /// else the headers
     Device,
 }
 

@@ -98,7 +98,11 @@ pub(super) fn load_device(
         ..constants(config, nr_cpus, tables)
     };
     if device.mode == RxMode::Skb {
-        return load_skb(trace, tables, device, hops.constants(device, constants)?);
+        let constants = rx_config {
+            device_hash: config.rx_hash.into(),
+            ..hops.constants(device, constants)?
+        };
+        return load_skb(trace, tables, device, constants);
     }
     let mut open = open(RxSkelBuilder::default())?;
     set_constants(open.open_object_mut(), &constants)?;
