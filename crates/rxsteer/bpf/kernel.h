@@ -81,6 +81,7 @@ struct sock_common {
 	unsigned short skc_family;
 	possible_net_t skc_net;
 	struct in6_addr skc_v6_daddr;
+	__u32 skc_rxhash; /* skb->hash of the last packet; without CONFIG_RPS zero */
 };
 
 struct sock {

@@ -14,9 +14,7 @@
 
 #include "rx.h"
 #include "skb.h"
-
-/* Headers that are parsed, in bytes, if they are not in the linear part. */
-#define SKB_HEADERS 256
+#include "skb_flow.h"
 
 /* The next program decides, or the stack (TCX_NEXT, since 6.6). */
 #define SKB_NEXT TC_ACT_UNSPEC
@@ -33,46 +31,18 @@ static __always_inline bool rx_gro_empty(const struct rx *rx)
 	return true;
 }
 
-static __always_inline enum flow_result skb_key(struct __sk_buff *skb, struct flow_key *key)
-{
-	void *data = (void *)(long)skb->data;
-	void *data_end = (void *)(long)skb->data_end;
-
-	if (config.without_mac)
-		return flow_follow_ip(data, data_end, skb->len, config.flow_tunnels, key);
-	return flow_follow(data, data_end, skb->len, config.flow_tunnels, key);
-}
-
-/* As rx_follow() (rx.bpf.c). */
-__noinline int skb_follow(struct __sk_buff *skb, struct flow_key *key)
-{
-	__u32 linear = skb->data_end - skb->data;
-	enum flow_result result;
-
-	if (!key)
-		return FLOW_UNKNOWN;
-	result = skb_key(skb, key);
-	if (unlikely(result == FLOW_TRUNCATED && linear < skb->len && linear < SKB_HEADERS) &&
-	    !bpf_skb_pull_data(skb, skb->len < SKB_HEADERS ? skb->len : SKB_HEADERS))
-		result = skb_key(skb, key);
-	return result;
-}
-
 static __always_inline bool skb_parse(struct rx *rx, struct __sk_buff *skb, struct flow_key *key)
 {
-	void *data = (void *)(long)skb->data;
-	void *data_end = (void *)(long)skb->data_end;
-	enum flow_result result = FLOW_KEYED;
+	enum flow_result result = skb_flow(skb, key);
+	bool steered = false;
 
-	if (config.without_mac || !flow_plain(data, data_end, skb->len, config.flow_tunnels, key)) {
-		*key = (struct flow_key){};
-		result = skb_follow(skb, key);
-	}
-	if (unlikely(result != FLOW_KEYED)) {
+	if (likely(result == FLOW_KEYED))
+		steered = rx_keyed(rx, key);
+	else
 		rx_count_no_flow(rx, result);
-		return false;
-	}
-	return rx_keyed(rx, key);
+	if (config.follow_nat)
+		skb_tell_flow(skb, result, key, rx->hash);
+	return steered;
 }
 
 /* As rxsteer_rx_hash (rx.bpf.c): the hash of the device, or of the socket of this host that has
@@ -111,9 +81,8 @@ static __always_inline void flow_unlock(struct rps_dev_flow *flow)
 static __always_inline int skb_hop(struct __sk_buff *skb, const struct rx *rx, __u32 cpu)
 {
 	skb_mark(skb, config.hop_mark, rx->queue * config.nr_cpus + cpu, config.ifindex);
-	/* Kernel RPS would compute one, and leaves packets with the hash 0 where they are. */
 	if (!skb->hash)
-		bpf_set_hash(skb, rx->hash ? rx->hash : 1);
+		skb_set_hash(skb, rx->hash);
 	/* The carrier's receive queue, by number plus one. */
 	skb->queue_mapping = cpu + 1;
 	return bpf_redirect(config.carrier, BPF_F_INGRESS);
@@ -183,7 +152,7 @@ static __always_inline bool skb_has_more(struct __sk_buff *skb)
 SEC("tc")
 int rxsteer_skb(struct __sk_buff *skb)
 {
-	struct flow_key key;
+	struct flow_key key = {};
 	struct rx rx = {};
 
 	if (skb_is_marked(skb, config.hop_mark)) {

@@ -39,10 +39,9 @@ static __always_inline bool sock_polls(const struct sock *sk)
  * the kernel). `sk` is NULL where the kernel does not show it. `peer`: the flow is that of a
  * datagram to an unconnected socket.
  */
-static __always_inline void sock_flow_record(const struct flow_key *key, const struct sock *sk,
-					     bool polls, bool peer)
+static __always_inline void sock_flow_record(__u32 hash, const struct sock *sk, bool polls,
+					     bool peer)
 {
-	__u32 hash = flow_hash(key, &config.flow_secret);
 	__u16 location = polls ? RPS_INLINE : bpf_get_smp_processor_id();
 	__u32 mask = config.sock_flow_cpu_mask;
 	__u32 value = sock_flow_entry(hash, location, mask) | (peer ? sock_flow_peer(mask) : 0);
@@ -67,9 +66,8 @@ static __always_inline void sock_flow_record(const struct flow_key *key, const s
 
 /* Removes the CPU from the entry of a flow with a closed socket: late packets would still go there.
  * The flow's hash bits stay, for `rxsteer explain`. */
-static __always_inline void sock_flow_reset(const struct flow_key *key, const struct sock *sk)
+static __always_inline void sock_flow_reset(__u32 hash, const struct sock *sk)
 {
-	__u32 hash = flow_hash(key, &config.flow_secret);
 	__u32 mask = config.sock_flow_cpu_mask;
 	__u32 *entry = sock_flow_entry_of(hash);
 
@@ -98,20 +96,38 @@ static __always_inline bool sock_flow_key(const struct sock *sk, struct flow_key
 	return false;
 }
 
-static __always_inline void sock_used(const struct sock *sk)
+/*
+ * The hash of these packets at the steered device. The socket keeps that of its last packet
+ * (skb_tell_flow()), and has none before: then its addresses are all that is known, which are the
+ * packets' own without NAT. The hash of packets from elsewhere, as from loopback, is that of no
+ * steered flow.
+ */
+static __always_inline bool sock_flow_hash(const struct sock *sk, __u32 *hash)
 {
 	struct flow_key key;
 
-	if (sock_flow_key(sk, &key))
-		sock_flow_record(&key, sk, sock_polls(sk), false);
+	if (!sock_flow_key(sk, &key))
+		return false;
+	*hash = config.follow_nat ? sk->__sk_common.skc_rxhash : 0;
+	if (!*hash)
+		*hash = flow_hash(&key, &config.flow_secret);
+	return true;
+}
+
+static __always_inline void sock_used(const struct sock *sk)
+{
+	__u32 hash;
+
+	if (sock_flow_hash(sk, &hash))
+		sock_flow_record(hash, sk, sock_polls(sk), false);
 }
 
 static __always_inline void sock_closed(const struct sock *sk)
 {
-	struct flow_key key;
+	__u32 hash;
 
-	if (sock_flow_key(sk, &key))
-		sock_flow_reset(&key, sk);
+	if (sock_flow_hash(sk, &hash))
+		sock_flow_reset(hash, sk);
 }
 
 /* recvmsg and all calls that end in it: read, recvmmsg, io_uring. The program runs after the call,
@@ -233,7 +249,7 @@ int on_udp4_recv(struct bpf_sock_addr *ctx)
 
 	if (peer_ports(ctx, &ports, &sk, &polls)) {
 		flow_key_ports4(&key, ctx->user_ip4, ports, ctx->protocol);
-		sock_flow_record(&key, sk, polls, true);
+		sock_flow_record(flow_hash(&key, &config.flow_secret), sk, polls, true);
 	}
 	return 1;
 }
@@ -251,7 +267,7 @@ int on_udp6_recv(struct bpf_sock_addr *ctx)
 		for (int i = 0; i < 4; i++)
 			saddr[i] = ctx->user_ip6[i];
 		flow_key_ports(&key, saddr, ports, ctx->protocol);
-		sock_flow_record(&key, sk, polls, true);
+		sock_flow_record(flow_hash(&key, &config.flow_secret), sk, polls, true);
 	}
 	return 1;
 }

@@ -383,6 +383,8 @@ struct rx_config {
 	/* The rule of order is off: the control of every test that counts overtaken packets. No
 	 * command sets this for a device outside the lab. */
 	__u8 unguarded;
+	/* Each skb's hash is that of its flow; sockets keep it, whatever NAT does on the way. */
+	__u8 follow_nat;
 
 	/* For the XDP program alone: facts about its device. */
 	/* Generic mode: the program runs after GRO, on packets that a poll has already taken out of
@@ -391,14 +393,14 @@ struct rx_config {
 	/* Skb mode: a queue is a CPU that receives, and the device's queues share the first one's
 	 * dev_flow_table. */
 	__u8 skb;
+	__u8 without_mac; /* packets of the device begin with the IP header */
+	__u8 device_hash; /* skb mode: packets that have a hash are steered by it */
+	__u8 pad;
 	__u32 ifindex;
 	__u32 queue_base; /* the queues are queue_base to queue_base + nr_rx_queues - 1 */
 	__u32 nr_rx_queues;
-	__u32 carrier;	  /* ifindex of the device through which skbs change their CPU */
-	__u64 hop_mark;	  /* marks such skbs (skb.h); random */
-	__u8 without_mac; /* packets of the device begin with the IP header */
-	__u8 device_hash; /* skb mode: packets that have a hash are steered by it */
-	__u8 pad_end[6];
+	__u32 carrier;	/* ifindex of the device through which skbs change their CPU */
+	__u64 hop_mark; /* marks such skbs (skb.h); random */
 };
 
 /* ---- busy polling (poll.bpf.c) -------------------------------------------- */

@@ -6,7 +6,9 @@ mod skeleton;
 use anyhow::{Context, Result};
 
 fn main() -> Result<()> {
-    for object in ["rx", "skb", "carrier", "trace", "socket", "poll", "types"] {
+    for object in [
+        "rx", "skb", "carrier", "hash", "trace", "socket", "poll", "types",
+    ] {
         skeleton::skeleton(&format!("bpf/{object}.bpf.c"), &["bpf"])?;
     }
     cc::Build::new()

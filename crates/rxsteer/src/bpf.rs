@@ -23,6 +23,11 @@ skeleton!(
     "What takes skbs back to their device."
 );
 skeleton!(
+    hash_skel,
+    "hash.skel.rs",
+    "Gives each skb the hash of its flow."
+);
+skeleton!(
     trace_skel,
     "trace.skel.rs",
     "Tracepoints, and what user space calls."

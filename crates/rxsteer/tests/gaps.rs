@@ -36,6 +36,7 @@ fn load() -> Result<Datapath> {
         rps_sock_flow_entries: RPS_SOCK_FLOW_ENTRIES,
         rps_flow_cnt: RPS_FLOW_CNT,
         unconnected: false,
+        follow_nat: false,
         dry_run: false,
         tunnels: 0,
         inline_ports: inline_ports(&[]).expect("they are few"),

@@ -16,22 +16,13 @@ use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::sockets::reuseport;
 use rxlab::testing::app::{App, soon};
-use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, all_at, places, status, until};
+use rxlab::testing::testbed::{
+    OTHER_CPU, POLLING_CPU, Testbed, all_at, follows, places, status, until,
+};
 use rxsteer::api::client;
 use rxsteer::api::set::Change;
 use rxsteer::daemon::options::Options;
 use rxsteer::datapath::policy::Policy;
-
-/// The flow follows its application to each CPU.
-fn follows(active: &Active<'_>, app: &App, mut send: impl FnMut() -> Result<()>) -> Result<()> {
-    for cpu in [OTHER_CPU, POLLING_CPU, OTHER_CPU] {
-        app.move_to(cpu)?;
-        until(&format!("the flow follows to CPU {cpu}"), || {
-            Ok(all_at(active, cpu, &mut send)?.then_some(()))
-        })?;
-    }
-    Ok(())
-}
 
 /// RPS alone keeps all flows INLINE.
 fn rfs(bed: &Testbed) -> Options {

@@ -168,6 +168,7 @@ fn foreign_frames_are_counted_by_device() -> Result<()> {
         rps_sock_flow_entries: 64,
         rps_flow_cnt: 64,
         unconnected: true,
+        follow_nat: false,
         dry_run: false,
         tunnels: 0,
         inline_ports: InlinePorts::default(),

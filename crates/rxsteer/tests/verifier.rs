@@ -15,6 +15,7 @@ use rxlab::lab::netns::Netns;
 use rxlab::lab_skel::LabSkelBuilder;
 use rxlab::{in_lab, test_name};
 use rxsteer::bpf::carrier_skel::CarrierSkelBuilder;
+use rxsteer::bpf::hash_skel::HashSkelBuilder;
 use rxsteer::bpf::rx_skel::RxSkelBuilder;
 use rxsteer::bpf::skb_skel::SkbSkelBuilder;
 use rxsteer::bpf::socket_skel::SocketSkelBuilder;
@@ -111,12 +112,21 @@ fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
             skb: 1,
             without_mac,
             flow_tunnels,
+            follow_nat: 1,
             ..constants()
         };
         set_constants(&mut open.maps.rodata, constants)?;
         let what = format!("skb mode, MAC {}, tunnels {flow_tunnels}", without_mac == 0);
         verified(open.load()?.object(), &what)?;
     }
+    let mut slot = MaybeUninit::<OpenObject>::uninit();
+    let mut open = HashSkelBuilder::default().open(&mut slot)?;
+    let constants = rx_config {
+        flow_tunnels: Tunnel::All.bits(),
+        ..constants()
+    };
+    set_constants(&mut open.maps.rodata, constants)?;
+    verified(open.load()?.object(), "all tunnels")?;
     let mut slot = MaybeUninit::<OpenObject>::uninit();
     let carrier = CarrierSkelBuilder::default().open(&mut slot)?.load()?;
     verified(carrier.object(), "skb mode")?;
@@ -137,7 +147,11 @@ fn so_do_the_tracepoints_and_the_programs_at_sockets() -> Result<()> {
 
     let mut slot = MaybeUninit::<OpenObject>::uninit();
     let mut open = SocketSkelBuilder::default().open(&mut slot)?;
-    set_constants(&mut open.maps.rodata, constants())?;
+    let constants = rx_config {
+        follow_nat: 1,
+        ..constants()
+    };
+    set_constants(&mut open.maps.rodata, constants)?;
     // Before Linux 6.3 others stand in for those at the tracepoints.
     let sockets = caps::missing_tracepoints(&["sock_recv_length", "sock_send_length"])?.is_empty();
     open.progs.on_sock_recv.set_autoload(sockets);

@@ -8,6 +8,7 @@
 
 pub mod bridge;
 pub mod client;
+pub mod container;
 pub mod cpu_times;
 pub mod ethtool;
 pub mod frame;
@@ -16,6 +17,7 @@ pub mod hog;
 pub mod link;
 pub mod migrator;
 pub mod netns;
+pub mod nft;
 pub mod nic;
 pub mod receiver;
 mod ring;

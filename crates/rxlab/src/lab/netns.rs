@@ -91,6 +91,17 @@ impl Netns {
         Ok(nix::sys::stat::fstat(&self.0.net)?.st_ino)
     }
 
+    /// Makes the namespace a router of IPv4.
+    ///
+    /// # Errors
+    /// It does not forward.
+    pub fn forward(&self) -> Result<()> {
+        self.run(|| {
+            fs::write("/proc/sys/net/ipv4/ip_forward", "1")
+                .context("a namespace that does not forward")
+        })
+    }
+
     /// Runs `f` on a thread inside the namespace and waits for it. A panic propagates to the
     /// caller.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {

@@ -21,6 +21,7 @@ use crate::lab::link::{Link, LinkConfig};
 use crate::lab::netns::Netns;
 use crate::lab::nic::Nic;
 use crate::lab::receiver::{Receiver, ReceiverConfig};
+use crate::testing::app::App;
 
 /// The CPU that polls every queue, unless a test says otherwise.
 pub const POLLING_CPU: u32 = 0;
@@ -250,4 +251,15 @@ pub fn all_at(active: &Active<'_>, cpu: u32, mut send: impl FnMut() -> Result<()
         inline
     };
     Ok(elsewhere == 0 && inline + redirected > 0)
+}
+
+/// The flow follows its application to each CPU.
+pub fn follows(active: &Active<'_>, app: &App, mut send: impl FnMut() -> Result<()>) -> Result<()> {
+    for cpu in [OTHER_CPU, POLLING_CPU, OTHER_CPU] {
+        app.move_to(cpu)?;
+        until(&format!("the flow follows to CPU {cpu}"), || {
+            Ok(all_at(active, cpu, &mut send)?.then_some(()))
+        })?;
+    }
+    Ok(())
 }

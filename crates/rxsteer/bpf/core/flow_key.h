@@ -57,6 +57,12 @@ static __always_inline void flow_key_ports4(struct flow_key *key, __be32 saddr, 
 	};
 }
 
+/* Whether the key is one of flow_key_ports(): of packets with a receiver's port. */
+static __always_inline bool flow_has_ports(const struct flow_key *key)
+{
+	return !(key->daddr[0] | key->daddr[1] | key->daddr[2] | key->daddr[3]);
+}
+
 /* Whether the flow is one of UDP from or to one of these ports; the list ends with the first 0. The
  * list is volatile because the loader sets it: the verifier removes the comparisons behind its end.
  */

@@ -206,6 +206,7 @@ mod tests {
             backlog = 100
             dry-run = true
             ignore-unconnected = false
+            follow-nat = true
             tunnels = [\"gre\", \"vxlan\"]
             queue = [\"eth0:0=1-1\", \"eth1:0=0-0\"]
             [[busy_poll]]
@@ -220,7 +221,7 @@ mod tests {
         assert_eq!(options.devices, ["eth0", "eth1"]);
         assert_eq!(options.policy, Policy::RFS);
         assert_eq!((options.backlog, options.dry_run), (Some(100), true));
-        assert!(!options.ignore_unconnected);
+        assert!(!options.ignore_unconnected && options.follow_nat);
         assert_eq!((options.queues.len(), options.tunnels.len()), (2, 2));
         let [nginx, port] = &options.busy_poll[..] else {
             panic!("{:?}", options.busy_poll);

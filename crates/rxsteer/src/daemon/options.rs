@@ -226,6 +226,13 @@ pub struct Options {
     #[arg(long)]
     pub ignore_unconnected: bool,
 
+    /// Follow applications behind NAT too, as Docker and kube-proxy have them
+    ///
+    /// Each packet gets the hash of its flow, which its socket keeps. This takes some tens of
+    /// nanoseconds a packet. Not with --hash device.
+    #[arg(long)]
+    pub follow_nat: bool,
+
     /// Tunnels to parse, so that inner flows are steered instead of the tunnel; separated by commas
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
     pub tunnels: Vec<Tunnel>,

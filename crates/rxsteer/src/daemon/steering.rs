@@ -4,7 +4,7 @@
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, anyhow, bail, ensure};
 use tracing::{debug, info, warn};
 
 use super::auto::AutoMasks;
@@ -29,6 +29,7 @@ use crate::datapath::maker::Makers;
 use crate::datapath::policy::{Base, Policy};
 use crate::datapath::tables::rounded;
 use crate::datapath::{Config, Datapath, DeviceConfig, Drain, Requests, draw_secret};
+use crate::host::caps;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::RxMode;
 use crate::host::topology::Topology;
@@ -77,6 +78,17 @@ impl Steering {
         if options.hash == Hash::Device && options.policy.follows() {
             bail!(NO_DEVICE_HASH);
         }
+        if options.follow_nat {
+            ensure!(
+                options.hash == Hash::Packet,
+                "--follow-nat follows applications by the packets' hash: leave --hash device"
+            );
+            ensure!(
+                caps::sockets_keep_hash(),
+                "--follow-nat needs a kernel whose sockets keep the hash of their packets: boot one \
+                 with CONFIG_RPS=y"
+            );
+        }
         let backlog_limit = backlog_limit(options.backlog)?;
         let devices = plan(options)?;
         let config = Config {
@@ -86,6 +98,7 @@ impl Steering {
             rps_sock_flow_entries: options.rps_sock_flow_entries,
             rps_flow_cnt: options.rps_flow_cnt,
             unconnected: !options.ignore_unconnected,
+            follow_nat: options.follow_nat,
             dry_run: options.dry_run,
             tunnels: Tunnel::bits_of(&options.tunnels),
             inline_ports: inline_ports(options)?,

@@ -51,6 +51,8 @@ pub struct Config {
     pub rps_flow_cnt: u32,
     /// Follow applications on unconnected UDP sockets too.
     pub unconnected: bool,
+    /// Follow applications behind NAT too: each skb gets the hash of its flow.
+    pub follow_nat: bool,
     /// Decide and count, move nothing.
     pub dry_run: bool,
     /// Tunnels for which the inner flow is the key: bits of `enum flow_tunnel`.

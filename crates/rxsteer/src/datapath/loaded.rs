@@ -10,13 +10,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use libbpf_rs::skel::{OpenSkel, Skel};
 use libbpf_rs::{Link, MapCore, MapFlags, ProgramInput, ProgramMut, ProgramType};
 
 use super::backlogs::{self, Backlogs};
 use super::config::{Config, DeviceConfig};
 use super::cpus::{self, Cpus};
+use super::hasher::Hasher;
 use super::hops::Hops;
 use super::load::WHOLE;
 use super::mapped::Mapped;
@@ -46,6 +47,7 @@ pub struct Datapath {
     // Fields are dropped in this order: XDP programs first, so that no frame is redirected without
     // being counted by the tracepoints.
     pub(super) devices: Vec<Device>,
+    hasher: Option<Hasher>,
     pub(super) hops: Hops,
     sockets: Option<Sockets>,
     scheduler: Option<Cpus>,
@@ -118,6 +120,10 @@ impl Datapath {
             cpumaps.push(cpumap);
         }
 
+        let hasher = match config.follow_nat {
+            true => Some(Hasher::load(&trace, &tables, &base)?),
+            false => None,
+        };
         let hops = Hops::prepare(&trace, &tables, devices, &base)?;
         let mut queue = 0u32;
         let mut loaded = Vec::new();
@@ -137,6 +143,7 @@ impl Datapath {
                 queue_base,
                 rx_hash: config.rx_hash,
                 attached: None,
+                hashed: None,
                 loaded: load_device(&trace, &tables, config, nr_cpus, queue_base, device, &hops)?,
             });
         }
@@ -154,6 +161,7 @@ impl Datapath {
 
         Ok(Self {
             devices: loaded,
+            hasher,
             hops,
             sockets: None,
             scheduler: None,
@@ -283,7 +291,7 @@ impl Datapath {
     ///
     /// # Errors
     /// The kernel's error: `EBUSY` if a program is attached already, `EOPNOTSUPP` if the driver has
-    /// no native XDP.
+    /// no native XDP. Another one if the device refuses the program that hashes.
     pub fn attach(&mut self, device: usize, mode: RxMode) -> Result<()> {
         let device = &mut self.devices[device];
         if device.config.mode != mode {
@@ -298,6 +306,10 @@ impl Datapath {
                 &self.hops,
             )?;
         }
+        if let Some(hasher) = self.hasher.as_ref().filter(|_| mode != RxMode::Skb) {
+            let hashed = hasher.attach(device.config.ifindex);
+            device.hashed = Some(hashed.map_err(|e| anyhow!("--follow-nat: {e:#}"))?);
+        }
         device.attach()
     }
 
@@ -305,6 +317,7 @@ impl Datapath {
     pub fn detach(&mut self) {
         for device in &mut self.devices {
             device.attached = None;
+            device.hashed = None;
         }
     }
 

@@ -7,6 +7,7 @@ mod config;
 pub mod cpus;
 mod drain;
 pub mod flow;
+mod hasher;
 mod hops;
 pub mod load;
 mod loaded;

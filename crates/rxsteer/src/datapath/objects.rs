@@ -25,6 +25,8 @@ pub(super) struct Device {
     pub(super) queue_base: u32,
     pub(super) rx_hash: bool,
     pub(super) attached: Option<Attached>,
+    /// With [`Config::follow_nat`], while an XDP program is attached.
+    pub(super) hashed: Option<TcLink>,
     pub(super) loaded: DeviceSkel,
 }
 

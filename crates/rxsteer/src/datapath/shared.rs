@@ -27,6 +27,7 @@ pub(super) fn constants(config: &Config, nr_cpus: u32, tables: &Tables) -> rx_co
         sock_flow_cpu_mask: tables::cpu_mask(nr_cpus),
         dry_run: config.dry_run.into(),
         unguarded: config.unguarded.into(),
+        follow_nat: config.follow_nat.into(),
         ..Default::default()
     }
 }

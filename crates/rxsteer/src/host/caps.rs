@@ -97,6 +97,11 @@ pub fn has_device_hash() -> Result<bool> {
         .is_some())
 }
 
+/// Whether sockets keep the hash of their packets, as kernel RPS needs it (CONFIG_RPS).
+pub fn sockets_keep_hash() -> bool {
+    Path::new("/sys/class/net/lo/queues/rx-0/rps_cpus").exists()
+}
+
 /// The mask of the bit of `napi_struct.state` that is set while an application polls.
 ///
 /// # Errors

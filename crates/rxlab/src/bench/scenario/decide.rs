@@ -296,6 +296,7 @@ pub(super) fn subject(
         rps_sock_flow_entries,
         rps_flow_cnt,
         unconnected: true,
+        follow_nat: false,
         dry_run: false,
         tunnels,
         inline_ports: inline_ports(&INLINE_PORTS).context("they are few")?,

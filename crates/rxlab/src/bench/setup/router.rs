@@ -2,9 +2,7 @@
 //! The device under test as a router with a firewall, and a host behind it.
 
 use std::fs;
-use std::io::{self, ErrorKind, Write};
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
-use std::process::{Command, Output, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -127,10 +125,7 @@ impl Router {
             ..Default::default()
         };
         let behind = Link::new(&host, router, &config)?;
-        router.run(|| {
-            fs::write("/proc/sys/net/ipv4/ip_forward", "1")
-                .context("a namespace that does not forward")
-        })?;
+        router.forward()?;
         behind.tester.route_by(behind.dut.ipv4)?;
         let end = Xdp::drop(&behind.tester, RxMode::Native)?;
         Ok(Self {
@@ -186,7 +181,7 @@ impl Router {
     pub fn passed(&self) -> Result<Passed> {
         let command = ["-j", "list", "counters", "table", "inet", "filter"];
         let output = nft(&self.behind.dut.netns, &command, "")?;
-        let listed: Value = serde_json::from_slice(&output.stdout).context("nft -j")?;
+        let listed: Value = serde_json::from_slice(&output).context("nft -j")?;
         let count = |name: &str| {
             let objects = listed["nftables"].as_array()?;
             let mut counters = objects.iter().map(|object| &object["counter"]);
@@ -234,34 +229,7 @@ fn until(count: impl Fn() -> Result<u64>, all: u64, what: &str) -> Result<()> {
 }
 
 /// Runs `nft` in a namespace, with `input` on stdin.
-fn nft(netns: &Netns, arguments: &[&str], input: &str) -> Result<Output> {
-    let run = |mut nft: Command| -> io::Result<Output> {
-        let pipes = nft.stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = pipes.stderr(Stdio::piped()).args(arguments).spawn()?;
-        // Closes stdin, so that nft ends.
-        let written = child
-            .stdin
-            .take()
-            .map(|mut s| s.write_all(input.as_bytes()));
-        let output = child.wait_with_output()?;
-        // nft may exit before it reads all input: then its stderr has the reason.
-        if output.status.success() {
-            written.transpose()?;
-        }
-        Ok(output)
-    };
-    let output = match run(netns.command("nft")?) {
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            let why = "nft is missing; on Debian and Ubuntu, apt-get install nftables installs it";
-            return Err(Unfit(why.to_owned()).into());
-        }
-        output => output.context("running nft")?,
-    };
-    fit!(
-        output.status.success(),
-        "nft {} failed, does this kernel have nf_tables and connection tracking? {}",
-        arguments.join(" "),
-        String::from_utf8_lossy(&output.stderr).trim()
-    );
-    Ok(output)
+fn nft(netns: &Netns, arguments: &[&str], input: &str) -> Result<Vec<u8>> {
+    let said = crate::lab::nft::run(netns, arguments, input);
+    Ok(said.map_err(|e| Unfit(format!("{e:#}")))?)
 }

@@ -203,7 +203,7 @@ fn of_process(
     if sockets.foreign {
         notes.push(format!(
             "Process {pid} is in another network namespace: if addresses or ports are translated \
-             on the way there, its flows have other names here."
+             on the way there, its flows have other names here, which `rxsteer flows` prints."
         ));
     }
     let ports = sockets.unconnected.clone();

@@ -393,7 +393,8 @@ fn why_unknown(unknown: Unknown, policy: Policy, not_followed: &[String]) -> Str
         Unknown::NotSeen => {
             "no application was seen to take or send its data. Seen are recvmsg(), sendmsg() and all \
              calls like them, on a connected socket or when they ask who sent; not seen are \
-             splice(), zero-copy reads, and packets that are only forwarded."
+             splice(), zero-copy reads, sockets behind NAT without --follow-nat, and packets that are \
+             only forwarded."
         }
     };
     match unknown {

@@ -1,0 +1,70 @@
+/* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
+/*
+ * skb_flow.h: the flow of an skb at tc ingress, and its hash as the skb's own. The kernel keeps
+ * skb->hash while it rewrites addresses and ports, and stores it in the socket that receives the
+ * packet (sock_rps_save_rxhash() in include/net/rps.h).
+ */
+#pragma once
+
+#include <linux/bpf.h>
+#include <bpf/bpf_helpers.h>
+
+#include "core/flow.h"
+#include "maps.h"
+
+/* Headers that are parsed, in bytes, if they are not in the linear part. */
+#define SKB_HEADERS 256
+
+static __always_inline enum flow_result skb_key(struct __sk_buff *skb, struct flow_key *key)
+{
+	void *data = (void *)(long)skb->data;
+	void *data_end = (void *)(long)skb->data_end;
+
+	if (config.without_mac)
+		return flow_follow_ip(data, data_end, skb->len, config.flow_tunnels, key);
+	return flow_follow(data, data_end, skb->len, config.flow_tunnels, key);
+}
+
+/* As rx_follow() (rx.bpf.c). */
+__noinline int skb_follow(struct __sk_buff *skb, struct flow_key *key)
+{
+	__u32 linear = skb->data_end - skb->data;
+	enum flow_result result;
+
+	if (!key)
+		return FLOW_UNKNOWN;
+	result = skb_key(skb, key);
+	if (unlikely(result == FLOW_TRUNCATED && linear < skb->len && linear < SKB_HEADERS) &&
+	    !bpf_skb_pull_data(skb, skb->len < SKB_HEADERS ? skb->len : SKB_HEADERS))
+		result = skb_key(skb, key);
+	return result;
+}
+
+static __always_inline enum flow_result skb_flow(struct __sk_buff *skb, struct flow_key *key)
+{
+	void *data = (void *)(long)skb->data;
+	void *data_end = (void *)(long)skb->data_end;
+
+	if (!config.without_mac && flow_plain(data, data_end, skb->len, config.flow_tunnels, key))
+		return FLOW_KEYED;
+	*key = (struct flow_key){};
+	return skb_follow(skb, key);
+}
+
+/* Kernel RPS leaves packets with the hash 0 where they are, and computes its own for them. */
+static __always_inline void skb_set_hash(struct __sk_buff *skb, __u32 hash)
+{
+	bpf_set_hash(skb, hash ? hash : 1);
+}
+
+/* Sets the hash by which a socket knows the packet's flow. Packets without ports belong to no
+ * socket, or carry the packets of many: they get none, since a socket would take the hash of a
+ * sender or a device for its flow's. */
+static __always_inline void skb_tell_flow(struct __sk_buff *skb, enum flow_result result,
+					  const struct flow_key *key, __u32 hash)
+{
+	if (likely(result == FLOW_KEYED && flow_has_ports(key)))
+		skb_set_hash(skb, hash);
+	else
+		bpf_set_hash_invalid(skb);
+}
