@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rxsteer doctor`: obstacles are printed, and the exit status tells of them.
 
+mod common;
+
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
+use common::container::Container;
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::Netns;
@@ -11,6 +14,7 @@ use rxlab::testing::not_run;
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, mask};
 use rxlab::{in_lab, test_name};
 use rxsteer::daemon::options::{Mode, Options};
+use rxsteer::host::ethtool::TX_VLAN;
 use rxsteer::host::topology::Topology;
 use serde_json::Value;
 
@@ -44,10 +48,20 @@ fn obstacles_are_reported() -> Result<()> {
             "has all that steering needs",
             "sockets can poll",
             &format!("{name} (veth, 1 receive queue) can be steered, in skb mode\n"),
+            "  against native mode: what the other end of",
         ] {
             ensure!(text.contains(part), "not {part:?}: {text}");
         }
     }
+    // The other end can be reached: rxsteer can change it.
+    let container = Container::start(&link.tester.netns)?;
+    link.tester.ethtool.set_features(TX_VLAN, true)?;
+    let (text, _) = doctor(dut, &[name])?;
+    ensure!(text.contains("; `--prepare` turns that off"), "{text}");
+    link.tester.ethtool.set_features(TX_VLAN, false)?;
+    let (text, _) = doctor(dut, &[name])?;
+    ensure!(text.contains("can be steered, in native mode\n"), "{text}");
+    drop(container);
     // Its own program is no obstacle.
     let native = Options {
         mode: Mode::Native,

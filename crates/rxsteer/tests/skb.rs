@@ -3,22 +3,19 @@
 
 mod common;
 
-use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use common::process::Rxsteer;
+use common::transfer::transfer;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use rxlab::in_lab;
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::{Netns, bind};
-use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, until};
+use rxlab::testing::testbed::until;
 use rxsteer::api::status::{Queue, Status, Terms};
-
-/// Bytes of a connection.
-const BYTES: usize = 16 << 20;
 
 /// A plain veth pair: no XDP, no GRO, checksums left out by the sender.
 fn plain() -> Result<Link> {
@@ -28,31 +25,6 @@ fn plain() -> Result<Link> {
         ..LinkConfig::default()
     };
     Link::new(&tester, &dut, &config)
-}
-
-/// Sends over TCP to `to`, whose reader runs on the other CPU; every byte must arrive.
-fn transfer(from: &Netns, to: &Netns, at: Ipv4Addr) -> Result<()> {
-    let listener = to.run(|| Ok(TcpListener::bind((at, 0))?))?;
-    let at = listener.local_addr()?;
-    let reader = to.spawn(None, "reader", move || {
-        bind(Pid::from_raw(0), OTHER_CPU)?;
-        let (mut stream, _) = listener.accept()?;
-        let mut bytes = Vec::new();
-        stream.read_to_end(&mut bytes)?;
-        anyhow::Ok(bytes)
-    })?;
-    let sent: Vec<u8> = (0..BYTES).map(|n| (n ^ n >> 8) as u8).collect();
-    let bytes = sent.clone();
-    let writer = from.spawn(None, "writer", move || {
-        bind(Pid::from_raw(0), POLLING_CPU)?;
-        let mut stream = TcpStream::connect(at)?;
-        stream.write_all(&bytes)?;
-        anyhow::Ok(())
-    })?;
-    writer.join()?;
-    let received = reader.join()?;
-    ensure!(received == sent, "{} bytes arrived", received.len());
-    Ok(())
 }
 
 /// The sums of the only device; both must close.

@@ -356,6 +356,11 @@ pub fn render(diagnosis: &Diagnosis) -> String {
             let weight = if objection.fatal { "" } else { "a warning: " };
             let _ = writeln!(out, "  {weight}{objection}");
         }
+        if device.mode == Some(RxMode::Skb) && device.steered_by.is_none() {
+            for objection in device.native.iter().filter(|o| !device.skb.contains(o)) {
+                let _ = writeln!(out, "  against native mode: {objection}");
+            }
+        }
         if let Some(words) = &device.nothing_to_gain {
             let _ = writeln!(out, "  {words}");
         }

@@ -23,6 +23,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::busy_poll::undo;
+use crate::host::offloads;
 use crate::napi::settings;
 
 /// Receive steering for Linux: decides on which CPU each received packet is processed.
@@ -58,6 +59,9 @@ pub enum Command {
     /// Child process of `napi`, which restores the settings if `napi` is killed
     #[command(hide = true)]
     PutBackNapi,
+    /// Child process of `run`, which puts back what `--prepare` changed
+    #[command(hide = true)]
+    PutBackOffloads,
     /// Say what stands in the way on this host and its devices, and what the settings of NAPI
     /// instances amount to. Exit status: 1 if something does, of the host or of a device that is
     /// named
@@ -72,7 +76,7 @@ impl Command {
     /// commands print their output.
     pub fn log_level(&self) -> LevelFilter {
         match self {
-            Self::Run(_) | Self::Poll(_) => LevelFilter::INFO,
+            Self::Run(_) | Self::Poll(_) | Self::PutBackOffloads => LevelFilter::INFO,
             Self::Napi(args) if args.set.is_some() => LevelFilter::INFO,
             _ => LevelFilter::ERROR,
         }
@@ -98,6 +102,7 @@ impl Command {
             Self::Man(args) => args.run(Cli::command()),
             Self::PutBack => undo::put_back().map(|()| ExitCode::SUCCESS),
             Self::PutBackNapi => settings::put_back().map(|()| ExitCode::SUCCESS),
+            Self::PutBackOffloads => offloads::put_back().map(|()| ExitCode::SUCCESS),
         }
     }
 }

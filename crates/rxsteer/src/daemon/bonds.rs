@@ -8,17 +8,25 @@ use crate::host::lower::bond_ports;
 /// The devices to steer for these names: the ports of bonds, and all other devices themselves. A
 /// bond without ports remains, to be refused.
 pub(super) fn with_ports(names: &[String]) -> Vec<String> {
-    let ports = |name: &String| match bond_ports(name) {
-        Some(ports) if !ports.is_empty() => {
-            info!(
-                "{name}: its packets arrive on its ports, which are steered instead: {}",
-                ports.join(", ")
-            );
-            ports
-        }
-        _ => vec![name.clone()],
-    };
+    let ports = |name: &String| ports_of(name).unwrap_or_else(|| vec![name.clone()]);
     names.iter().flat_map(ports).collect()
+}
+
+/// Logs which of these are steered on their ports.
+pub(super) fn say(names: &[String]) {
+    for (name, ports) in names
+        .iter()
+        .filter_map(|name| Some((name, ports_of(name)?)))
+    {
+        info!(
+            "{name}: its packets arrive on its ports, which are steered instead: {}",
+            ports.join(", ")
+        );
+    }
+}
+
+fn ports_of(name: &str) -> Option<Vec<String>> {
+    bond_ports(name).filter(|ports| !ports.is_empty())
 }
 
 /// The bonds that the options name.

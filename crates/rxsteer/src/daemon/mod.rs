@@ -14,6 +14,7 @@ mod more_queues;
 pub mod options;
 pub mod panics;
 mod plan;
+mod prepare;
 mod queue;
 mod reader;
 mod session;
@@ -29,6 +30,7 @@ use anyhow::{Result, bail};
 use hotplug::Hotplug;
 use options::Options;
 use plan::plan;
+use prepare::Prepared;
 use session::Session;
 use tracing::{info, warn};
 
@@ -56,6 +58,7 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
         [] => None,
         rules => Some(Service::new(rules, false)?),
     };
+    let prepared = Prepared::new(options)?;
     let mut session = Session::start(options.clone())?;
     info!(
         "{} {}; stop with Ctrl-C or SIGTERM",
@@ -82,7 +85,7 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
     });
     // Also after an error or a panic: later packets must not overtake queued ones.
     let stopped = panics::caught(|| session.end());
-    outcome.and(stopped)
+    outcome.and(stopped).and(prepared.put_back())
 }
 
 /// Lets sockets poll, in a thread, until the returned pipe is closed. The scope ends when the

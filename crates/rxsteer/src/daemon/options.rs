@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The options of `rxsteer run`: on the command line, in the configuration file and in the manual.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, anyhow};
 use clap::builder::RangedI64ValueParser;
@@ -183,6 +183,15 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t)]
     pub mode: Mode,
 
+    /// Turn off what stands against native mode, and on again at the end
+    ///
+    /// These are the device's VLAN offload, LRO and hardware GRO; of a veth the VLAN and checksum
+    /// offloads of its other end. The log names each before it is changed. A child process puts them
+    /// back, also after kill -9, except those that another program has turned on meanwhile. With
+    /// --dry-run they are named only.
+    #[arg(long)]
+    pub prepare: bool,
+
     /// Decide and count, move nothing
     #[arg(long)]
     pub dry_run: bool,
@@ -255,6 +264,11 @@ pub struct Options {
     /// flows may lose their order. rxsteer looks once a second.
     #[arg(long, value_enum, default_value_t)]
     pub on_kernel_rps: OnKernelRps,
+
+    /// Devices that `--mode auto` steers in skb mode because their drivers refused the program, by
+    /// name.
+    #[arg(skip)]
+    pub refused: BTreeSet<String>,
 
     /// Receive queues that devices have at least while a program is attached, by name.
     #[arg(skip)]

@@ -5,7 +5,7 @@
 use anyhow::{Result, anyhow, bail};
 use tracing::{info, warn};
 
-use super::bonds::with_ports;
+use super::bonds::{self, with_ports};
 use super::options::{Hash, Mode, Options, RpsCpus};
 use crate::datapath::backlogs::LIMIT_MAX;
 use crate::datapath::{self, InlinePorts};
@@ -50,6 +50,7 @@ impl From<AutoMask> for QueueMask {
 pub(super) fn plan(options: &Options) -> Result<Vec<Steered>> {
     let mut devices: Vec<Steered> = Vec::new();
     let mut obstacles = Vec::new();
+    bonds::say(&options.devices);
     for name in &with_ports(&options.devices) {
         let last = devices.last();
         let first_queue = last.map_or(0, |d| d.first_queue + d.device.rx_queues);
@@ -100,6 +101,7 @@ fn examine(name: &str, first_queue: u32, options: &Options) -> Result<Steered> {
     let mode = match options.mode {
         Mode::Generic => RxMode::Generic,
         Mode::Skb => RxMode::Skb,
+        Mode::Auto if options.refused.contains(name) => RxMode::Skb,
         Mode::Auto => chosen(&device),
         Mode::Native => RxMode::Native,
     };
@@ -186,33 +188,30 @@ pub(super) fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<Que
     })
 }
 
-/// The mode of `auto`: native if it loses nothing.
+/// The mode of `auto`: native if it loses nothing. Logs which, and why.
 fn chosen(device: &Device) -> RxMode {
+    let name = &device.name;
     match device.objection_to_native() {
-        None => RxMode::Native,
-        Some(objection) => {
+        None => {
+            info!("{name} is steered in native mode: nothing is lost there");
+            RxMode::Native
+        }
+        Some(objection) if device.prepared().objection_to_native().is_none() => {
             info!(
-                "{} is steered in skb mode: {}",
-                device.name, objection.reason
+                "{name} is steered in skb mode: {} (`--prepare` makes native mode possible)",
+                objection.reason
             );
+            RxMode::Skb
+        }
+        Some(objection) => {
+            info!("{name} is steered in skb mode: {}", objection.reason);
             RxMode::Skb
         }
     }
 }
 
-/// Returns generic mode, and warns that the driver has no native XDP.
-pub(super) fn fall_back(device: &Device) -> RxMode {
-    warn!(
-        "{}: its driver ({}) has no native XDP; falling back to generic mode, which costs an skb \
-         before the decision",
-        device.name,
-        device.driver_name()
-    );
-    RxMode::Generic
-}
-
 /// Fails if an objection to the device is fatal; logs the others as warnings.
-pub(super) fn check(device: &Device, mode: RxMode) -> Result<()> {
+fn check(device: &Device, mode: RxMode) -> Result<()> {
     let (fatal, advice): (Vec<_>, Vec<_>) =
         device.objections(mode).into_iter().partition(|o| o.fatal);
     if !fatal.is_empty() {

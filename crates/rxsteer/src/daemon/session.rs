@@ -6,14 +6,14 @@ use std::sync::Arc;
 use std::thread::{self, Scope};
 
 use anyhow::{Result, bail};
-use tracing::warn;
+use tracing::{info, warn};
 
 use super::bonds::with_ports;
 use super::budget;
 use super::hotplug::Hotplug;
-use super::options::{Options, QueueCpus, RpsCpus};
+use super::options::{Mode, Options, QueueCpus, RpsCpus};
 use super::plan::Steered;
-use super::steering::{Served, Steering};
+use super::steering::{Refused, Served, Steering};
 use crate::api::server::Server;
 use crate::datapath::Requests;
 use crate::datapath::backlogs::Backlogs;
@@ -35,8 +35,21 @@ struct Running {
 }
 
 impl Session {
-    pub(super) fn start(options: Options) -> Result<Self> {
-        let steering = Steering::start(&options)?;
+    /// Starts. Under `--mode auto`, devices whose drivers refuse the program are steered in skb mode.
+    pub(super) fn start(mut options: Options) -> Result<Self> {
+        let steering = loop {
+            let error = match Steering::start(&options) {
+                Ok(steering) => break steering,
+                Err(e) if options.mode == Mode::Auto => e,
+                Err(e) => return Err(e),
+            };
+            let Refused { device, objection } = error.downcast()?;
+            info!(
+                "{device} is steered in skb mode instead: {}",
+                objection.reason
+            );
+            options.refused.insert(device);
+        };
         let running = Running {
             requests: steering.datapath.requests()?,
             makers: Makers::new(steering.datapath.backlogs()),

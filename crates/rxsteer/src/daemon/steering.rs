@@ -10,11 +10,9 @@ use tracing::{debug, info, warn};
 use super::auto::AutoMasks;
 use super::bonds::Bonds;
 use super::hotplug::Hotplug;
-use super::options::{Hash, Mode, Options, RpsCpus, TABLE_MAX, Tunnel};
+use super::options::{Hash, Options, RpsCpus, TABLE_MAX, Tunnel};
 use super::panics;
-use super::plan::{
-    QueueMask, Steered, backlog_limit, check, cpus_of, fall_back, find, inline_ports, names, plan,
-};
+use super::plan::{QueueMask, Steered, backlog_limit, cpus_of, find, inline_ports, names, plan};
 use super::reader::Reader;
 use super::takedown::Takedown;
 use super::unsteered::Unsteered;
@@ -32,6 +30,7 @@ use crate::datapath::{Config, Datapath, DeviceConfig, Drain, Requests, draw_secr
 use crate::host::caps;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::RxMode;
+use crate::host::objection::Objection;
 use crate::host::topology::Topology;
 use crate::host::wait::readable;
 
@@ -47,6 +46,14 @@ const DROPPED_FLOWS: usize = 5;
 /// Sockets don't know the hashes that the device computes for their packets.
 const NO_DEVICE_HASH: &str = "flows can't follow applications by the device's hash, which sockets \
                               don't know: leave --hash device, or use --policy rps";
+
+/// A driver has refused a native program.
+#[derive(Debug, thiserror::Error)]
+#[error("{objection}")]
+pub(super) struct Refused {
+    pub(super) device: String,
+    pub(super) objection: Objection,
+}
 
 /// Why [`Steering::serve`] has returned.
 pub(super) enum Served {
@@ -138,7 +145,7 @@ impl Steering {
         };
         steering.apply()?;
         for device in 0..steering.devices.len() {
-            if let Err(e) = steering.attach(device, options.mode) {
+            if let Err(e) = steering.attach(device) {
                 // The devices before this one are steered already.
                 steering.datapath.return_inline(PATIENCE)?;
                 return Err(e);
@@ -288,30 +295,21 @@ impl Steering {
         Ok(())
     }
 
-    fn attach(&mut self, index: usize, mode: Mode) -> Result<()> {
-        let steered = &mut self.devices[index];
-        let name = steered.device.name.clone();
-        let attached = self.datapath.attach(index, steered.mode);
-        let unsupported = attached
-            .as_ref()
-            .is_err_and(|e| errno(e) == Some(libc::EOPNOTSUPP));
-        let attached = if unsupported && mode == Mode::Auto {
-            // Only kernels before 6.3, which don't report native XDP beforehand, come here: they
-            // also run a program in generic mode that was loaded for native mode.
-            steered.mode = fall_back(&steered.device);
-            check(&steered.device, steered.mode)?;
-            self.datapath.attach(index, RxMode::Generic)
-        } else {
-            attached
-        };
-        attached.map_err(|e| {
+    fn attach(&mut self, index: usize) -> Result<()> {
+        let steered = &self.devices[index];
+        let name = &steered.device.name;
+        self.datapath.attach(index, steered.mode).map_err(|e| {
             let Some(errno) = errno(&e) else {
                 return e;
             };
-            anyhow!(
-                "{}",
-                steered.device.attach_objection(steered.mode, errno, None)
-            )
+            let objection = steered.device.attach_objection(steered.mode, errno, None);
+            match steered.mode {
+                RxMode::Native => anyhow!(Refused {
+                    device: name.clone(),
+                    objection,
+                }),
+                _ => anyhow!("{objection}"),
+            }
         })?;
         for (queue, cpus) in steered.cpus.iter().enumerate() {
             info!("{name} queue {queue}: CPUs {}", cpus.cpus);

@@ -1,25 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Facts about a network device. Read only: nothing here changes the device.
 
-use std::ffi::CStr;
 use std::fmt;
 use std::fs;
 use std::io;
-use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use ethtool::{EthtoolAttr, EthtoolFeatureAttr, EthtoolFeatureBit};
-use futures_util::TryStreamExt;
 use libbpf_rs::query::ProgInfoIter;
 use nix::net::if_::{Interface, if_nameindex, if_nametoindex};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use serde::Serialize;
 
 use crate::host::cpumask::CpuMask;
+use crate::host::ethtool::{Ethtool, Offload, RX_MERGE, RX_VLAN};
 use crate::host::lower::Lower;
 use crate::host::netdev::{self, Napi};
+use crate::host::peer::Peer;
 use crate::host::topology::Topology;
 
 /// Where in the receive path the program runs.
@@ -63,16 +60,6 @@ impl AttachedXdp {
     }
 }
 
-/// The state of a device feature.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Offload {
-    Off,
-    On,
-    /// On, and the driver can't turn it off.
-    Fixed,
-}
-
 /// A network device of the current network namespace.
 #[derive(Clone, Debug, Serialize)]
 pub struct Device {
@@ -92,11 +79,16 @@ pub struct Device {
     pub native_xdp: Option<bool>,
     /// Whether the device removes VLAN tags (802.1Q or 802.1ad) from received frames.
     pub rx_vlan_offload: Offload,
+    /// Whether the device merges received frames (LRO, hardware GRO).
+    pub rx_merge: Offload,
     /// Files below `queues/` that enable kernel RPS or RFS, as `rx-0/rps_cpus`.
     pub kernel_rps: Vec<String>,
     /// The devices in whose queues its packets arrive, if not in its own.
     #[serde(skip)]
     pub lower: Lower,
+    /// The other end of a veth, if a path leads to it.
+    #[serde(skip)]
+    pub peer: Option<Peer>,
     /// Whether its packets begin with the IP header.
     #[serde(skip)]
     pub without_mac: bool,
@@ -125,15 +117,22 @@ impl Device {
                  with `ip netns exec`, which mounts the right one"
             );
         }
-        let (xdp, features) = query_xdp(ifindex)
+        let (xdp, supported) = query_xdp(ifindex)
             .with_context(|| format!("cannot ask the kernel for the XDP program on {name}"))?;
         // libbpf reports no features also on kernels before 6.3.
         let native_xdp = netdev::is_known()?.then_some(
-            features & (NETDEV_XDP_ACT_BASIC | NETDEV_XDP_ACT_REDIRECT)
+            supported & (NETDEV_XDP_ACT_BASIC | NETDEV_XDP_ACT_REDIRECT)
                 == NETDEV_XDP_ACT_BASIC | NETDEV_XDP_ACT_REDIRECT,
         );
         let queues = sysfs.join("queues");
-        let driver = driver(name)?;
+        let ethtool = Ethtool::open(name)?;
+        let (driver, features) = (ethtool.driver()?, ethtool.features()?);
+        let peer = match driver.as_str() {
+            "veth" => {
+                Peer::of(ifindex).with_context(|| format!("cannot find the other end of {name}"))?
+            }
+            _ => None,
+        };
         Ok(Self {
             name: name.to_string(),
             ifindex,
@@ -145,8 +144,9 @@ impl Device {
             hardware: sysfs.join("device").exists(),
             xdp,
             native_xdp,
-            rx_vlan_offload: rx_vlan_offload(name)
-                .with_context(|| format!("cannot ask the kernel for the features of {name}"))?,
+            rx_vlan_offload: features.offload(RX_VLAN),
+            rx_merge: features.offload(RX_MERGE),
+            peer,
             kernel_rps: kernel_rps(&queues)?,
             without_mac: without_mac(read_number(&sysfs.join("type"))? as u16),
             napis: netdev::napis(ifindex)?,
@@ -327,95 +327,6 @@ fn holders(proc: &Path, id: u32) -> Vec<String> {
         .collect()
 }
 
-/// The driver's name by ethtool, since virtual devices have no driver link in sysfs.
-fn driver(name: &str) -> Result<String> {
-    /// `struct ethtool_drvinfo`; `rest` pads it to the size that the kernel writes.
-    #[repr(C)]
-    struct DrvInfo {
-        cmd: u32,
-        driver: [u8; 32],
-        rest: [u8; 160],
-    }
-    const ETHTOOL_GDRVINFO: u32 = 3;
-    nix::ioctl_write_ptr_bad!(siocethtool, libc::SIOCETHTOOL, libc::ifreq);
-
-    let mut info = DrvInfo {
-        cmd: ETHTOOL_GDRVINFO,
-        driver: [0; 32],
-        rest: [0; 160],
-    };
-    // SAFETY: all zeros is a valid `ifreq`.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from as libc::c_char;
-    }
-    request.ifr_ifru.ifru_data = (&raw mut info).cast();
-    let socket = socket(
-        AddressFamily::Inet,
-        SockType::Datagram,
-        SockFlag::SOCK_CLOEXEC,
-        None,
-    )?;
-    // SAFETY: the request points to `info`, which has the size of the kernel's structure.
-    match unsafe { siocethtool(socket.as_raw_fd(), &request) } {
-        Ok(_) => {
-            let driver = CStr::from_bytes_until_nul(&info.driver).unwrap_or_default();
-            Ok(driver.to_string_lossy().into_owned())
-        }
-        Err(nix::Error::EOPNOTSUPP) => Ok(String::new()),
-        Err(e) => Err(e).with_context(|| format!("cannot ask the kernel for the driver of {name}")),
-    }
-}
-
-/// Whether the device removes VLAN tags (802.1Q or 802.1ad) from received frames.
-fn rx_vlan_offload(name: &str) -> Result<Offload> {
-    let attrs = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .build()?
-        .block_on(async {
-            let (connection, mut handle, _) = ethtool::new_connection()?;
-            let connection = tokio::spawn(connection);
-            let mut request = handle.feature().get(Some(name)).execute().await?;
-            let reply = request.try_next().await?;
-            connection.abort();
-            anyhow::Ok(reply.map(|reply| reply.payload.nlas).unwrap_or_default())
-        })?;
-    Ok(offload_of(
-        &attrs,
-        &["rx-vlan-hw-parse", "rx-vlan-stag-hw-parse"],
-    ))
-}
-
-fn offload_of(attrs: &[EthtoolAttr], features: &[&str]) -> Offload {
-    let is_set = |bits: &[EthtoolFeatureBit], feature: &str| {
-        bits.iter().any(|bit| bit.name == feature && bit.value)
-    };
-    let (mut active, mut changeable) = (Vec::new(), Vec::new());
-    for attr in attrs {
-        match attr {
-            EthtoolAttr::Feature(EthtoolFeatureAttr::Active(bits)) => {
-                active.extend_from_slice(bits)
-            }
-            EthtoolAttr::Feature(EthtoolFeatureAttr::Hw(bits)) => {
-                changeable.extend_from_slice(bits)
-            }
-            _ => {}
-        }
-    }
-    let on: Vec<&str> = features
-        .iter()
-        .copied()
-        .filter(|f| is_set(&active, f))
-        .collect();
-    if on.is_empty() {
-        Offload::Off
-    } else if on.iter().all(|feature| is_set(&changeable, feature)) {
-        Offload::On
-    } else {
-        Offload::Fixed
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
@@ -474,27 +385,6 @@ mod tests {
             holders(proc.path(), 41),
             ["linker (pid 4)", "loader (pid 30)"]
         );
-    }
-
-    #[test]
-    fn offloads_are_off_on_or_fixed() {
-        let bits = |names: &[&str]| -> Vec<EthtoolFeatureBit> {
-            let bit = |(index, name): (usize, &&str)| EthtoolFeatureBit {
-                index: index as u32,
-                name: name.to_string(),
-                value: true,
-            };
-            names.iter().enumerate().map(bit).collect()
-        };
-        let offload = |active: &[&str], hw: &[&str]| {
-            let active = EthtoolAttr::Feature(EthtoolFeatureAttr::Active(bits(active)));
-            let hw = EthtoolAttr::Feature(EthtoolFeatureAttr::Hw(bits(hw)));
-            offload_of(&[hw, active], &["a", "b"])
-        };
-        assert_eq!(offload(&[], &["a", "b"]), Offload::Off);
-        assert_eq!(offload(&["c"], &["c"]), Offload::Off);
-        assert_eq!(offload(&["b"], &["a", "b"]), Offload::On);
-        assert_eq!(offload(&["a", "b"], &["a"]), Offload::Fixed);
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::io;
 use anyhow::{Result, bail};
 use serde::Serialize;
 
-use super::device::{AttachedXdp, Device, Offload, RxMode};
+use super::device::{AttachedXdp, Device, RxMode};
 
 /// Index of the loopback device, in every network namespace.
 const LOOPBACK: u32 = 1;
@@ -45,16 +45,13 @@ impl Device {
             (mode == RxMode::Native)
                 .then(|| self.no_native_xdp())
                 .flatten(),
-            (mode == RxMode::Native).then(|| self.tags_lost()).flatten(),
-            (mode == RxMode::Native)
-                .then(|| self.checksums_missing())
-                .flatten(),
             (mode == RxMode::Generic).then(|| self.no_napi()).flatten(),
             (mode == RxMode::Native).then(|| self.tun()).flatten(),
             self.nameless_queues(mode),
             self.down(),
         ]
         .into_iter()
+        .chain(self.losses(mode))
         .flatten()
         .collect();
         objections.sort_by_key(|objection| !objection.fatal);
@@ -88,7 +85,9 @@ impl Device {
                 format!("see what else is attached: `ip -details link show dev {name}`")
             }
             _ if mentions(&["lro", "gro_hw", "gro-hw", "hw gro", "hw-gro"]) => {
-                format!("turn it off: `ethtool -K {name} lro off rx-gro-hw off`")
+                format!(
+                    "turn it off by `--prepare`, or by `ethtool -K {name} lro off rx-gro-hw off`"
+                )
             }
             _ if mentions(&["mtu", "multi-buff", "frags", "frame size"])
                 || errno == libc::ERANGE =>
@@ -201,46 +200,6 @@ impl Device {
         })
     }
 
-    /// A redirect in native mode loses VLAN tags stored beside the frame, which would arrive on the
-    /// untagged interface. Generic mode queues skbs and loses nothing.
-    fn tags_lost(&self) -> Option<Objection> {
-        let name = &self.name;
-        let remedy = match self.rx_vlan_offload {
-            Offload::Off => return None,
-            // For veth the sending end stores the tag beside the frame, and its setting is not
-            // visible here. The setting of this end stands for both.
-            _ if self.driver == "veth" => format!(
-                "on the other end `ethtool -K PEER txvlan off tx-vlan-stag-hw-insert off`, then \
-                 here `ethtool -K {name} rxvlan off rx-vlan-stag-hw-parse off`"
-            ),
-            Offload::On => {
-                format!("turn it off: `ethtool -K {name} rxvlan off rx-vlan-stag-hw-parse off`")
-            }
-            Offload::Fixed => "use `--mode skb`: the driver can't turn it off".to_string(),
-        };
-        Some(Objection {
-            reason: format!(
-                "{name} hands over VLAN tags outside of the frame, where a redirect loses them"
-            ),
-            remedy,
-            fatal: true,
-        })
-    }
-
-    /// The sending end of a veth omits checksums (tx offload). A redirected frame loses the mark
-    /// that says so, and is dropped as corrupt.
-    fn checksums_missing(&self) -> Option<Objection> {
-        (self.driver == "veth").then(|| Objection {
-            reason: format!(
-                "what the other end of {} sends without checksums would be dropped",
-                self.name
-            ),
-            remedy: "use `--mode skb`, or make it fill them in: there `ethtool -K PEER tx off`"
-                .to_string(),
-            fatal: false,
-        })
-    }
-
     /// tun runs native XDP in the writer's context without NAPI: one queue on several CPUs at once.
     fn tun(&self) -> Option<Objection> {
         (self.driver == "tun").then(|| Objection {
@@ -298,13 +257,14 @@ impl Device {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+    use crate::host::ethtool::Offload;
     use crate::host::lower::Lower;
     use crate::host::netdev::Napi;
 
     /// A network card without objections.
-    fn card() -> Device {
+    pub(in crate::host) fn card() -> Device {
         Device {
             name: "eth0".into(),
             ifindex: 2,
@@ -316,6 +276,8 @@ mod tests {
             xdp: None,
             native_xdp: Some(true),
             rx_vlan_offload: Offload::Off,
+            rx_merge: Offload::Off,
+            peer: None,
             kernel_rps: Vec::new(),
             without_mac: false,
             lower: Lower::None,
@@ -327,7 +289,8 @@ mod tests {
         }
     }
 
-    fn veth() -> Device {
+    /// A veth whose other end can't be reached.
+    pub(in crate::host) fn veth() -> Device {
         Device {
             name: "veth0".into(),
             driver: "veth".into(),
@@ -338,7 +301,7 @@ mod tests {
     }
 
     /// The only objection; asserts its `fatal`.
-    fn only(device: &Device, mode: RxMode, fatal: bool) -> String {
+    pub(in crate::host) fn only(device: &Device, mode: RxMode, fatal: bool) -> String {
         let objections = device.objections(mode);
         assert_eq!(objections.len(), 1, "{objections:?}");
         assert_eq!(objections[0].fatal, fatal, "{objections:?}");
@@ -406,31 +369,6 @@ mod tests {
                 "{text}"
             );
         }
-    }
-
-    #[test]
-    fn offloaded_tags_are_refused_in_native_mode_alone() {
-        let device = Device {
-            rx_vlan_offload: Offload::On,
-            ..card()
-        };
-        let text = only(&device, RxMode::Native, true);
-        assert!(text.contains("`ethtool -K eth0 rxvlan off"), "{text}");
-        assert_eq!(device.objections(RxMode::Generic), []);
-        let device = Device {
-            rx_vlan_offload: Offload::Fixed,
-            ..card()
-        };
-        assert!(only(&device, RxMode::Native, true).contains("--mode skb"));
-        let device = Device {
-            rx_vlan_offload: Offload::On,
-            ..veth()
-        };
-        let first = device.objections(RxMode::Native)[0].clone();
-        assert!(
-            first.fatal && first.remedy.contains("PEER txvlan off"),
-            "{first}"
-        );
     }
 
     #[test]

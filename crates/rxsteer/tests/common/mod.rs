@@ -3,11 +3,13 @@
 #![allow(dead_code)] // each of them uses its part
 
 pub mod cases;
+pub mod container;
 pub mod descriptors;
 pub mod maps;
 pub mod mutate;
 pub mod process;
 pub mod threads;
+pub mod transfer;
 
 /// The packets of `tests/fixtures/`.
 pub mod fixture {

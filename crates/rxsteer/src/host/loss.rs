@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Reasons against native mode because of what a redirect loses: what is beside a frame, not in it.
+
+use super::device::{Device, RxMode};
+use super::ethtool::Offload;
+use super::objection::Objection;
+use super::peer::Peer;
+
+impl Device {
+    /// Objections because of what is lost in `mode`: generic and skb mode queue skbs.
+    pub(super) fn losses(&self, mode: RxMode) -> [Option<Objection>; 2] {
+        match mode {
+            RxMode::Native => [self.tags_lost(), self.checksums_missing()],
+            RxMode::Generic | RxMode::Skb => [None, None],
+        }
+    }
+
+    /// Tagged frames would arrive on the untagged interface.
+    fn tags_lost(&self) -> Option<Objection> {
+        let name = &self.name;
+        let reason = format!(
+            "{name} hands over VLAN tags outside of the frame, where a redirect loses them"
+        );
+        let reach =
+            |by_hand: String| format!("`--prepare` turns that off until the end, or {by_hand}");
+        let (offload, remedy) = match (&self.peer, self.driver.as_str()) {
+            // The sending end stores the tag; a veth itself takes none out of a frame.
+            (Some(peer), _) => {
+                let off = format!(
+                    "`{}ethtool -K {} txvlan off tx-vlan-stag-hw-insert off` at its other end",
+                    peer.prefix(),
+                    peer.name
+                );
+                (peer.tags, reach(off))
+            }
+            // The setting of this end stands for the other one.
+            (None, "veth") => {
+                let off = format!(
+                    "at the other end, which can't be reached from here, `ethtool -K PEER txvlan off \
+                     tx-vlan-stag-hw-insert off`, then here `ethtool -K {name} rxvlan off \
+                     rx-vlan-stag-hw-parse off`"
+                );
+                (self.rx_vlan_offload, off)
+            }
+            (None, _) => {
+                let off = format!("`ethtool -K {name} rxvlan off rx-vlan-stag-hw-parse off`");
+                (self.rx_vlan_offload, reach(off))
+            }
+        };
+        let remedy = match offload {
+            Offload::Off => return None,
+            Offload::On => remedy,
+            Offload::Fixed => "use `--mode skb`: the driver can't turn it off".to_owned(),
+        };
+        Some(Objection {
+            reason,
+            remedy,
+            fatal: true,
+        })
+    }
+
+    /// The sending end of a veth omits checksums (tx offload). A redirected frame loses the mark
+    /// that says so, and is dropped as corrupt.
+    pub(super) fn checksums_missing(&self) -> Option<Objection> {
+        let remedy = match &self.peer {
+            Some(peer) if peer.checksums == Offload::Off => return None,
+            Some(Peer { name, .. }) => format!(
+                "use `--mode skb`, or `--prepare`, which makes it fill them in until the end, or \
+                 `{}ethtool -K {name} tx off`",
+                self.peer.as_ref().map(Peer::prefix).unwrap_or_default()
+            ),
+            None => "use `--mode skb`, or make it fill them in: there `ethtool -K PEER tx off`"
+                .to_owned(),
+        };
+        (self.driver == "veth").then(|| Objection {
+            reason: format!(
+                "what the other end of {} sends without checksums would be dropped",
+                self.name
+            ),
+            remedy,
+            fatal: false,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::objection::tests::{card, only, veth};
+
+    fn with_peer(tags: Offload, checksums: Offload) -> Device {
+        let peer = Peer {
+            name: "eth0".into(),
+            netns: Some("/run/netns/blue".into()),
+            tags,
+            checksums,
+        };
+        Device {
+            peer: Some(peer),
+            ..veth()
+        }
+    }
+
+    #[test]
+    fn offloaded_tags_are_refused_in_native_mode_alone() {
+        let device = |rx_vlan_offload| Device {
+            rx_vlan_offload,
+            ..card()
+        };
+        let text = only(&device(Offload::On), RxMode::Native, true);
+        assert!(text.contains("`ethtool -K eth0 rxvlan off"), "{text}");
+        assert!(text.contains("--prepare"), "{text}");
+        assert_eq!(device(Offload::On).objections(RxMode::Generic), []);
+        let text = only(&device(Offload::Fixed), RxMode::Native, true);
+        assert!(
+            text.contains("--mode skb") && !text.contains("--prepare"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn the_own_end_of_a_veth_stands_for_one_out_of_reach() {
+        let device = Device {
+            rx_vlan_offload: Offload::On,
+            ..veth()
+        };
+        let first = device.objections(RxMode::Native)[0].clone();
+        assert!(
+            first.fatal && first.remedy.contains("PEER txvlan off"),
+            "{first}"
+        );
+        assert!(!first.remedy.contains("--prepare"), "{first}");
+        assert!(only(&veth(), RxMode::Native, false).contains("PEER tx off"));
+    }
+
+    #[test]
+    fn of_a_veth_the_sending_end_decides() {
+        let device = with_peer(Offload::Off, Offload::Off);
+        assert_eq!(device.objection_to_native(), None);
+        // What this end says of itself has no effect.
+        let device = Device {
+            rx_vlan_offload: Offload::On,
+            ..device
+        };
+        assert_eq!(device.objection_to_native(), None);
+        let text = only(&with_peer(Offload::On, Offload::Off), RxMode::Native, true);
+        assert!(
+            text.contains("`nsenter --net=/run/netns/blue ethtool -K eth0 txvlan off"),
+            "{text}"
+        );
+        let text = only(&with_peer(Offload::Off, Offload::On), RxMode::Native, false);
+        assert!(
+            text.contains("--prepare") && text.contains("ethtool -K eth0 tx off"),
+            "{text}"
+        );
+    }
+}

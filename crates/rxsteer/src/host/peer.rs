@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The other end of a veth, wherever it is: most often in a container's network namespace.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use anyhow::{Context, Result, anyhow};
+use nix::sched::{CloneFlags, setns};
+use nix::sys::socket::SockProtocol;
+
+use super::ethtool::{Ethtool, Offload, TX_CHECKSUM, TX_VLAN};
+use super::netlink::{exchange, number, put_attr};
+
+// linux/net_namespace.h
+const NETNSA_NSID: u16 = 1;
+const NETNSA_FD: u16 = 3;
+/// Bytes of `struct ifinfomsg`.
+const IFINFOMSG: usize = 16;
+/// Bytes of `struct rtgenmsg`, padded.
+const RTGENMSG: usize = 4;
+
+/// What the other end of a veth sends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// Its name in its namespace.
+    pub name: String,
+    /// A path of its namespace; `None` if that is the caller's.
+    pub netns: Option<PathBuf>,
+    /// It leaves VLAN tags beside frames.
+    pub tags: Offload,
+    /// It leaves out checksums.
+    pub checksums: Offload,
+}
+
+impl Peer {
+    /// Of veth `ifindex` in the caller's network namespace; `None` if no path leads to the peer's.
+    ///
+    /// # Errors
+    /// When the veth does not exist, or a query of the kernel fails.
+    pub fn of(ifindex: u32) -> Result<Option<Self>> {
+        let Some((ethtool, netns)) = open(ifindex)? else {
+            return Ok(None);
+        };
+        let features = ethtool.features()?;
+        Ok(Some(Self {
+            tags: features.offload(TX_VLAN),
+            checksums: features.offload(TX_CHECKSUM),
+            name: ethtool.name,
+            netns,
+        }))
+    }
+
+    /// How a command is run where the peer is.
+    pub fn prefix(&self) -> String {
+        match &self.netns {
+            Some(path) => format!("nsenter --net={} ", path.display()),
+            None => String::new(),
+        }
+    }
+}
+
+/// Opens the other end of veth `ifindex`; with the path of its namespace if it is in another one.
+///
+/// # Errors
+/// As [`Peer::of`]'s.
+pub(super) fn open(ifindex: u32) -> Result<Option<(Ethtool, Option<PathBuf>)>> {
+    let mut request = vec![0; IFINFOMSG];
+    request[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+    let replies = exchange(SockProtocol::NetlinkRoute, libc::RTM_GETLINK, 0, &request)?;
+    let link = replies.first().context("the kernel describes no device")?;
+    let attr = |kind| number(link.get(IFINFOMSG..).unwrap_or_default(), kind);
+    let Some(peer) = attr(libc::IFLA_LINK).and_then(|peer| u32::try_from(peer).ok()) else {
+        return Ok(None);
+    };
+    // Absent if the peer is in this namespace.
+    let Some(nsid) = attr(libc::IFLA_LINK_NETNSID) else {
+        return Ok(Some((Ethtool::by_index(peer)?, None)));
+    };
+    for (_, path) in namespaces() {
+        // Processes end meanwhile.
+        let Ok(file) = File::open(&path) else {
+            continue;
+        };
+        if nsid_of(&file)? != Some(nsid) {
+            continue;
+        }
+        let inside = || {
+            // Without privileges there is no way in.
+            let entered = setns(&file, CloneFlags::CLONE_NEWNET).is_ok();
+            entered.then(|| Ethtool::by_index(peer)).transpose()
+        };
+        let opened = thread::scope(|scope| scope.spawn(inside).join());
+        let opened = opened.map_err(|_| anyhow!("the thread in a network namespace panicked"))?;
+        return Ok(opened?.map(|ethtool| (ethtool, Some(path))));
+    }
+    Ok(None)
+}
+
+/// The caller's number of another network namespace, if it has one.
+fn nsid_of(netns: &File) -> Result<Option<u64>> {
+    let mut request = vec![0; RTGENMSG];
+    put_attr(&mut request, NETNSA_FD, &netns.as_raw_fd().to_ne_bytes());
+    let replies = exchange(SockProtocol::NetlinkRoute, libc::RTM_GETNSID, 0, &request)
+        .context("cannot ask the kernel for the number of a network namespace")?;
+    let reply = replies.first().context("the kernel gives no number")?;
+    Ok(number(
+        reply.get(RTGENMSG..).unwrap_or_default(),
+        NETNSA_NSID,
+    ))
+}
+
+/// A path of each network namespace that is mounted somewhere or has a process, by inode.
+fn namespaces() -> BTreeMap<u64, PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mounted = mounts.lines().filter_map(mounted_netns);
+    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let of_process = |process: &Path| {
+        let name = process.file_name()?.to_str()?;
+        name.parse::<u32>().ok()?;
+        Some(process.join("ns/net"))
+    };
+    let of_processes = processes.filter_map(|process| of_process(&process.path()));
+    let mut found = BTreeMap::new();
+    // A mounted namespace stays when its processes end.
+    for path in mounted.chain(of_processes) {
+        if let Ok(metadata) = fs::metadata(&path) {
+            found.entry(metadata.ino()).or_insert(path);
+        }
+    }
+    found
+}
+
+/// The path of a network namespace that this line of mountinfo mounts (`ip netns add`).
+fn mounted_netns(line: &str) -> Option<PathBuf> {
+    let mut fields = line.split(' ').skip(3);
+    let (root, path) = (fields.next()?, fields.next()?);
+    // Paths with spaces are escaped, and not looked at.
+    root.starts_with("net:[").then(|| PathBuf::from(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mounted_namespaces_are_found() {
+        let netns = "420 392 0:4 net:[4026532412] /run/netns/blue rw shared:218 - nsfs nsfs rw";
+        assert_eq!(mounted_netns(netns), Some("/run/netns/blue".into()));
+        let other = "31 1 254:1 / / rw,relatime shared:1 - ext4 /dev/vda1 rw";
+        assert_eq!(mounted_netns(other), None);
+        let mnt = "420 392 0:4 mnt:[4026532412] /run/ns rw shared:218 - nsfs nsfs rw";
+        assert_eq!(mounted_netns(mnt), None);
+    }
+
+    #[test]
+    fn the_own_namespace_has_a_process() {
+        let own = fs::metadata("/proc/self/ns/net").unwrap().ino();
+        assert!(namespaces().contains_key(&own));
+    }
+}

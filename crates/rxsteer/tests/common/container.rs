@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A process in a network namespace, by which others find the namespace.
+
+use std::process::{Child, Stdio};
+
+use anyhow::Result;
+use rxlab::lab::netns::Netns;
+
+/// The process, killed on drop.
+pub struct Container(Child);
+
+impl Container {
+    pub fn start(netns: &Netns) -> Result<Self> {
+        let mut sleep = netns.command("sleep")?;
+        Ok(Self(sleep.arg("600").stdin(Stdio::null()).spawn()?))
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

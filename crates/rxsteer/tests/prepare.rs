@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `run --prepare`: what it changes at the other end of a veth, and that nothing of it stays.
+
+mod common;
+
+use anyhow::{Result, ensure};
+use common::container::Container;
+use common::process::Rxsteer;
+use common::transfer::transfer;
+use nix::sys::signal::Signal;
+use rxlab::in_lab;
+use rxlab::lab::ethtool::Offload;
+use rxlab::lab::link::{Link, LinkConfig};
+use rxlab::lab::netns::Netns;
+use rxlab::testing::testbed::until;
+use rxsteer::host::ethtool::{Features, RX_VLAN, TX_CHECKSUM, TX_VLAN};
+
+/// A veth pair with the offloads with which it was created.
+struct Pair {
+    link: Link,
+    before: [Features; 2],
+    /// A process at the other end; by it rxsteer finds the namespace.
+    container: Option<Container>,
+}
+
+impl Pair {
+    fn new() -> Result<Self> {
+        let (tester, dut) = (Netns::new("tester")?, Netns::new("dut")?);
+        let link = Link::new(&tester, &dut, &LinkConfig::default())?;
+        link.tester.ethtool.set_features(TX_VLAN, true)?;
+        link.tester.ethtool.set(Offload::TxChecksum, true)?;
+        link.dut.ethtool.set_features(RX_VLAN, true)?;
+        let mut pair = Self {
+            link,
+            before: Default::default(),
+            container: Some(Container::start(&tester)?),
+        };
+        pair.before = pair.features()?;
+        let sends = &pair.before[1];
+        // What rxsteer has to turn off is on.
+        ensure!(sends.on(TX_VLAN) == TX_VLAN, "{sends:?}");
+        ensure!(sends.on(TX_CHECKSUM).len() == 2, "{sends:?}");
+        Ok(pair)
+    }
+
+    fn features(&self) -> Result<[Features; 2]> {
+        let (dut, tester) = (&self.link.dut, &self.link.tester);
+        Ok([dut.ethtool.features()?, tester.ethtool.features()?])
+    }
+
+    fn is_as_before(&self) -> Result<bool> {
+        Ok(self.features()? == self.before)
+    }
+
+    fn steer(&self, args: &[&str]) -> Result<Rxsteer> {
+        let dut = &self.link.dut;
+        let args = [&[&dut.name, "--mode=auto", "--rps-cpus=0-1"], args].concat();
+        Rxsteer::steering(&dut.netns, &args)
+    }
+
+    fn transfer(&self) -> Result<()> {
+        let (dut, tester) = (&self.link.dut, &self.link.tester);
+        transfer(&tester.netns, &dut.netns, dut.ipv4)
+    }
+}
+
+fn mode(rxsteer: &Rxsteer) -> Result<String> {
+    Ok(rxsteer.status()?.devices[0].mode.clone())
+}
+
+#[test]
+fn a_prepared_veth_is_steered_in_native_mode() -> Result<()> {
+    in_lab!();
+    let pair = Pair::new()?;
+    let rxsteer = pair.steer(&["--prepare"])?;
+    ensure!(mode(&rxsteer)? == "native");
+    let [_, sends] = pair.features()?;
+    ensure!(sends.on(&[TX_VLAN, TX_CHECKSUM].concat()).is_empty());
+    pair.transfer()?;
+    let sums = &rxsteer.status()?.devices[0].queues[0].sums;
+    ensure!(sums.redirected > 0, "{sums:?}");
+    let ended = rxsteer.stop(Signal::SIGTERM)?;
+    ensure!(ended.code == Some(0), "{ended:?}");
+    ensure!(pair.is_as_before()?, "{ended:?}");
+    let log = |words: String| ended.log.find(&words);
+    let name = &pair.link.tester.name;
+    for feature in [TX_VLAN[0], TX_VLAN[1], TX_CHECKSUM[0], "tx-checksum-sctp"] {
+        let off = log(format!("{name} (the other end): {feature} on -> off"));
+        let on = log(format!("{name} (the other end): {feature} off -> on"));
+        ensure!(off.is_some() && off < on, "{feature}: {ended:?}");
+    }
+    // The last one is the first.
+    ensure!(
+        log(format!("{} off -> on", TX_CHECKSUM[0])) < log(format!("{} off -> on", TX_VLAN[0])),
+        "{ended:?}"
+    );
+    pair.transfer()
+}
+
+#[test]
+fn without_preparation_nothing_is_changed() -> Result<()> {
+    in_lab!();
+    let pair = Pair::new()?;
+    let rxsteer = pair.steer(&[])?;
+    ensure!(mode(&rxsteer)? == "skb" && pair.is_as_before()?);
+    let log = rxsteer.stop(Signal::SIGTERM)?.log;
+    let first = log.lines().next().unwrap_or_default();
+    ensure!(
+        first.contains("in skb mode: ")
+            && first.contains("VLAN tags")
+            && first.contains("--prepare"),
+        "{log}"
+    );
+    // What would be changed is named.
+    let rxsteer = pair.steer(&["--prepare", "--dry-run"])?;
+    ensure!(mode(&rxsteer)? == "skb" && pair.is_as_before()?);
+    let log = rxsteer.stop(Signal::SIGTERM)?.log;
+    ensure!(log.contains("would set: "), "{log}");
+    ensure!(log.contains("tx-vlan-hw-insert on -> off"), "{log}");
+    Ok(())
+}
+
+#[test]
+fn nothing_stays_after_a_kill() -> Result<()> {
+    in_lab!();
+    let pair = Pair::new()?;
+    let rxsteer = pair.steer(&["--prepare"])?;
+    ensure!(mode(&rxsteer)? == "native" && !pair.is_as_before()?);
+    rxsteer.stop(Signal::SIGKILL)?;
+    until("all is as before", || {
+        Ok(pair.is_as_before()?.then_some(()))
+    })?;
+    // The next one waits until all is put back, and finds the offloads on.
+    let rxsteer = pair.steer(&["--prepare"])?;
+    ensure!(mode(&rxsteer)? == "native");
+    rxsteer.signal(Signal::SIGKILL)?;
+    let next = pair.steer(&[])?;
+    ensure!(mode(&next)? == "skb" && pair.is_as_before()?);
+    next.stop(Signal::SIGTERM)?;
+    rxsteer.ended()?;
+    Ok(())
+}
+
+/// A user's change while rxsteer runs is left alone, and said.
+#[test]
+fn changes_of_others_stay() -> Result<()> {
+    in_lab!();
+    let pair = Pair::new()?;
+    let rxsteer = pair.steer(&["--prepare"])?;
+    let sends = &pair.link.tester.ethtool;
+    sends.set_features(&[TX_CHECKSUM[0]], true)?;
+    let ended = rxsteer.stop(Signal::SIGTERM)?;
+    ensure!(ended.code == Some(0) && pair.is_as_before()?, "{ended:?}");
+    let said = |feature: &str| {
+        let words = format!("{feature} is on already: another program has turned it on");
+        ended.log.contains(&words)
+    };
+    ensure!(said(TX_CHECKSUM[0]) && !said(TX_VLAN[0]), "{ended:?}");
+    Ok(())
+}
+
+/// No path leads to the other end: nothing is changed, not even here.
+#[test]
+fn an_end_out_of_reach_is_left_alone() -> Result<()> {
+    in_lab!();
+    let mut pair = Pair::new()?;
+    pair.container = None;
+    let rxsteer = pair.steer(&["--prepare"])?;
+    ensure!(mode(&rxsteer)? == "skb" && pair.is_as_before()?);
+    let log = rxsteer.stop(Signal::SIGTERM)?.log;
+    ensure!(log.contains("--prepare changes nothing"), "{log}");
+    Ok(())
+}
+
+/// A driver that takes no program: here the other end has more transmit queues than this one has
+/// receive queues.
+#[test]
+fn a_device_that_refuses_the_program_is_steered_in_skb_mode() -> Result<()> {
+    in_lab!();
+    let (tester, dut) = (Netns::new("tester")?, Netns::new("dut")?);
+    let config = LinkConfig {
+        queues: 2,
+        ..LinkConfig::default()
+    };
+    let link = Link::new(&tester, &dut, &config)?;
+    let _container = Container::start(&tester)?;
+    let steered = |args: &[&str]| {
+        let args = [&[&link.dut.name[..], "--rps-cpus=0-1"], args].concat();
+        Rxsteer::start(&dut, &args)
+    };
+    // The control: with as many, nothing stands against native mode.
+    let rxsteer = steered(&["--mode=auto"])?.map_err(|e| anyhow::anyhow!("{e:?}"))?;
+    ensure!(mode(&rxsteer)? == "native");
+    let log = rxsteer.stop(Signal::SIGTERM)?.log;
+    ensure!(
+        log.lines()
+            .next()
+            .is_some_and(|line| line.contains("in native mode")),
+        "{log}"
+    );
+    link.dut.ethtool.set_channels(1, 2)?;
+    let Err(refused) = steered(&["--mode=native"])? else {
+        anyhow::bail!("the driver takes the program");
+    };
+    let rxsteer = steered(&["--mode=auto"])?.map_err(|e| anyhow::anyhow!("{e:?}"))?;
+    ensure!(mode(&rxsteer)? == "skb", "{refused:?}");
+    transfer(&tester, &dut, link.dut.ipv4)?;
+    ensure!(rxsteer.stop(Signal::SIGTERM)?.code == Some(0));
+    Ok(())
+}
