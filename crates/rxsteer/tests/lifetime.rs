@@ -310,16 +310,17 @@ fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
         &[name, "--rps-cpus=8000-8001"],
         &["is online: choose from"],
     )?;
-    // lo has neither native XDP nor NAPI.
-    refused(&bed, &["lo"], &["use `--mode skb`"])?;
-    refused(&bed, &["lo", "--mode=generic"], &["not polled by NAPI"])?;
+    for mode in ["native", "generic", "skb", "auto"] {
+        let mode = format!("--mode={mode}");
+        refused(&bed, &["lo", &mode], &["lose their route", "kernel RPS"])?;
+    }
     // The first device must not stay attached when the second is refused.
-    refused(&bed, &[name, "lo"], &["does not run XDP programs"])?;
+    refused(&bed, &[name, "lo"], &["lose their route"])?;
     // All obstacles are named.
     refused(
         &bed,
         &["eth99", "lo"],
-        &["no network device `eth99`", "does not run XDP programs"],
+        &["no network device `eth99`", "lose their route"],
     )?;
 
     // Control: no obstacle is left, and it steers.

@@ -94,19 +94,6 @@ fn nothing_stays_after_a_kill() -> Result<()> {
     Ok(())
 }
 
-#[test]
-fn loopback_is_steered() -> Result<()> {
-    in_lab!();
-    let link = plain()?;
-    let dut = &link.dut;
-    let rxsteer = steer(dut, "lo", &["--mode=auto"])?;
-    transfer(&dut.netns, &dut.netns, Ipv4Addr::LOCALHOST)?;
-    let sums = at_rest(&rxsteer)?;
-    ensure!(sums.redirected > 0 && sums.lost == 0, "{sums:?}");
-    ensure!(rxsteer.stop(Signal::SIGTERM)?.code == Some(0));
-    Ok(())
-}
-
 /// A sender that changes its CPU: its packets arrive on both.
 #[test]
 fn packets_from_both_cpus_stay_in_order() -> Result<()> {

@@ -86,6 +86,9 @@ pub struct Link {
     pub dut: End,
 }
 
+/// Prefix of the names of devices under test.
+const DUT: &str = "nic";
+
 /// Prefix lengths of a link's subnets.
 const PREFIX_V4: u8 = 20;
 const PREFIX_V6: u8 = 64;
@@ -303,7 +306,39 @@ impl Link {
         // NAPI threads are found by device name on the whole host: the pid makes the name unique.
         static SERIAL: AtomicU32 = AtomicU32::new(0);
         let serial = SERIAL.fetch_add(1, Ordering::Relaxed) & 0xfff;
-        let unique = format!("{:x}-{serial:x}", std::process::id());
+        Self::named(
+            &format!("{:x}-{serial:x}", std::process::id()),
+            tester,
+            dut,
+            config,
+        )
+    }
+
+    /// Deletes the pair, with everything that is attached to it.
+    ///
+    /// # Errors
+    /// It is deleted already.
+    pub fn delete(&self) -> Result<()> {
+        let End { netns, ifindex, .. } = &self.tester;
+        netns.run(|| {
+            rtnl::run(async |handle| handle.link().del(*ifindex).execute().await)?
+                .context("cannot delete a link")
+        })
+    }
+
+    /// Makes the pair again after [`Self::delete`], with the same names. `config.id` is that of
+    /// before.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn again(&self, config: &LinkConfig) -> Result<Self> {
+        let (tester, dut) = (&self.tester, &self.dut);
+        let unique = dut.name.trim_start_matches(DUT);
+        Self::named(unique, &tester.netns, &dut.netns, config)
+    }
+
+    /// With `unique` in the names of both ends.
+    fn named(unique: &str, tester: &Netns, dut: &Netns, config: &LinkConfig) -> Result<Self> {
         let plan = |prefix: &str, netns, host, rx_queues, tx_queues| Plan {
             netns,
             name: format!("{prefix}{unique}"),
@@ -314,7 +349,7 @@ impl Link {
         };
         // An end with an XDP program has a receive queue per transmit queue of its peer.
         let (queues, replies) = (config.queues, config.queues.max(config.reply_queues));
-        let dut = plan("nic", dut, 1, queues, replies);
+        let dut = plan(DUT, dut, 1, queues, replies);
         let tester = plan("tst", tester, 2, replies, queues);
 
         tester.netns.run(|| {

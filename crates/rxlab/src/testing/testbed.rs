@@ -114,6 +114,13 @@ impl Testbed {
         Ok(Self { link, nic })
     }
 
+    /// Makes the link again after it was deleted, with the same names.
+    pub fn make_again(&mut self, config: &LinkConfig) -> Result<()> {
+        self.link = self.link.again(config)?;
+        self.nic = Nic::new(&self.link.dut, &vec![POLLING_CPU; config.queues as usize])?;
+        Ok(())
+    }
+
     /// RPS in native mode, with backlogs for everything that a test sends, and tables so large that
     /// hardly two flows share an entry.
     pub fn options(&self, cpus: &[u32]) -> Options {

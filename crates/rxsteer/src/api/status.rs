@@ -135,9 +135,9 @@ impl Queue {
 pub struct Device {
     /// Interface name.
     pub device: String,
-    /// Interface index.
+    /// Interface index; 0 if the device is not there.
     pub ifindex: u32,
-    /// `native` or `generic`.
+    /// `native`, `skb` or `generic`; `none` while the device is gone or refused.
     pub mode: String,
     /// Frames that were not steered, because they came from other queues or devices. They are not
     /// in the sums.

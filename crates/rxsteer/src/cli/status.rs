@@ -106,7 +106,9 @@ pub fn render(status: &Status) -> String {
         for why in &device.unsteered {
             let _ = writeln!(out, "warning: {why}");
         }
-        let _ = writeln!(out, "{}", queues(device).trim_fmt());
+        if !device.queues.is_empty() {
+            let _ = writeln!(out, "{}", queues(device).trim_fmt());
+        }
         if device.foreign > 0 {
             let _ = writeln!(
                 out,

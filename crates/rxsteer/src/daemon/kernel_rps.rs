@@ -12,7 +12,10 @@ use super::plan::Steered;
 ///
 /// # Errors
 /// Under [`OnKernelRps::Stop`], when it is on for a device.
-pub(super) fn look(devices: &mut [Steered], wish: OnKernelRps) -> Result<()> {
+pub(super) fn look<'a>(
+    devices: impl Iterator<Item = &'a mut Steered>,
+    wish: OnKernelRps,
+) -> Result<()> {
     for Steered { device, .. } in devices {
         // A device that is gone has no settings.
         let now = device.kernel_rps_now().unwrap_or_default();

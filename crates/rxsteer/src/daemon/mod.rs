@@ -2,6 +2,7 @@
 //! `rxsteer run`: attaches, steers until it is told to stop, returns every flow to INLINE,
 //! detaches.
 
+mod absent;
 mod accounting;
 mod auto;
 mod bonds;

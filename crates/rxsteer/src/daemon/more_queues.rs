@@ -3,8 +3,6 @@
 //! the driver adds queues while an XDP program is attached, as virtio_net does. The tables can't
 //! grow, so steering starts anew.
 
-use anyhow::{Result, bail};
-
 use super::plan::Steered;
 use crate::host::device::{Device, RxMode};
 
@@ -19,7 +17,7 @@ pub(super) enum Queues {
 }
 
 /// Looks at a device. A new start is one of `all` steered devices.
-pub(super) fn look(steered: &Steered, all: &[Steered]) -> Queues {
+pub(super) fn look(steered: &Steered, all: &[&Steered]) -> Queues {
     let Device {
         name, rx_queues, ..
     } = &steered.device;
@@ -29,23 +27,10 @@ pub(super) fn look(steered: &Steered, all: &[Steered]) -> Queues {
     if now <= *rx_queues || steered.mode == RxMode::Skb {
         return Queues::Steered;
     }
-    match all.iter().try_for_each(unobstructed) {
+    match all.iter().try_for_each(|steered| steered.unobstructed()) {
         Ok(()) => Queues::More(now),
         Err(e) => Queues::Obstructed(format!(
             "{name} has {now} receive queues, of which {rx_queues} are steered: {e:#}"
         )),
-    }
-}
-
-/// Whether the device could be steered, were it not steered.
-fn unobstructed(steered: &Steered) -> Result<()> {
-    let device = Device {
-        xdp: None,
-        ..Device::open(&steered.device.name)?
-    };
-    let objections = device.objections(steered.mode);
-    match objections.into_iter().find(|objection| objection.fatal) {
-        Some(objection) => bail!("{objection}"),
-        None => Ok(()),
     }
 }

@@ -274,6 +274,10 @@ pub struct Options {
     #[arg(skip)]
     pub least_queues: BTreeMap<String, u32>,
 
+    /// A start anew: devices that are gone or refused are waited for.
+    #[arg(skip)]
+    pub anew: bool,
+
     /// Sockets that poll meanwhile: `[[busy_poll]]` in the configuration file.
     #[arg(skip)]
     pub busy_poll: Vec<Rule>,

@@ -6,13 +6,14 @@ use anyhow::{Result, anyhow, bail};
 use tracing::{info, warn};
 
 use super::bonds::{self, with_ports};
-use super::options::{Hash, Mode, Options, RpsCpus};
+use super::options::{Hash, Mode, Options, QueueCpus, RpsCpus};
 use crate::datapath::backlogs::LIMIT_MAX;
 use crate::datapath::{self, InlinePorts};
 use crate::host::auto::AutoMask;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::{Device, RxMode};
 use crate::host::gain;
+use crate::host::objection::Objection;
 use crate::host::topology::Topology;
 
 /// A device while it is steered.
@@ -43,13 +44,55 @@ impl From<AutoMask> for QueueMask {
     }
 }
 
+impl Steered {
+    /// Whether the device could be steered, were it not steered.
+    ///
+    /// # Errors
+    /// With the reason and its remedy.
+    pub(super) fn unobstructed(&self) -> Result<()> {
+        let device = Device {
+            xdp: None,
+            ..Device::open(&self.device.name)?
+        };
+        unobstructed(&device, self.mode)
+    }
+}
+
+/// Whether nothing fatal is against steering the device.
+///
+/// # Errors
+/// With the reason and its remedy.
+pub(super) fn unobstructed(device: &Device, mode: RxMode) -> Result<()> {
+    let objections = device.objections(mode);
+    match objections.into_iter().find(|objection| objection.fatal) {
+        Some(objection) => bail!("{objection}"),
+        None => Ok(()),
+    }
+}
+
+/// A driver has refused a native program.
+#[derive(Debug, thiserror::Error)]
+#[error("{objection}")]
+pub(super) struct Refused {
+    pub(super) device: String,
+    pub(super) objection: Objection,
+}
+
+/// What a start steers.
+pub(super) struct Plan {
+    pub(super) devices: Vec<Steered>,
+    /// Devices that a start anew leaves out: name, and reasons with their remedies.
+    pub(super) refused: Vec<(String, String)>,
+}
+
 /// The devices that the options name, with the CPUs of each queue.
 ///
 /// # Errors
-/// With all reasons and their remedies, if devices can't be steered; if one lacks a queue.
-pub(super) fn plan(options: &Options) -> Result<Vec<Steered>> {
+/// With all reasons and their remedies, if devices can't be steered; if one lacks a queue. Not if
+/// this is a start anew.
+pub(super) fn plan(options: &Options) -> Result<Plan> {
     let mut devices: Vec<Steered> = Vec::new();
-    let mut obstacles = Vec::new();
+    let mut refused = Vec::new();
     bonds::say(&options.devices);
     for name in &with_ports(&options.devices) {
         let last = devices.last();
@@ -60,25 +103,37 @@ pub(super) fn plan(options: &Options) -> Result<Vec<Steered>> {
                 .any(|d| d.device.ifindex == new.device.ifindex)
         };
         match examine(name, first_queue, options) {
-            Ok(new) if known(&new) => obstacles.push(format!("{name} is named twice")),
+            Ok(new) if known(&new) => {
+                refused.push((name.clone(), format!("{name} is named twice")))
+            }
             Ok(new) => devices.push(new),
-            Err(e) => obstacles.push(format!("{e:#}")),
+            Err(e) => refused.push((name.clone(), format!("{e:#}"))),
         }
     }
-    if !obstacles.is_empty() {
+    if !refused.is_empty() && !options.anew {
+        let obstacles: Vec<_> = refused.into_iter().map(|(_, why)| why).collect();
         bail!(obstacles.join("\n"));
     }
     for wish in &options.queues {
-        let index = find(&devices, wish.device.as_deref())?;
-        let steered: &mut Steered = &mut devices[index];
-        steered.cpus[wish.queue as usize] = cpus_of(&steered.device, wish.queue, &wish.cpus)?;
+        match wished(&devices, wish) {
+            Ok((index, cpus)) => devices[index].cpus[wish.queue as usize] = cpus,
+            // The device, the queue or the CPU may be gone since the first start.
+            Err(_) if options.anew => {}
+            Err(e) => return Err(e),
+        }
     }
     for steered in &devices {
         if let Some(words) = nothing_to_gain(steered) {
             info!("{words}");
         }
     }
-    Ok(devices)
+    Ok(Plan { devices, refused })
+}
+
+fn wished(devices: &[Steered], wish: &QueueCpus) -> Result<(usize, QueueMask)> {
+    let index = find(devices, wish.device.as_deref())?;
+    let mask = cpus_of(&devices[index].device, wish.queue, &wish.cpus)?;
+    Ok((index, mask))
 }
 
 /// [`Topology::nothing_to_gain`] with the device's masks.
@@ -99,12 +154,12 @@ fn examine(name: &str, first_queue: u32, options: &Options) -> Result<Steered> {
     let least_queues = options.least_queues.get(name).copied().unwrap_or(0);
     device.rx_queues = device.rx_queues.max(least_queues);
     let mode = match options.mode {
-        Mode::Generic => RxMode::Generic,
-        Mode::Skb => RxMode::Skb,
         Mode::Auto if options.refused.contains(name) => RxMode::Skb,
-        Mode::Auto => chosen(&device),
-        Mode::Native => RxMode::Native,
+        wish => mode_for(&device, wish),
     };
+    if options.mode == Mode::Auto && !options.refused.contains(name) {
+        say_why(&device);
+    }
     check(&device, mode)?;
     if mode == RxMode::Skb {
         // A CPU that receives is a queue.
@@ -188,25 +243,27 @@ pub(super) fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<Que
     })
 }
 
-/// The mode of `auto`: native if it loses nothing. Logs which, and why.
-fn chosen(device: &Device) -> RxMode {
+/// The mode in which the device is steered: that of `auto` is native if it loses nothing.
+pub(super) fn mode_for(device: &Device, wish: Mode) -> RxMode {
+    match wish {
+        Mode::Generic => RxMode::Generic,
+        Mode::Skb => RxMode::Skb,
+        Mode::Native => RxMode::Native,
+        Mode::Auto if device.objection_to_native().is_none() => RxMode::Native,
+        Mode::Auto => RxMode::Skb,
+    }
+}
+
+/// Logs which mode `auto` has chosen, and why.
+fn say_why(device: &Device) {
     let name = &device.name;
     match device.objection_to_native() {
-        None => {
-            info!("{name} is steered in native mode: nothing is lost there");
-            RxMode::Native
-        }
-        Some(objection) if device.prepared().objection_to_native().is_none() => {
-            info!(
-                "{name} is steered in skb mode: {} (`--prepare` makes native mode possible)",
-                objection.reason
-            );
-            RxMode::Skb
-        }
-        Some(objection) => {
-            info!("{name} is steered in skb mode: {}", objection.reason);
-            RxMode::Skb
-        }
+        None => info!("{name} is steered in native mode: nothing is lost there"),
+        Some(objection) if device.prepared().objection_to_native().is_none() => info!(
+            "{name} is steered in skb mode: {} (`--prepare` makes native mode possible)",
+            objection.reason
+        ),
+        Some(objection) => info!("{name} is steered in skb mode: {}", objection.reason),
     }
 }
 

@@ -8,17 +8,15 @@ use std::thread::{self, Scope};
 use anyhow::{Result, bail};
 use tracing::{info, warn};
 
-use super::bonds::with_ports;
 use super::budget;
 use super::hotplug::Hotplug;
 use super::options::{Mode, Options, QueueCpus, RpsCpus};
-use super::plan::Steered;
-use super::steering::{Refused, Served, Steering};
+use super::plan::Refused;
+use super::steering::{Served, Steering};
 use crate::api::server::Server;
 use crate::datapath::Requests;
 use crate::datapath::backlogs::Backlogs;
 use crate::datapath::maker::Makers;
-use crate::host::topology::Topology;
 
 /// See the module's documentation.
 pub(super) struct Session {
@@ -81,8 +79,8 @@ impl Session {
             });
             match served? {
                 Served::Stopped => return Ok(()),
-                Served::MoreQueues => {
-                    let options = as_it_is(&running.steering, &self.options)?;
+                Served::Anew => {
+                    let options = as_it_is(&running.steering, &self.options);
                     self.end()?;
                     *self = Self::start(options)?;
                 }
@@ -109,28 +107,27 @@ impl Session {
     }
 }
 
-/// The options by which a new start steers as now, but all queues that the devices have now.
-fn as_it_is(steering: &Steering, options: &Options) -> Result<Options> {
-    let online = Topology::host().online()?;
+/// The options by which a new start steers as now, but all devices and queues that are there now.
+fn as_it_is(steering: &Steering, options: &Options) -> Options {
     let mut now = Options {
         policy: steering.policy,
-        queues: Vec::new(),
         rps_sock_flow_entries: steering.datapath.config().rps_sock_flow_entries,
         rps_flow_cnt: steering.datapath.config().rps_flow_cnt,
+        anew: true,
         ..options.clone()
     };
-    // Ports may have left their bond.
-    let names = with_ports(&options.devices);
-    let stay = |steered: &&Steered| names.contains(&steered.device.name);
-    for steered in steering.devices.iter().filter(stay) {
+    now.queues
+        .retain(|wish| steering.awaits(wish.device.as_deref()));
+    for steered in &steering.devices {
         let device = &steered.device;
-        let nr_queues = device.rx_queues_now().unwrap_or(0).max(device.rx_queues);
+        let nr_queues = match steering.awaits(Some(&device.name)) {
+            true => 0,
+            false => device.rx_queues_now().unwrap_or(0).max(device.rx_queues),
+        };
         now.least_queues.insert(device.name.clone(), nr_queues);
         for (queue, mask) in (0..).zip(&steered.cpus) {
             let cpus = match &mask.auto {
                 Some(_) => RpsCpus::Auto,
-                // A start refuses masks without an online CPU.
-                None if mask.cpus.intersect(&online).is_empty() => continue,
                 None => RpsCpus::Mask(mask.cpus.clone()),
             };
             now.queues.push(QueueCpus {
@@ -140,7 +137,7 @@ fn as_it_is(steering: &Steering, options: &Options) -> Result<Options> {
             });
         }
     }
-    Ok(now)
+    now
 }
 
 /// Keeps the budget of real-time backlog threads, in a thread, until the returned pipe is closed.

@@ -10,9 +10,11 @@ use tracing::{debug, info, warn};
 use super::auto::AutoMasks;
 use super::bonds::Bonds;
 use super::hotplug::Hotplug;
-use super::options::{Hash, Options, RpsCpus, TABLE_MAX, Tunnel};
+use super::options::{Hash, Mode, Options, RpsCpus, TABLE_MAX, Tunnel};
 use super::panics;
-use super::plan::{QueueMask, Steered, backlog_limit, cpus_of, find, inline_ports, names, plan};
+use super::plan::{
+    Plan, QueueMask, Refused, Steered, backlog_limit, cpus_of, find, inline_ports, names, plan,
+};
 use super::reader::Reader;
 use super::takedown::Takedown;
 use super::unsteered::Unsteered;
@@ -30,7 +32,6 @@ use crate::datapath::{Config, Datapath, DeviceConfig, Drain, Requests, draw_secr
 use crate::host::caps;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::RxMode;
-use crate::host::objection::Objection;
 use crate::host::topology::Topology;
 use crate::host::wait::readable;
 
@@ -43,24 +44,19 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Number of flows in `status`: those with the most dropped packets.
 const DROPPED_FLOWS: usize = 5;
 
+/// The mode in `status` of a device that is gone or refused.
+const NOT_STEERED: &str = "none";
+
 /// Sockets don't know the hashes that the device computes for their packets.
 const NO_DEVICE_HASH: &str = "flows can't follow applications by the device's hash, which sockets \
                               don't know: leave --hash device, or use --policy rps";
-
-/// A driver has refused a native program.
-#[derive(Debug, thiserror::Error)]
-#[error("{objection}")]
-pub(super) struct Refused {
-    pub(super) device: String,
-    pub(super) objection: Objection,
-}
 
 /// Why [`Steering::serve`] has returned.
 pub(super) enum Served {
     /// Steering is to stop.
     Stopped,
-    /// A device has more queues: only a new start steers all of them.
-    MoreQueues,
+    /// A device has more queues, or is there again: only a new start steers all of them.
+    Anew,
 }
 
 /// See the module's documentation.
@@ -97,7 +93,7 @@ impl Steering {
             );
         }
         let backlog_limit = backlog_limit(options.backlog)?;
-        let devices = plan(options)?;
+        let Plan { devices, refused } = plan(options)?;
         let config = Config {
             backlog_limit,
             backlog_sched: options.backlog_sched,
@@ -129,11 +125,15 @@ impl Steering {
             true => info!("steering would have {worst}"),
             false => debug!("{worst}"),
         }
-        let unsteered = Unsteered::new(options.on_kernel_rps, devices.len());
+        let mut unsteered = Unsteered::new(options, devices.len());
+        for (name, why) in &refused {
+            unsteered.absent.refuse(name, why);
+        }
+        let known = refused.into_iter().map(|(name, _)| name);
         let mut steering = Self {
             unsteered,
             datapath,
-            bonds: Bonds::of(&options.devices, names(&devices)),
+            bonds: Bonds::of(&options.devices, known.chain(names(&devices)).collect()),
             devices,
             policy: options.policy,
             online: Topology::host().online()?,
@@ -146,6 +146,10 @@ impl Steering {
         steering.apply()?;
         for device in 0..steering.devices.len() {
             if let Err(e) = steering.attach(device) {
+                if options.anew && !(options.mode == Mode::Auto && e.is::<Refused>()) {
+                    steering.refused(device, &e);
+                    continue;
+                }
                 // The devices before this one are steered already.
                 steering.datapath.return_inline(PATIENCE)?;
                 return Err(e);
@@ -189,8 +193,10 @@ impl Steering {
                     warn!("{e:#}");
                 }
                 self.takedown.look(&self.datapath)?;
+                self.look_for_gone()?;
+                self.attach_refused();
                 if self.unsteered.look(&self.datapath, &mut self.devices)? {
-                    return Ok(Served::MoreQueues);
+                    return Ok(Served::Anew);
                 }
                 if self.auto_masks.follow(&mut self.devices)? {
                     self.apply()?;
@@ -295,6 +301,40 @@ impl Steering {
         Ok(())
     }
 
+    /// Whether no device of this name is steered, and one is waited for.
+    pub(super) fn awaits(&self, name: Option<&str>) -> bool {
+        name.is_some_and(|name| self.unsteered.absent.why(name).is_some())
+    }
+
+    /// Looks for devices that have gone. Their programs are detached: that of a device which is in
+    /// another network namespace now would go on.
+    fn look_for_gone(&mut self) -> Result<()> {
+        for index in self.unsteered.absent.gone(&self.devices) {
+            self.datapath.give_up(index)?;
+        }
+        Ok(())
+    }
+
+    /// The device with this index is there, and has no program.
+    fn refused(&mut self, index: usize, why: &anyhow::Error) {
+        let name = &self.devices[index].device.name;
+        self.unsteered.absent.refuse(name, &format!("{why:#}"));
+    }
+
+    /// Tries again to attach to devices that the kernel has refused.
+    fn attach_refused(&mut self) {
+        for index in 0..self.devices.len() {
+            let name = self.devices[index].device.name.clone();
+            if !self.unsteered.absent.is_refused(&name) {
+                continue;
+            }
+            match self.attach(index) {
+                Ok(()) => self.unsteered.absent.attached(&name),
+                Err(e) => self.refused(index, &e),
+            }
+        }
+    }
+
     fn attach(&mut self, index: usize) -> Result<()> {
         let steered = &self.devices[index];
         let name = &steered.device.name;
@@ -318,6 +358,7 @@ impl Steering {
     }
 
     pub(super) fn stop(mut self) -> Result<()> {
+        self.look_for_gone()?;
         if !self.datapath.return_inline(PATIENCE)? {
             warn!("some packets were still queued: what follows may overtake them");
         }
@@ -459,6 +500,7 @@ impl Steering {
         {
             return Ok(());
         }
+        self.look_for_gone()?;
         if let Err(e) = self.datapath.resize(sizes.0, sizes.1, PATIENCE) {
             self.apply()?;
             return Err(e);
@@ -492,13 +534,27 @@ impl Steering {
             status::Device {
                 device: steered.device.name.clone(),
                 ifindex: steered.device.ifindex,
-                mode: steered.mode.to_string(),
+                mode: match self.awaits(Some(&steered.device.name)) {
+                    true => NOT_STEERED.to_owned(),
+                    false => steered.mode.to_string(),
+                },
                 foreign: self.datapath.foreign_frames(steered.first_queue),
                 unsteered: self.unsteered.of(index, steered),
                 queues,
             }
         });
-        devices.collect()
+        let steered = |name: &&str| self.devices.iter().any(|s| s.device.name == *name);
+        let absent = &self.unsteered.absent;
+        let others = absent.names().filter(|name| !steered(name));
+        let others = others.map(|name| status::Device {
+            device: name.to_owned(),
+            ifindex: 0,
+            mode: NOT_STEERED.to_owned(),
+            foreign: 0,
+            unsteered: absent.why(name).into_iter().map(str::to_owned).collect(),
+            queues: Vec::new(),
+        });
+        devices.chain(others).collect()
     }
 
     fn status(&self) -> Result<status::Status> {

@@ -4,16 +4,18 @@
 use anyhow::Result;
 use tracing::{info, warn};
 
+use super::absent::Absent;
 use super::foreign::{Foreign, Frames};
 use super::kernel_rps;
 use super::more_queues::{self, Queues};
-use super::options::OnKernelRps;
+use super::options::{OnKernelRps, Options};
 use super::plan::Steered;
 use crate::datapath::Datapath;
 
 /// What was found at the last look.
 pub(super) struct Unsteered {
     on_kernel_rps: OnKernelRps,
+    pub(super) absent: Absent,
     /// In the order of the devices.
     by_device: Vec<Findings>,
 }
@@ -26,24 +28,28 @@ struct Findings {
 }
 
 impl Unsteered {
-    pub(super) fn new(on_kernel_rps: OnKernelRps, nr_devices: usize) -> Self {
+    pub(super) fn new(options: &Options, nr_devices: usize) -> Self {
         let by_device = (0..nr_devices).map(|_| Findings::default()).collect();
         Self {
-            on_kernel_rps,
+            on_kernel_rps: options.on_kernel_rps,
+            absent: Absent::new(options),
             by_device,
         }
     }
 
     /// Looks at the devices, and logs what has changed. To be called once a second: no event shows
-    /// these changes. Returns whether steering has to start anew, for a device that has more queues.
+    /// these changes. Returns whether steering has to start anew, for a device that has more queues or
+    /// that is there again.
     ///
     /// # Errors
     /// When kernel RPS is on for a device, and steering is to end then.
     pub(super) fn look(&mut self, datapath: &Datapath, devices: &mut [Steered]) -> Result<bool> {
-        kernel_rps::look(devices, self.on_kernel_rps)?;
+        let there = |steered: &Steered| self.absent.why(&steered.device.name).is_none();
+        kernel_rps::look(devices.iter_mut().filter(|s| there(s)), self.on_kernel_rps)?;
+        let present: Vec<_> = devices.iter().filter(|steered| there(steered)).collect();
         let mut anew = false;
-        let devices = &*devices;
-        for (found, steered) in self.by_device.iter_mut().zip(devices) {
+        let looked_at = self.by_device.iter_mut().zip(&*devices);
+        for (found, steered) in looked_at.filter(|(_, steered)| there(steered)) {
             let name = &steered.device.name;
             if found.foreign.look(frames(datapath, steered)) {
                 match found.foreign.report(name) {
@@ -52,7 +58,7 @@ impl Unsteered {
                 }
             }
             let before = found.obstructed.take();
-            match more_queues::look(steered, devices) {
+            match more_queues::look(steered, &present) {
                 Queues::Steered => {}
                 Queues::More(now) => {
                     let planned = steered.device.rx_queues;
@@ -67,12 +73,15 @@ impl Unsteered {
                 }
             }
         }
-        Ok(anew)
+        Ok(self.absent.back(&present) || anew)
     }
 
     /// Why packets of the device with this index are not steered as they should be, in sentences
     /// with remedies.
     pub(super) fn of(&self, index: usize, steered: &Steered) -> Vec<String> {
+        if let Some(why) = self.absent.why(&steered.device.name) {
+            return vec![why.to_owned()];
+        }
         let found = &self.by_device[index];
         let kernel_rps = steered.device.kernel_rps_on().map(|o| o.to_string());
         let reports = [

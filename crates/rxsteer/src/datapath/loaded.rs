@@ -71,7 +71,8 @@ impl Datapath {
     /// # Errors
     /// When the kernel refuses a map or a program: the verifier's messages are in the log.
     pub fn load(config: &Config, devices: &[DeviceConfig]) -> Result<Self> {
-        let nr_queues: u32 = devices.iter().map(|d| d.nr_rx_queues).sum();
+        // Without devices, as while all of them are gone, there is a queue without packets.
+        let nr_queues = devices.iter().map(|d| d.nr_rx_queues).sum::<u32>().max(1);
         let nr_cpus = Topology::host().nr_cpu_ids()?;
         let tables = Tables::new(config, nr_queues)?;
 
@@ -319,6 +320,30 @@ impl Datapath {
             device.attached = None;
             device.hashed = None;
         }
+    }
+
+    /// Detaches the program of a device that is gone. Skbs on their way to another CPU are dropped
+    /// there, because they find no device (skb_do_redirect() in net/core/filter.c): they are lost.
+    /// Frames are delivered all the same. Takes a grace period.
+    ///
+    /// # Errors
+    /// When the maps can't be changed.
+    pub fn give_up(&mut self, device: usize) -> Result<()> {
+        let device = &mut self.devices[device];
+        device.attached = None;
+        if device.config.mode != RxMode::Skb {
+            return Ok(());
+        }
+        let backlogs = device.queue_base * self.nr_cpus
+            ..(device.queue_base + device.config.nr_rx_queues) * self.nr_cpus;
+        self.grace_period()?;
+        for index in backlogs {
+            let b = self.backlog_counts.get(index);
+            let lost = b.tail.saturating_sub(b.dequeued + b.nr_vanished);
+            self.backlog_counts
+                .set_field(index, offset_of!(backlog, nr_lost), lost);
+        }
+        Ok(())
     }
 
     /// The cpumaps, for the threads that create their entries.

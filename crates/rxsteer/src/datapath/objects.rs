@@ -77,10 +77,18 @@ impl Device {
             },
             Some(Attached::Tc { .. }) => {
                 self.attached = None;
-                self.attach()
+                match self.attach() {
+                    Err(e) if is(&e, libc::ENODEV) => Ok(()),
+                    other => other,
+                }
             }
         }
     }
+}
+
+fn is(error: &anyhow::Error, errno: i32) -> bool {
+    let error = error.downcast_ref::<std::io::Error>();
+    error.and_then(std::io::Error::raw_os_error) == Some(errno)
 }
 
 pub(super) fn load_device(

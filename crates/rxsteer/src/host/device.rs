@@ -9,6 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use libbpf_rs::query::ProgInfoIter;
+use nix::errno::Errno;
 use nix::net::if_::{Interface, if_nameindex, if_nametoindex};
 use serde::Serialize;
 
@@ -92,6 +93,9 @@ pub struct Device {
     /// Whether its packets begin with the IP header.
     #[serde(skip)]
     pub without_mac: bool,
+    /// Whether it returns what is sent to it.
+    #[serde(skip)]
+    pub loopback: bool,
     /// `None` before Linux 6.8.
     #[serde(skip)]
     pub napis: Option<Vec<Napi>>,
@@ -133,6 +137,7 @@ impl Device {
             }
             _ => None,
         };
+        let flags = read_number(&sysfs.join("flags"))?;
         Ok(Self {
             name: name.to_string(),
             ifindex,
@@ -140,7 +145,8 @@ impl Device {
             driver,
             rx_queues: rx_queues(&queues)?.len() as u32,
             mtu: read_number(&sysfs.join("mtu"))?,
-            up: read_number(&sysfs.join("flags"))? & libc::IFF_UP as u32 != 0,
+            up: flags & libc::IFF_UP as u32 != 0,
+            loopback: flags & libc::IFF_LOOPBACK as u32 != 0,
             hardware: sysfs.join("device").exists(),
             xdp,
             native_xdp,
@@ -151,6 +157,20 @@ impl Device {
             without_mac: without_mac(read_number(&sysfs.join("type"))? as u16),
             napis: netdev::napis(ifindex)?,
         })
+    }
+
+    /// Whether the device is no longer in this network namespace. One that was renamed is.
+    ///
+    /// # Errors
+    /// When the kernel can't be asked.
+    pub fn is_gone(&self) -> Result<bool> {
+        match if_nametoindex(self.name.as_str()) {
+            Ok(ifindex) if ifindex == self.ifindex => return Ok(false),
+            Ok(_) | Err(Errno::ENODEV) => {}
+            Err(e) => return Err(e).with_context(|| self.name.clone()),
+        }
+        let devices = if_nameindex().context("cannot list the network devices")?;
+        Ok(devices.iter().all(|d| d.index() != self.ifindex))
     }
 
     /// The number of receive queues now, as [`Self::rx_queues`]. Looks at `/sys` alone.

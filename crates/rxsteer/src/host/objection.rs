@@ -31,6 +31,9 @@ impl fmt::Display for Objection {
 impl Device {
     /// Reasons against steering this device in `mode`; fatal ones come first.
     pub fn objections(&self, mode: RxMode) -> Vec<Objection> {
+        if let Some(loopback) = self.loopback() {
+            return vec![loopback];
+        }
         // Skb mode runs where the packets are this device's already.
         let elsewhere = (mode != RxMode::Skb).then(|| self.received_elsewhere());
         if let Some(elsewhere) = elsewhere.flatten() {
@@ -188,6 +191,22 @@ impl Device {
         }
     }
 
+    /// Packets of lo bring their route, without which the stack takes them for forged. A redirect
+    /// drops it (skb_scrub_packet() in net/core/skbuff.c).
+    fn loopback(&self) -> Option<Objection> {
+        let name = &self.name;
+        self.loopback.then(|| Objection {
+            reason: format!(
+                "{name} is the loopback device: its packets would lose their route on the way to \
+                 another CPU, and be dropped"
+            ),
+            remedy: format!(
+                "let kernel RPS steer it: `echo MASK > /sys/class/net/{name}/queues/rx-0/rps_cpus`"
+            ),
+            fatal: true,
+        })
+    }
+
     fn no_native_xdp(&self) -> Option<Objection> {
         (self.native_xdp == Some(false)).then(|| Objection {
             reason: format!(
@@ -280,6 +299,7 @@ pub(super) mod tests {
             peer: None,
             kernel_rps: Vec::new(),
             without_mac: false,
+            loopback: false,
             lower: Lower::None,
             napis: Some(vec![Napi {
                 id: 8193,
@@ -312,6 +332,17 @@ pub(super) mod tests {
     fn nothing_speaks_against_a_plain_card() {
         assert_eq!(card().objections(RxMode::Native), []);
         assert_eq!(card().objections(RxMode::Generic), []);
+    }
+
+    #[test]
+    fn the_loopback_device_is_left_to_the_kernel() {
+        let device = Device {
+            loopback: true,
+            ..card()
+        };
+        for mode in [RxMode::Native, RxMode::Generic, RxMode::Skb] {
+            assert!(only(&device, mode, true).contains("kernel RPS"));
+        }
     }
 
     #[test]
