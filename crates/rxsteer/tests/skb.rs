@@ -4,6 +4,7 @@
 mod common;
 
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -13,8 +14,9 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use rxlab::in_lab;
 use rxlab::lab::link::{End, Link, LinkConfig};
-use rxlab::lab::netns::{Netns, bind};
-use rxlab::testing::testbed::until;
+use rxlab::lab::netns::{Netns, Thread, bind};
+use rxlab::lab::tun::Tunnel;
+use rxlab::testing::testbed::{POLLING_CPU, until};
 use rxsteer::api::status::{Queue, Status, Terms};
 
 /// A plain veth pair: no XDP, no GRO, checksums left out by the sender.
@@ -92,6 +94,45 @@ fn nothing_stays_after_a_kill() -> Result<()> {
     let again = steer(dut, &dut.name, &["--mode=skb"])?;
     ensure!(again.stop(Signal::SIGTERM)?.code == Some(0));
     Ok(())
+}
+
+/// Sends a datagram each millisecond to a device that is not steered, whose polls are then the only
+/// ones on [`POLLING_CPU`]. Returns when this sender is dropped.
+fn other_traffic(link: &Link) -> Result<(mpsc::Sender<()>, Thread<Result<()>>)> {
+    let (goes_on, is_over) = mpsc::channel();
+    let at = (link.dut.ipv4, 9);
+    let thread = link.tester.netns.spawn(None, "others", move || {
+        bind(Pid::from_raw(0), POLLING_CPU)?;
+        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+        let pause = Duration::from_millis(1);
+        while is_over.recv_timeout(pause) == Err(mpsc::RecvTimeoutError::Timeout) {
+            socket.send_to(b"others", at)?;
+        }
+        anyhow::Ok(())
+    })?;
+    Ok((goes_on, thread))
+}
+
+/// Packets with and without an Ethernet header, which a process writes: they are received outside of
+/// polls, so flows leave INLINE after a poll of another device.
+#[test]
+fn tun_and_tap_devices_are_steered() -> Result<()> {
+    in_lab!();
+    let link = plain()?;
+    let (tester, dut) = (&link.tester.netns, &link.dut);
+    let (goes_on, others) = other_traffic(&link)?;
+    for kind in [libc::IFF_TUN, libc::IFF_TAP] {
+        let tunnel = Tunnel::new(tester, &dut.netns, kind, POLLING_CPU)?;
+        let rxsteer = steer(dut, &tunnel.name, &["--mode=auto"])?;
+        ensure!(rxsteer.status()?.devices[0].mode == "skb");
+        transfer(tester, &dut.netns, tunnel.ipv4)?;
+        let sums = at_rest(&rxsteer)?;
+        ensure!(sums.redirected > 0 && sums.lost == 0, "{sums:?}");
+        ensure!(sums.delivered == sums.redirected, "{sums:?}");
+        ensure!(rxsteer.stop(Signal::SIGTERM)?.code == Some(0));
+    }
+    drop(goes_on);
+    others.join()
 }
 
 /// A sender that changes its CPU: its packets arrive on both.

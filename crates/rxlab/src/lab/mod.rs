@@ -28,6 +28,7 @@ pub mod sockets;
 pub mod softnet;
 pub mod stream;
 pub mod switches;
+pub mod tun;
 pub mod tx_queue;
 pub mod witness;
 pub mod xdp;

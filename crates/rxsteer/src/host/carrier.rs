@@ -5,15 +5,14 @@
 //! It is a tun or tap device that nothing writes to or reads from: the kernel removes it with this
 //! process, however the process ends.
 
-use std::fs::{self, File, OpenOptions};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use nix::net::if_::if_nametoindex;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 use super::cpumask::CpuMask;
+use super::tun::Queue;
 
 /// Most queues of a tun device (MAX_TAP_QUEUES in drivers/net/tun.c).
 const MOST_CPUS: u32 = 256;
@@ -24,12 +23,8 @@ pub struct Carrier {
     /// Interface index.
     pub ifindex: u32,
     /// One for each queue.
-    _queues: Vec<OwnedFd>,
+    _queues: Vec<Queue>,
 }
-
-nix::ioctl_write_ptr_bad!(tunsetiff, 0x4004_54ca, libc::ifreq);
-nix::ioctl_read_bad!(siocgifflags, libc::SIOCGIFFLAGS, libc::ifreq);
-nix::ioctl_write_ptr_bad!(siocsifflags, libc::SIOCSIFFLAGS, libc::ifreq);
 
 impl Carrier {
     /// Creates a carrier for these CPU ids, from 0 to `nr_cpus` - 1, in the network namespace of the
@@ -48,22 +43,10 @@ impl Carrier {
         } else {
             libc::IFF_TAP
         };
-        let mut request = request("rxsteer%d");
-        request.ifr_ifru.ifru_flags =
-            (kind | libc::IFF_NO_PI | libc::IFF_MULTI_QUEUE) as libc::c_short;
-        let mut queues = Vec::new();
-        for _ in 0..nr_cpus {
-            let queue = open_tun()?;
-            // SAFETY: the request outlives the call; the kernel writes the device's name to it.
-            unsafe { tunsetiff(queue.as_raw_fd(), &request) }
-                .context("the kernel refused a tun device")?;
-            queues.push(OwnedFd::from(queue));
-        }
-        let name = name_of(&request);
-        let carrier = Self {
-            ifindex: if_nametoindex(name.as_str())?,
-            _queues: queues,
-        };
+        let queue = Queue::open("rxsteer%d", kind | libc::IFF_MULTI_QUEUE)?;
+        let name = queue.name.clone();
+        let more = (1..nr_cpus).map(|_| queue.another());
+        let mut queues = more.collect::<Result<Vec<_>>>()?;
         for cpu in 0..nr_cpus {
             steer(&name, cpu)?;
         }
@@ -72,17 +55,13 @@ impl Carrier {
         if Path::new(&ipv6).exists() {
             fs::write(&ipv6, "1").with_context(|| ipv6)?;
         }
-        set_up(&mut request).with_context(|| format!("{name} can't be set up"))?;
-        Ok(carrier)
+        queue.set_up()?;
+        queues.push(queue);
+        Ok(Self {
+            ifindex: if_nametoindex(name.as_str())?,
+            _queues: queues,
+        })
     }
-}
-
-fn open_tun() -> Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open("/dev/net/tun")
-        .context("skb mode needs tun devices, CONFIG_TUN of the kernel: /dev/net/tun")
 }
 
 /// Lets kernel RPS put the packets of queue `cpu` into that CPU's backlog.
@@ -90,35 +69,4 @@ fn steer(name: &str, cpu: u32) -> Result<()> {
     let path = format!("/sys/class/net/{name}/queues/rx-{cpu}/rps_cpus");
     let mask: CpuMask = [cpu].into_iter().collect();
     fs::write(&path, mask.to_mask_string()).with_context(|| format!("cannot write {path}"))
-}
-
-fn request(name: &str) -> libc::ifreq {
-    // SAFETY: all zeros is a valid `ifreq`.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from as libc::c_char;
-    }
-    request
-}
-
-fn name_of(request: &libc::ifreq) -> String {
-    let bytes = request.ifr_name.iter().map(|&c| c as u8);
-    String::from_utf8_lossy(&bytes.take_while(|&c| c != 0).collect::<Vec<_>>()).into_owned()
-}
-
-fn set_up(request: &mut libc::ifreq) -> Result<()> {
-    let socket = socket(
-        AddressFamily::Inet,
-        SockType::Datagram,
-        SockFlag::SOCK_CLOEXEC,
-        None,
-    )?;
-    // SAFETY: the request outlives both calls; the kernel has written its flags before they are
-    // read.
-    unsafe {
-        siocgifflags(socket.as_raw_fd(), request)?;
-        request.ifr_ifru.ifru_flags |= libc::IFF_UP as libc::c_short;
-        siocsifflags(socket.as_raw_fd(), request)?;
-    }
-    Ok(())
 }

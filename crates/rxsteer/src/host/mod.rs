@@ -25,5 +25,6 @@ pub mod sched;
 pub mod setting;
 pub mod tc;
 pub mod topology;
+pub mod tun;
 pub mod wait;
 pub mod xdp;
