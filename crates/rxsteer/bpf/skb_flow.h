@@ -15,27 +15,39 @@
 /* Headers that are parsed, in bytes, if they are not in the linear part. */
 #define SKB_HEADERS 256
 
-static __always_inline enum flow_result skb_key(struct __sk_buff *skb, struct flow_key *key)
+/* A global function, so that the compiler keeps no packet pointer across it. */
+__noinline int skb_key(struct __sk_buff *skb, struct flow_key *key)
 {
 	void *data = (void *)(long)skb->data;
 	void *data_end = (void *)(long)skb->data_end;
 
+	if (!key)
+		return FLOW_UNKNOWN;
 	if (config.without_mac)
 		return flow_follow_ip(data, data_end, skb->len, config.flow_tunnels, key);
 	return flow_follow(data, data_end, skb->len, config.flow_tunnels, key);
 }
 
+/* Brings headers into the linear part; whether that may help. */
+static __always_inline bool skb_pull_headers(struct __sk_buff *skb)
+{
+	void *data = (void *)(long)skb->data;
+	void *data_end = (void *)(long)skb->data_end;
+	__u64 linear = data_end - data;
+
+	return linear < skb->len && linear < SKB_HEADERS &&
+	       !bpf_skb_pull_data(skb, skb->len < SKB_HEADERS ? skb->len : SKB_HEADERS);
+}
+
 /* As rx_follow() (rx.bpf.c). */
 __noinline int skb_follow(struct __sk_buff *skb, struct flow_key *key)
 {
-	__u32 linear = skb->data_end - skb->data;
 	enum flow_result result;
 
 	if (!key)
 		return FLOW_UNKNOWN;
 	result = skb_key(skb, key);
-	if (unlikely(result == FLOW_TRUNCATED && linear < skb->len && linear < SKB_HEADERS) &&
-	    !bpf_skb_pull_data(skb, skb->len < SKB_HEADERS ? skb->len : SKB_HEADERS))
+	if (unlikely(result == FLOW_TRUNCATED) && skb_pull_headers(skb))
 		result = skb_key(skb, key);
 	return result;
 }

@@ -10,8 +10,8 @@
  *
  * Two constraints come from the verifier. Every header is addressed from the start of the packet by
  * an offset of bounded range, so that states that differ only in the offset are merged. And
- * flow_follow() is one function with all others inlined, because before 6.8 the verifier does not
- * track a structure in another stack frame.
+ * flow_follow() is all inlined, because before 6.8 the verifier does not track a structure in
+ * another stack frame; its callers are functions of their own.
  */
 #pragma once
 
@@ -456,8 +456,8 @@ static __always_inline enum flow_result flow_walk(struct flow_cursor *c, __u16 t
 	return flow_key_found(c, &found, key);
 }
 
-static __attribute__((noinline)) enum flow_result
-flow_follow(const void *data, const void *data_end, __u32 len, __u32 tunnels, struct flow_key *key)
+static __always_inline enum flow_result flow_follow(const void *data, const void *data_end,
+						    __u32 len, __u32 tunnels, struct flow_key *key)
 {
 	struct flow_cursor c = {data, data_end, 0, len};
 
@@ -465,10 +465,9 @@ flow_follow(const void *data, const void *data_end, __u32 len, __u32 tunnels, st
 }
 
 /* As flow_follow(), for a packet that begins with an IP header. */
-static __attribute__((noinline, unused)) enum flow_result flow_follow_ip(const void *data,
-									 const void *data_end,
-									 __u32 len, __u32 tunnels,
-									 struct flow_key *key)
+static __always_inline enum flow_result flow_follow_ip(const void *data, const void *data_end,
+						       __u32 len, __u32 tunnels,
+						       struct flow_key *key)
 {
 	struct flow_cursor c = {data, data_end, 0, len};
 	enum flow_result result;
