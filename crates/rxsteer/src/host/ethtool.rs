@@ -11,8 +11,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use anyhow::{Context, Result, ensure};
 use nix::errno::Errno;
 use nix::net::if_::if_indextoname;
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use serde::Serialize;
+
+use super::ifreq::{ifreq, socket};
 
 // linux/ethtool.h
 const ETHTOOL_GDRVINFO: u32 = 0x03;
@@ -101,14 +102,8 @@ impl Ethtool {
     /// # Errors
     /// When the process can't open sockets.
     pub fn open(name: &str) -> Result<Self> {
-        let socket = socket(
-            AddressFamily::Inet,
-            SockType::Datagram,
-            SockFlag::SOCK_CLOEXEC,
-            None,
-        )?;
         Ok(Self {
-            socket,
+            socket: socket()?,
             name: name.to_string(),
         })
     }
@@ -228,11 +223,7 @@ impl Ethtool {
     /// # Errors
     /// The kernel's.
     pub fn call(&self, request: &mut [u32]) -> nix::Result<()> {
-        // SAFETY: an ifreq of zeros is valid.
-        let mut ifreq: libc::ifreq = unsafe { std::mem::zeroed() };
-        for (to, from) in ifreq.ifr_name.iter_mut().zip(self.name.bytes()) {
-            *to = from as libc::c_char;
-        }
+        let mut ifreq = ifreq(&self.name);
         ifreq.ifr_ifru.ifru_data = request.as_mut_ptr().cast();
         // SAFETY: both structures outlive the call; callers size `request` for the answer.
         let ret = unsafe {

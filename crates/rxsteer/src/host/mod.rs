@@ -10,6 +10,7 @@ mod elsewhere;
 pub mod ethtool;
 pub mod gain;
 pub mod guardian;
+mod ifreq;
 pub mod irq;
 pub mod kthread;
 mod loss;

@@ -5,7 +5,8 @@ use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
 
 use anyhow::{Context, Result};
-use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
+
+use super::ifreq::{ifreq, socket};
 
 /// A queue of a device.
 #[derive(Debug)]
@@ -35,7 +36,7 @@ impl Queue {
             .write(true)
             .open("/dev/net/tun")
             .context("the kernel needs tun devices, CONFIG_TUN: /dev/net/tun")?;
-        let mut request = request(name);
+        let mut request = ifreq(name);
         request.ifr_ifru.ifru_flags = (kind | libc::IFF_NO_PI) as libc::c_short;
         // SAFETY: the request outlives the call; the kernel writes the device's name to it.
         unsafe { tunsetiff(file.as_raw_fd(), &request) }
@@ -62,13 +63,8 @@ impl Queue {
     /// # Errors
     /// When the kernel refuses.
     pub fn set_up(&self) -> Result<()> {
-        let socket = socket(
-            AddressFamily::Inet,
-            SockType::Datagram,
-            SockFlag::SOCK_CLOEXEC,
-            None,
-        )?;
-        let mut request = request(&self.name);
+        let socket = socket()?;
+        let mut request = ifreq(&self.name);
         // SAFETY: the request outlives both calls; the kernel has written its flags before they are
         // read.
         unsafe {
@@ -81,13 +77,4 @@ impl Queue {
         }
         Ok(())
     }
-}
-
-fn request(name: &str) -> libc::ifreq {
-    // SAFETY: all zeros is a valid `ifreq`.
-    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
-    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
-        *to = from as libc::c_char;
-    }
-    request
 }
