@@ -16,7 +16,9 @@ use rxlab::lab::link::LinkConfig;
 use rxlab::lab::sockets;
 use rxlab::testing::app::App;
 use rxlab::testing::not_run;
-use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, all_at, follows, mask, until};
+use rxlab::testing::testbed::{
+    OTHER_CPU, POLLING_CPU, Testbed, all_at, follows, follows_until_it_ends, mask, until,
+};
 use rxlab::{in_lab, test_name};
 use rxsteer::daemon::options::{Hash, Mode as RxMode, Options};
 use rxsteer::datapath::policy::Policy;
@@ -215,13 +217,7 @@ fn a_closed_sockets_flow_is_not_followed() -> Result<()> {
     let app = App::start(world.container.netns(), Box::new(take))?;
     app.move_to(OTHER_CPU)?;
     let active = Active::steer(&world.bed.link.dut, world.options(RxMode::Native, true))?;
-    until("the flow follows", || {
-        Ok(all_at(&active, OTHER_CPU, send)?.then_some(()))
-    })?;
-    drop(app);
-    until("the flow is RPS's again", || {
-        Ok(all_at(&active, POLLING_CPU, send)?.then_some(()))
-    })?;
+    follows_until_it_ends(&active, app, send)?;
     active.stop()
 }
 

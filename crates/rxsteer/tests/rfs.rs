@@ -17,7 +17,7 @@ use rxlab::lab::link::LinkConfig;
 use rxlab::lab::sockets::reuseport;
 use rxlab::testing::app::{App, soon};
 use rxlab::testing::testbed::{
-    OTHER_CPU, POLLING_CPU, Testbed, all_at, follows, places, status, until,
+    OTHER_CPU, POLLING_CPU, Testbed, all_at, follows, follows_until_it_ends, places, status, until,
 };
 use rxsteer::api::client;
 use rxsteer::api::set::Change;
@@ -358,13 +358,7 @@ fn a_closed_sockets_flow_is_not_followed() -> Result<()> {
         })?;
         let app = App::start(&dut.netns, Box::new(move || socket.recv(&mut buffer)))?;
         app.move_to(OTHER_CPU)?;
-        until("the flow follows", || {
-            Ok(all_at(&active, OTHER_CPU, send)?.then_some(()))
-        })?;
-        drop(app);
-        until("the flow is RPS's again", || {
-            Ok(all_at(&active, POLLING_CPU, send)?.then_some(()))
-        })?;
+        follows_until_it_ends(&active, app, send)?;
     }
     active.stop()
 }

@@ -101,15 +101,17 @@ fn nothing_stays_after_a_kill() -> Result<()> {
 fn other_traffic(link: &Link) -> Result<(mpsc::Sender<()>, Thread<Result<()>>)> {
     let (goes_on, is_over) = mpsc::channel();
     let at = (link.dut.ipv4, 9);
-    let thread = link.tester.netns.spawn(None, "others", move || {
-        bind(Pid::from_raw(0), POLLING_CPU)?;
-        let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-        let pause = Duration::from_millis(1);
-        while is_over.recv_timeout(pause) == Err(mpsc::RecvTimeoutError::Timeout) {
-            socket.send_to(b"others", at)?;
-        }
-        anyhow::Ok(())
-    })?;
+    let thread = link
+        .tester
+        .netns
+        .spawn(Some(POLLING_CPU), "others", move || {
+            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+            let pause = Duration::from_millis(1);
+            while is_over.recv_timeout(pause) == Err(mpsc::RecvTimeoutError::Timeout) {
+                socket.send_to(b"others", at)?;
+            }
+            anyhow::Ok(())
+        })?;
     Ok((goes_on, thread))
 }
 

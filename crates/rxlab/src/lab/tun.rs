@@ -5,18 +5,16 @@
 use std::io::{Read, Write};
 use std::net::Ipv4Addr;
 use std::os::fd::AsFd;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::net::if_::if_nametoindex;
-use nix::unistd::Pid;
 use rxsteer::host::tun::Queue;
 use rxsteer::host::wait::readable;
 
-use super::netns::{Netns, bind};
+use super::netns::{Netns, Thread};
 use super::rtnl;
 
 /// Largest packet that a device of the default MTU sends, with its Ethernet header.
@@ -32,7 +30,7 @@ pub struct Tunnel {
     /// Its address, with that of the first in one subnet.
     pub ipv4: Ipv4Addr,
     stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
+    threads: Vec<Thread<()>>,
 }
 
 impl Tunnel {
@@ -50,17 +48,14 @@ impl Tunnel {
             threads: Vec::new(),
         };
         let (first, second) = (Arc::new(first), Arc::new(second));
-        tunnel.pass(first.clone(), second.clone(), cpu)?;
-        tunnel.pass(second, first, cpu)?;
+        tunnel.pass(dut, cpu, first.clone(), second.clone())?;
+        tunnel.pass(tester, cpu, second, first)?;
         Ok(tunnel)
     }
 
-    fn pass(&mut self, from: Arc<Queue>, to: Arc<Queue>, cpu: u32) -> Result<()> {
+    fn pass(&mut self, to_netns: &Netns, cpu: u32, from: Arc<Queue>, to: Arc<Queue>) -> Result<()> {
         let stop = self.stop.clone();
-        let (ready, is_ready) = mpsc::channel();
-        self.threads.push(std::thread::spawn(move || {
-            // The receiver waits below, so the message arrives.
-            let _ = ready.send(bind(Pid::from_raw(0), cpu));
+        let thread = to_netns.spawn(Some(cpu), "tunnel", move || {
             let mut packet = [0; PACKET_MAX];
             while !stop.load(Ordering::Relaxed) {
                 if !readable(&[from.file.as_fd()], Some(LOOK)).is_ok_and(|ready| ready[0]) {
@@ -71,8 +66,9 @@ impl Tunnel {
                     let _ = (&to.file).write(&packet[..n]);
                 }
             }
-        }));
-        is_ready.recv().context("the thread has ended")?
+        })?;
+        self.threads.push(thread);
+        Ok(())
     }
 }
 
@@ -80,7 +76,7 @@ impl Drop for Tunnel {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         for thread in self.threads.drain(..) {
-            let _ = thread.join();
+            thread.join();
         }
     }
 }

@@ -260,6 +260,21 @@ pub fn all_at(active: &Active<'_>, cpu: u32, mut send: impl FnMut() -> Result<()
     Ok(elsewhere == 0 && inline + redirected > 0)
 }
 
+/// The flow follows its application, on [`OTHER_CPU`], until that ends; then it is RPS's again.
+pub fn follows_until_it_ends(
+    active: &Active<'_>,
+    app: App,
+    mut send: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    until("the flow follows", || {
+        Ok(all_at(active, OTHER_CPU, &mut send)?.then_some(()))
+    })?;
+    drop(app);
+    until("the flow is RPS's again", || {
+        Ok(all_at(active, POLLING_CPU, &mut send)?.then_some(()))
+    })
+}
+
 /// The flow follows its application to each CPU.
 pub fn follows(active: &Active<'_>, app: &App, mut send: impl FnMut() -> Result<()>) -> Result<()> {
     for cpu in [OTHER_CPU, POLLING_CPU, OTHER_CPU] {

@@ -5,8 +5,7 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 
 use anyhow::{Result, ensure};
-use nix::unistd::Pid;
-use rxlab::lab::netns::{Netns, bind};
+use rxlab::lab::netns::Netns;
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU};
 
 /// Bytes of a connection.
@@ -16,8 +15,7 @@ const BYTES: usize = 16 << 20;
 pub fn transfer(from: &Netns, to: &Netns, at: Ipv4Addr) -> Result<()> {
     let listener = to.run(|| Ok(TcpListener::bind((at, 0))?))?;
     let at = listener.local_addr()?;
-    let reader = to.spawn(None, "reader", move || {
-        bind(Pid::from_raw(0), OTHER_CPU)?;
+    let reader = to.spawn(Some(OTHER_CPU), "reader", move || {
         let (mut stream, _) = listener.accept()?;
         let mut bytes = Vec::new();
         stream.read_to_end(&mut bytes)?;
@@ -25,8 +23,7 @@ pub fn transfer(from: &Netns, to: &Netns, at: Ipv4Addr) -> Result<()> {
     })?;
     let sent: Vec<u8> = (0..BYTES).map(|n| (n ^ n >> 8) as u8).collect();
     let bytes = sent.clone();
-    let writer = from.spawn(None, "writer", move || {
-        bind(Pid::from_raw(0), POLLING_CPU)?;
+    let writer = from.spawn(Some(POLLING_CPU), "writer", move || {
         let mut stream = TcpStream::connect(at)?;
         stream.write_all(&bytes)?;
         anyhow::Ok(())

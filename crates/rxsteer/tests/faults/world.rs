@@ -238,7 +238,7 @@ impl World {
             let now = self.reader.arrived()?;
             let rests = match missing {
                 Some(missing) => now + missing >= accepted,
-                // Nobody knows how many arrive.
+                // The number that will arrive is unknown.
                 None => now == last,
             };
             last = now;
