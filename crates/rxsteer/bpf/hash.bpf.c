@@ -13,7 +13,7 @@
 SEC("tc")
 int rxsteer_hash(struct __sk_buff *skb)
 {
-	struct flow_key key = {};
+	struct flow_key key;
 	enum flow_result result = skb_flow(skb, &key);
 
 	skb_tell_flow(skb, result, &key, flow_hash(&key, &config.flow_secret));

@@ -152,7 +152,7 @@ static __always_inline bool skb_has_more(struct __sk_buff *skb)
 SEC("tc")
 int rxsteer_skb(struct __sk_buff *skb)
 {
-	struct flow_key key = {};
+	struct flow_key key;
 	struct rx rx = {};
 
 	if (skb_is_marked(skb, config.hop_mark)) {
