@@ -58,7 +58,8 @@ impl Role {
 /// Timeout of a client for a reply. An overloaded host may not run the server for seconds.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The same for a change: every flow may have to return to INLINE first.
+/// The same for a change: every flow may have to return to INLINE first. Each wait for a grace period
+/// of RCU may take seconds beside work of a higher priority, so that no timeout suffices always.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Time for a request to be taken.
@@ -124,13 +125,18 @@ pub fn ask_if_there<T: DeserializeOwned>(request: &Request) -> Result<Option<T>>
     let Some(stream) = connect(&path(request.to().name())?)? else {
         return Ok(None);
     };
-    let timeout = match request {
-        Request::Set(_) => CHANGE_TIMEOUT,
-        _ => REPLY_TIMEOUT,
+    let (timeout, then) = match request {
+        Request::Set(_) => (
+            CHANGE_TIMEOUT,
+            "it may still make the change: look at its log",
+        ),
+        _ => (REPLY_TIMEOUT, "ask again"),
     };
     let reply = line::write(&stream, request, REQUEST_TIMEOUT)
         .and_then(|()| line::read(&stream, REPLY_MAX, timeout))
-        .context("the running rxsteer did not answer: the CPUs may be overloaded; ask again")?;
+        .with_context(|| {
+            format!("the running rxsteer did not answer: the CPUs may be overloaded; {then}")
+        })?;
     let reply: Result<Value, String> = serde_json::from_slice(&reply)
         .context("no answer: ask with the version that is running")?;
     let answer = reply.map_err(|message| anyhow::Error::msg(line::printable_message(&message)))?;

@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
-use rxlab::lab::generator::Generator;
 use rxlab::lab::hog::Hog;
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, until};
 
@@ -32,10 +31,14 @@ pub enum Fault {
     KernelRps,
     /// rxsteer may open no more files.
     Descriptors,
+    /// The device gets another number of receive queues.
+    Queues,
+    /// The device is deleted, and made again with the same name.
+    Device,
 }
 
 impl Fault {
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 9] = [
         Self::Stop,
         Self::Kill,
         Self::Set,
@@ -43,18 +46,22 @@ impl Fault {
         Self::Hog,
         Self::KernelRps,
         Self::Descriptors,
+        Self::Queues,
+        Self::Device,
     ];
 
     /// Returns when rxsteer runs again, and everything else is as before.
-    pub fn strike(self, world: &mut World, wire: &Generator) -> Result<Struck> {
+    pub fn strike(self, world: &mut World) -> Result<Struck> {
         match self {
             Self::Stop => stop(world),
-            Self::Kill => kill(world, wire),
+            Self::Kill => kill(world),
             Self::Set => set(world),
             Self::Offline => offline(world),
             Self::Hog => hog(world),
-            Self::KernelRps => kernel_rps(world, wire),
+            Self::KernelRps => kernel_rps(world),
             Self::Descriptors => descriptors(world),
+            Self::Queues => queues(world),
+            Self::Device => device(world),
         }
     }
 }
@@ -86,11 +93,11 @@ fn stop(world: &mut World) -> Result<Struck> {
     })
 }
 
-fn kill(world: &mut World, wire: &Generator) -> Result<Struck> {
+fn kill(world: &mut World) -> Result<Struck> {
     let life = world.life.take().context("rxsteer runs")?;
     let cpumaps = cpumaps(life.rxsteer.child.id())?;
     let hog = busy(world)?;
-    let begin = wire.sent().saturating_sub(UNDER_WAY);
+    let begin = world.sent().saturating_sub(UNDER_WAY);
     let ended = life.rxsteer.stop(Signal::SIGKILL)?;
     ensure!(ended.code.is_none(), "not killed: {ended:?}");
     drop(hog);
@@ -98,14 +105,14 @@ fn kill(world: &mut World, wire: &Generator) -> Result<Struck> {
         let gone = attached(&world.bed)?.is_none() && kthreads(&cpumaps)?.is_empty();
         Ok(gone.then_some(()))
     })?;
-    let end = wire.sent() + UNDER_WAY;
+    let end = world.sent() + UNDER_WAY;
     pause(world, 30);
     world.start()?;
     Ok(Struck {
         // Order is not promised across a kill, and its account is lost.
         breaks: Some(begin..end),
-        missing: None,
         gap: true,
+        ..Struck::default()
     })
 }
 
@@ -117,11 +124,15 @@ fn run_set(world: &World, args: &[&str]) -> Result<()> {
     Ok(())
 }
 
+fn set_policy(world: &mut World) -> Result<()> {
+    let policy = format!("--policy={}", world.random.of(&POLICIES));
+    run_set(world, &[&policy])
+}
+
 fn set(world: &mut World) -> Result<Struck> {
     run_set(world, &["--policy=off"])?;
     pause(world, 30);
-    let policy = format!("--policy={}", world.random.of(&POLICIES));
-    run_set(world, &[&policy])?;
+    set_policy(world)?;
     world.storm(2)?;
     let name = world.bed.link.dut.name.clone();
     let mask = format!("--rps-cpus={}", world.random.of(&MASKS));
@@ -134,12 +145,17 @@ fn set(world: &mut World) -> Result<Struck> {
     ];
     let resized = run_set(world, &[&sizes[0], &sizes[1]]);
     drop(hog);
-    // Tables stay as they are if that takes too long.
     let refused = resized.err().map(|e| e.to_string()).unwrap_or_default();
+    // Each wait for the kernel's threads takes seconds beside such work.
+    let late = refused.contains("may still make the change");
+    // Tables stay as they are if that takes too long.
     ensure!(
-        refused.is_empty() || refused.contains("did not drain"),
+        refused.is_empty() || late || refused.contains("did not drain"),
         "{refused}"
     );
+    until("rxsteer answers", || {
+        Ok(world.life()?.rxsteer.status().is_ok().then_some(()))
+    })?;
     Ok(Struck::harmless())
 }
 
@@ -171,7 +187,7 @@ fn hog(world: &mut World) -> Result<Struck> {
     Ok(Struck::harmless())
 }
 
-fn kernel_rps(world: &mut World, wire: &Generator) -> Result<Struck> {
+fn kernel_rps(world: &mut World) -> Result<Struck> {
     let dut = &world.bed.link.dut;
     let path = format!("/sys/class/net/{}/queues/rx-0/rps_cpus", dut.name);
     let write = |mask: &str| dut.netns.run(|| Ok(fs::write(&path, mask)?));
@@ -179,7 +195,7 @@ fn kernel_rps(world: &mut World, wire: &Generator) -> Result<Struck> {
         let unsteered = &world.life()?.rxsteer.status()?.devices[0].unsteered;
         anyhow::Ok(unsteered.iter().any(|why| why.contains("kernel RPS is on")))
     };
-    let begin = wire.sent().saturating_sub(UNDER_WAY);
+    let begin = world.sent().saturating_sub(UNDER_WAY);
     write("2")?;
     until("kernel RPS is reported", || Ok(reports()?.then_some(())))?;
     write("0")?;
@@ -188,7 +204,7 @@ fn kernel_rps(world: &mut World, wire: &Generator) -> Result<Struck> {
     })?;
     Ok(Struck {
         // The report says that flows may lose their order.
-        breaks: Some(begin..wire.sent() + UNDER_WAY),
+        breaks: Some(begin..world.sent() + UNDER_WAY),
         ..Struck::harmless()
     })
 }
@@ -208,4 +224,63 @@ fn descriptors(world: &mut World) -> Result<Struck> {
         Ok(rxsteer.status().is_ok().then_some(()))
     })?;
     Ok(Struck::harmless())
+}
+
+/// As by `ethtool -L`. For more queues than before rxsteer starts anew.
+fn queues(world: &mut World) -> Result<Struck> {
+    let steered = world.life()?.queues()?.len();
+    let then = 3 - world.queues;
+    world.set_queues(then)?;
+    pause(world, 30);
+    // The driver drops what waits in the queues.
+    let overtaken = world.end_traffic()?;
+    until("all queues are steered", || {
+        let all = steered.max(then as usize);
+        Ok((world.life()?.queues().ok().map(|q| q.len()) == Some(all)).then_some(()))
+    })?;
+    begin_again(world, overtaken)
+}
+
+/// Traffic and accounts begin again.
+fn begin_again(world: &mut World, overtaken: u64) -> Result<Struck> {
+    let before = world.before()?;
+    world.send()?;
+    Ok(Struck {
+        again: Some((overtaken, before)),
+        ..Struck::harmless()
+    })
+}
+
+fn device(world: &mut World) -> Result<Struck> {
+    // The kernel does not hold a device for the frames in a cpumap.
+    run_set(world, &["--policy=off"])?;
+    let mut last = u64::MAX;
+    until("nothing is redirected", || {
+        let queues = world.life()?.queues()?;
+        let redirected: u64 = queues.iter().map(|q| q.sums.redirected).sum();
+        let rests = last == redirected && queues.iter().all(|q| q.sums.queued == 0);
+        last = redirected;
+        sleep(Duration::from_millis(50));
+        Ok(rests.then_some(()))
+    })?;
+    world.bed.link.delete()?;
+    let overtaken = world.end_traffic()?;
+    until("it is said that the device is gone", || {
+        let status = world.life()?.rxsteer.status();
+        let gone =
+            status.is_ok_and(|s| s.devices[0].unsteered.iter().any(|w| w.contains("is gone")));
+        Ok(gone.then_some(()))
+    })?;
+    pause(world, 30);
+    world.make_device()?;
+    let ifindex = world.bed.link.dut.ifindex;
+    until("the new one is steered", || {
+        let Ok(status) = world.life()?.rxsteer.status() else {
+            return Ok(None);
+        };
+        let new = &status.devices[0];
+        Ok((new.ifindex == ifindex && new.mode == "native").then_some(()))
+    })?;
+    set_policy(world)?;
+    begin_again(world, overtaken)
 }

@@ -48,10 +48,25 @@ pub struct Outcome {
     pub redirected: u64,
 }
 
+/// The queue that the traffic enters.
+const QUEUE: u32 = 0;
+
+/// A device that has one of two queues at first.
+fn device_config() -> LinkConfig {
+    LinkConfig {
+        queues: 2,
+        ..LinkConfig::default()
+    }
+}
+
 pub struct World {
     pub random: Random,
     pub life: Option<Life>,
     pub bed: Testbed,
+    /// Receive queues of the device now.
+    pub queues: u32,
+    /// The traffic of an episode.
+    pub wire: Option<Generator>,
     /// Access to the online state of [`OTHER_CPU`], where it can be changed.
     pub online: Option<Setting>,
     reader: Reader,
@@ -76,6 +91,8 @@ pub struct Struck {
     pub missing: Option<u64>,
     /// rxsteer was not there all the time.
     pub gap: bool,
+    /// Traffic and accounts began again: packets that were overtaken until then, and the new counts.
+    pub again: Option<(u64, Before)>,
 }
 
 impl Struck {
@@ -91,7 +108,7 @@ impl Struck {
 impl World {
     /// With rxsteer running. `test` is as in [`Life::start`].
     pub fn new(test: &'static str, seed: u64, unguarded: bool) -> Result<Self> {
-        let bed = Testbed::new(&LinkConfig::default())?;
+        let bed = Testbed::new(&device_config())?;
         // So few that a flow's packets follow each other while frames wait.
         let flows = UdpFlows::to(&bed.link.dut, 16);
         let reader = Reader::start(&bed.link.dut.netns, &flows)?;
@@ -103,9 +120,12 @@ impl World {
             reader,
             flows,
             bed,
+            queues: device_config().queues,
+            wire: None,
             test,
             unguarded,
         };
+        world.set_queues(1)?;
         world.start_with("rps", 64)?;
         Ok(world)
     }
@@ -171,15 +191,13 @@ impl World {
     /// A fault under traffic. Afterwards, without traffic, all accounts close.
     pub fn episode(&mut self, fault: Fault) -> Result<Outcome> {
         let before = self.before()?;
-        let rate = 30_000 + self.random.below(40_000) as u64;
-        let frames = Frames::Udp(self.flows.clone());
-        let paced = GeneratorConfig::lossless(frames, None).at(rate);
-        let wire = Generator::start(&self.bed.link, POLLING_CPU, &paced)?;
+        self.send()?;
         let steps = 3 + self.random.below(8);
         self.storm(steps)?;
-        let struck = fault.strike(self, &wire)?;
+        let struck = fault.strike(self)?;
         self.storm(steps)?;
-        let report = wire.stop()?;
+        let report = self.wire.take().context("frames are sent")?.stop()?;
+        let (overtaken_before, before) = struck.again.unwrap_or((0, before));
         let accepted = report.sent - report.lost;
         let queues = self.at_rest()?;
         let received: u64 = queues.iter().map(|q| q.received).sum();
@@ -196,12 +214,63 @@ impl World {
         let arrivals = self.reader.take()?;
         Ok(Outcome {
             packets: arrivals.len() as u64,
-            overtaken: overtaken(&arrivals, struck.breaks.as_slice()),
+            overtaken: overtaken_before + overtaken(&arrivals, struck.breaks.as_slice()),
             redirected: queues.iter().map(|q| q.sums.redirected).sum(),
         })
     }
 
-    fn before(&self) -> Result<Before> {
+    /// Starts the traffic, at a random rate.
+    pub fn send(&mut self) -> Result<()> {
+        let rate = 30_000 + self.random.below(40_000) as u64;
+        let frames = Frames::Udp(self.flows.clone());
+        let paced = GeneratorConfig::lossless(frames, None).at(rate);
+        self.wire = Some(Generator::start(&self.bed.link, QUEUE, &paced)?);
+        Ok(())
+    }
+
+    /// Frames sent since [`Self::send`].
+    pub fn sent(&self) -> u64 {
+        self.wire.as_ref().map_or(0, Generator::sent)
+    }
+
+    /// Changes the number of receive queues, as `ethtool -L`. The driver makes them anew.
+    pub fn set_queues(&mut self, queues: u32) -> Result<()> {
+        let (tester, dut) = (&self.bed.link.tester.ethtool, &self.bed.link.dut.ethtool);
+        self.queues = queues;
+        // A veth's end has no more receive queues than its peer has transmit queues.
+        if queues == 1 {
+            tester.set_channels(2, 1)?;
+        }
+        dut.set_channels(queues, 2)?;
+        tester.set_channels(2, queues)
+    }
+
+    /// Makes the device again after it was deleted.
+    pub fn make_device(&mut self) -> Result<()> {
+        let config = device_config();
+        self.queues = config.queues;
+        self.bed.make_again(&config)
+    }
+
+    /// Ends the traffic of a device that has lost frames, or is gone. Returns the number of
+    /// packets that were overtaken.
+    pub fn end_traffic(&mut self) -> Result<u64> {
+        if let Some(wire) = self.wire.take() {
+            // It fails where it has lost its device, or waits for frames that the device has lost.
+            let _ = wire.stop();
+        }
+        let mut last = u64::MAX;
+        until("nothing arrives any more", || {
+            let now = self.reader.arrived()?;
+            let rests = last == now;
+            last = now;
+            sleep(Duration::from_millis(20));
+            Ok(rests.then_some(()))
+        })?;
+        Ok(overtaken(&self.reader.take()?, &[]))
+    }
+
+    pub fn before(&self) -> Result<Before> {
         let queues = self.life()?.queues()?;
         Ok(Before {
             received: queues.iter().map(|q| q.received).sum(),
