@@ -9,7 +9,8 @@
  * on the CPU that polls, or goes to a third CPU. There all skbs wait in one queue, twice: for the
  * carrier, and for their device.
  *
- * LOSSES: the queue may be full, at either time.
+ * LOSSES: the queue may be full, at either time. UNSEEN: an skb may be dropped at either time, and
+ * nobody counts it (backlog_heal()).
  */
 #include "stack.pml"
 
@@ -24,7 +25,7 @@
 #define entered(q) (tail[q] - nr_lost[q])
 
 /* struct backlog, of each CPU that polls */
-byte tail[CPUS], nr_lost[CPUS], dequeued[CPUS], head[CPUS], passed_in[CPUS];
+byte tail[CPUS], nr_lost[CPUS], dequeued[CPUS], head[CPUS], passed_in[CPUS], vanished[CPUS];
 /* struct rx_queue, of each CPU that polls */
 byte polls[CPUS], last_stamp[CPUS];
 byte nr_polls[CPUS + 1]; /* struct poll_cpu */
@@ -37,7 +38,7 @@ byte owner; /* 1 + the CPU that polls */
 byte polls_left = POLLS, frames_left = FRAMES, seq;
 byte tracing; /* polls that have ended and have not been counted */
 chan list = [FRAMES] of { byte };                   /* what a poll passes up at once */
-chan softnet = [FRAMES] of { byte, byte, bool };    /* frame, backlog, for the device */
+chan softnet = [FRAMES] of { byte, byte, bool, byte }; /* frame, backlog, for the device, number */
 bool target_polls;
 bool moved_out, moved_in;
 
@@ -84,7 +85,7 @@ inline passed_up(q)
 
 	proven = false;
 	if
-	:: head[q] >= last_qtail -> proven = true
+	:: head[q] + vanished[q] >= last_qtail -> proven = true
 	:: else ->
 #ifdef NO_LOST
 		n = tail[q];
@@ -94,7 +95,7 @@ inline passed_up(q)
 #ifdef NO_DEQUEUED
 		all = true;
 #else
-		all = dequeued[q] == n;
+		all = dequeued[q] + vanished[q] == n;
 #endif
 #ifndef NO_LAST
 		/* The flow's last skb, or a later one, not those that entered before a lost one. */
@@ -113,12 +114,15 @@ inline passed_up(q)
 }
 
 /* An skb enters the queue of the third CPU, unless that is full. */
-inline enqueue(frame, q, device)
+inline enqueue(frame, q, device, number)
 {
 	if
-	:: atomic { softnet ! frame, q, device }
+	:: atomic { softnet ! frame, q, device, number }
 #ifdef LOSSES
 	:: nr_lost[q]++
+#endif
+#ifdef UNSEEN
+	:: true
 #endif
 	fi
 }
@@ -155,7 +159,7 @@ inline steer(cpu)
 			tail[cpu]++;
 			last_qtail = entered(cpu)
 		}
-		enqueue(seq, cpu, false)
+		enqueue(seq, cpu, false, tail[cpu])
 	:: else ->
 		d_step {
 			count_poll(cpu);
@@ -184,7 +188,7 @@ proctype polling(byte cpu)
 
 /* ---- the CPU that skbs are sent to ---------------------------------------- */
 
-inline pass_up(frame, q)
+inline pass_up(frame, q, number)
 {
 	byte before;
 
@@ -200,27 +204,41 @@ inline pass_up(frame, q)
 #else
 	head[q] = before;
 #endif
+	d_step {
+#ifdef NO_NUMBER
+		before = tail[q];
+#else
+		before = number;
+#endif
+#ifndef NO_HEAL
+		if
+		:: before > dequeued[q] + nr_lost[q] + vanished[q] ->
+			vanished[q] = before - dequeued[q] - nr_lost[q]
+		:: else
+		fi
+#endif
+	};
 	atomic { deliver(frame) };
 	before = 0
 }
 
 active proctype target()
 {
-	byte f, q;
+	byte f, q, n;
 	bool device;
 
 end:	do
-	:: atomic { softnet ? f, q, device -> target_polls = true };
+	:: atomic { softnet ? f, q, device, n -> target_polls = true };
 next:
 		if
-		:: device -> pass_up(f, q)
-		:: else -> enqueue(f, q, true)
+		:: device -> pass_up(f, q, n)
+		:: else -> enqueue(f, q, true, n)
 		fi;
 		if
-		:: softnet ? f, q, device -> goto next
+		:: softnet ? f, q, device, n -> goto next
 		:: true
 		fi;
-		atomic { nr_polls[TARGET]++; target_polls = false; f = 0; q = 0; device = false }
+		atomic { nr_polls[TARGET]++; target_polls = false; f = 0; q = 0; n = 0; device = false }
 	od
 }
 
@@ -232,7 +250,7 @@ init
 	if
 	:: away ->
 		/* Its last skb may have been lost; the next one that is not lost is the proof. */
-		atomic { tail[queue]++; last_qtail = entered(queue); softnet ! 0, queue, true };
+		atomic { tail[queue]++; last_qtail = entered(queue); softnet ! 0, queue, true, tail[queue] };
 		(empty(softnet) && !target_polls);
 		passed_up(queue)
 	:: else -> poll_over(1 - queue)

@@ -19,8 +19,8 @@ use rxlab::lab::frame::{Frames, TcpFlows, UdpFlows};
 use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::lab::server::Server;
+use rxlab::lab::snmp;
 use rxlab::lab::sockets;
-use rxlab::lab::softnet;
 use rxlab::lab::xdp::Xdp;
 use rxlab::testing::testbed::until;
 use rxsteer::host::cpumask::CpuMask;
@@ -136,7 +136,7 @@ fn a_connection_for_each_request() -> Result<()> {
             ..UdpFlows::to(&link.dut, nr_flows)
         };
         let server = listening(&link, &flows)?;
-        let before = softnet::tcp(&link.dut.netns)?;
+        let before = snmp::tcp(&link.dut.netns)?;
         let mut client = Client::connecting(&link, &flows)?;
         client.start()?;
         let replies = client.run(A_WHILE)?;
@@ -148,7 +148,7 @@ fn a_connection_for_each_request() -> Result<()> {
             "the server's connections are gone, but for its listeners",
             || Ok((in_use(&link)? == (2, 0)).then_some(())),
         )?;
-        let seen = softnet::since(&before, softnet::tcp(&link.dut.netns)?);
+        let seen = snmp::since(&before, snmp::tcp(&link.dut.netns)?);
         assert_eq!(seen["PassiveOpens"], ended.replies, "{seen:?}");
         for counter in ["OutRsts", "InErrs", "ListenDrops", "RetransSegs"] {
             assert_eq!(seen[counter], 0, "{counter}: {seen:?}");
@@ -175,7 +175,7 @@ fn connections_that_are_not_answered_are_counted() -> Result<()> {
         Ok((lost >= 3).then_some(()))
     })?;
     // The kernel accepted the first connections and the repeated ones.
-    assert!(softnet::tcp(&link.dut.netns)?["PassiveOpens"] >= 6);
+    assert!(snmp::tcp(&link.dut.netns)?["PassiveOpens"] >= 6);
     let ended = client.stop()?;
     assert_eq!((ended.replies, ended.unanswered), (0, 3), "{ended:?}");
     Ok(())

@@ -86,7 +86,7 @@ fn every_datagram_arrives(ipv6: bool, checksum: bool) -> Result<()> {
     // Exact: nothing else sends on this link.
     assert_eq!(pass.received(0), COUNT);
     assert!(nic.cpu_ns(0)? > 0);
-    let udp = lab::softnet::udp(&link.dut.netns)?;
+    let udp = lab::snmp::udp(&link.dut.netns)?;
     let prefix = if ipv6 { "Udp6" } else { "" };
     assert_eq!(udp[&format!("{prefix}InDatagrams")], COUNT);
     assert_eq!(udp[&format!("{prefix}InErrors")], 0);

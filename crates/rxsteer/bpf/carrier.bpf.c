@@ -17,10 +17,10 @@
 SEC("tc")
 int rxsteer_carrier(struct __sk_buff *skb)
 {
-	if (!skb_is_marked(skb, config.hop_mark))
+	if (!skb_is_marked(skb->cb, config.hop_mark))
 		return TC_ACT_UNSPEC;
 	/* Kernel RPS looks up this queue at the device. */
-	skb->queue_mapping = skb->cb[SKB_QUEUE];
+	skb->queue_mapping = (__u16)skb->cb[SKB_WAY];
 	return bpf_redirect(skb->cb[SKB_DEVICE], BPF_F_INGRESS);
 }
 
@@ -30,7 +30,7 @@ SEC("tp_btf/kfree_skb")
 int BPF_PROG(on_kfree_skb, struct sk_buff *skb, void *location, __u32 reason)
 {
 	struct qdisc_skb_cb *cb;
-	__u32 words[SKB_QUEUE + 1];
+	__u32 words[NR_SKB_WORDS], index;
 	struct backlog *b;
 
 	if (reason != bpf_core_enum_value(enum skb_drop_reason, SKB_DROP_REASON_CPU_BACKLOG))
@@ -38,10 +38,10 @@ int BPF_PROG(on_kfree_skb, struct sk_buff *skb, void *location, __u32 reason)
 	cb = (void *)skb + bpf_core_field_offset(skb->cb);
 	if (bpf_probe_read_kernel(words, sizeof(words), &cb->data))
 		return 0;
-	if (words[SKB_MARK_LOW] != (__u32)config.hop_mark ||
-	    words[SKB_MARK_HIGH] != config.hop_mark >> 32)
+	if (!skb_is_marked(words, config.hop_mark))
 		return 0;
-	b = bpf_map_lookup_elem(&backlogs, &words[SKB_BACKLOG]);
+	index = skb_backlog(words[SKB_WAY]);
+	b = bpf_map_lookup_elem(&backlogs, &index);
 	/* By the CPU that sent the skb, or by the one that it was sent to. */
 	if (b)
 		__sync_fetch_and_add(&b->nr_lost, 1);

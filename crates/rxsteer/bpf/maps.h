@@ -70,14 +70,14 @@ struct {
 	__type(value, struct rps_dev_flow);
 } dev_flow_tables SEC(".maps");
 
-/* The key of the latest flow in each slot of the dev_flow_tables. Read only by user space. */
+/* The latest flow in each slot of the dev_flow_tables. Read only by user space. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, struct flow_key);
-} flow_keys SEC(".maps");
+	__type(value, struct flow_name);
+} flow_names SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

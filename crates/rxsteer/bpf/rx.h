@@ -53,10 +53,14 @@ static __always_inline __u32 rx_jiffies(void)
 	return bpf_jiffies64();
 }
 
-/* The flow's slot in the table of its queue, or of its device (rx_config.skb). */
-static __always_inline __u32 rx_slot(__u32 queue, __u32 hash)
+/* The flow's slot in the table of its queue, or of all queues (rx_config.skb). */
+static __always_inline __u32 rx_slot(const struct rx *rx)
 {
-	return flow_slot(config.skb ? config.queue_base : queue, hash, config.flow_shift);
+	__u32 shift = config.flow_shift;
+
+	if (config.skb)
+		return flow_shared_slot(config.queue_base, rx->ifindex, rx->hash, shift);
+	return flow_slot(rx->queue, rx->hash, shift);
 }
 
 static __always_inline bool rx_came_elsewhere(const struct rx *rx, const struct rps_dev_flow *flow)
@@ -90,11 +94,12 @@ static __always_inline bool rx_delivered_elsewhere(struct rps_dev_flow *flow)
 
 static __always_inline void rx_flow_new(const struct rx *rx)
 {
-	__u32 slot = rx_slot(rx->queue, rx->hash);
-	struct flow_key *key = bpf_map_lookup_elem(&flow_keys, &slot);
+	struct flow_name *name = bpf_map_lookup_elem(&flow_names, &rx->slot);
 
-	if (key && rx->key)
-		*key = *rx->key;
+	if (!name || !rx->key)
+		return;
+	name->key = *rx->key;
+	name->ifindex = rx->ifindex;
 }
 
 static __always_inline __u32 flow_limit_of(void)
@@ -108,10 +113,9 @@ static __always_inline bool rx_consumer_waits(const struct rx *rx, __u32 cpu)
 }
 
 /* A global function: the verifier checks it once, not once per way of a packet to it. */
-__noinline int policy_decide(__u32 queue, __u32 hash, __u32 cpu, bool followed)
+__noinline int policy_decide(__u32 queue, __u32 hash, __u32 slot, __u32 cpu, bool followed)
 {
 	struct rx rx = {.queue = queue, .hash = hash, .cpu = cpu, .followed = followed};
-	__u32 slot = rx_slot(queue, hash);
 	struct rps_dev_flow *flow = bpf_map_lookup_elem(&dev_flow_tables, &slot);
 
 	rx.q = bpf_map_lookup_elem(&rx_queues, &queue);
@@ -123,7 +127,7 @@ __noinline int policy_decide(__u32 queue, __u32 hash, __u32 cpu, bool followed)
 
 static __always_inline void rx_decide_apart(const struct rx *rx, struct rps_dev_flow *flow)
 {
-	policy_decide(rx->queue, rx->hash, rx->cpu, rx->followed);
+	policy_decide(rx->queue, rx->hash, rx->slot, rx->cpu, rx->followed);
 }
 
 /* ---- a packet with a hash -------------------------------------------------- */
@@ -142,9 +146,10 @@ static __always_inline enum rx_verdict rx_dry_run(const struct rx *rx, __u16 wan
 /* The packet's flow, or NULL if the packet is processed where it is. */
 static __always_inline struct rps_dev_flow *rx_flow(struct rx *rx)
 {
-	__u32 slot = rx_slot(rx->queue, rx->hash);
-	struct rps_dev_flow *flow = bpf_map_lookup_elem(&dev_flow_tables, &slot);
+	struct rps_dev_flow *flow;
 
+	rx->slot = rx_slot(rx);
+	flow = bpf_map_lookup_elem(&dev_flow_tables, &rx->slot);
 	rx->map = bpf_map_lookup_elem(&rps_maps, &rx->queue);
 	if (rx->map && flow)
 		return flow;
@@ -188,9 +193,10 @@ static __always_inline bool rx_begin(struct rx *rx, __u32 ifindex, __u32 queue)
 {
 	rx->cpu = bpf_get_smp_processor_id();
 	rx->queue = config.queue_base + queue;
+	rx->ifindex = ifindex;
 	/* A bond's port, or the virtual function behind a netvsc, may run the program of its upper
 	 * device, but has queues and NAPI instances of its own; a device may get more queues. */
-	if (unlikely(queue >= config.nr_rx_queues || ifindex != config.ifindex)) {
+	if (unlikely(queue >= config.nr_rx_queues || (!config.skb && ifindex != config.ifindex))) {
 		rx_foreign();
 		return false;
 	}

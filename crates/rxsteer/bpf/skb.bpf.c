@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * skb.bpf.c: the program of skb mode, at the tc ingress of a device: after GRO. Each device has its
- * own copy of it; all copies share the maps.
+ * skb.bpf.c: the program of skb mode, at the tc ingress of all its devices: after GRO. Devices
+ * whose packets begin with the IP header have a second copy of it.
  *
  * The way of an skb to another CPU: this program redirects it to the carrier's ingress; kernel RPS
  * of the carrier puts it into the CPU's softnet backlog; there the carrier's program
@@ -78,9 +78,10 @@ static __always_inline void flow_unlock(struct rps_dev_flow *flow)
 }
 
 /* Sends the skb to the location of its flow, another CPU. */
-static __always_inline int skb_hop(struct __sk_buff *skb, const struct rx *rx, __u32 cpu)
+static __always_inline int skb_hop(struct __sk_buff *skb, const struct rx *rx, __u32 cpu,
+				   __u32 number)
 {
-	skb_mark(skb, config.hop_mark, rx->queue * config.nr_cpus + cpu, config.ifindex);
+	skb_mark(skb, config.hop_mark, rx->cpu, cpu, number);
 	if (!skb->hash)
 		skb_set_hash(skb, rx->hash);
 	/* The carrier's receive queue, by number plus one. */
@@ -92,6 +93,7 @@ static __always_inline int skb_steer(struct __sk_buff *skb, struct rx *rx)
 {
 	struct rps_dev_flow *flow = rx_flow(rx);
 	enum rx_verdict verdict;
+	struct backlog *b;
 	__u16 location;
 
 	if (!flow)
@@ -109,7 +111,8 @@ static __always_inline int skb_steer(struct __sk_buff *skb, struct rx *rx)
 	flow_unlock(flow);
 	switch (verdict) {
 	case RX_REDIRECTED:
-		return skb_hop(skb, rx, location);
+		b = rx_backlog(rx, location);
+		return skb_hop(skb, rx, location, b ? b->tail : 0);
 	case RX_DROP:
 		return TC_ACT_SHOT;
 	default:
@@ -121,7 +124,7 @@ static __always_inline int skb_steer(struct __sk_buff *skb, struct rx *rx)
 static __always_inline void skb_passed(struct __sk_buff *skb)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
-	__u32 index = skb_backlog(skb);
+	__u32 index = skb_backlog(skb->cb[SKB_WAY]), number = skb->cb[SKB_NUMBER];
 	struct backlog *b = bpf_map_lookup_elem(&backlogs, &index);
 	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
 
@@ -129,13 +132,14 @@ static __always_inline void skb_passed(struct __sk_buff *skb)
 	if (!b || !poll)
 		return;
 	/* The CPU is offline, and the kernel has left the packet where it came from. */
-	if (unlikely(index % config.nr_cpus != cpu)) {
+	if (unlikely(skb_target(skb->cb[SKB_WAY]) != cpu)) {
 		__sync_fetch_and_add(&b->dequeued, 1);
 		return;
 	}
 	/* Before the count (backlog_sleeping()). */
 	b->passed_in = poll_stamp(cpu, poll->nr_polls);
 	backlog_dequeue(b, 1, true, 0);
+	backlog_heal(b, number);
 }
 
 /* Whether a redirect would lose what the packet carries beside its headers: the verdict of IPsec,
@@ -155,11 +159,11 @@ int rxsteer_skb(struct __sk_buff *skb)
 	struct flow_key key;
 	struct rx rx = {};
 
-	if (skb_is_marked(skb, config.hop_mark)) {
+	if (skb_is_marked(skb->cb, config.hop_mark)) {
 		skb_passed(skb);
 		return SKB_NEXT;
 	}
-	if (!rx_begin(&rx, skb->ingress_ifindex, bpf_get_smp_processor_id()))
+	if (!rx_begin(&rx, skb->ifindex, bpf_get_smp_processor_id()))
 		return SKB_NEXT;
 	if (unlikely(skb_has_more(skb))) {
 		rx.q->nr_inline++;

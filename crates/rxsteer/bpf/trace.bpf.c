@@ -114,6 +114,19 @@ int backlog_settled(struct backlog_flushed *flushed)
 	return b && backlog_settle(b, flushed->tail);
 }
 
+/* The same for a softnet backlog. Only when the CPU has passed up all of the first `tail` skbs that
+ * were not lost. */
+SEC("syscall")
+int backlog_healed(struct backlog_flushed *flushed)
+{
+	__u32 key = flushed->index;
+	struct backlog *b = bpf_map_lookup_elem(&backlogs, &key);
+
+	if (b)
+		backlog_heal(b, flushed->tail);
+	return 0;
+}
+
 /* Forgets the thread of the backlog with this index: it is going to end, and another may replace
  * it. Only for a closed and drained backlog. The backlog's counts continue. */
 SEC("syscall")

@@ -8,6 +8,7 @@
 
 struct shared_types {
 	struct flow_key flow_key;
+	struct flow_name flow_name;
 	struct flow_secret flow_secret;
 	struct rps_map rps_map;
 	struct rps_sock_flow rps_sock_flow;

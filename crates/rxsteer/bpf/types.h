@@ -34,6 +34,14 @@ struct flow_key {
 	__u32 proto;  /* IPPROTO_*; IPPROTO_FRAGMENT for every IPv6 fragment */
 };
 
+/* The latest flow in a slot of a dev_flow_table. */
+struct flow_name {
+	struct flow_key key;
+	__u32 ifindex; /* of the device that received the flow's first packet */
+	__u32 pad;
+};
+_Static_assert(sizeof(struct flow_name) % 8 == 0, "as an array's elements");
+
 /* Whether a packet has a key, or why it has none. Counted per queue: nr_no_flow[]. */
 enum flow_result {
 	FLOW_KEYED = 0,
@@ -166,7 +174,7 @@ struct rps_dev_flow {
 	__u32 load;    /* frames in the window before that */
 	__u32 changed; /* the window in which `wanted` changed last */
 
-	/* For a table that all queues of a device share (skb mode). */
+	/* For a table that several queues share (skb mode). */
 	__u32 lock;  /* a program changes the slot */
 	__u16 queue; /* that of the flow's last packet */
 	__u16 pad_end;
@@ -390,13 +398,13 @@ struct rx_config {
 	/* Generic mode: the program runs after GRO, on packets that a poll has already taken out of
 	 * GRO, and packets that it passes are delivered before the poll ends. */
 	__u8 generic;
-	/* Skb mode: a queue is a CPU that receives, and the device's queues share the first one's
-	 * dev_flow_table. */
+	/* Skb mode: the program serves several devices. A queue is a CPU that receives, and all of
+	 * these queues share the first one's dev_flow_table. */
 	__u8 skb;
-	__u8 without_mac; /* packets of the device begin with the IP header */
+	__u8 without_mac; /* packets of the devices begin with the IP header */
 	__u8 device_hash; /* skb mode: packets that have a hash are steered by it */
 	__u8 pad;
-	__u32 ifindex;
+	__u32 ifindex;	  /* not in skb mode */
 	__u32 queue_base; /* the queues are queue_base to queue_base + nr_rx_queues - 1 */
 	__u32 nr_rx_queues;
 	__u32 carrier;	/* ifindex of the device through which skbs change their CPU */

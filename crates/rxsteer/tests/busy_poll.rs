@@ -22,8 +22,8 @@ use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::LinkConfig;
+use rxlab::lab::snmp;
 use rxlab::lab::sockets;
-use rxlab::lab::softnet;
 use rxlab::testing::app::{App, Take, connected, soon};
 use rxlab::testing::testbed::{
     OTHER_CPU, POLLING_CPU, Testbed, all_at, at_rest, places, status, until,
@@ -109,7 +109,7 @@ impl Poller {
 
 /// Packets that applications found by polling.
 fn found(bed: &Testbed) -> Result<u64> {
-    let counters = softnet::tcp(&bed.link.dut.netns)?;
+    let counters = snmp::tcp(&bed.link.dut.netns)?;
     counters
         .get("BusyPollRxPackets")
         .copied()

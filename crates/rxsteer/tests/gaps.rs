@@ -37,6 +37,7 @@ fn load() -> Result<Datapath> {
         rps_flow_cnt: RPS_FLOW_CNT,
         unconnected: false,
         follow_nat: false,
+        more_devices: false,
         dry_run: false,
         tunnels: 0,
         inline_ports: inline_ports(&[]).expect("they are few"),
@@ -98,9 +99,9 @@ fn tables_have_an_element_for_the_highest_cpu_id() -> Result<()> {
         let datapath = load()?;
         assert_eq!(datapath.nr_cpus(), CPU + 1);
         // INLINE, and no poll has ended since.
-        assert_eq!(verdict(datapath.program(0))?, XDP_PASS);
+        assert_eq!(verdict(datapath.program(0)?)?, XDP_PASS);
         datapath.set_rps_map(0, &RpsMap::inline().spread_over(&[OTHER]));
-        assert_eq!(verdict(datapath.program(0))?, XDP_PASS);
+        assert_eq!(verdict(datapath.program(0)?)?, XDP_PASS);
         let queue = datapath.rx_queue(0);
         assert_eq!((queue.nr_moves, queue.nr_held), (0, 1));
         assert_eq!(native::poll_stamp_cpu(queue.poll), CPU as u16);
@@ -109,7 +110,7 @@ fn tables_have_an_element_for_the_highest_cpu_id() -> Result<()> {
         let control = load()?;
         control.set_rps_map(0, &RpsMap::inline().spread_over(&[OTHER]));
         control.settle(0);
-        assert_eq!(verdict(control.program(0))?, XDP_REDIRECT);
+        assert_eq!(verdict(control.program(0)?)?, XDP_REDIRECT);
         Ok(())
     })
 }

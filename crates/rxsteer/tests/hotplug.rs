@@ -1,17 +1,21 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A CPU goes offline under traffic, and comes back.
 
+mod common;
+
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use common::process::Rxsteer;
+use nix::sys::signal::Signal;
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::LinkConfig;
 use rxlab::testing::testbed::{OTHER_CPU, Testbed, received_in_order, status, until};
 use rxlab::{in_lab, test_name};
-use rxsteer::api::status::Queue;
+use rxsteer::api::status::{Queue, Status};
 use rxsteer::host::kthread;
 use rxsteer::host::setting::Setting;
 
@@ -124,5 +128,42 @@ fn a_cpu_that_comes_later_is_used() -> Result<()> {
     assert_eq!(status(&active)?.devices[0].queues[0].rps_cpus, "0-1");
     active.stop()?;
     rxlab::testing::testbed::received(sink, sent)?;
+    Ok(())
+}
+
+/// A start anew, for a device that was deleted, does not end because the mask has no CPU now.
+#[test]
+fn a_start_anew_waits_for_the_cpus_of_the_mask() -> Result<()> {
+    in_lab!();
+    let Some(online) = switch(test_name!()) else {
+        return Ok(());
+    };
+    let config = LinkConfig::default();
+    let mut bed = Testbed::new(&config)?;
+    let name = bed.link.dut.name.clone();
+    let cpus = format!("--rps-cpus={OTHER_CPU}");
+    let running = Rxsteer::steering(&bed.link.dut.netns, &[&name, "--policy=rps", &cpus])?;
+    bed.link.delete()?;
+    online.set("0")?;
+    bed.make_again(&config)?;
+    let ifindex = bed.link.dut.ifindex;
+    until("the new device is steered", || {
+        let status = running.status();
+        let new = |status: Status| status.devices[0].ifindex == ifindex;
+        Ok(status.is_ok_and(new).then_some(()))
+    })?;
+    online.set("1")?;
+    let flows = UdpFlows::to(&bed.link.dut, 100);
+    until("its packets are redirected", || {
+        bed.send(Frames::Udp(flows.clone()), 100)?;
+        let queues = running.status()?.devices.remove(0).queues;
+        Ok((queues[0].sums.redirected > 0).then_some(()))
+    })?;
+    // The control: such a mask is refused at the first start, and the message says why.
+    online.set("0")?;
+    running.stop(Signal::SIGTERM)?;
+    let refused = Rxsteer::start(&bed.link.dut.netns, &[&name, "--policy=rps", &cpus])?;
+    let refused = refused.err().context("it starts")?;
+    assert!(refused.log.contains("is online"), "{refused:?}");
     Ok(())
 }

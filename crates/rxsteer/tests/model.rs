@@ -128,7 +128,11 @@ const ORDER: Model = Model {
 
 const SOFTNET: Model = Model {
     file: "softnet.pml",
-    right: &[&["FRAMES=4"], &["FRAMES=3", "LOSSES"]],
+    right: &[
+        &["FRAMES=4"],
+        &["FRAMES=3", "LOSSES"],
+        &["FRAMES=3", "UNSEEN"],
+    ],
     wrong: &[
         ("NO_DEQUEUED", &["FRAMES=3"]),
         ("NO_POLL_ENDED", &["FRAMES=3"]),
@@ -138,6 +142,8 @@ const SOFTNET: Model = Model {
         ("NO_QUEUE", &["FRAMES=3"]),
         ("NO_LAST", &["FRAMES=3", "LOSSES"]),
         ("NO_LOST", &["FRAMES=3", "LOSSES"]),
+        ("NO_HEAL", &["FRAMES=3", "UNSEEN"]),
+        ("NO_NUMBER", &["FRAMES=3", "UNSEEN"]),
         ("REACH_OUT", &["FRAMES=3"]),
         ("REACH_BACK", &["FRAMES=3"]),
     ],

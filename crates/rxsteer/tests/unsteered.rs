@@ -169,6 +169,7 @@ fn foreign_frames_are_counted_by_device() -> Result<()> {
         rps_flow_cnt: 64,
         unconnected: true,
         follow_nat: false,
+        more_devices: false,
         dry_run: false,
         tunnels: 0,
         inline_ports: InlinePorts::default(),
@@ -185,7 +186,7 @@ fn foreign_frames_are_counted_by_device() -> Result<()> {
     };
     // The device with both queues is another one.
     let mut datapath = Datapath::load(&config, &[device(1, 2), device(dut.ifindex, 1)])?;
-    dut.netns.run(|| datapath.attach(1, RxMode::Native))?;
+    dut.netns.run(|| datapath.attach(1))?;
     let frames = Frames::Udp(UdpFlows::to(dut, 100));
     let send = |queue, count| {
         let paced = GeneratorConfig::lossless(frames.clone(), Some(count)).at(20_000);

@@ -2,7 +2,8 @@
 //! One conversation with rtnetlink, from a thread that has no async runtime.
 
 use anyhow::{Context, Result};
-use rtnetlink::Handle;
+use nix::net::if_::if_nametoindex;
+use rtnetlink::{Handle, LinkUnspec, LinkVeth};
 
 /// Runs `talk` with a connection to the calling thread's network namespace.
 pub(super) fn run<T>(talk: impl AsyncFnOnce(Handle) -> T) -> Result<T> {
@@ -15,4 +16,41 @@ pub(super) fn run<T>(talk: impl AsyncFnOnce(Handle) -> T) -> Result<T> {
         tokio::spawn(connection);
         Ok(talk(handle).await)
     })
+}
+
+/// Sets a device of the calling thread's network namespace up or down.
+///
+/// # Errors
+/// When there is no such device.
+pub fn set_up(name: &str, up: bool) -> Result<()> {
+    let link = LinkUnspec::new_with_name(name);
+    let link = if up { link.up() } else { link.down() };
+    run(async |handle| handle.link().set(link.build()).execute().await)?
+        .with_context(|| format!("{name} can't be set up or down"))
+}
+
+/// Renames a device of the calling thread's network namespace.
+///
+/// # Errors
+/// When there is no such device, or another one has the name.
+pub fn rename(from: &str, to: &str) -> Result<()> {
+    let index = if_nametoindex(from).with_context(|| from.to_owned())?;
+    let link = LinkUnspec::new_with_index(index).name(to.to_owned());
+    run(async |handle| handle.link().set(link.build()).execute().await)?
+        .with_context(|| format!("{from} can't be renamed {to}"))
+}
+
+/// Makes veth pairs in the calling thread's network namespace: PREFIX0 and peer0, PREFIX1 and so on.
+///
+/// # Errors
+/// When one can't be made.
+pub fn veths(prefix: &str, count: u32) -> Result<()> {
+    run(async |handle| {
+        for number in 0..count {
+            let names = [prefix, "peer"].map(|name| format!("{name}{number}"));
+            let pair = LinkVeth::new(&names[0], &names[1]);
+            handle.link().add(pair.build()).execute().await?;
+        }
+        Ok(())
+    })?
 }

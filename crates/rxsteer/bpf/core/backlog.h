@@ -158,6 +158,22 @@ static __always_inline bool backlog_settle(struct backlog *b, __u64 flushed)
 	return true;
 }
 
+/*
+ * A softnet backlog passes up its skbs one after the other: when number `passed` (the low bits of
+ * `tail` with it) comes out, all before it have been passed up, or have been lost. Of these, those
+ * that nobody has counted have vanished: their device was deleted or set down, or a program of
+ * others has dropped them. Later losses are subtracted too: a lower bound, as in backlog_settle().
+ */
+static __always_inline void backlog_heal(struct backlog *b, __u32 passed)
+{
+	__u32 gone =
+		backlog_read(b->nr_lost) + backlog_read(b->nr_vanished) + backlog_read(b->dequeued);
+	__s32 vanished = passed - gone;
+
+	if (unlikely(vanished > 0))
+		__sync_fetch_and_add(&b->nr_vanished, vanished);
+}
+
 /* Whether the last frame of a flow may have been lost, by the number of frames that have entered.
  * If so, its earlier frames, which came in another queue, may still be in the ring that queues
  * share: that all frames of this queue have been passed up says nothing of them. */

@@ -15,7 +15,9 @@
 struct rx {
 	struct rx_queue *q;
 	__u32 queue;
+	__u32 ifindex; /* of the device */
 	__u32 hash;
+	__u32 slot;		    /* the flow's, in the dev_flow_tables */
 	__u32 cpu;		    /* the polling one */
 	__u16 epoch;		    /* the queue's, read once */
 	const struct flow_key *key; /* NULL: only the device's hash is known */

@@ -28,6 +28,13 @@ static __always_inline __u32 flow_slot(__u32 queue, __u32 hash, __u32 shift)
 	return (queue << (32 - shift)) + (__u32)((__u64)hash >> shift);
 }
 
+/* The same in a table that several devices share (skb mode): a flow that passes two of them, as
+ * through a bridge, has two slots. The factor is 2^32 by the golden ratio. */
+static __always_inline __u32 flow_shared_slot(__u32 queue, __u32 ifindex, __u32 hash, __u32 shift)
+{
+	return flow_slot(queue, hash + ifindex * 0x9e3779b1, shift);
+}
+
 /* The bit of an entry, above those of the CPU, that marks the flow of a datagram to an unconnected
  * socket. */
 static __always_inline __u32 sock_flow_peer(__u32 cpu_mask)

@@ -263,6 +263,11 @@ __u32 native_flow_slot(__u32 queue, __u32 hash, __u32 shift)
 	return flow_slot(queue, hash, shift);
 }
 
+__u32 native_flow_shared_slot(__u32 queue, __u32 ifindex, __u32 hash, __u32 shift)
+{
+	return flow_shared_slot(queue, ifindex, hash, shift);
+}
+
 __u32 native_sock_flow_entry(__u32 hash, __u16 location, __u32 cpu_mask)
 {
 	return sock_flow_entry(hash, location, cpu_mask);

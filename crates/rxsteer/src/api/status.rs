@@ -144,8 +144,11 @@ pub struct Device {
     pub foreign: u64,
     /// Why packets are not steered as they should be, in sentences with remedies; empty as a rule.
     pub unsteered: Vec<String>,
-    /// Ordered by number.
+    /// Ordered by number. In skb mode, the CPUs that receive.
     pub queues: Vec<Queue>,
+    /// The device that has the account of this one's packets in its queues: in skb mode devices share
+    /// them. Null if this device has queues of its own.
+    pub queues_of: Option<String>,
 }
 
 /// The answer of `rxsteer status`.

@@ -39,7 +39,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Steer the packets that devices receive, until stopped
-    Run(run::RunArgs),
+    Run(Box<run::RunArgs>),
     /// Show what a running rxsteer does, and how much of it
     Status(status::StatusArgs),
     /// Show the flows of a running rxsteer: where they are, and where they want to be

@@ -102,7 +102,14 @@ pub fn render(status: &Status) -> String {
         );
     }
     for device in &status.devices {
-        let _ = writeln!(out, "\n{} ({} XDP)", device.device, device.mode);
+        let _ = match &device.queues_of {
+            Some(other) => writeln!(
+                out,
+                "\n{} ({} mode): in the account of {other}",
+                device.device, device.mode
+            ),
+            None => writeln!(out, "\n{} ({} mode)", device.device, device.mode),
+        };
         for why in &device.unsteered {
             let _ = writeln!(out, "warning: {why}");
         }
@@ -308,6 +315,7 @@ mod tests {
                 mode: "native".to_owned(),
                 foreign: 0,
                 unsteered: Vec::new(),
+                queues_of: None,
                 queues: vec![queue],
             }],
             dropped_flows,
@@ -354,7 +362,7 @@ mod tests {
             render(&status(queue, Some(flows))),
             "rxsteer 0.1.0 (process 7): policy adaptive, at most 1000 frames per backlog
 
-eth0 (native XDP)
+eth0 (native mode)
  queue  CPUs  received  inline  redirected  dropped  shed  limited  no flow  moves  held
      0     1        97      50          40        0     0        7        0      0     0
 

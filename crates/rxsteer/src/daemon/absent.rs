@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use super::bonds::with_ports;
 use super::options::{Mode, Options};
-use super::plan::{Steered, mode_for, unobstructed};
+use super::plan::{Steered, mode_for};
 use crate::host::device::{self, Device};
 
 /// Time until a device is tried again that a start anew has refused: the other devices lose time.
@@ -149,7 +149,7 @@ impl Absent {
     fn examine(&self, name: &str, steered: &[&Steered]) -> Result<()> {
         for name in with_ports(&[name.to_owned()]) {
             let device = Device::open(&name)?;
-            unobstructed(&device, mode_for(&device, self.mode))?;
+            device.unobstructed(mode_for(&device, self.mode))?;
         }
         steered
             .iter()

@@ -1,10 +1,22 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The counters of the data path as terms of the two sums (`api::status`).
 
-use crate::api::status::{Backlog, Queue, Terms};
+use anyhow::Result;
+
+use super::plan::Steered;
+use super::steering::Steering;
+use crate::api::flows::{Most, Query};
+use crate::api::status::{Backlog, Device, Queue, Status, Terms};
 use crate::datapath::Datapath;
 use crate::datapath::load::Load;
+use crate::host::device::RxMode;
 use crate::types::{backlog, backlog_closed, flow_result};
+
+/// Number of flows in `status`: those with the most dropped packets.
+const DROPPED_FLOWS: usize = 5;
+
+/// The mode in `status` of a device that is gone or refused.
+const NOT_STEERED: &str = "none";
 
 impl From<&backlog> for Terms {
     fn from(b: &backlog) -> Self {
@@ -60,5 +72,98 @@ impl Queue {
             load: Load::of(&q),
             backlogs,
         }
+    }
+}
+
+impl Steering {
+    /// The accounts of all devices.
+    pub(super) fn accounts(&self) -> Vec<Device> {
+        let mut shared: Option<&String> = None;
+        let devices = self.devices.iter().enumerate().map(|(index, steered)| {
+            let Steered { device, .. } = steered;
+            // The first device in skb mode has the account of all of them.
+            let in_skb_mode = (steered.mode == RxMode::Skb).then_some(&device.name);
+            let queues_of = shared.filter(|_| in_skb_mode.is_some()).cloned();
+            shared = shared.or(in_skb_mode);
+            Device {
+                device: device.name.clone(),
+                ifindex: device.ifindex,
+                mode: match self.awaits(Some(&device.name)) {
+                    true => NOT_STEERED.to_owned(),
+                    false => steered.mode.to_string(),
+                },
+                foreign: match steered.mode {
+                    RxMode::Skb => 0,
+                    _ => self.datapath.foreign_frames(steered.first_queue),
+                },
+                unsteered: self.unsteered.of(index, steered),
+                queues: match &queues_of {
+                    None => self.queues_of(steered),
+                    Some(_) => Vec::new(),
+                },
+                queues_of,
+            }
+        });
+        let devices: Vec<_> = devices.collect();
+        let steered = |name: &&str| self.devices.iter().any(|s| s.device.name == *name);
+        let absent = &self.unsteered.absent;
+        let others = absent.names().filter(|name| !steered(name));
+        let others = others.map(|name| Device {
+            device: name.to_owned(),
+            ifindex: 0,
+            mode: NOT_STEERED.to_owned(),
+            foreign: 0,
+            unsteered: absent.why(name).into_iter().map(str::to_owned).collect(),
+            queues: Vec::new(),
+            queues_of: None,
+        });
+        devices.into_iter().chain(others).collect()
+    }
+
+    fn queues_of(&self, steered: &Steered) -> Vec<Queue> {
+        let queues = (0..).zip(steered.queues());
+        let queues = queues.map(|(number, index)| {
+            let cpus = self.masks[index as usize].cpus.intersect(&self.online);
+            Queue::read(&self.datapath, index, number, cpus.to_string())
+        });
+        queues.collect()
+    }
+
+    /// The answer to `status`.
+    ///
+    /// # Errors
+    /// When the tables can't be read.
+    pub(super) fn status(&self) -> Result<Status> {
+        let devices = self.accounts();
+        let mut queues = devices.iter().flat_map(|device| &device.queues);
+        // The tables are read only if frames were dropped.
+        let query = Query {
+            limit: DROPPED_FLOWS,
+            most: Most::Dropped,
+            ..Query::default()
+        };
+        let dropped_flows = match queues.any(|queue| queue.dropped() > 0) {
+            true => Some(self.reader()?.flows(&query)?),
+            false => None,
+        };
+        let numbers = self.datapath.backlogs().numbers();
+        Ok(Status {
+            pid: std::process::id(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            policy: match self.policy {
+                policy if policy.follows() && !self.datapath.follows(0) => {
+                    policy.without_following()
+                }
+                policy => policy,
+            }
+            .to_string(),
+            dry_run: self.datapath.config().dry_run,
+            backlog_limit: self.datapath.config().backlog_limit,
+            nr_backlogs: numbers.exist,
+            most_backlogs: numbers.most,
+            refused_backlogs: numbers.refused,
+            devices,
+            dropped_flows,
+        })
     }
 }

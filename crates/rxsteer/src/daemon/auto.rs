@@ -6,6 +6,7 @@ use tracing::info;
 
 use super::plan::{QueueMask, Steered};
 use crate::host::auto::AutoMask;
+use crate::host::device::RxMode;
 use crate::host::netdev;
 use crate::host::topology::Topology;
 
@@ -27,15 +28,17 @@ impl AutoMasks {
     ///
     /// # Errors
     /// When `/sys` can't be read.
-    pub(super) fn follow(&mut self, devices: &mut [Steered]) -> Result<bool> {
+    pub(super) fn follow(
+        &mut self,
+        devices: &mut [Steered],
+        masks: &mut [QueueMask],
+    ) -> Result<bool> {
         let topology = Topology::host();
-        let queues: Vec<_> = devices
-            .iter()
-            .enumerate()
-            .flat_map(|(index, steered)| {
-                let queues = steered.cpus.iter().enumerate();
-                queues.filter_map(move |(queue, mask)| mask.auto.as_ref().map(|_| (index, queue)))
-            })
+        let by_interrupt = devices.iter().enumerate();
+        let by_interrupt = by_interrupt.filter(|(_, steered)| steered.mode != RxMode::Skb);
+        let queues: Vec<_> = by_interrupt
+            .flat_map(|(index, steered)| steered.queues().map(move |queue| (index, queue)))
+            .filter(|(_, queue)| masks[*queue as usize].auto.is_some())
             .collect();
         let mut changed = false;
         let mut asked = None;
@@ -47,11 +50,12 @@ impl AutoMasks {
                 // A device that is gone, or that restarts, has no instances now.
                 steered.device.napis = netdev::napis(steered.device.ifindex).unwrap_or_default();
             }
-            let cpu = steered.device.interrupt_cpu(&topology, queue as u32);
-            let mask = &mut steered.cpus[queue];
+            let number = queue - steered.first_queue;
+            let cpu = steered.device.interrupt_cpu(&topology, number);
+            let mask = &mut masks[queue as usize];
             let Some(auto) = &mask.auto else { continue };
             if let Some(now) = auto.follow(&topology, cpu)? {
-                say(&steered.device.name, queue, auto, &now);
+                say(&steered.queue_name(number), auto, &now);
                 changed |= now.cpus != auto.cpus;
                 *mask = QueueMask::from(now);
             }
@@ -61,9 +65,9 @@ impl AutoMasks {
     }
 }
 
-fn say(device: &str, queue: usize, before: &AutoMask, now: &AutoMask) {
+fn say(queue: &str, before: &AutoMask, now: &AutoMask) {
     info!(
-        "{device} queue {queue}: CPUs {} (before: {}): {now}",
+        "{queue}: CPUs {} (before: {}): {now}",
         now.cpus, before.cpus
     );
 }

@@ -133,12 +133,10 @@ impl Reader<'_> {
         };
         let total = in_tables + flows.len() - flows.iter().filter(in_tables_too).count();
         flows.truncate(question.limit);
-        let mut devices: Vec<_> = self.queues.iter().map(|q| q.device.clone()).collect();
-        devices.dedup();
         Ok(Explanations {
             flows,
             total,
-            devices,
+            devices: self.devices.values().map(|d| (*d).to_owned()).collect(),
             policy: self.policy,
             device_hash: self.datapath.config().rx_hash,
             not_followed: self.unseen.to_vec(),
@@ -153,9 +151,9 @@ impl Reader<'_> {
     ) -> Result<Explanation> {
         let tables = self.datapath.tables();
         let (mut seen, mut others) = (Vec::new(), Vec::new());
-        for queue in &self.queues {
-            let slot = tables.slot(queue.index, hash);
+        for slot in self.slots(hash) {
             let dev_flow = tables.dev_flows().get(slot);
+            let queue = self.queue_of(slot, &dev_flow);
             if !queue::in_use(&queue.counters, &dev_flow) {
                 continue;
             }
@@ -165,7 +163,7 @@ impl Reader<'_> {
                 seen.push(self.seen(queue, slot, &dev_flow)?);
             } else {
                 others.push(Other {
-                    device: queue.device.clone(),
+                    device: self.device_of(queue, slot).to_owned(),
                     queue: queue.number,
                     slot: slot % tables.flow_cnt(),
                     owner: name.map_or(Name::Hash(FlowHash(dev_flow.hash)), Name::Flow),
@@ -269,6 +267,7 @@ impl Reader<'_> {
             Location::Inline => backlog::default(),
         };
         let (at, to) = (backlog(entry.location), backlog(entry.wanted));
+        let shared = self.is_shared(queue.index);
         Ok(Standing {
             last_qtail: flow.last_qtail,
             polls_delivered: queue.counters.polls_delivered,
@@ -279,7 +278,8 @@ impl Reader<'_> {
                 Location::Inline => false,
             },
             thread: thread(entry.location)?,
-            wanted_exists: thread(entry.wanted)?.is_some(),
+            // Softnet backlogs are always there.
+            wanted_exists: shared || thread(entry.wanted)?.is_some(),
             wanted_asked: to.wanted != 0,
         })
     }

@@ -4,6 +4,7 @@
 
 mod absent;
 mod accounting;
+mod arrivals;
 mod auto;
 mod bonds;
 mod budget;
@@ -11,9 +12,11 @@ mod explain;
 mod foreign;
 pub mod hotplug;
 mod kernel_rps;
+mod looks;
 mod more_queues;
 pub mod options;
 pub mod panics;
+mod patterns;
 mod plan;
 mod prepare;
 mod queue;

@@ -150,7 +150,10 @@ impl Tunnel {
 #[derive(Clone, Debug, Args)]
 #[group(skip)]
 pub struct Options {
-    /// Network devices, for example eth0
+    /// Network devices, for example eth0, or patterns, for example 'veth*'
+    ///
+    /// A pattern has *, ? or [ ] as in a shell; quote it. Devices that match are steered in skb mode, also
+    /// those that come later.
     #[arg(required_unless_present = "config", value_name = "DEVICE")]
     pub devices: Vec<String>,
 
@@ -224,7 +227,7 @@ pub struct Options {
     /// Slots of each queue's dev_flow_table, rounded up to a power of two; 0: no flow follows its
     /// application
     ///
-    /// A slot takes 104 bytes. Flows that share a slot share a location, so a small table causes
+    /// A slot takes 112 bytes. Flows that share a slot share a location, so a small table causes
     /// needless moves. Order is kept without followed flows too, by a table of the default size.
     #[arg(long, value_name = "SLOTS", default_value_t = RPS_FLOW_CNT, value_parser = table_size())]
     pub rps_flow_cnt: u32,
@@ -274,6 +277,10 @@ pub struct Options {
     #[arg(skip)]
     pub least_queues: BTreeMap<String, u32>,
 
+    /// CPUs of the queues of skb mode, by number; [`Self::rps_cpus`] for those beyond.
+    #[arg(skip)]
+    pub skb_cpus: Vec<RpsCpus>,
+
     /// A start anew: devices that are gone or refused are waited for.
     #[arg(skip)]
     pub anew: bool,
@@ -292,6 +299,12 @@ pub struct Options {
 }
 
 impl Options {
+    /// A device that these name has another name now.
+    pub fn rename(&mut self, before: &str, now: &str) {
+        let named = self.devices.iter_mut().filter(|name| *name == before);
+        named.for_each(|name| *name = now.to_owned());
+    }
+
     /// The defaults for these devices.
     ///
     /// # Panics

@@ -2,13 +2,16 @@
 //! Check of the options against the facts about host and devices: errors, warnings, and the CPUs of
 //! each queue.
 
+use std::ops::Range;
+
 use anyhow::{Result, anyhow, bail};
 use tracing::{info, warn};
 
 use super::bonds::{self, with_ports};
 use super::options::{Hash, Mode, Options, QueueCpus, RpsCpus};
+use super::patterns::{Patterns, is_pattern};
 use crate::datapath::backlogs::LIMIT_MAX;
-use crate::datapath::{self, InlinePorts};
+use crate::datapath::{self, DeviceConfig, InlinePorts};
 use crate::host::auto::AutoMask;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::{Device, RxMode};
@@ -18,12 +21,20 @@ use crate::host::topology::Topology;
 
 /// A device while it is steered.
 pub(super) struct Steered {
+    /// Its `rx_queues` are those of the tables: in skb mode, a queue for each CPU id.
     pub(super) device: Device,
     pub(super) mode: RxMode,
-    /// Index of the device's queue 0, over all devices.
+    /// Index of its queue 0, over all devices. Those in skb mode share their queues.
     pub(super) first_queue: u32,
-    /// By queue.
-    pub(super) cpus: Vec<QueueMask>,
+    /// Its name when the options were read, or the pattern that it matches.
+    pub(super) named: Named,
+}
+
+/// How the options name a device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Named {
+    Name(String),
+    Pattern,
 }
 
 /// The CPUs of a queue.
@@ -44,7 +55,37 @@ impl From<AutoMask> for QueueMask {
     }
 }
 
+impl QueueMask {
+    /// The option that makes it.
+    pub(super) fn wish(&self) -> RpsCpus {
+        match &self.auto {
+            Some(_) => RpsCpus::Auto,
+            None => RpsCpus::Mask(self.cpus.clone()),
+        }
+    }
+}
+
 impl Steered {
+    /// Indices of its queues.
+    pub(super) fn queues(&self) -> Range<u32> {
+        self.first_queue..self.first_queue + self.device.rx_queues
+    }
+
+    /// What the data path has to know of it.
+    pub(super) fn config(&self) -> DeviceConfig {
+        DeviceConfig {
+            ifindex: self.device.ifindex,
+            nr_rx_queues: self.device.rx_queues,
+            mode: self.mode,
+            without_mac: self.device.without_mac,
+        }
+    }
+
+    /// A queue for the log, by its number.
+    pub(super) fn queue_name(&self, queue: u32) -> String {
+        queue_name(self.mode, &self.device.name, queue)
+    }
+
     /// Whether the device could be steered, were it not steered.
     ///
     /// # Errors
@@ -54,19 +95,7 @@ impl Steered {
             xdp: None,
             ..Device::open(&self.device.name)?
         };
-        unobstructed(&device, self.mode)
-    }
-}
-
-/// Whether nothing fatal is against steering the device.
-///
-/// # Errors
-/// With the reason and its remedy.
-pub(super) fn unobstructed(device: &Device, mode: RxMode) -> Result<()> {
-    let objections = device.objections(mode);
-    match objections.into_iter().find(|objection| objection.fatal) {
-        Some(objection) => bail!("{objection}"),
-        None => Ok(()),
+        device.unobstructed(self.mode)
     }
 }
 
@@ -78,14 +107,24 @@ pub(super) struct Refused {
     pub(super) objection: Objection,
 }
 
+fn queue_name(mode: RxMode, device: &str, queue: u32) -> String {
+    match mode {
+        RxMode::Skb => format!("skb mode queue {queue}"),
+        _ => format!("{device} queue {queue}"),
+    }
+}
+
 /// What a start steers.
 pub(super) struct Plan {
     pub(super) devices: Vec<Steered>,
+    /// By queue, over all devices.
+    pub(super) masks: Vec<QueueMask>,
     /// Devices that a start anew leaves out: name, and reasons with their remedies.
     pub(super) refused: Vec<(String, String)>,
 }
 
-/// The devices that the options name, with the CPUs of each queue.
+/// The devices that the options name, and the CPUs of each queue. The queues of skb mode come after
+/// all others.
 ///
 /// # Errors
 /// With all reasons and their remedies, if devices can't be steered; if one lacks a queue. Not if
@@ -93,20 +132,20 @@ pub(super) struct Plan {
 pub(super) fn plan(options: &Options) -> Result<Plan> {
     let mut devices: Vec<Steered> = Vec::new();
     let mut refused = Vec::new();
+    let patterns = Patterns::of(options)?;
     bonds::say(&options.devices);
-    for name in &with_ports(&options.devices) {
-        let last = devices.last();
-        let first_queue = last.map_or(0, |d| d.first_queue + d.device.rx_queues);
-        let known = |new: &Steered| {
-            devices
-                .iter()
-                .any(|d| d.device.ifindex == new.device.ifindex)
-        };
-        match examine(name, first_queue, options) {
-            Ok(new) if known(&new) => {
+    let names = with_ports(&options.devices);
+    for name in names.iter().filter(|name| !is_pattern(name)) {
+        match examine(name, options) {
+            Ok((device, _)) if knows(&devices, &device) => {
                 refused.push((name.clone(), format!("{name} is named twice")))
             }
-            Ok(new) => devices.push(new),
+            Ok((device, mode)) => devices.push(Steered {
+                named: Named::Name(name.clone()),
+                device,
+                mode,
+                first_queue: 0,
+            }),
             Err(e) => refused.push((name.clone(), format!("{e:#}"))),
         }
     }
@@ -114,42 +153,100 @@ pub(super) fn plan(options: &Options) -> Result<Plan> {
         let obstacles: Vec<_> = refused.into_iter().map(|(_, why)| why).collect();
         bail!(obstacles.join("\n"));
     }
+    for (name, device) in patterns.matching()? {
+        match device {
+            Ok(device) if knows(&devices, &device) => {}
+            Ok(device) => devices.push(Steered::by_pattern(device)?),
+            Err(why) => warn!("{name} is not steered: {why:#}"),
+        }
+    }
+    let masks = number(&mut devices, !patterns.is_empty(), options)?;
+    for steered in &devices {
+        if let Some(words) = nothing_to_gain(steered, &masks) {
+            info!("{words}");
+        }
+    }
+    Ok(Plan {
+        devices,
+        masks,
+        refused,
+    })
+}
+
+/// Numbers the queues of all devices; returns their masks. `skb`: there are queues of skb mode also
+/// if no device is in it yet.
+fn number(devices: &mut [Steered], skb: bool, options: &Options) -> Result<Vec<QueueMask>> {
+    let topology = Topology::host();
+    let mut masks = Vec::new();
+    let mut wish = |name: String, interrupt_cpu, wish| {
+        masks.push(cpus_of(&name, interrupt_cpu, wish, options.anew)?);
+        anyhow::Ok(())
+    };
+    let mut next = 0;
+    for steered in devices.iter_mut().filter(|s| s.mode != RxMode::Skb) {
+        let device = &steered.device;
+        steered.first_queue = next;
+        next += device.rx_queues;
+        for queue in 0..device.rx_queues {
+            let interrupt_cpu = device.interrupt_cpu(&topology, queue);
+            wish(steered.queue_name(queue), interrupt_cpu, &options.rps_cpus)?;
+        }
+    }
+    let in_skb_mode = devices.iter_mut().filter(|s| s.mode == RxMode::Skb);
+    let in_skb_mode = in_skb_mode
+        .map(|steered| steered.first_queue = next)
+        .count();
+    if skb || in_skb_mode > 0 {
+        let online = topology.online()?;
+        for cpu in 0..topology.nr_cpu_ids()? {
+            let online = Some(cpu).filter(|&cpu| online.contains(cpu));
+            let cpus = options
+                .skb_cpus
+                .get(cpu as usize)
+                .unwrap_or(&options.rps_cpus);
+            wish(queue_name(RxMode::Skb, "", cpu), online, cpus)?;
+        }
+    }
     for wish in &options.queues {
-        match wished(&devices, wish) {
-            Ok((index, cpus)) => devices[index].cpus[wish.queue as usize] = cpus,
-            // The device, the queue or the CPU may be gone since the first start.
+        match wished(devices, wish, options.anew) {
+            Ok((queue, cpus)) => masks[queue as usize] = cpus,
+            // The device or the queue may be gone since the first start.
             Err(_) if options.anew => {}
             Err(e) => return Err(e),
         }
     }
-    for steered in &devices {
-        if let Some(words) = nothing_to_gain(steered) {
-            info!("{words}");
-        }
-    }
-    Ok(Plan { devices, refused })
+    Ok(masks)
 }
 
-fn wished(devices: &[Steered], wish: &QueueCpus) -> Result<(usize, QueueMask)> {
-    let index = find(devices, wish.device.as_deref())?;
-    let mask = cpus_of(&devices[index].device, wish.queue, &wish.cpus)?;
-    Ok((index, mask))
+fn knows(devices: &[Steered], new: &Device) -> bool {
+    devices.iter().any(|d| d.device.ifindex == new.ifindex)
+}
+
+/// The mask that the options have for a queue, with the queue's index.
+fn wished(devices: &[Steered], wish: &QueueCpus, anew: bool) -> Result<(u32, QueueMask)> {
+    let steered = &devices[find(devices, wish.device.as_deref())?];
+    let queue = steered.has_queue(wish.queue)?;
+    let cpus = steered.cpus_of(wish.queue, &wish.cpus, anew)?;
+    Ok((queue, cpus))
 }
 
 /// [`Topology::nothing_to_gain`] with the device's masks.
-fn nothing_to_gain(steered: &Steered) -> Option<String> {
+fn nothing_to_gain(steered: &Steered, masks: &[QueueMask]) -> Option<String> {
     let topology = Topology::host();
     let device = &steered.device;
-    let queue = |(queue, mask): (u32, &QueueMask)| gain::Queue {
-        interrupt_cpu: device.interrupt_cpu(&topology, queue),
-        cpus: mask.cpus.clone(),
+    if steered.mode == RxMode::Skb {
+        return None;
+    }
+    let queue = |queue: u32| gain::Queue {
+        interrupt_cpu: device.interrupt_cpu(&topology, queue - steered.first_queue),
+        cpus: masks[queue as usize].cpus.clone(),
     };
-    let queues: Vec<_> = (0..).zip(&steered.cpus).map(queue).collect();
+    let queues: Vec<_> = steered.queues().map(queue).collect();
     topology.nothing_to_gain(&device.name, &queues)
 }
 
-/// A device that can be steered, and the CPUs of its queues.
-fn examine(name: &str, first_queue: u32, options: &Options) -> Result<Steered> {
+/// A device that can be steered, and its mode.
+fn examine(name: &str, options: &Options) -> Result<(Device, RxMode)> {
     let mut device = Device::open(name)?;
     let least_queues = options.least_queues.get(name).copied().unwrap_or(0);
     device.rx_queues = device.rx_queues.max(least_queues);
@@ -162,17 +259,9 @@ fn examine(name: &str, first_queue: u32, options: &Options) -> Result<Steered> {
     }
     check(&device, mode)?;
     if mode == RxMode::Skb {
-        // A CPU that receives is a queue.
         device.rx_queues = Topology::host().nr_cpu_ids()?;
     }
-    let queues = 0..device.rx_queues;
-    let cpus = queues.map(|queue| cpus_of(&device, queue, &options.rps_cpus));
-    Ok(Steered {
-        cpus: cpus.collect::<Result<_>>()?,
-        device,
-        mode,
-        first_queue,
-    })
+    Ok((device, mode))
 }
 
 /// The names of the devices.
@@ -196,29 +285,71 @@ pub(super) fn find(devices: &[Steered], name: Option<&str>) -> Result<usize> {
     }
 }
 
-/// The CPUs of a queue; at least one of them is online.
-pub(super) fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<QueueMask> {
-    if queue >= device.rx_queues {
+impl Steered {
+    /// A device in skb mode that a pattern matches. The caller sets its first queue.
+    ///
+    /// # Errors
+    /// When the number of CPUs can't be read.
+    pub(super) fn by_pattern(mut device: Device) -> Result<Self> {
+        device.rx_queues = Topology::host().nr_cpu_ids()?;
+        Ok(Self {
+            device,
+            mode: RxMode::Skb,
+            first_queue: 0,
+            named: Named::Pattern,
+        })
+    }
+
+    /// The index of a queue, by its number.
+    ///
+    /// # Errors
+    /// When the device has no such queue.
+    pub(super) fn has_queue(&self, queue: u32) -> Result<u32> {
+        let Device {
+            name, rx_queues, ..
+        } = &self.device;
+        if queue < *rx_queues {
+            return Ok(self.first_queue + queue);
+        }
         bail!(
-            "{} has no receive queue {queue}: {}",
-            device.name,
-            match device.rx_queues {
+            "{name} has no receive queue {queue}: {}",
+            match rx_queues {
                 1 => "its only queue is 0".to_owned(),
                 n => format!("its queues are 0 to {}", n - 1),
             }
-        );
+        )
     }
+
+    /// The CPUs of a queue, by its number; at least one of them is online, unless this is for a start
+    /// `anew`: CPUs may have gone offline since the first one.
+    ///
+    /// # Errors
+    /// When none is.
+    pub(super) fn cpus_of(&self, queue: u32, wish: &RpsCpus, anew: bool) -> Result<QueueMask> {
+        let interrupt_cpu = match self.mode {
+            RxMode::Skb => Some(queue),
+            _ => self.device.interrupt_cpu(&Topology::host(), queue),
+        };
+        cpus_of(&self.queue_name(queue), interrupt_cpu, wish, anew)
+    }
+}
+
+/// As [`Steered::cpus_of`], for the queue with this name.
+fn cpus_of(
+    queue: &str,
+    interrupt_cpu: Option<u32>,
+    wish: &RpsCpus,
+    anew: bool,
+) -> Result<QueueMask> {
     let topology = Topology::host();
     let mask = match wish {
         RpsCpus::Auto => {
-            let interrupt_cpu = device.interrupt_cpu(&topology, queue);
             let auto = topology.auto_mask(interrupt_cpu)?;
-            info!("{} queue {queue}: {auto}", device.name);
-            if auto.cpus.is_empty() {
+            info!("{queue}: {auto}");
+            if auto.cpus.is_empty() && !anew {
                 bail!(
-                    "auto finds no CPU for {} queue {queue}: all that are near are isolated; name \
-                     them with --rps-cpus",
-                    device.name
+                    "auto finds no CPU for {queue}: all that are near are isolated; name them with \
+                     --rps-cpus"
                 );
             }
             return Ok(auto.into());
@@ -227,15 +358,12 @@ pub(super) fn cpus_of(device: &Device, queue: u32, wish: &RpsCpus) -> Result<Que
     };
     let online = topology.online()?;
     let usable = mask.intersect(&online);
-    if usable.is_empty() {
+    if usable.is_empty() && !anew {
         bail!("none of the CPUs {mask} is online: choose from {online}");
     }
     let offline = mask.without(&online);
     if !offline.is_empty() {
-        warn!(
-            "CPUs {offline} are not online: {} queue {queue} does without them until they are",
-            device.name
-        );
+        warn!("CPUs {offline} are not online: {queue} does without them until they are");
     }
     Ok(QueueMask {
         cpus: mask.clone(),

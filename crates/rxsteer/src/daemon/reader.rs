@@ -2,12 +2,13 @@
 //! Reads and interprets the tables of flows.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use nix::time::{ClockId, clock_getres};
 
+use super::plan::Steered;
 use super::queue::{self, Queue};
 use crate::api::flows::{Entry, Flows, LIMIT_MAX, Location, Most, Query, Reason};
 use crate::datapath::flow::{Flow, FlowHash};
@@ -18,27 +19,35 @@ use crate::types::rps_dev_flow;
 /// The tables of a running rxsteer, and the facts needed to interpret them.
 pub struct Reader<'a> {
     pub(crate) datapath: &'a Datapath,
+    /// By index over all devices.
     pub(crate) queues: Vec<Queue>,
+    /// Names of all devices, by interface index.
+    pub(crate) devices: BTreeMap<u32, &'a str>,
     pub(crate) policy: Policy,
     /// Applications that can't be followed on this host, in words.
     pub(crate) unseen: &'a [String],
 }
 
 impl<'a> Reader<'a> {
-    /// `devices`: their names and numbers of queues, in the data path's order.
-    pub fn new(
+    /// Reads what all queues have now.
+    pub(super) fn new(
         datapath: &'a Datapath,
-        devices: impl IntoIterator<Item = (&'a str, u32)>,
+        devices: &'a [Steered],
         policy: Policy,
         unseen: &'a [String],
     ) -> Self {
-        let queues = devices
-            .into_iter()
-            .flat_map(|(device, queues)| (0..queues).map(move |number| (device, number)))
-            .zip(0..)
-            .map(|((device, number), index)| Queue::read(datapath, device, number, index));
+        let queue = |index| {
+            let own = devices.iter().find(|d| d.queues().contains(&index));
+            let number = own.map_or(index, |d| index - d.first_queue);
+            let name = own.map_or("", |d| &d.device.name);
+            Queue::read(datapath, name, number, index)
+        };
+        let names = devices
+            .iter()
+            .map(|d| (d.device.ifindex, &d.device.name[..]));
         Self {
-            queues: queues.collect(),
+            queues: (0..datapath.nr_queues()).map(queue).collect(),
+            devices: names.collect(),
             datapath,
             policy,
             unseen,
@@ -55,12 +64,15 @@ impl<'a> Reader<'a> {
         let limit = query.limit.min(LIMIT_MAX);
         let mut most = BinaryHeap::new();
         let mut total = 0;
-        for queue in &self.queues {
-            if query.device.as_ref().is_some_and(|d| *d != queue.device) {
+        for table in 0..self.datapath.nr_tables() {
+            let shared = self.is_shared(table);
+            let other = |device: &str| query.device.as_ref().is_some_and(|d| *d != device);
+            if !shared && other(&self.queues[table as usize].device) {
                 continue;
             }
-            let first = queue.index * per_queue;
+            let first = table * per_queue;
             for (slot, flow) in tables.dev_flows().range(first..first + per_queue) {
+                let queue = self.queue_of(slot, &flow);
                 let rank = match query.most {
                     Most::Packets => Some(flow.nr_packets),
                     Most::Dropped => Some(flow.nr_dropped).filter(|dropped| *dropped > 0),
@@ -68,6 +80,9 @@ impl<'a> Reader<'a> {
                 let Some(rank) = rank.filter(|_| queue::in_use(&queue.counters, &flow)) else {
                     continue;
                 };
+                if shared && other(self.device_of(queue, slot)) {
+                    continue;
+                }
                 if !query.local_ports.is_empty() {
                     let port = self.name(slot, flow.hash).and_then(|f| f.local_port());
                     if !port.is_some_and(|port| query.local_ports.contains(&port)) {
@@ -83,21 +98,63 @@ impl<'a> Reader<'a> {
         }
         let flows = most.into_sorted_vec().into_iter();
         let flows = flows.map(|(_, slot)| {
-            let queue = &self.queues[(slot / per_queue) as usize];
-            self.entry(queue, slot, &tables.dev_flows().get(slot))
+            let flow = tables.dev_flows().get(slot);
+            self.entry(self.queue_of(slot, &flow), slot, &flow)
         });
         Ok(Flows {
             flows: flows.collect::<Result<_>>()?,
             total,
-            slots: u64::from(per_queue) * self.queues.len() as u64,
+            slots: u64::from(per_queue) * u64::from(self.datapath.nr_tables()),
         })
     }
 
     /// The name of the slot's flow, if the key stored with the slot is that flow's.
     pub(crate) fn name(&self, slot: u32, hash: u32) -> Option<Flow> {
-        let key = self.datapath.tables().flow_key(slot);
+        let key = self.datapath.tables().flow_name(slot).key;
         let own = native::flow_hash(&key, &self.datapath.config().secret) == hash;
         own.then(|| Flow::from_key(&key)).flatten()
+    }
+
+    /// Whether the queue, or the table of this queue, is one of skb mode.
+    pub(crate) fn is_shared(&self, queue: u32) -> bool {
+        let first = self.datapath.skb_queue();
+        first.is_some_and(|first| queue >= first)
+    }
+
+    /// The queue of the flow's last packet.
+    pub(crate) fn queue_of(&self, slot: u32, flow: &rps_dev_flow) -> &Queue {
+        let table = slot / self.datapath.tables().flow_cnt();
+        // A slot that was never used has queue 0.
+        let queue = match self.is_shared(table) {
+            true => table.max(flow.queue.into()),
+            false => table,
+        };
+        &self.queues[queue as usize]
+    }
+
+    /// The device of the slot's flow.
+    pub(crate) fn device_of<'b>(&'b self, queue: &'b Queue, slot: u32) -> &'b str {
+        if !self.is_shared(queue.index) {
+            return &queue.device;
+        }
+        let ifindex = self.datapath.tables().flow_name(slot).ifindex;
+        self.devices.get(&ifindex).copied().unwrap_or("(gone)")
+    }
+
+    /// The slots where a flow with this hash may be, one per queue or per device in skb mode.
+    pub(crate) fn slots(&self, hash: u32) -> Vec<u32> {
+        let tables = self.datapath.tables();
+        let shared = self.datapath.skb_queue();
+        let own = 0..shared.unwrap_or(self.datapath.nr_queues());
+        let own = own.map(|queue| tables.slot(queue, hash));
+        let shared = shared.into_iter().flat_map(|queue| {
+            let slot = move |ifindex: &u32| tables.shared_slot(queue, *ifindex, hash);
+            self.devices.keys().map(slot)
+        });
+        let mut slots: Vec<u32> = own.chain(shared).collect();
+        slots.sort_unstable();
+        slots.dedup();
+        slots
     }
 
     pub(crate) fn entry(&self, queue: &Queue, slot: u32, flow: &rps_dev_flow) -> Result<Entry> {
@@ -112,7 +169,7 @@ impl<'a> Reader<'a> {
         Ok(Entry {
             flow: self.name(slot, flow.hash),
             hash: FlowHash(flow.hash),
-            device: queue.device.clone(),
+            device: self.device_of(queue, slot).to_owned(),
             queue: queue.number,
             location: Location::from_raw(flow.location).unwrap_or(Location::Inline),
             wanted,

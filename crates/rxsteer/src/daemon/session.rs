@@ -10,13 +10,14 @@ use tracing::{info, warn};
 
 use super::budget;
 use super::hotplug::Hotplug;
-use super::options::{Mode, Options, QueueCpus, RpsCpus};
-use super::plan::Refused;
+use super::options::{Mode, Options, QueueCpus};
+use super::plan::{Named, QueueMask, Refused};
 use super::steering::{Served, Steering};
 use crate::api::server::Server;
 use crate::datapath::Requests;
 use crate::datapath::backlogs::Backlogs;
 use crate::datapath::maker::Makers;
+use crate::host::device::RxMode;
 
 /// See the module's documentation.
 pub(super) struct Session {
@@ -120,23 +121,28 @@ fn as_it_is(steering: &Steering, options: &Options) -> Options {
         .retain(|wish| steering.awaits(wish.device.as_deref()));
     for steered in &steering.devices {
         let device = &steered.device;
+        if let Named::Name(before) = &steered.named {
+            now.rename(before, &device.name);
+        }
+        if steered.mode == RxMode::Skb {
+            continue;
+        }
         let nr_queues = match steering.awaits(Some(&device.name)) {
             true => 0,
             false => device.rx_queues_now().unwrap_or(0).max(device.rx_queues),
         };
         now.least_queues.insert(device.name.clone(), nr_queues);
-        for (queue, mask) in (0..).zip(&steered.cpus) {
-            let cpus = match &mask.auto {
-                Some(_) => RpsCpus::Auto,
-                None => RpsCpus::Mask(mask.cpus.clone()),
-            };
+        for queue in 0..device.rx_queues {
             now.queues.push(QueueCpus {
                 device: Some(device.name.clone()),
                 queue,
-                cpus,
+                cpus: steering.masks[(steered.first_queue + queue) as usize].wish(),
             });
         }
     }
+    let skb_queue = steering.datapath.skb_queue();
+    let masks = skb_queue.map_or(&[][..], |first| &steering.masks[first as usize..]);
+    now.skb_cpus = masks.iter().map(QueueMask::wish).collect();
     now
 }
 

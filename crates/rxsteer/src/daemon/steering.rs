@@ -2,7 +2,7 @@
 //! Steering of devices, from attach to detach.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail, ensure};
 use tracing::{debug, info, warn};
@@ -10,25 +10,26 @@ use tracing::{debug, info, warn};
 use super::auto::AutoMasks;
 use super::bonds::Bonds;
 use super::hotplug::Hotplug;
+use super::looks::Looks;
 use super::options::{Hash, Mode, Options, RpsCpus, TABLE_MAX, Tunnel};
 use super::panics;
+use super::patterns::Patterns;
 use super::plan::{
-    Plan, QueueMask, Refused, Steered, backlog_limit, cpus_of, find, inline_ports, names, plan,
+    Named, Plan, QueueMask, Refused, Steered, backlog_limit, find, inline_ports, names, plan,
 };
 use super::reader::Reader;
 use super::takedown::Takedown;
 use super::unsteered::Unsteered;
 use super::watch::Watch;
 use crate::api::control::{Reply, Request, reply};
-use crate::api::flows::{Flows, Most, Query};
+use crate::api::flows::{Flows, Query};
 use crate::api::server::Server;
 use crate::api::set::Change;
-use crate::api::status;
 use crate::datapath::bounds::WorstCase;
 use crate::datapath::maker::Makers;
 use crate::datapath::policy::{Base, Policy};
 use crate::datapath::tables::rounded;
-use crate::datapath::{Config, Datapath, DeviceConfig, Drain, Requests, draw_secret};
+use crate::datapath::{Config, Datapath, Drain, Requests, draw_secret};
 use crate::host::caps;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::RxMode;
@@ -37,15 +38,6 @@ use crate::host::wait::readable;
 
 /// Timeout for the return of all flows to INLINE. At a stop, the programs are then detached anyway.
 const PATIENCE: Duration = Duration::from_secs(2);
-
-/// Time between two looks at what others change on the host without an event.
-const LOOK: Duration = Duration::from_secs(1);
-
-/// Number of flows in `status`: those with the most dropped packets.
-const DROPPED_FLOWS: usize = 5;
-
-/// The mode in `status` of a device that is gone or refused.
-const NOT_STEERED: &str = "none";
 
 /// Sockets don't know the hashes that the device computes for their packets.
 const NO_DEVICE_HASH: &str = "flows can't follow applications by the device's hash, which sockets \
@@ -63,12 +55,15 @@ pub(super) enum Served {
 pub(super) struct Steering {
     pub(super) datapath: Datapath,
     pub(super) devices: Vec<Steered>,
+    /// By queue, over all devices.
+    pub(super) masks: Vec<QueueMask>,
     pub(super) policy: Policy,
-    online: CpuMask,
+    pub(super) online: CpuMask,
+    pub(super) patterns: Patterns,
     auto_masks: AutoMasks,
     bonds: Bonds,
     takedown: Takedown,
-    unsteered: Unsteered,
+    pub(super) unsteered: Unsteered,
     /// CPUs that went offline or came online, until their backlogs are drained.
     leaving: Vec<(u32, Drain)>,
     watch: Watch,
@@ -93,7 +88,12 @@ impl Steering {
             );
         }
         let backlog_limit = backlog_limit(options.backlog)?;
-        let Plan { devices, refused } = plan(options)?;
+        let Plan {
+            devices,
+            masks,
+            refused,
+        } = plan(options)?;
+        let patterns = Patterns::of(options)?;
         let config = Config {
             backlog_limit,
             backlog_sched: options.backlog_sched,
@@ -102,6 +102,7 @@ impl Steering {
             rps_flow_cnt: options.rps_flow_cnt,
             unconnected: !options.ignore_unconnected,
             follow_nat: options.follow_nat,
+            more_devices: !patterns.is_empty(),
             dry_run: options.dry_run,
             tunnels: Tunnel::bits_of(&options.tunnels),
             inline_ports: inline_ports(options)?,
@@ -110,15 +111,7 @@ impl Steering {
             unguarded: options.unguarded,
             secret: draw_secret()?,
         };
-        let queues: Vec<_> = devices
-            .iter()
-            .map(|d| DeviceConfig {
-                ifindex: d.device.ifindex,
-                nr_rx_queues: d.device.rx_queues,
-                mode: d.mode,
-                without_mac: d.device.without_mac,
-            })
-            .collect();
+        let queues: Vec<_> = devices.iter().map(Steered::config).collect();
         let datapath = Datapath::load(&config, &queues)?;
         let worst = WorstCase::of(&config, datapath.nr_queues(), datapath.nr_cpus());
         match options.dry_run {
@@ -135,6 +128,8 @@ impl Steering {
             datapath,
             bonds: Bonds::of(&options.devices, known.chain(names(&devices)).collect()),
             devices,
+            masks,
+            patterns,
             policy: options.policy,
             online: Topology::host().online()?,
             auto_masks: AutoMasks::default(),
@@ -167,13 +162,13 @@ impl Steering {
         requests: &Requests,
         makers: &mut Makers,
     ) -> Result<Served> {
-        let mut looked = Instant::now();
+        let mut looks = Looks::default();
         loop {
             // SAFETY: the ring buffer outlives the loop.
             let ring = unsafe { BorrowedFd::borrow_raw(requests.fd()) };
             let fds = [stop, ring, server.as_fd(), hotplug.as_fd()];
             let timeout = match self.leaving.is_empty() {
-                true => LOOK.saturating_sub(looked.elapsed()),
+                true => looks.due(),
                 false => Drain::TICK,
             };
             let ready = readable(&fds, Some(timeout.min(self.watch.due(&self.datapath))))?;
@@ -182,11 +177,15 @@ impl Steering {
             }
             self.watch.look(&self.datapath, &self.devices)?;
             if ready[3] {
-                self.cpus_changed(hotplug.take()?)?;
+                let events = hotplug.take()?;
+                self.cpus_changed(events.cpus)?;
+                if events.devices {
+                    self.devices_changed()?;
+                    looks.soon();
+                }
             }
             self.remove_drained()?;
-            if looked.elapsed() >= LOOK {
-                looked = Instant::now();
+            if looks.is_due() {
                 makers.look();
                 self.bonds.look();
                 if let Err(e) = self.datapath.look_at_host() {
@@ -198,7 +197,8 @@ impl Steering {
                 if self.unsteered.look(&self.datapath, &mut self.devices)? {
                     return Ok(Served::Anew);
                 }
-                if self.auto_masks.follow(&mut self.devices)? {
+                let masks = &mut self.masks;
+                if self.auto_masks.follow(&mut self.devices, masks)? {
                     self.apply()?;
                 }
             }
@@ -214,17 +214,14 @@ impl Steering {
     /// Fills the tables by policy and masks. Returns the applications that can't be followed, in
     /// words.
     fn apply(&mut self) -> Result<Vec<String>> {
-        for steered in &self.devices {
-            for (queue, cpus) in (0..).zip(&steered.cpus) {
-                let cpus = match self.policy.base {
-                    Base::Off => CpuMask::default(),
-                    _ => cpus.cpus.intersect(&self.online),
-                };
-                let cpus: Vec<u32> = cpus.iter().collect();
-                let queue = steered.first_queue + queue;
-                let map = self.datapath.rps_map(queue).spread_over(&cpus);
-                self.datapath.set_rps_map(queue, &map);
-            }
+        for (queue, mask) in (0..).zip(&self.masks) {
+            let cpus = match self.policy.base {
+                Base::Off => CpuMask::default(),
+                _ => mask.cpus.intersect(&self.online),
+            };
+            let cpus: Vec<u32> = cpus.iter().collect();
+            let map = self.datapath.rps_map(queue).spread_over(&cpus);
+            self.datapath.set_rps_map(queue, &map);
         }
         let policy = match self.datapath.config().can_follow() {
             true => self.policy,
@@ -310,7 +307,7 @@ impl Steering {
     /// another network namespace now would go on.
     fn look_for_gone(&mut self) -> Result<()> {
         for index in self.unsteered.absent.gone(&self.devices) {
-            self.datapath.give_up(index)?;
+            self.datapath.give_up(index);
         }
         Ok(())
     }
@@ -335,10 +332,10 @@ impl Steering {
         }
     }
 
-    fn attach(&mut self, index: usize) -> Result<()> {
+    pub(super) fn attach(&mut self, index: usize) -> Result<()> {
         let steered = &self.devices[index];
         let name = &steered.device.name;
-        self.datapath.attach(index, steered.mode).map_err(|e| {
+        self.datapath.attach(index).map_err(|e| {
             let Some(errno) = errno(&e) else {
                 return e;
             };
@@ -351,8 +348,12 @@ impl Steering {
                 _ => anyhow!("{objection}"),
             }
         })?;
-        for (queue, cpus) in steered.cpus.iter().enumerate() {
-            info!("{name} queue {queue}: CPUs {}", cpus.cpus);
+        if steered.named == Named::Pattern {
+            return Ok(());
+        }
+        for queue in 0..steered.device.rx_queues {
+            let mask = &self.masks[(steered.first_queue + queue) as usize];
+            info!("{}: CPUs {}", steered.queue_name(queue), mask.cpus);
         }
         Ok(())
     }
@@ -401,20 +402,15 @@ impl Steering {
         }
     }
 
-    fn reader(&self) -> Result<Reader<'_>> {
+    pub(super) fn reader(&self) -> Result<Reader<'_>> {
         if self.datapath.config().dry_run {
             bail!("a dry run moves no flow, and keeps no account of flows");
         }
-        let devices = self
-            .devices
-            .iter()
-            .map(|d| (d.device.name.as_str(), d.device.rx_queues));
-        let not_followed = &self.not_followed;
         Ok(Reader::new(
             &self.datapath,
-            devices,
+            &self.devices,
             self.policy,
-            not_followed,
+            &self.not_followed,
         ))
     }
 
@@ -440,19 +436,15 @@ impl Steering {
         let masks = self.masks(change)?;
         let mut lines = Vec::new();
         self.resize(change, &mut lines)?;
-        for (device, queue, cpus) in masks {
-            let steered = &mut self.devices[device];
-            let name = &steered.device.name;
-            let before = std::mem::replace(&mut steered.cpus[queue as usize], cpus.clone());
+        for (name, queue, cpus) in masks {
+            let before = std::mem::replace(&mut self.masks[queue as usize], cpus.clone());
             let [now, before] = [&cpus, &before].map(|mask| mask.cpus.intersect(&self.online));
             let offline = cpus.cpus.without(&now);
             let later = match offline.is_empty() {
                 true => String::new(),
                 false => format!(", {offline} when online"),
             };
-            lines.push(format!(
-                "{name} queue {queue}: CPUs {now}{later} (before: {before})"
-            ));
+            lines.push(format!("{name}: CPUs {now}{later} (before: {before})"));
         }
         if policy != self.policy {
             lines.push(format!("policy {policy} (before: {})", self.policy));
@@ -465,22 +457,23 @@ impl Steering {
         Ok(lines)
     }
 
-    /// The masks in a change: device, queue and CPUs.
-    fn masks(&self, change: &Change) -> Result<Vec<(usize, u32, QueueMask)>> {
+    /// The masks in a change: the queue's name and index, and its CPUs.
+    fn masks(&self, change: &Change) -> Result<Vec<(String, u32, QueueMask)>> {
         let Some(rps_cpus) = &change.rps_cpus else {
             return Ok(Vec::new());
         };
         let rps_cpus: RpsCpus = rps_cpus.parse()?;
-        let index = find(&self.devices, change.device.as_deref())?;
-        let device = &self.devices[index].device;
+        let steered = &self.devices[find(&self.devices, change.device.as_deref())?];
         let queues: Vec<u32> = match change.queue {
             Some(queue) => vec![queue],
-            None => (0..device.rx_queues).collect(),
+            None => (0..steered.device.rx_queues).collect(),
         };
-        queues
-            .into_iter()
-            .map(|queue| Ok((index, queue, cpus_of(device, queue, &rps_cpus)?)))
-            .collect()
+        let mask = |queue| {
+            let index = steered.has_queue(queue)?;
+            let mask = steered.cpus_of(queue, &rps_cpus, false)?;
+            Ok((steered.queue_name(queue), index, mask))
+        };
+        queues.into_iter().map(mask).collect()
     }
 
     fn resize(&mut self, change: &Change, lines: &mut Vec<String>) -> Result<()> {
@@ -518,77 +511,6 @@ impl Steering {
             }
         }
         Ok(())
-    }
-
-    fn accounts(&self) -> Vec<status::Device> {
-        let devices = self.devices.iter().enumerate().map(|(index, steered)| {
-            let queues = (0..steered.device.rx_queues)
-                .map(|queue| {
-                    let cpus = steered.cpus.get(queue as usize).map_or(String::new(), |c| {
-                        c.cpus.intersect(&self.online).to_string()
-                    });
-                    let index = steered.first_queue + queue;
-                    status::Queue::read(&self.datapath, index, queue, cpus)
-                })
-                .collect();
-            status::Device {
-                device: steered.device.name.clone(),
-                ifindex: steered.device.ifindex,
-                mode: match self.awaits(Some(&steered.device.name)) {
-                    true => NOT_STEERED.to_owned(),
-                    false => steered.mode.to_string(),
-                },
-                foreign: self.datapath.foreign_frames(steered.first_queue),
-                unsteered: self.unsteered.of(index, steered),
-                queues,
-            }
-        });
-        let steered = |name: &&str| self.devices.iter().any(|s| s.device.name == *name);
-        let absent = &self.unsteered.absent;
-        let others = absent.names().filter(|name| !steered(name));
-        let others = others.map(|name| status::Device {
-            device: name.to_owned(),
-            ifindex: 0,
-            mode: NOT_STEERED.to_owned(),
-            foreign: 0,
-            unsteered: absent.why(name).into_iter().map(str::to_owned).collect(),
-            queues: Vec::new(),
-        });
-        devices.chain(others).collect()
-    }
-
-    fn status(&self) -> Result<status::Status> {
-        let devices = self.accounts();
-        let mut queues = devices.iter().flat_map(|device| &device.queues);
-        // The tables are read only if frames were dropped.
-        let query = Query {
-            limit: DROPPED_FLOWS,
-            most: Most::Dropped,
-            ..Query::default()
-        };
-        let dropped_flows = match queues.any(|queue| queue.dropped() > 0) {
-            true => Some(self.reader()?.flows(&query)?),
-            false => None,
-        };
-        let numbers = self.datapath.backlogs().numbers();
-        Ok(status::Status {
-            pid: std::process::id(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            policy: match self.policy {
-                policy if policy.follows() && !self.datapath.follows(0) => {
-                    policy.without_following()
-                }
-                policy => policy,
-            }
-            .to_string(),
-            dry_run: self.datapath.config().dry_run,
-            backlog_limit: self.datapath.config().backlog_limit,
-            nr_backlogs: numbers.exist,
-            most_backlogs: numbers.most,
-            refused_backlogs: numbers.refused,
-            devices,
-            dropped_flows,
-        })
     }
 }
 

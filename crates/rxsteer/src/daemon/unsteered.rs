@@ -11,6 +11,7 @@ use super::more_queues::{self, Queues};
 use super::options::{OnKernelRps, Options};
 use super::plan::Steered;
 use crate::datapath::Datapath;
+use crate::host::device::RxMode;
 
 /// What was found at the last look.
 pub(super) struct Unsteered {
@@ -76,6 +77,16 @@ impl Unsteered {
         Ok(self.absent.back(&present) || anew)
     }
 
+    /// Another device is steered, the last one.
+    pub(super) fn added(&mut self) {
+        self.by_device.push(Findings::default());
+    }
+
+    /// The device with this index is steered no longer.
+    pub(super) fn removed(&mut self, index: usize) {
+        self.by_device.remove(index);
+    }
+
     /// Why packets of the device with this index are not steered as they should be, in sentences
     /// with remedies.
     pub(super) fn of(&self, index: usize, steered: &Steered) -> Vec<String> {
@@ -95,9 +106,15 @@ impl Unsteered {
 
 /// The frames of a device since attach.
 fn frames(datapath: &Datapath, steered: &Steered) -> Frames {
-    let queues = steered.first_queue..steered.first_queue + steered.device.rx_queues;
+    // A program in skb mode passes no packet as another device's.
+    if steered.mode == RxMode::Skb {
+        return Frames::default();
+    }
     Frames {
         foreign: datapath.foreign_frames(steered.first_queue),
-        received: queues.map(|q| datapath.rx_queue(q).nr_received).sum(),
+        received: steered
+            .queues()
+            .map(|q| datapath.rx_queue(q).nr_received)
+            .sum(),
     }
 }

@@ -98,7 +98,7 @@ impl Watch {
     /// of a backlog wakes nobody; a caller that waits for something else at the latest after a
     /// second notices the first one then.
     pub(super) fn due(&self, datapath: &Datapath) -> Duration {
-        self.due_with(datapath.backlogs().numbers().exist)
+        self.due_with(datapath.in_use().len())
     }
 
     fn due_with(&self, nr_backlogs: usize) -> Duration {
@@ -131,7 +131,7 @@ impl Watch {
         }
         let mut vanished = false;
         self.looked = Instant::now();
-        for (queue, cpu) in self.watch(datapath.backlogs().exist()) {
+        for (queue, cpu) in self.watch(datapath.in_use()) {
             datapath.close(queue, cpu, backlog_closed::BACKLOG_STALLED, false);
         }
         for (&(queue, cpu), progress) in &mut self.backlogs {
@@ -148,12 +148,15 @@ impl Watch {
             let name = name_of(devices, queue);
             match stalled {
                 true => warn!(
-                    "{name}: the backlog for CPU {cpu} is stalled: {} packets wait, and its thread \
-                     {} has not run for {STALL:?}. New flows go elsewhere. See what keeps the CPU (a \
+                    "{name}: the backlog for CPU {cpu} is stalled: {} packets wait, and its {} not run \
+                     for {STALL:?}. New flows go elsewhere. See what keeps the CPU (a \
                      real-time task, a limit of a cgroup, the hypervisor); raise the thread's share by \
                      --backlog-sched, or leave the CPU out of --rps-cpus",
                     waiting(&b),
-                    datapath.thread_of(queue, cpu).unwrap_or_default()
+                    match datapath.thread_of(queue, cpu) {
+                        Some(thread) => format!("thread {thread} has"),
+                        None => "softirqs have".to_owned(),
+                    }
                 ),
                 false => info!(
                     "{name}: the backlog for CPU {cpu} makes progress again: flows may go there"
@@ -161,7 +164,9 @@ impl Watch {
             }
         }
         match vanished {
-            true => datapath.find_vanished(),
+            true => datapath
+                .find_vanished()
+                .and_then(|()| datapath.find_vanished_skbs()),
             false => Ok(()),
         }
     }
@@ -173,12 +178,10 @@ fn waiting(b: &backlog) -> u64 {
         .saturating_sub(b.nr_lost + b.nr_vanished + b.dequeued)
 }
 
-/// A queue for the log: device and number.
+/// A queue for the log.
 fn name_of(devices: &[Steered], queue: u32) -> String {
-    let device = devices.iter().rfind(|d| d.first_queue <= queue);
-    device.map_or_else(String::new, |d| {
-        format!("{} queue {}", d.device.name, queue - d.first_queue)
-    })
+    let device = devices.iter().find(|d| d.queues().contains(&queue));
+    device.map_or_else(String::new, |d| d.queue_name(queue - d.first_queue))
 }
 
 #[cfg(test)]

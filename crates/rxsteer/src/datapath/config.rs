@@ -53,6 +53,10 @@ pub struct Config {
     pub unconnected: bool,
     /// Follow applications behind NAT too: each skb gets the hash of its flow.
     pub follow_nat: bool,
+    /// Devices may be added in skb mode while others are steered ([`Datapath::add`]).
+    ///
+    /// [`Datapath::add`]: crate::datapath::Datapath::add
+    pub more_devices: bool,
     /// Decide and count, move nothing.
     pub dry_run: bool,
     /// Tunnels for which the inner flow is the key: bits of `enum flow_tunnel`.
@@ -81,7 +85,8 @@ impl Config {
 pub struct DeviceConfig {
     /// Interface index in the network namespace of the thread that calls `Datapath::attach`.
     pub ifindex: u32,
-    /// Receive queues, `rx_queue_index` 0 to `nr_rx_queues` - 1. In skb mode, the CPU ids.
+    /// Receive queues, `rx_queue_index` 0 to `nr_rx_queues` - 1. Not used in skb mode, where CPUs
+    /// are the queues.
     pub nr_rx_queues: u32,
     /// The mode in which `Datapath::attach` will attach.
     pub mode: RxMode,

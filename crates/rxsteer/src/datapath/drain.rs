@@ -12,6 +12,7 @@ use super::bounds::Place;
 use super::loaded::Datapath;
 use super::policy::Policy;
 use super::rps_map::RpsMap;
+use crate::host::softnet;
 use crate::types::{backlog, backlog_closed, backlog_flushed};
 
 /// Whether the backlogs of some CPUs are drained: all frames that entered have been delivered, and
@@ -114,6 +115,7 @@ impl Datapath {
             // The account takes a grace period, in which most backlogs drain.
             if check % 64 == 0 {
                 self.find_vanished()?;
+                self.find_vanished_skbs()?;
             }
             std::thread::sleep(Drain::TICK);
         }
@@ -126,17 +128,7 @@ impl Datapath {
     /// # Errors
     /// When a map can't be read, or when the kernel can't run the program.
     pub fn find_vanished(&self) -> Result<()> {
-        let holds =
-            |b: &backlog| b.kthread != 0 && b.tail != b.dequeued + b.nr_lost + b.nr_vanished;
-        let flushed: Vec<_> = (0..self.nr_queues() * self.nr_cpus)
-            .map(|index| (index, self.backlog_counts.get(index)))
-            .filter(|(_, b)| holds(b))
-            .map(|(index, backlog { tail, .. })| backlog_flushed {
-                index,
-                tail,
-                ..Default::default()
-            })
-            .collect();
+        let flushed = self.flushed(0..self.skb_queue().unwrap_or(self.nr_queues()));
         if flushed.is_empty() {
             return Ok(());
         }
@@ -145,6 +137,62 @@ impl Datapath {
             self.call(&self.trace.progs.backlog_settled, flushed)?;
         }
         Ok(())
+    }
+
+    /// As [`Self::find_vanished`], for skbs on their way to other CPUs: their device was deleted or set
+    /// down, or another program has dropped them. Later skbs show that too (`backlog_heal()` in
+    /// bpf/core/backlog.h).
+    ///
+    /// An skb is in its CPU's softnet backlog twice. After the first grace period all that were sent
+    /// have come there. If a CPU's backlog is empty then, its skbs have left it once, and after the
+    /// second one those that go on have come back; if the backlog is empty again, they have left it
+    /// for good, and have been passed up after the third. Takes these times if skbs are missing.
+    ///
+    /// # Errors
+    /// As [`Self::find_vanished`]; when the softnet backlogs can't be read.
+    pub fn find_vanished_skbs(&self) -> Result<()> {
+        let Some(first) = self.skb_queue() else {
+            return Ok(());
+        };
+        let mut flushed = self.flushed(first..self.nr_queues());
+        for _ in 0..2 {
+            if flushed.is_empty() {
+                return Ok(());
+            }
+            self.grace_period()?;
+            let softnet = softnet::read()?;
+            let empty = |cpu| softnet.iter().any(|s| s.cpu == cpu && s.waiting == 0);
+            flushed.retain(|flushed| empty(flushed.index % self.nr_cpus));
+        }
+        self.grace_period()?;
+        for flushed in flushed {
+            self.call(&self.trace.progs.backlog_healed, flushed)?;
+        }
+        Ok(())
+    }
+
+    /// The backlogs of these queues that hold frames, or from which frames have vanished.
+    fn flushed(&self, queues: std::ops::Range<u32>) -> Vec<backlog_flushed> {
+        let holds = |b: &backlog| b.tail != b.dequeued + b.nr_lost + b.nr_vanished;
+        (queues.start * self.nr_cpus..queues.end * self.nr_cpus)
+            .map(|index| (index, self.backlog_counts.get(index)))
+            .filter(|(_, b)| holds(b))
+            .map(|(index, backlog { tail, .. })| backlog_flushed {
+                index,
+                tail,
+                ..Default::default()
+            })
+            .collect()
+    }
+
+    /// The backlogs that are in use: those that exist, and those of skb mode that hold skbs.
+    pub fn in_use(&self) -> Vec<Place> {
+        let queues = self
+            .skb_queue()
+            .map_or(0..0, |first| first..self.nr_queues());
+        let softnet = self.flushed(queues).into_iter();
+        let softnet = softnet.map(|f| (f.index / self.nr_cpus, f.index % self.nr_cpus));
+        self.backlogs.exist().into_iter().chain(softnet).collect()
     }
 
     /// Whether all frames that entered the backlog of `queue` for `cpu` have been delivered, as far

@@ -1,94 +1,175 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The way of skbs to other CPUs, for devices in skb mode: the carriers, the programs at them, and
-//! the count of skbs that the kernel drops on the way (`bpf/carrier.bpf.c`).
+//! Skb mode: the program of its devices, and the way of skbs to other CPUs: the carriers, the
+//! programs at them, and the count of skbs that the kernel drops on the way (`bpf/carrier.bpf.c`).
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use anyhow::{Context, Result};
 use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel, Skel};
 
-use super::config::{DeviceConfig, draw};
-use super::shared::{lend_maps, set_constants};
+use super::config::{Config, draw};
+use super::shared::{constants, lend_maps, set_constants};
 use super::tables::Tables;
 use crate::bpf::carrier_skel::{CarrierSkel, CarrierSkelBuilder};
 use crate::bpf::open;
+use crate::bpf::skb_skel::{SkbSkel, SkbSkelBuilder};
 use crate::bpf::trace_skel::TraceSkel;
 use crate::host::carrier::Carrier;
-use crate::host::device::RxMode;
 use crate::host::tc::{self, TcLink};
 use crate::types::rx_config;
 
-/// See the module's documentation. Without devices in skb mode there is nothing in it.
+/// What a kind of devices needs. Fields are dropped in this order.
+struct Way {
+    program: SkbSkel<'static>,
+    _link: TcLink,
+    carrier: Carrier,
+}
+
+/// Programs by whether the devices' packets lack a link layer header.
+pub(super) type Programs = BTreeMap<bool, SkbSkel<'static>>;
+
+/// See the module's documentation.
 pub(super) struct Hops {
     /// Marks skbs on their way.
     mark: u64,
-    /// By whether the devices' packets lack a link layer header. Each with the program's link.
-    carriers: BTreeMap<bool, (TcLink, Carrier)>,
-    _loaded: Option<(Link, CarrierSkel<'static>)>,
+    /// The queue of CPU 0.
+    pub(super) queue_base: u32,
+    nr_cpus: u32,
+    /// By whether the devices' packets lack a link layer header.
+    ways: BTreeMap<bool, Way>,
+    _drops: Link,
+    carriers: CarrierSkel<'static>,
 }
 
 impl Hops {
-    /// Creates and attaches what these devices need, in the network namespace of the calling
-    /// thread. `base`: the constants of all objects.
+    /// Loads what all devices have in common.
+    ///
+    /// # Errors
+    /// When the kernel refuses a program.
+    pub(super) fn new(
+        trace: &TraceSkel<'_>,
+        tables: &Tables,
+        config: &Config,
+        nr_cpus: u32,
+        queue_base: u32,
+    ) -> Result<Self> {
+        let mark = draw()?;
+        let mut open = open(CarrierSkelBuilder::default())?;
+        let constants = rx_config {
+            hop_mark: mark,
+            queue_base,
+            ..constants(config, nr_cpus, tables)
+        };
+        set_constants(open.open_object_mut(), &constants)?;
+        lend_maps(open.open_object_mut(), trace.object(), tables)?;
+        let carriers = open
+            .load()
+            .context("the kernel refused the programs of skb mode")?;
+        let drops = carriers.progs.on_kfree_skb.attach_trace();
+        Ok(Self {
+            mark,
+            queue_base,
+            nr_cpus,
+            ways: BTreeMap::new(),
+            _drops: drops.context("attaching on_kfree_skb")?,
+            carriers,
+        })
+    }
+
+    /// Creates what devices of this kind need, in the network namespace of the calling thread,
+    /// unless it is there.
     ///
     /// # Errors
     /// When a carrier can't be created, or the kernel refuses a program.
     pub(super) fn prepare(
+        &mut self,
         trace: &TraceSkel<'_>,
         tables: &Tables,
-        devices: &[DeviceConfig],
-        base: &rx_config,
-    ) -> Result<Self> {
-        let mut hops = Self {
-            mark: draw()?,
-            carriers: BTreeMap::new(),
-            _loaded: None,
-        };
-        let kinds = devices.iter().filter(|device| device.mode == RxMode::Skb);
-        let kinds: Vec<bool> = kinds.map(|device| device.without_mac).collect();
-        if kinds.is_empty() {
-            return Ok(hops);
+        config: &Config,
+        without_mac: bool,
+    ) -> Result<()> {
+        if self.ways.contains_key(&without_mac) {
+            return Ok(());
         }
-        let mut open = open(CarrierSkelBuilder::default())?;
-        let constants = rx_config {
-            hop_mark: hops.mark,
-            ..*base
+        let carrier = Carrier::create(self.nr_cpus, without_mac)?;
+        let program = self.load(trace, tables, config, without_mac, carrier.ifindex)?;
+        let passes = self.carriers.progs.rxsteer_carrier.as_fd();
+        let way = Way {
+            program,
+            _link: tc::attach(passes, carrier.ifindex)?,
+            carrier,
         };
-        set_constants(open.open_object_mut(), &constants)?;
-        lend_maps(open.open_object_mut(), trace.object(), tables)?;
-        let skel = open
-            .load()
-            .context("the kernel refused the programs of skb mode")?;
-        for without_mac in kinds {
-            if hops.carriers.contains_key(&without_mac) {
-                continue;
-            }
-            let carrier = Carrier::create(base.nr_cpus, without_mac)?;
-            let link = tc::attach(skel.progs.rxsteer_carrier.as_fd(), carrier.ifindex)?;
-            hops.carriers.insert(without_mac, (link, carrier));
-        }
-        let drops = skel.progs.on_kfree_skb.attach_trace();
-        hops._loaded = Some((drops.context("attaching on_kfree_skb")?, skel));
-        Ok(hops)
+        self.ways.insert(without_mac, way);
+        Ok(())
     }
 
-    /// The constants of a device's program, from those of all devices.
+    /// The program of devices of this kind.
     ///
     /// # Errors
-    /// When nothing was prepared for such a device.
-    pub(super) fn constants(&self, device: &DeviceConfig, base: rx_config) -> Result<rx_config> {
-        let (_, carrier) = self
-            .carriers
-            .get(&device.without_mac)
-            .context("skb mode was not prepared")?;
-        Ok(rx_config {
+    /// When such a device was not prepared for.
+    pub(super) fn program(&self, without_mac: bool) -> Result<BorrowedFd<'_>> {
+        let way = self.ways.get(&without_mac);
+        let way = way.context("skb mode was not prepared")?;
+        Ok(way.program.progs.rxsteer_skb.as_fd())
+    }
+
+    /// Loads the programs of all kinds again, for other tables.
+    ///
+    /// # Errors
+    /// When the kernel refuses a program.
+    pub(super) fn reload(
+        &self,
+        trace: &TraceSkel<'_>,
+        tables: &Tables,
+        config: &Config,
+    ) -> Result<Programs> {
+        let load = |(&kind, way): (&bool, &Way)| {
+            let program = self.load(trace, tables, config, kind, way.carrier.ifindex)?;
+            Ok((kind, program))
+        };
+        self.ways.iter().map(load).collect()
+    }
+
+    /// Uses these programs from now on; returns those before.
+    pub(super) fn replace(&mut self, programs: Programs) -> Programs {
+        let mut before = Programs::new();
+        for (kind, program) in programs {
+            if let Some(way) = self.ways.get_mut(&kind) {
+                before.insert(kind, std::mem::replace(&mut way.program, program));
+            }
+        }
+        before
+    }
+
+    /// Whether the device with this index is a carrier.
+    pub(super) fn is_carrier(&self, ifindex: u32) -> bool {
+        self.ways.values().any(|way| way.carrier.ifindex == ifindex)
+    }
+
+    fn load(
+        &self,
+        trace: &TraceSkel<'_>,
+        tables: &Tables,
+        config: &Config,
+        without_mac: bool,
+        carrier: u32,
+    ) -> Result<SkbSkel<'static>> {
+        let constants = rx_config {
+            queue_base: self.queue_base,
+            nr_rx_queues: self.nr_cpus,
             skb: 1,
-            carrier: carrier.ifindex,
+            carrier,
             hop_mark: self.mark,
-            without_mac: device.without_mac.into(),
-            ..base
-        })
+            without_mac: without_mac.into(),
+            device_hash: config.rx_hash.into(),
+            ..constants(config, self.nr_cpus, tables)
+        };
+        let mut open = open(SkbSkelBuilder::default())?;
+        set_constants(open.open_object_mut(), &constants)?;
+        lend_maps(open.open_object_mut(), trace.object(), tables)?;
+        open.load()
+            .context("the kernel refused the program of skb mode")
     }
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The loaded data path: maps, tracepoints, and one XDP program per device.
+//! The loaded data path: maps, tracepoints, one XDP program per device, and the programs of skb mode.
 //!
 //! The order is fixed: load, fill the maps, attach the tracepoints (they count frames that the XDP
 //! programs redirect), attach the XDP programs. All of these are held by file descriptors alone, so
@@ -36,6 +36,7 @@ use crate::host::caps;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::RxMode;
 use crate::host::kthread;
+use crate::host::softnet;
 use crate::host::topology::Topology;
 use crate::types::{self, backlog, cpu, rx_config, rx_load, rx_policy, rx_pressure, rx_queue};
 
@@ -48,7 +49,8 @@ pub struct Datapath {
     // being counted by the tracepoints.
     pub(super) devices: Vec<Device>,
     hasher: Option<Hasher>,
-    pub(super) hops: Hops,
+    /// If devices may be steered in skb mode.
+    pub(super) hops: Option<Hops>,
     sockets: Option<Sockets>,
     scheduler: Option<Cpus>,
     _tracepoints: Vec<Link>,
@@ -66,15 +68,20 @@ pub struct Datapath {
 
 impl Datapath {
     /// Loads the programs, fills the maps with every location INLINE, and attaches the tracepoints.
-    /// Attaches no XDP program.
+    /// Attaches no program to a device. The queues of skb mode, a queue for each CPU id, come after
+    /// those of all devices.
     ///
     /// # Errors
     /// When the kernel refuses a map or a program: the verifier's messages are in the log.
     pub fn load(config: &Config, devices: &[DeviceConfig]) -> Result<Self> {
-        // Without devices, as while all of them are gone, there is a queue without packets.
-        let nr_queues = devices.iter().map(|d| d.nr_rx_queues).sum::<u32>().max(1);
         let nr_cpus = Topology::host().nr_cpu_ids()?;
-        let tables = Tables::new(config, nr_queues)?;
+        let of_devices = devices.iter().filter(|d| d.mode != RxMode::Skb);
+        let of_devices: u32 = of_devices.map(|d| d.nr_rx_queues).sum();
+        let skb = config.more_devices || devices.iter().any(|d| d.mode == RxMode::Skb);
+        // Without devices, as while all of them are gone, there is a queue without packets.
+        let nr_queues = (of_devices + u32::from(skb) * nr_cpus).max(1);
+        let nr_tables = nr_queues - u32::from(skb) * (nr_cpus - 1);
+        let tables = Tables::new(config, nr_tables)?;
 
         let mut open_trace = open(TraceSkelBuilder::default())?;
         {
@@ -125,27 +132,38 @@ impl Datapath {
             true => Some(Hasher::load(&trace, &tables, &base)?),
             false => None,
         };
-        let hops = Hops::prepare(&trace, &tables, devices, &base)?;
+        let mut hops = match skb {
+            true => Some(Hops::new(&trace, &tables, config, nr_cpus, of_devices)?),
+            false => None,
+        };
+        let set_queue = |queue, ifindex| {
+            let value = rx_queue {
+                ifindex,
+                epoch: FIRST_EPOCH,
+                ..Default::default()
+            };
+            rx_queues.set(queue, &value);
+        };
+        (of_devices..nr_queues).for_each(|queue| set_queue(queue, 0));
         let mut queue = 0u32;
         let mut loaded = Vec::new();
         for device in devices {
-            let queue_base = queue;
-            for _ in 0..device.nr_rx_queues {
-                let value = rx_queue {
-                    ifindex: device.ifindex,
-                    epoch: FIRST_EPOCH,
-                    ..Default::default()
-                };
-                rx_queues.set(queue, &value);
-                queue += 1;
+            let mut queue_base = queue;
+            match &mut hops {
+                Some(hops) if device.mode == RxMode::Skb => {
+                    hops.prepare(&trace, &tables, config, device.without_mac)?;
+                    queue_base = hops.queue_base;
+                }
+                _ => queue += device.nr_rx_queues,
             }
+            (queue_base..queue).for_each(|queue| set_queue(queue, device.ifindex));
             loaded.push(Device {
                 config: device.clone(),
                 queue_base,
                 rx_hash: config.rx_hash,
                 attached: None,
                 hashed: None,
-                loaded: load_device(&trace, &tables, config, nr_cpus, queue_base, device, &hops)?,
+                loaded: load_device(&trace, &tables, config, nr_cpus, queue_base, device)?,
             });
         }
 
@@ -288,30 +306,56 @@ impl Datapath {
         Ok(program.test_run(input)?.return_value)
     }
 
-    /// Attaches the XDP program to the device with this index in the list given to [`Self::load`].
+    /// Adds a device in skb mode, whose index is the next one. Attaches nothing to it.
+    ///
+    /// # Errors
+    /// When the kernel refuses the program of such devices.
+    pub fn add(&mut self, device: DeviceConfig) -> Result<()> {
+        let hops = self.hops.as_mut().context("skb mode was not prepared")?;
+        hops.prepare(&self.trace, &self.tables, &self.config, device.without_mac)?;
+        self.devices.push(Device {
+            config: device,
+            queue_base: hops.queue_base,
+            rx_hash: self.config.rx_hash,
+            attached: None,
+            hashed: None,
+            loaded: None,
+        });
+        Ok(())
+    }
+
+    /// Forgets a device in skb mode, and detaches its program; later devices get the indices before
+    /// theirs. Skbs on their way to another CPU are still delivered, or vanish if the device is
+    /// gone (`backlog_heal()` in `bpf/core/backlog.h`).
+    pub fn remove(&mut self, device: usize) {
+        self.devices.remove(device);
+    }
+
+    /// The queue of CPU 0 in skb mode; `None` if no device can be steered in this mode.
+    pub fn skb_queue(&self) -> Option<u32> {
+        self.hops.as_ref().map(|hops| hops.queue_base)
+    }
+
+    /// Whether the data path has made the device with this interface index itself.
+    pub fn is_own(&self, ifindex: u32) -> bool {
+        let hops = self.hops.as_ref();
+        hops.is_some_and(|hops| hops.is_carrier(ifindex))
+    }
+
+    /// Attaches the program to the device with this index in the list given to [`Self::load`], or
+    /// by [`Self::add`].
     ///
     /// # Errors
     /// The kernel's error: `EBUSY` if a program is attached already, `EOPNOTSUPP` if the driver has
     /// no native XDP. Another one if the device refuses the program that hashes.
-    pub fn attach(&mut self, device: usize, mode: RxMode) -> Result<()> {
+    pub fn attach(&mut self, device: usize) -> Result<()> {
         let device = &mut self.devices[device];
-        if device.config.mode != mode {
-            device.config.mode = mode;
-            device.loaded = load_device(
-                &self.trace,
-                &self.tables,
-                &self.config,
-                self.nr_cpus,
-                device.queue_base,
-                &device.config,
-                &self.hops,
-            )?;
-        }
-        if let Some(hasher) = self.hasher.as_ref().filter(|_| mode != RxMode::Skb) {
+        let xdp = device.config.mode != RxMode::Skb;
+        if let Some(hasher) = self.hasher.as_ref().filter(|_| xdp) {
             let hashed = hasher.attach(device.config.ifindex);
             device.hashed = Some(hashed.map_err(|e| anyhow!("--follow-nat: {e:#}"))?);
         }
-        device.attach()
+        device.attach(self.hops.as_ref())
     }
 
     /// Detaches every XDP program. Frames in the backlogs are still delivered.
@@ -322,28 +366,10 @@ impl Datapath {
         }
     }
 
-    /// Detaches the program of a device that is gone. Skbs on their way to another CPU are dropped
-    /// there, because they find no device (skb_do_redirect() in net/core/filter.c): they are lost.
-    /// Frames are delivered all the same. Takes a grace period.
-    ///
-    /// # Errors
-    /// When the maps can't be changed.
-    pub fn give_up(&mut self, device: usize) -> Result<()> {
-        let device = &mut self.devices[device];
-        device.attached = None;
-        if device.config.mode != RxMode::Skb {
-            return Ok(());
-        }
-        let backlogs = device.queue_base * self.nr_cpus
-            ..(device.queue_base + device.config.nr_rx_queues) * self.nr_cpus;
-        self.grace_period()?;
-        for index in backlogs {
-            let b = self.backlog_counts.get(index);
-            let lost = b.tail.saturating_sub(b.dequeued + b.nr_vanished);
-            self.backlog_counts
-                .set_field(index, offset_of!(backlog, nr_lost), lost);
-        }
-        Ok(())
+    /// Detaches the program of a device that is gone. Frames in the backlogs are still delivered;
+    /// skbs on their way to another CPU vanish.
+    pub fn give_up(&mut self, device: usize) {
+        self.devices[device].attached = None;
     }
 
     /// The cpumaps, for the threads that create their entries.
@@ -390,8 +416,13 @@ impl Datapath {
         self.backlogs.thread(queue, cpu).ok().flatten()
     }
 
-    /// Whether that thread wants to run, as far as the kernel tells.
+    /// Whether that thread wants to run, as far as the kernel tells. In skb mode: whether packets wait
+    /// in the CPU's softnet backlog.
     pub fn starves(&self, queue: u32, cpu: u32) -> bool {
+        if self.skb_queue().is_some_and(|first| queue >= first) {
+            let softnet = softnet::read().unwrap_or_default();
+            return softnet.iter().any(|s| s.cpu == cpu && s.waiting > 0);
+        }
         let sleeps = |name: String| kthread::sleeps(Path::new("/proc"), &name);
         self.thread_of(queue, cpu).and_then(sleeps) != Some(true)
     }
@@ -401,14 +432,23 @@ impl Datapath {
         u32::try_from(self.backlogs.nr_queues()).expect("made from a u32")
     }
 
+    /// Number of `dev_flow_table`s: one per queue, and one for all queues of skb mode.
+    pub fn nr_tables(&self) -> u32 {
+        let shared = self.skb_queue().map_or(0, |_| self.nr_cpus - 1);
+        self.nr_queues() - shared
+    }
+
     /// Number of possible CPU ids, from 0 to this - 1. Some may stand for no CPU.
     pub fn nr_cpus(&self) -> u32 {
         self.nr_cpus
     }
 
-    /// The XDP program of a device, for `BPF_PROG_TEST_RUN`.
-    pub fn program(&self, device: usize) -> BorrowedFd<'_> {
-        self.devices[device].program()
+    /// The program of a device, for `BPF_PROG_TEST_RUN`.
+    ///
+    /// # Errors
+    /// When the data path was not prepared for such a device.
+    pub fn program(&self, device: usize) -> Result<BorrowedFd<'_>> {
+        self.devices[device].program(self.hops.as_ref())
     }
 
     /// Declares that no packet from before the epoch is undelivered: flows of this queue may move

@@ -69,6 +69,7 @@ unsafe extern "C" {
     fn native_load_busy(tasks: u32, irq: u32) -> u32;
     fn native_rps_location_of(map: *const rps_map, hash: u32) -> u16;
     fn native_flow_slot(queue: u32, hash: u32, shift: u32) -> u32;
+    fn native_flow_shared_slot(queue: u32, ifindex: u32, hash: u32, shift: u32) -> u32;
     fn native_sock_flow_entry(hash: u32, location: u16, cpu_mask: u32) -> u32;
     fn native_sock_flow_peer(cpu_mask: u32) -> u32;
     fn native_sock_flow_is_connected(entry: u32, cpu_mask: u32) -> bool;
@@ -268,6 +269,17 @@ pub fn flow_slot(queue: u32, hash: u32, shift: u32) -> u32 {
     assert!((1..=32).contains(&shift));
     // SAFETY: no memory is involved.
     unsafe { native_flow_slot(queue, hash, shift) }
+}
+
+/// As [`flow_slot`], in the table that the queues of several devices share, of which `queue` is the
+/// first (tables.h).
+///
+/// # Panics
+/// As [`flow_slot`].
+pub fn flow_shared_slot(queue: u32, ifindex: u32, hash: u32, shift: u32) -> u32 {
+    assert!((1..=32).contains(&shift));
+    // SAFETY: no memory is involved.
+    unsafe { native_flow_shared_slot(queue, ifindex, hash, shift) }
 }
 
 /// The `sock_flow_table`'s entry of a flow with its application on a CPU. `RPS_INLINE`: the

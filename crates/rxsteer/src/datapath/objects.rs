@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::skel::{OpenSkel, Skel};
 
 use super::config::{Config, DeviceConfig};
@@ -12,7 +12,6 @@ use super::shared::{constants, lend_maps, set_constants};
 use super::tables::Tables;
 use crate::bpf::open;
 use crate::bpf::rx_skel::{RxSkel, RxSkelBuilder};
-use crate::bpf::skb_skel::{SkbSkel, SkbSkelBuilder};
 use crate::bpf::trace_skel::TraceSkel;
 use crate::host::caps;
 use crate::host::device::RxMode;
@@ -27,7 +26,8 @@ pub(super) struct Device {
     pub(super) attached: Option<Attached>,
     /// With [`Config::follow_nat`], while an XDP program is attached.
     pub(super) hashed: Option<TcLink>,
-    pub(super) loaded: DeviceSkel,
+    /// `None` in skb mode: the program is in [`Hops`].
+    pub(super) loaded: Option<XdpSkel>,
 }
 
 /// Dropping it detaches the program.
@@ -36,27 +36,28 @@ pub(super) enum Attached {
     Tc { _link: TcLink },
 }
 
-/// A device's program.
-pub(super) enum DeviceSkel {
-    /// Fields are dropped in this order.
-    Xdp {
-        skel: RxSkel<'static>,
-        _bound: Option<xdp::Bound>,
-    },
-    Skb(SkbSkel<'static>),
+/// A device's XDP program. Fields are dropped in this order.
+pub(super) struct XdpSkel {
+    skel: RxSkel<'static>,
+    _bound: Option<xdp::Bound>,
 }
 
 impl Device {
-    pub(super) fn program(&self) -> BorrowedFd<'_> {
-        match &self.loaded {
-            DeviceSkel::Xdp { skel, .. } if self.rx_hash => skel.progs.rxsteer_rx_hash.as_fd(),
-            DeviceSkel::Xdp { skel, .. } => skel.progs.rxsteer.as_fd(),
-            DeviceSkel::Skb(skel) => skel.progs.rxsteer_skb.as_fd(),
+    /// The device's program. `hops`: as long as a device in skb mode is steered.
+    ///
+    /// # Errors
+    /// When the data path was not prepared for such a device.
+    pub(super) fn program<'a>(&'a self, hops: Option<&'a Hops>) -> Result<BorrowedFd<'a>> {
+        match (&self.loaded, hops) {
+            (Some(xdp), _) if self.rx_hash => Ok(xdp.skel.progs.rxsteer_rx_hash.as_fd()),
+            (Some(xdp), _) => Ok(xdp.skel.progs.rxsteer.as_fd()),
+            (None, Some(hops)) => hops.program(self.config.without_mac),
+            (None, None) => bail!("skb mode was not prepared"),
         }
     }
 
-    pub(super) fn attach(&mut self) -> Result<()> {
-        let (program, ifindex) = (self.program(), self.config.ifindex);
+    pub(super) fn attach(&mut self, hops: Option<&Hops>) -> Result<()> {
+        let (program, ifindex) = (self.program(hops)?, self.config.ifindex);
         self.attached = Some(match self.config.mode {
             RxMode::Skb => Attached::Tc {
                 _link: tc::attach(program, ifindex)?,
@@ -68,16 +69,16 @@ impl Device {
 
     /// Replaces the attached program by the loaded one, if a program is attached and the device
     /// still exists. In skb mode packets pass in between, as they do while flows are INLINE.
-    pub(super) fn update(&mut self) -> Result<()> {
+    pub(super) fn update(&mut self, hops: Option<&Hops>) -> Result<()> {
         match &self.attached {
             None => Ok(()),
-            Some(Attached::Xdp(link)) => match xdp::update(link, self.program()) {
+            Some(Attached::Xdp(link)) => match xdp::update(link, self.program(hops)?) {
                 Err(e) if e.raw_os_error() == Some(libc::ENOLINK) => Ok(()),
                 other => Ok(other?),
             },
             Some(Attached::Tc { .. }) => {
                 self.attached = None;
-                match self.attach() {
+                match self.attach(hops) {
                     Err(e) if is(&e, libc::ENODEV) => Ok(()),
                     other => other,
                 }
@@ -91,6 +92,10 @@ fn is(error: &anyhow::Error, errno: i32) -> bool {
     error.and_then(std::io::Error::raw_os_error) == Some(errno)
 }
 
+/// Loads a device's XDP program; `None` in skb mode.
+///
+/// # Errors
+/// When the kernel refuses it.
 pub(super) fn load_device(
     trace: &TraceSkel<'_>,
     tables: &Tables,
@@ -98,8 +103,10 @@ pub(super) fn load_device(
     nr_cpus: u32,
     queue_base: u32,
     device: &DeviceConfig,
-    hops: &Hops,
-) -> Result<DeviceSkel> {
+) -> Result<Option<XdpSkel>> {
+    if device.mode == RxMode::Skb {
+        return Ok(None);
+    }
     let constants = rx_config {
         queue_base,
         nr_rx_queues: device.nr_rx_queues,
@@ -107,13 +114,6 @@ pub(super) fn load_device(
         generic: (device.mode == RxMode::Generic).into(),
         ..constants(config, nr_cpus, tables)
     };
-    if device.mode == RxMode::Skb {
-        let constants = rx_config {
-            device_hash: config.rx_hash.into(),
-            ..hops.constants(device, constants)?
-        };
-        return load_skb(trace, tables, device, constants);
-    }
     let mut open = open(RxSkelBuilder::default())?;
     set_constants(open.open_object_mut(), &constants)?;
     lend_maps(open.open_object_mut(), trace.object(), tables)?;
@@ -151,24 +151,8 @@ pub(super) fn load_device(
         true => Some(xdp::Bound::with(&skel.maps.rodata)?),
         false => None,
     };
-    Ok(DeviceSkel::Xdp {
+    Ok(Some(XdpSkel {
         skel,
         _bound: bound,
-    })
-}
-
-fn load_skb(
-    trace: &TraceSkel<'_>,
-    tables: &Tables,
-    device: &DeviceConfig,
-    constants: rx_config,
-) -> Result<DeviceSkel> {
-    let mut open = open(SkbSkelBuilder::default())?;
-    set_constants(open.open_object_mut(), &constants)?;
-    lend_maps(open.open_object_mut(), trace.object(), tables)?;
-    let skel = open.load().with_context(|| {
-        let ifindex = device.ifindex;
-        format!("the kernel refused the program of skb mode (interface {ifindex})")
-    })?;
-    Ok(DeviceSkel::Skb(skel))
+    }))
 }

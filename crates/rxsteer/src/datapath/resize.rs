@@ -6,8 +6,9 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 
 use super::config::Config;
+use super::hops::{Hops, Programs};
 use super::loaded::{Datapath, FIRST_EPOCH};
-use super::objects::{Device, DeviceSkel, load_device};
+use super::objects::{Device, XdpSkel, load_device};
 use super::policy::Policy;
 use super::tables::Tables;
 
@@ -32,7 +33,7 @@ impl Datapath {
             rps_flow_cnt,
             ..self.config.clone()
         };
-        let tables = Tables::new(&config, self.nr_queues())?;
+        let tables = Tables::new(&config, self.nr_tables())?;
         let load = |d: &Device| {
             load_device(
                 &self.trace,
@@ -41,10 +42,11 @@ impl Datapath {
                 self.nr_cpus,
                 d.queue_base,
                 &d.config,
-                &self.hops,
             )
         };
         let loaded = self.devices.iter().map(load).collect::<Result<Vec<_>>>()?;
+        let reload = |hops: &Hops| hops.reload(&self.trace, &tables, &config);
+        let programs = self.hops.as_ref().map_or(Ok(Programs::new()), reload)?;
         if !self.return_inline(patience)? {
             bail!("some backlogs did not drain: the tables stay as they are; try again");
         }
@@ -52,7 +54,7 @@ impl Datapath {
             std::mem::replace(&mut self.tables, tables),
             std::mem::replace(&mut self.config, config),
         );
-        let swapped = self.swap(loaded);
+        let swapped = self.swap(loaded, programs);
         if swapped.is_err() {
             (self.tables, self.config) = before;
         }
@@ -64,20 +66,24 @@ impl Datapath {
     }
 
     /// Replaces the attached programs by these: all of them, or none.
-    fn swap(&mut self, loaded: Vec<DeviceSkel>) -> Result<()> {
+    fn swap(&mut self, loaded: Vec<Option<XdpSkel>>, programs: Programs) -> Result<()> {
         let mut old = Vec::new();
         let mut outcome = Ok(());
+        let before = self.hops.as_mut().map(|hops| hops.replace(programs));
         for (device, loaded) in self.devices.iter_mut().zip(loaded) {
             old.push(std::mem::replace(&mut device.loaded, loaded));
-            outcome = device.update();
+            outcome = device.update(self.hops.as_ref());
             if outcome.is_err() {
                 break;
             }
         }
         if outcome.is_err() {
+            if let Some((hops, before)) = self.hops.as_mut().zip(before) {
+                hops.replace(before);
+            }
             for (device, loaded) in self.devices.iter_mut().zip(old) {
                 device.loaded = loaded;
-                device.update()?;
+                device.update(self.hops.as_ref())?;
             }
         }
         outcome

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The tables of flows: CPUs of applications (`sock_flow_table`), locations of flows
-//! (`dev_flow_tables`, one per queue), and the flows' keys.
+//! (`dev_flow_tables`, one per queue, and one for all queues of skb mode), and the flows' names.
 //!
 //! Memory: an entry of the `sock_flow_table` takes 4 bytes as in the kernel, and 8 more for the
-//! thread; a slot of a `dev_flow_table` takes 64, and its key 40 more.
+//! thread; a slot of a `dev_flow_table` takes 64, and its flow's name 48 more.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -13,7 +13,7 @@ use libbpf_rs::{MapHandle, MapType};
 use super::config::{Config, RPS_FLOW_CNT};
 use super::mapped::Mapped;
 use super::native;
-use crate::types::{flow_key, rps_dev_flow, rps_sock_flow};
+use crate::types::{flow_name, rps_dev_flow, rps_sock_flow};
 
 /// Entries of the `sock_flow_table` in one element of its map.
 const SOCK_FLOWS: u32 = (size_of::<rps_sock_flow>() / size_of::<u32>()) as u32;
@@ -23,10 +23,10 @@ pub struct Tables {
     sock_flow_table: MapHandle,
     sock_flow_consumers: MapHandle,
     dev_flow_tables: MapHandle,
-    flow_keys: MapHandle,
+    flow_names: MapHandle,
     sock_flows: Mapped<rps_sock_flow>,
     dev_flows: Mapped<rps_dev_flow>,
-    keys: Mapped<flow_key>,
+    names: Mapped<flow_name>,
     sock_flow_entries: u32,
     flow_cnt: u32,
 }
@@ -46,19 +46,19 @@ pub fn rounded(size: u32) -> u32 {
 }
 
 impl Tables {
-    /// Empty tables of the sizes in `config`, rounded up.
+    /// Empty tables of the sizes in `config`, rounded up, with `nr_tables` `dev_flow_table`s.
     ///
     /// # Errors
     /// When the tables are too large for the kernel's memory.
-    pub(crate) fn new(config: &Config, nr_queues: u32) -> Result<Self> {
+    pub(crate) fn new(config: &Config, nr_tables: u32) -> Result<Self> {
         let sock_flow_entries = rounded(config.rps_sock_flow_entries).max(1);
         let flow_cnt = match rounded(config.rps_flow_cnt) {
             0 => RPS_FLOW_CNT,
             cnt => cnt,
         };
         let slots = flow_cnt
-            .checked_mul(nr_queues)
-            .ok_or_else(|| anyhow!("{nr_queues} × {flow_cnt} flow slots are too many"))?;
+            .checked_mul(nr_tables)
+            .ok_or_else(|| anyhow!("{nr_tables} × {flow_cnt} flow slots are too many"))?;
         let array = |name, size: usize, entries: u32| {
             let opts = libbpf_sys::bpf_map_create_opts {
                 sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
@@ -74,15 +74,15 @@ impl Tables {
             sock_flow_entries.div_ceil(SOCK_FLOWS),
         )?;
         let dev_flow_tables = array("dev_flow_tables", size_of::<rps_dev_flow>(), slots)?;
-        let flow_keys = array("flow_keys", size_of::<flow_key>(), slots)?;
+        let flow_names = array("flow_names", size_of::<flow_name>(), slots)?;
         Ok(Self {
             sock_flows: Mapped::of(&sock_flow_table)?,
             dev_flows: Mapped::of(&dev_flow_tables)?,
-            keys: Mapped::of(&flow_keys)?,
+            names: Mapped::of(&flow_names)?,
             sock_flow_table,
             sock_flow_consumers: array("sock_flow_consumers", size_of::<u64>(), sock_flow_entries)?,
             dev_flow_tables,
-            flow_keys,
+            flow_names,
             sock_flow_entries,
             flow_cnt,
         })
@@ -94,7 +94,7 @@ impl Tables {
             "sock_flow_table" => &self.sock_flow_table,
             "sock_flow_consumers" => &self.sock_flow_consumers,
             "dev_flow_tables" => &self.dev_flow_tables,
-            "flow_keys" => &self.flow_keys,
+            "flow_names" => &self.flow_names,
             _ => return None,
         };
         Some(table.as_fd())
@@ -127,14 +127,19 @@ impl Tables {
         &self.dev_flows
     }
 
-    /// The key of the latest flow in a slot of these. The slot may have got another flow since it
-    /// was read: the caller has to compare the key's hash.
-    pub fn flow_key(&self, slot: u32) -> flow_key {
-        self.keys.get(slot)
+    /// The latest flow in a slot of these. The slot may have got another flow since it was read:
+    /// the caller has to compare the key's hash.
+    pub fn flow_name(&self, slot: u32) -> flow_name {
+        self.names.get(slot)
     }
 
     /// The index, over all queues, of the slot that a hash selects.
     pub fn slot(&self, queue: u32, hash: u32) -> u32 {
         native::flow_slot(queue, hash, self.flow_shift())
+    }
+
+    /// The same in the table of skb mode, whose first queue is `queue`.
+    pub fn shared_slot(&self, queue: u32, ifindex: u32, hash: u32) -> u32 {
+        native::flow_shared_slot(queue, ifindex, hash, self.flow_shift())
     }
 }

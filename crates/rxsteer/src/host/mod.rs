@@ -24,6 +24,7 @@ pub mod peer;
 pub mod polling;
 pub mod sched;
 pub mod setting;
+pub mod softnet;
 pub mod tc;
 pub mod topology;
 pub mod tun;

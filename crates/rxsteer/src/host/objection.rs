@@ -61,6 +61,18 @@ impl Device {
         objections
     }
 
+    /// Whether nothing fatal is against steering this device in `mode`.
+    ///
+    /// # Errors
+    /// With the reason and its remedy.
+    pub fn unobstructed(&self, mode: RxMode) -> Result<()> {
+        let mut objections = self.objections(mode).into_iter();
+        match objections.find(|objection| objection.fatal) {
+            Some(objection) => bail!("{objection}"),
+            None => Ok(()),
+        }
+    }
+
     /// Why native mode is not a good choice for this device, if nothing is changed at it.
     pub fn objection_to_native(&self) -> Option<Objection> {
         let objections = self.objections(RxMode::Native);

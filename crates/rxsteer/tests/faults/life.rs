@@ -37,7 +37,7 @@ impl Start {
             return Ok(());
         };
         let start: Self = serde_json::from_str(&start)?;
-        let command = Command::Run(start.run()?);
+        let command = Command::Run(Box::new(start.run()?));
         let ended = program::main(command.log_level(), || command.run());
         std::process::exit(i32::from(ended != ExitCode::SUCCESS))
     }

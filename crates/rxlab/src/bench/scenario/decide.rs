@@ -226,17 +226,17 @@ impl Runner {
             varied,
         };
         if varied {
-            let program = runner.program().as_raw_fd().to_ne_bytes();
+            let program = runner.program()?.as_raw_fd().to_ne_bytes();
             let targets = &runner.lab.maps.vary_target;
             targets.update(&0u32.to_ne_bytes(), &program, MapFlags::ANY)?;
         }
         Ok(runner)
     }
 
-    fn program(&self) -> BorrowedFd<'_> {
+    fn program(&self) -> Result<BorrowedFd<'_>> {
         match &self.datapath {
             Some(datapath) => datapath.program(0),
-            None => self.lab.progs.empty.as_fd(),
+            None => Ok(self.lab.progs.empty.as_fd()),
         }
     }
 
@@ -245,7 +245,7 @@ impl Runner {
         let program = if self.varied {
             self.lab.progs.vary.as_fd()
         } else {
-            self.program()
+            self.program()?
         };
         if let (Subject::Saturated, Some(datapath)) = (self.subject, &self.datapath) {
             datapath.next_window(0);
@@ -297,6 +297,7 @@ pub(super) fn subject(
         rps_flow_cnt,
         unconnected: true,
         follow_nat: false,
+        more_devices: false,
         dry_run: false,
         tunnels,
         inline_ports: inline_ports(&INLINE_PORTS).context("they are few")?,

@@ -22,7 +22,7 @@ use crate::bench::setup::testbed::{INTERRUPT_CPU, Testbed};
 use crate::bench::setup::watch::{Seen, Watch};
 use crate::lab::stream::{self, Consumer, Worker};
 use crate::lab::xdp::Xdp;
-use crate::lab::{sockets, softnet};
+use crate::lab::{snmp, sockets};
 
 /// Work of the polling consumer between two reads.
 const WORK: Duration = Duration::from_micros(20);
@@ -152,13 +152,13 @@ impl TcpStream {
             senders.push(Worker::produce(&link.tester.netns, cpu, to)?);
         }
         sleep(WARM_UP);
-        let sent = softnet::tcp(&link.tester.netns)?;
+        let sent = snmp::tcp(&link.tester.netns)?;
         let watch = testbed.watch()?;
         let before = taken(&consumers);
         sleep(Duration::from_secs_f64(self.seconds));
         let after = taken(&consumers);
         let seen = watch.end()?;
-        let sent = softnet::since(&sent, softnet::tcp(&link.tester.netns)?);
+        let sent = snmp::since(&sent, snmp::tcp(&link.tester.netns)?);
         // Sender first: writing to a closed connection fails.
         senders.into_iter().try_for_each(Worker::stop)?;
         consumers.into_iter().try_for_each(Worker::stop)?;

@@ -6,10 +6,11 @@ use std::time::Instant;
 
 use anyhow::Result;
 use rxsteer::host::cpumask::CpuMask;
+use rxsteer::host::softnet::{self, Softnet};
 
 use crate::lab::cpu_times::{CpuTimes, busy_shares, cpu_times};
 use crate::lab::netns::Netns;
-use crate::lab::softnet::{self, Softnet};
+use crate::lab::snmp;
 
 /// Share of all CPUs' time that the hypervisor may take.
 pub const STEAL: f64 = 0.05;
@@ -95,9 +96,9 @@ impl Watch {
         Ok(Self {
             netns: netns.clone(),
             host: host.clone(),
-            udp: softnet::udp(netns)?,
-            tcp: softnet::tcp(netns)?,
-            softnet: softnet::softnet()?,
+            udp: snmp::udp(netns)?,
+            tcp: snmp::tcp(netns)?,
+            softnet: softnet::read()?,
             cpus: cpu_times()?,
             start: Instant::now(),
         })
@@ -110,7 +111,7 @@ impl Watch {
     pub fn end(self) -> Result<Seen> {
         let seconds = self.start.elapsed().as_secs_f64();
         let cpus = cpu_times()?;
-        let softnet = grown(&self.softnet, &softnet::softnet()?);
+        let softnet = grown(&self.softnet, &softnet::read()?);
         let (softnet, astray): (BTreeMap<_, _>, BTreeMap<_, _>) = softnet
             .into_iter()
             .partition(|(cpu, _)| self.host.contains(*cpu));
@@ -132,8 +133,8 @@ impl Watch {
             seconds,
             softnet,
             processed_by_generators: astray.values().map(|s| s.processed).sum(),
-            udp: softnet::since(&self.udp, softnet::udp(&self.netns)?),
-            tcp: softnet::since(&self.tcp, softnet::tcp(&self.netns)?),
+            udp: snmp::since(&self.udp, snmp::udp(&self.netns)?),
+            tcp: snmp::since(&self.tcp, snmp::tcp(&self.netns)?),
             busy,
             busy_share: busy / all,
             steal_share: stolen(&then, &host) / all,
@@ -166,6 +167,7 @@ fn grown(before: &[Softnet], now: &[Softnet]) -> BTreeMap<u32, Softnet> {
         let before = before.iter().find(|b| b.cpu == now.cpu).unwrap_or(&zero);
         let grown = Softnet {
             cpu: now.cpu,
+            waiting: now.waiting,
             processed: less(now.processed, before.processed),
             dropped: less(now.dropped, before.dropped),
             time_squeeze: less(now.time_squeeze, before.time_squeeze),

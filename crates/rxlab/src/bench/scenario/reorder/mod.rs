@@ -39,7 +39,7 @@ use crate::lab::frame::Frames;
 use crate::lab::generator::{Generator, GeneratorConfig, Window};
 use crate::lab::migrator::{Migrators, MigratorsReport, Reads};
 use crate::lab::witness::Witness;
-use crate::lab::{sockets, softnet};
+use crate::lab::{snmp, sockets};
 
 /// Time between changes of the masks.
 const STEP: Duration = Duration::from_millis(10);
@@ -189,7 +189,7 @@ pub fn measure(
         _ => None,
     };
     let mut active = Active::steer(&link.dut, options.clone())?;
-    let tcp_before = softnet::tcp(&application)?;
+    let tcp_before = snmp::tcp(&application)?;
     let cpus: Vec<u32> = online.iter().collect();
     let migrators = Migrators::start(&application, sockets, reads, &cpus)?;
     let read = migrators.received();
@@ -230,7 +230,7 @@ pub fn measure(
         sleep(next.saturating_duration_since(Instant::now()));
         let events = match case {
             Case::BusyPoll => {
-                let tcp = softnet::since(&tcp_before, softnet::tcp(&application)?);
+                let tcp = snmp::since(&tcp_before, snmp::tcp(&application)?);
                 tcp.get("BusyPollRxPackets").copied().unwrap_or(0)
             }
             _ => storm.events,
@@ -272,7 +272,7 @@ pub fn measure(
         }
     })?;
     active.stop()?;
-    let tcp = softnet::since(&tcp_before, softnet::tcp(&application)?);
+    let tcp = snmp::since(&tcp_before, snmp::tcp(&application)?);
     let count = |name: &str| {
         let count = tcp.get(name).copied();
         count.with_context(|| format!("this kernel does not count {name}"))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Counters of the kernel: softnet_stat, UDP and TCP.
+//! Counters of the kernel: UDP and TCP.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,50 +7,6 @@ use std::fs;
 use anyhow::{Context, Result};
 
 use super::netns::Netns;
-
-/// One CPU's line of /proc/net/softnet_stat, of the host in every namespace.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Softnet {
-    pub cpu: u32,
-    /// Packets that the stack processed, from NAPI and from the backlog.
-    pub processed: u64,
-    /// Packets dropped at a full backlog (netdev_max_backlog).
-    pub dropped: u64,
-    /// Times that net_rx_action() ran out of budget or time.
-    pub time_squeeze: u64,
-    /// RPS inter-processor interrupts received.
-    pub received_rps: u64,
-    /// Packets dropped by the flow limit.
-    pub flow_limit: u64,
-}
-
-/// Reads softnet_stat, one line per online CPU. The counters have 32 bits and wrap.
-pub fn softnet() -> Result<Vec<Softnet>> {
-    parse_softnet(&fs::read_to_string("/proc/net/softnet_stat")?)
-}
-
-/// Columns as in softnet_seq_show(), net/core/net-procfs.c.
-fn parse_softnet(text: &str) -> Result<Vec<Softnet>> {
-    let line = |line: &str| {
-        let columns: Vec<u64> = line
-            .split_whitespace()
-            .map(|column| u64::from_str_radix(column, 16))
-            .collect::<Result<_, _>>()?;
-        let column = |i: usize| columns.get(i).copied().context("a column is missing");
-        Ok(Softnet {
-            cpu: column(12)? as u32,
-            processed: column(0)?,
-            dropped: column(1)?,
-            time_squeeze: column(2)?,
-            received_rps: column(9)?,
-            flow_limit: column(10)?,
-        })
-    };
-    text.lines()
-        .map(line)
-        .collect::<Result<_>>()
-        .context("/proc/net/softnet_stat is not as it is since Linux 5.10")
-}
 
 /// UDP counters of a namespace by name (`InDatagrams`, `RcvbufErrors`, `InCsumErrors`, `NoPorts`…);
 /// those of IPv6 have a prefix (`Udp6InDatagrams`).
@@ -114,22 +70,6 @@ fn parse_group(text: &str, group: &str) -> Result<BTreeMap<String, u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn softnet_columns_are_where_the_kernel_puts_them() {
-        let text = "0000000a 0000000b 0000000c 00000000 00000000 00000000 00000000 00000000 \
-                    00000000 0000000d 0000000e 00000000 00000003 00000000 00000000\n";
-        let expected = Softnet {
-            cpu: 3,
-            processed: 10,
-            dropped: 11,
-            time_squeeze: 12,
-            received_rps: 13,
-            flow_limit: 14,
-        };
-        assert_eq!(parse_softnet(text).unwrap(), [expected]);
-        assert!(parse_softnet("0000000a 0000000b\n").is_err());
-    }
 
     #[test]
     fn udp_counters_of_both_families() {
