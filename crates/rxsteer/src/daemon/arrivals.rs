@@ -56,7 +56,7 @@ impl Steering {
 
     fn arrived(&mut self, name: &str) -> Result<()> {
         let device = open(name)?;
-        if device.loopback {
+        if device.loopback.is_some() {
             return Ok(());
         }
         let mut steered = Steered::by_pattern(device)?;

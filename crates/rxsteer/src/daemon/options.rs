@@ -186,10 +186,10 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t)]
     pub mode: Mode,
 
-    /// Turn off what stands against native mode, and on again at the end
+    /// Change what stands against steering, and put it back at the end
     ///
-    /// These are the device's VLAN offload, LRO and hardware GRO; of a veth the VLAN and checksum
-    /// offloads of its other end. The log names each before it is changed. A child process puts them
+    /// Turned off are, for native mode, the device's VLAN offload, LRO and hardware GRO; of a veth the
+    /// VLAN and checksum offloads of its other end. For lo, accept_local and route_localnet are set. The log names each before it is changed. A child process puts them
     /// back, also after kill -9, except those that another program has turned on meanwhile. With
     /// --dry-run they are named only.
     #[arg(long)]

@@ -67,7 +67,9 @@ impl Patterns {
             (name, device)
         });
         let no_loopback = |(_, device): &(String, Result<Device>)| {
-            !device.as_ref().is_ok_and(|device| device.loopback)
+            !device
+                .as_ref()
+                .is_ok_and(|device| device.loopback.is_some())
         };
         Ok(opened.filter(no_loopback).collect())
     }
@@ -79,7 +81,7 @@ impl Patterns {
 /// With the reason and its remedy.
 pub(super) fn open(name: &str) -> Result<Device> {
     let device = Device::open(name)?;
-    if !device.loopback {
+    if device.loopback.is_none() {
         device.unobstructed(RxMode::Skb)?;
     }
     Ok(device)

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `--prepare`: what stands against native mode is changed while rxsteer runs.
+//! `--prepare`: what stands against native mode, or against the loopback device in skb mode, is changed
+//! while rxsteer runs.
 
 use anyhow::Result;
 use tracing::info;
@@ -7,12 +8,19 @@ use tracing::info;
 use super::bonds::with_ports;
 use super::options::{Mode, Options};
 use crate::host::device::{Device, RxMode};
+use crate::host::loopback::Routing;
 use crate::host::objection::Objection;
 use crate::host::offloads::{TurnedOff, lock};
+use crate::host::setting::Setting;
 
-/// Changed settings, by device. They are put back on drop, the last device first.
+/// Changed settings. They are put back on drop, the last device first.
 #[derive(Default)]
-pub(super) struct Prepared(Vec<TurnedOff>);
+pub(super) struct Prepared {
+    /// By device.
+    offloads: Vec<TurnedOff>,
+    /// Of the loopback device.
+    routing: Option<Setting>,
+}
 
 impl Prepared {
     /// Waits until an earlier rxsteer has put back what it changed. Then, under `--prepare`, changes
@@ -29,6 +37,10 @@ impl Prepared {
                 continue;
             }
             let device = Device::open(&name)?;
+            if let Some(routing) = device.loopback {
+                prepared.route(&device, routing, options.dry_run)?;
+                continue;
+            }
             if let Some(objection) = remaining(&device, options.mode) {
                 info!("{name}: --prepare changes nothing: {}", objection.reason);
                 continue;
@@ -41,10 +53,30 @@ impl Prepared {
                     info!("--prepare would set: {change} on -> off");
                 }
             } else {
-                prepared.0.push(TurnedOff::new(&changes, lock)?);
+                prepared.offloads.push(TurnedOff::new(&changes, lock)?);
             }
         }
         Ok(prepared)
+    }
+
+    fn route(&mut self, device: &Device, routing: Routing, dry_run: bool) -> Result<()> {
+        let files = routing.to_set(&device.name);
+        if files.is_empty() {
+            info!("{}: --prepare has nothing to change", device.name);
+            return Ok(());
+        }
+        for file in &files {
+            match dry_run {
+                true => info!("--prepare would set: {file} to 1"),
+                false => info!("{file} is set to 1, until the end"),
+            }
+        }
+        if !dry_run {
+            let setting = Setting::keep_all(files)?;
+            setting.set("1")?;
+            self.routing = Some(setting);
+        }
+        Ok(())
     }
 
     /// Puts everything back.
@@ -53,7 +85,7 @@ impl Prepared {
     /// When something is not as before; the log says what.
     pub(super) fn put_back(mut self) -> Result<()> {
         let mut outcome = Ok(());
-        while let Some(changed) = self.0.pop() {
+        while let Some(changed) = self.offloads.pop() {
             outcome = outcome.and(changed.put_back());
         }
         outcome
@@ -62,7 +94,7 @@ impl Prepared {
 
 impl Drop for Prepared {
     fn drop(&mut self) {
-        while self.0.pop().is_some() {}
+        while self.offloads.pop().is_some() {}
     }
 }
 

@@ -15,6 +15,7 @@ use serde::Serialize;
 
 use crate::host::cpumask::CpuMask;
 use crate::host::ethtool::{Ethtool, Offload, RX_MERGE, RX_VLAN};
+use crate::host::loopback::Routing;
 use crate::host::lower::Lower;
 use crate::host::netdev::{self, Napi};
 use crate::host::peer::Peer;
@@ -93,9 +94,9 @@ pub struct Device {
     /// Whether its packets begin with the IP header.
     #[serde(skip)]
     pub without_mac: bool,
-    /// Whether it returns what is sent to it.
+    /// If it returns what is sent to it, as lo does.
     #[serde(skip)]
-    pub loopback: bool,
+    pub loopback: Option<Routing>,
     /// `None` before Linux 6.8.
     #[serde(skip)]
     pub napis: Option<Vec<Napi>>,
@@ -146,7 +147,7 @@ impl Device {
             rx_queues: rx_queues(&queues)?.len() as u32,
             mtu: read_number(&sysfs.join("mtu"))?,
             up: flags & libc::IFF_UP as u32 != 0,
-            loopback: flags & libc::IFF_LOOPBACK as u32 != 0,
+            loopback: (flags & libc::IFF_LOOPBACK as u32 != 0).then(|| Routing::of(name)),
             hardware: sysfs.join("device").exists(),
             xdp,
             native_xdp,
@@ -421,6 +422,6 @@ mod tests {
         let lo = Device::open("lo").unwrap();
         assert_eq!((lo.ifindex, lo.rx_queues), (1, 1));
         assert!(!lo.hardware);
-        assert!(lo.loopback && lo.up && !lo.without_mac);
+        assert!(lo.loopback.is_some() && lo.up && !lo.without_mac);
     }
 }

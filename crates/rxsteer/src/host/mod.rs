@@ -13,6 +13,7 @@ pub mod guardian;
 mod ifreq;
 pub mod irq;
 pub mod kthread;
+pub mod loopback;
 mod loss;
 pub mod lower;
 pub mod netdev;

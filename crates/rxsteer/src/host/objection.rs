@@ -31,7 +31,7 @@ impl fmt::Display for Objection {
 impl Device {
     /// Reasons against steering this device in `mode`; fatal ones come first.
     pub fn objections(&self, mode: RxMode) -> Vec<Objection> {
-        if let Some(loopback) = self.loopback() {
+        if let Some(loopback) = self.loopback(mode) {
             return vec![loopback];
         }
         // Skb mode runs where the packets are this device's already.
@@ -203,18 +203,30 @@ impl Device {
         }
     }
 
-    /// Packets of lo bring their route, without which the stack takes them for forged. A redirect
-    /// drops it (skb_scrub_packet() in net/core/skbuff.c).
-    fn loopback(&self) -> Option<Objection> {
-        let name = &self.name;
-        self.loopback.then(|| Objection {
-            reason: format!(
-                "{name} is the loopback device: its packets would lose their route on the way to \
-                 another CPU, and be dropped"
+    /// lo has neither queues nor NAPI of its own: its packets come in softirqs of their senders. They
+    /// bring their route, which a redirect drops.
+    fn loopback(&self, mode: RxMode) -> Option<Objection> {
+        let (routing, name) = (self.loopback?, &self.name);
+        let (reason, remedy) = match mode {
+            RxMode::Skb if routing.is_possible() => return None,
+            RxMode::Skb if routing.strict => (
+                "its packets lose their route on the way to another CPU, and rp_filter takes them \
+                 for forged",
+                "set it to 2, loose: `sysctl -w net.ipv4.conf.all.rp_filter=2`".to_owned(),
             ),
-            remedy: format!(
-                "let kernel RPS steer it: `echo MASK > /sys/class/net/{name}/queues/rx-0/rps_cpus`"
+            RxMode::Skb => (
+                "its packets lose their route on the way to another CPU, and the stack takes them \
+                 for forged",
+                format!(
+                    "use `--prepare`, or `sysctl -w net.ipv4.conf.{name}.accept_local=1 \
+                     net.ipv4.conf.{name}.route_localnet=1`"
+                ),
             ),
+            _ => ("no NAPI polls it", "use `--mode skb`".to_owned()),
+        };
+        Some(Objection {
+            reason: format!("{name} is the loopback device: {reason}"),
+            remedy,
             fatal: true,
         })
     }
@@ -291,6 +303,7 @@ impl Device {
 pub(super) mod tests {
     use super::*;
     use crate::host::ethtool::Offload;
+    use crate::host::loopback::Routing;
     use crate::host::lower::Lower;
     use crate::host::netdev::Napi;
 
@@ -311,7 +324,7 @@ pub(super) mod tests {
             peer: None,
             kernel_rps: Vec::new(),
             without_mac: false,
-            loopback: false,
+            loopback: None,
             lower: Lower::None,
             napis: Some(vec![Napi {
                 id: 8193,
@@ -347,14 +360,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_loopback_device_is_left_to_the_kernel() {
-        let device = Device {
-            loopback: true,
+    fn the_loopback_device_needs_settings_and_skb_mode() {
+        let plain = Device {
+            loopback: Some(Routing::default()),
             ..card()
         };
-        for mode in [RxMode::Native, RxMode::Generic, RxMode::Skb] {
-            assert!(only(&device, mode, true).contains("kernel RPS"));
-        }
+        assert!(only(&plain, RxMode::Native, true).contains("--mode skb"));
+        assert!(only(&plain, RxMode::Skb, true).contains("--prepare"));
+        assert_eq!(plain.prepared().objections(RxMode::Skb), []);
     }
 
     #[test]

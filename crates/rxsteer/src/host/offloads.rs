@@ -16,6 +16,7 @@ use tracing::{error, info, warn};
 use super::device::Device;
 use super::ethtool::{Ethtool, Offload, RX_MERGE, RX_VLAN, TX_CHECKSUM, TX_VLAN};
 use super::guardian::{self, Guardian};
+use super::loopback::Routing;
 use super::peer;
 
 /// The hidden command that runs [`put_back`].
@@ -96,6 +97,7 @@ impl Device {
             None => prepared.rx_vlan_offload = off(self.rx_vlan_offload),
         }
         prepared.rx_merge = off(self.rx_merge);
+        prepared.loopback = self.loopback.map(Routing::prepared);
         prepared
     }
 }

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! The loopback device in skb mode: its packets change their CPU, arrive in order, and the settings
+//! that this needs are put back.
+
+mod common;
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use common::process::Rxsteer;
+use common::transfer::transfer;
+use nix::sys::signal::Signal;
+use rxlab::in_lab;
+use rxlab::lab::netns::Netns;
+use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, until};
+use rxsteer::api::status::Terms;
+
+const DATAGRAMS: u32 = 20_000;
+
+/// Datagrams on the way at most: a sender on another CPU would fill the socket.
+const WINDOW: u32 = 64;
+
+/// Values of the settings.
+fn settings(netns: &Netns) -> Result<Vec<String>> {
+    netns.run(|| {
+        let read = |setting: &&str| {
+            let path = format!("/proc/sys/net/ipv4/conf/lo/{setting}");
+            Ok(fs::read_to_string(path)?.trim().to_owned())
+        };
+        ["accept_local", "route_localnet"]
+            .iter()
+            .map(read)
+            .collect()
+    })
+}
+
+/// Numbered datagrams to an address of this host, in order and none missing.
+fn datagrams(netns: &Netns, at: IpAddr) -> Result<()> {
+    let sink = netns.run(|| Ok(UdpSocket::bind((at, 0))?))?;
+    let to = sink.local_addr()?;
+    sink.set_read_timeout(Some(Duration::from_secs(10)))?;
+    let sender = netns.spawn(Some(POLLING_CPU), "sender", move || {
+        let socket = UdpSocket::bind((at, 0))?;
+        socket.connect(to)?;
+        socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+        for number in 0..DATAGRAMS {
+            socket.send(&number.to_be_bytes())?;
+            if number % WINDOW == WINDOW - 1 {
+                socket.recv(&mut [0; 4])?;
+            }
+        }
+        anyhow::Ok(())
+    })?;
+    let reader = netns.spawn(Some(OTHER_CPU), "reader", move || {
+        for number in 0..DATAGRAMS {
+            let mut datagram = [0; 4];
+            let (_, from) = sink
+                .recv_from(&mut datagram)
+                .context("a datagram is missing")?;
+            let now = u32::from_be_bytes(datagram);
+            ensure!(now == number, "{now} instead of {number}");
+            if number % WINDOW == WINDOW - 1 {
+                sink.send_to(&datagram, from)?;
+            }
+        }
+        anyhow::Ok(())
+    })?;
+    sender.join()?;
+    reader.join()
+}
+
+fn traffic(netns: &Netns) -> Result<()> {
+    transfer(netns, netns, Ipv4Addr::LOCALHOST)?;
+    datagrams(netns, Ipv4Addr::LOCALHOST.into())?;
+    datagrams(netns, Ipv6Addr::LOCALHOST.into())
+}
+
+fn steer(netns: &Netns, args: &[&str]) -> Result<Rxsteer> {
+    let args = [&["lo", "--mode=auto", "--rps-cpus=1"], args].concat();
+    Rxsteer::steering(netns, &args)
+}
+
+fn sums(running: &Rxsteer) -> Result<Terms> {
+    let mut sums = Terms::default();
+    for queue in &running.status()?.devices[0].queues {
+        sums += &queue.sums;
+    }
+    Ok(sums)
+}
+
+#[test]
+fn packets_of_lo_change_their_cpu() -> Result<()> {
+    in_lab!();
+    let netns = Netns::new("dut")?;
+    let before = settings(&netns)?;
+    // The control: these are changed.
+    assert_eq!(before, ["0", "0"]);
+    for policy in ["--policy=rps", "--policy=rfs"] {
+        let running = steer(&netns, &["--prepare", policy])?;
+        assert_eq!(running.status()?.devices[0].mode, "skb");
+        assert_eq!(settings(&netns)?, ["1", "1"]);
+        traffic(&netns)?;
+        let sums = until("nothing is queued", || {
+            let sums = sums(&running)?;
+            Ok((sums.queued == 0).then_some(sums))
+        })?;
+        assert!(sums.redirected > 1_000, "{policy}: {sums:?}");
+        assert_eq!((sums.lost, sums.vanished), (0, 0), "{policy}: {sums:?}");
+        let ended = running.stop(Signal::SIGTERM)?;
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert_eq!(settings(&netns)?, before);
+        traffic(&netns)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn its_settings_are_put_back_after_a_kill() -> Result<()> {
+    in_lab!();
+    let netns = Netns::new("dut")?;
+    let running = steer(&netns, &["--prepare"])?;
+    assert_eq!(settings(&netns)?, ["1", "1"]);
+    running.stop(Signal::SIGKILL)?;
+    until("the settings are put back", || {
+        Ok((settings(&netns)? == ["0", "0"]).then_some(()))
+    })?;
+    traffic(&netns)
+}
+
+#[test]
+fn without_these_settings_it_is_refused() -> Result<()> {
+    in_lab!();
+    let netns = Netns::new("dut")?;
+    let ended = Rxsteer::start(&netns, &["lo", "--mode=auto"])?;
+    let ended = ended.err().context("it starts")?;
+    assert!(ended.log.contains("--prepare"), "{ended:?}");
+    assert_eq!(settings(&netns)?, ["0", "0"]);
+    Ok(())
+}
