@@ -112,6 +112,10 @@ fn devices_come_and_go() -> Result<()> {
     let (first, second) = (first?.context("steered")?, second?.context("steered")?);
     assert_eq!(second.queues_of.as_ref(), Some(&first.device));
     assert!(second.queues.is_empty() && !first.queues.is_empty());
+    let text = String::from_utf8(rxsteer(&world.dut, &["status"])?.stdout)?;
+    let names: Vec<_> = beds[1..].iter().map(|bed| &bed.link.dut.name[..]).collect();
+    let line = format!("with the packets of {}", names.join(", "));
+    assert!(text.contains(&line), "{text}");
 
     beds[0].link.delete()?;
     until("it is gone", || {

@@ -102,14 +102,16 @@ pub fn render(status: &Status) -> String {
         );
     }
     for device in &status.devices {
-        let _ = match &device.queues_of {
-            Some(other) => writeln!(
-                out,
-                "\n{} ({} mode): in the account of {other}",
-                device.device, device.mode
-            ),
-            None => writeln!(out, "\n{} ({} mode)", device.device, device.mode),
-        };
+        if device.queues_of.is_some() && device.unsteered.is_empty() {
+            continue;
+        }
+        let _ = writeln!(out, "\n{} ({} mode)", device.device, device.mode);
+        let shares = |other: &&Device| other.queues_of.as_ref() == Some(&device.device);
+        let others = status.devices.iter().filter(shares);
+        let others: Vec<&str> = others.map(|other| &other.device[..]).collect();
+        if !others.is_empty() {
+            let _ = writeln!(out, "with the packets of {}", others.join(", "));
+        }
         for why in &device.unsteered {
             let _ = writeln!(out, "warning: {why}");
         }
