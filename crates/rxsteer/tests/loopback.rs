@@ -5,22 +5,16 @@
 mod common;
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
-use std::time::Duration;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use common::process::Rxsteer;
-use common::transfer::transfer;
+use common::transfer::{datagrams, transfer};
 use nix::sys::signal::Signal;
 use rxlab::in_lab;
 use rxlab::lab::netns::Netns;
-use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, until};
+use rxlab::testing::testbed::until;
 use rxsteer::api::status::Terms;
-
-const DATAGRAMS: u32 = 20_000;
-
-/// Datagrams on the way at most: a sender on another CPU would fill the socket.
-const WINDOW: u32 = 64;
 
 /// Values of the settings.
 fn settings(netns: &Netns) -> Result<Vec<String>> {
@@ -36,45 +30,10 @@ fn settings(netns: &Netns) -> Result<Vec<String>> {
     })
 }
 
-/// Numbered datagrams to an address of this host, in order and none missing.
-fn datagrams(netns: &Netns, at: IpAddr) -> Result<()> {
-    let sink = netns.run(|| Ok(UdpSocket::bind((at, 0))?))?;
-    let to = sink.local_addr()?;
-    sink.set_read_timeout(Some(Duration::from_secs(10)))?;
-    let sender = netns.spawn(Some(POLLING_CPU), "sender", move || {
-        let socket = UdpSocket::bind((at, 0))?;
-        socket.connect(to)?;
-        socket.set_read_timeout(Some(Duration::from_secs(10)))?;
-        for number in 0..DATAGRAMS {
-            socket.send(&number.to_be_bytes())?;
-            if number % WINDOW == WINDOW - 1 {
-                socket.recv(&mut [0; 4])?;
-            }
-        }
-        anyhow::Ok(())
-    })?;
-    let reader = netns.spawn(Some(OTHER_CPU), "reader", move || {
-        for number in 0..DATAGRAMS {
-            let mut datagram = [0; 4];
-            let (_, from) = sink
-                .recv_from(&mut datagram)
-                .context("a datagram is missing")?;
-            let now = u32::from_be_bytes(datagram);
-            ensure!(now == number, "{now} instead of {number}");
-            if number % WINDOW == WINDOW - 1 {
-                sink.send_to(&datagram, from)?;
-            }
-        }
-        anyhow::Ok(())
-    })?;
-    sender.join()?;
-    reader.join()
-}
-
 fn traffic(netns: &Netns) -> Result<()> {
     transfer(netns, netns, Ipv4Addr::LOCALHOST)?;
-    datagrams(netns, Ipv4Addr::LOCALHOST.into())?;
-    datagrams(netns, Ipv6Addr::LOCALHOST.into())
+    datagrams(netns, netns, Ipv4Addr::LOCALHOST.into())?;
+    datagrams(netns, netns, Ipv6Addr::LOCALHOST.into())
 }
 
 fn steer(netns: &Netns, args: &[&str]) -> Result<Rxsteer> {

@@ -16,16 +16,26 @@ use super::rtnl;
 pub fn bridge(netns: &Netns, ports: &[&End]) -> Result<()> {
     const NAME: &str = "bridge";
     netns.run(|| {
+        let bridge = LinkBridge::new(NAME).build();
+        rtnl::run(async |handle| handle.link().add(bridge).execute().await)?
+            .context("cannot make a bridge: is CONFIG_BRIDGE there?")
+    })?;
+    join(netns, NAME, ports)
+}
+
+/// Makes ends ports of the bridge with this name.
+///
+/// # Errors
+/// There is no such bridge.
+pub(super) fn join(netns: &Netns, bridge: &str, ports: &[&End]) -> Result<()> {
+    netns.run(|| {
+        let index = nix::net::if_::if_nametoindex(bridge)?;
         rtnl::run(async |handle| {
-            let bridge = LinkBridge::new(NAME).build();
-            handle.link().add(bridge).execute().await?;
-            let index = nix::net::if_::if_nametoindex(NAME)?;
             for port in ports {
                 let port = LinkUnspec::new_with_index(port.ifindex).controller(index);
                 handle.link().set(port.build()).execute().await?;
             }
             anyhow::Ok(())
         })?
-        .context("cannot make a bridge: is CONFIG_BRIDGE there?")
     })
 }

@@ -26,6 +26,7 @@ pub mod server;
 pub mod slow;
 pub mod snmp;
 pub mod sockets;
+pub mod stacked;
 pub mod stream;
 pub mod switches;
 pub mod tun;

@@ -1,15 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A TCP connection between two namespaces.
+//! A TCP connection and datagrams between two namespaces.
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, UdpSocket};
+use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use rxlab::lab::netns::Netns;
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU};
 
 /// Bytes of a connection.
 const BYTES: usize = 16 << 20;
+
+const DATAGRAMS: u32 = 20_000;
+
+/// Datagrams on the way at most: a sender on another CPU would fill the socket.
+const WINDOW: u32 = 64;
+
+/// Limit on the arrival of a datagram.
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Sends over TCP to `to`, whose reader runs on the other CPU; every byte must arrive.
 pub fn transfer(from: &Netns, to: &Netns, at: Ipv4Addr) -> Result<()> {
@@ -32,4 +41,45 @@ pub fn transfer(from: &Netns, to: &Netns, at: Ipv4Addr) -> Result<()> {
     let received = reader.join()?;
     ensure!(received == sent, "{} bytes arrived", received.len());
     Ok(())
+}
+
+/// Sends numbered datagrams to `at`, whose reader runs on the other CPU; they arrive in order, and none
+/// is missing.
+#[allow(dead_code, reason = "not all tests use it")]
+pub fn datagrams(from: &Netns, to: &Netns, at: IpAddr) -> Result<()> {
+    let any: (IpAddr, u16) = match at {
+        IpAddr::V4(_) => (Ipv4Addr::UNSPECIFIED.into(), 0),
+        IpAddr::V6(_) => (Ipv6Addr::UNSPECIFIED.into(), 0),
+    };
+    let sink = to.run(|| Ok(UdpSocket::bind((at, 0))?))?;
+    let port = sink.local_addr()?;
+    sink.set_read_timeout(Some(TIMEOUT))?;
+    let sender = from.spawn(Some(POLLING_CPU), "sender", move || {
+        let socket = UdpSocket::bind(any)?;
+        socket.connect(port)?;
+        socket.set_read_timeout(Some(TIMEOUT))?;
+        for number in 0..DATAGRAMS {
+            socket.send(&number.to_be_bytes())?;
+            if number % WINDOW == WINDOW - 1 {
+                socket.recv(&mut [0; 4])?;
+            }
+        }
+        anyhow::Ok(())
+    })?;
+    let reader = to.spawn(Some(OTHER_CPU), "reader", move || {
+        for number in 0..DATAGRAMS {
+            let mut datagram = [0; 4];
+            let (_, from) = sink
+                .recv_from(&mut datagram)
+                .context("a datagram is missing")?;
+            let now = u32::from_be_bytes(datagram);
+            ensure!(now == number, "{now} instead of {number}");
+            if number % WINDOW == WINDOW - 1 {
+                sink.send_to(&datagram, from)?;
+            }
+        }
+        anyhow::Ok(())
+    })?;
+    sender.join()?;
+    reader.join()
 }
