@@ -47,7 +47,7 @@ static __always_inline bool skb_parse(struct rx *rx, struct __sk_buff *skb, stru
 
 /* As rxsteer_rx_hash (rx.bpf.c): the hash of the device, or of the socket of this host that has
  * sent the packet. */
-static __always_inline bool skb_hashed(struct rx *rx, const struct __sk_buff *skb)
+static __always_inline bool skb_hashed(struct rx *rx, struct __sk_buff *skb)
 {
 	struct flow_key key = {.ports = skb->hash};
 
@@ -55,6 +55,9 @@ static __always_inline bool skb_hashed(struct rx *rx, const struct __sk_buff *sk
 		return false;
 	rx->q->nr_rx_hash++;
 	rx->hash = flow_hash(&key, &config.flow_secret);
+	/* The socket keeps it. */
+	if (config.follow_nat)
+		skb_set_hash(skb, rx->hash);
 	return true;
 }
 

@@ -21,7 +21,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub options: Options,
 
-    /// How packets find their CPU [default: adaptive; with --hash device: rps+adapt]
+    /// How packets find their CPU [default: adaptive; with --hash device: rps+adapt, unless --follow-nat]
     ///
     /// rfs: the CPU of the flow's application, or as rps if that CPU is unknown. rps: by hash, over
     /// the CPUs of --rps-cpus. off: every packet is parsed, counted, and processed where it is
@@ -41,11 +41,11 @@ pub struct RunArgs {
 
 impl RunArgs {
     /// The options, with the chosen policy or the default one. The default depends on the hash:
-    /// sockets don't know the hash that a device computes.
+    /// sockets don't know the hash that a device computes, unless they keep that of their packets.
     pub(super) fn options(self) -> Options {
         let policy = self.policy.unwrap_or(match self.options.hash {
-            Hash::Packet => Policy::default(),
-            Hash::Device => Policy::default().without_following(),
+            Hash::Device if !self.options.follow_nat => Policy::default().without_following(),
+            _ => Policy::default(),
         });
         Options {
             policy,

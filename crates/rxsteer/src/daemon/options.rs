@@ -241,7 +241,7 @@ pub struct Options {
     /// Follow applications behind NAT too, as Docker and kube-proxy have them
     ///
     /// Each packet gets the hash of its flow, which its socket keeps. This takes some tens of
-    /// nanoseconds a packet. Not with --hash device.
+    /// nanoseconds a packet. With --hash device in skb mode alone.
     #[arg(long)]
     pub follow_nat: bool,
 

@@ -39,10 +39,6 @@ use crate::host::wait::readable;
 /// Timeout for the return of all flows to INLINE. At a stop, the programs are then detached anyway.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Sockets don't know the hashes that the device computes for their packets.
-const NO_DEVICE_HASH: &str = "flows can't follow applications by the device's hash, which sockets \
-                              don't know: leave --hash device, or use --policy rps";
-
 /// Why [`Steering::serve`] has returned.
 pub(super) enum Served {
     /// Steering is to stop.
@@ -73,14 +69,7 @@ pub(super) struct Steering {
 
 impl Steering {
     pub(super) fn start(options: &Options) -> Result<Self> {
-        if options.hash == Hash::Device && options.policy.follows() {
-            bail!(NO_DEVICE_HASH);
-        }
         if options.follow_nat {
-            ensure!(
-                options.hash == Hash::Packet,
-                "--follow-nat follows applications by the packets' hash: leave --hash device"
-            );
             ensure!(
                 caps::sockets_keep_hash(),
                 "--follow-nat needs a kernel whose sockets keep the hash of their packets: boot one \
@@ -94,6 +83,9 @@ impl Steering {
             refused,
         } = plan(options)?;
         let patterns = Patterns::of(options)?;
+        if options.hash == Hash::Device && (options.follow_nat || options.policy.follows()) {
+            can_follow_device_hash(options.follow_nat, &devices)?;
+        }
         let config = Config {
             backlog_limit,
             backlog_sched: options.backlog_sched,
@@ -427,7 +419,7 @@ impl Steering {
         }
         let policy = change.policy.unwrap_or(self.policy);
         if policy.follows() && self.datapath.config().rx_hash {
-            bail!(NO_DEVICE_HASH);
+            can_follow_device_hash(self.datapath.config().follow_nat, &self.devices)?;
         }
         if policy == Policy::OFF && change.rps_cpus.is_some() {
             bail!("under policy off no CPUs are steered to: set another --policy as well");
@@ -517,4 +509,23 @@ impl Steering {
 /// The kernel's error number, if the error is the kernel's.
 fn errno(error: &anyhow::Error) -> Option<i32> {
     error.downcast_ref::<std::io::Error>()?.raw_os_error()
+}
+
+/// Fails unless flows can follow applications by the device's hash. Sockets don't know it, but keep
+/// that of their packets with `--follow-nat`; in native mode a redirected packet has none.
+fn can_follow_device_hash(follow_nat: bool, devices: &[Steered]) -> Result<()> {
+    let native = devices.iter().find(|d| d.mode != RxMode::Skb);
+    match (follow_nat, native) {
+        (true, None) => Ok(()),
+        (true, Some(device)) => bail!(
+            "{} is steered in {} mode, where sockets don't see the device's hash: flows follow \
+             applications by it with --mode skb; or leave --hash device",
+            device.device.name,
+            device.mode
+        ),
+        (false, _) => bail!(
+            "flows can't follow applications by the device's hash, which sockets don't know: add \
+             --follow-nat and --mode skb, leave --hash device, or use --policy rps"
+        ),
+    }
 }
