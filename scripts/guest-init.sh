@@ -11,6 +11,8 @@ busybox --install -s /bin
 
 mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev
+# As udev does: opening it loads the module.
+mkdir -p /dev/net && mknod /dev/net/tun c 10 200
 mount -t tmpfs tmpfs /run
 mount -t bpf bpf /sys/fs/bpf
 mount -t cgroup2 cgroup2 /sys/fs/cgroup

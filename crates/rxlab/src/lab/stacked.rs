@@ -79,7 +79,8 @@ impl Stacked {
     /// When the kernel does not know the kind.
     pub fn new(link: &Link, kind: Kind) -> Result<Self> {
         let [near, far] = [1, 2].map(|host| Ipv4Addr::new(198, 19, 254, host));
-        let name = format!("{kind:?}").to_lowercase() + "0";
+        // Not gre0 and the like, which their modules make.
+        let name = format!("{kind:?}").to_lowercase() + "7";
         let make = |end: &End, other: &End, tested, address| {
             let message = kind.message(&name, end, other, tested);
             let name = message.as_ref().map_or(&end.name, |_| &name).clone();
