@@ -203,8 +203,7 @@ fn settings_can_be_changed_while_the_only_device_is_gone() -> Result<()> {
     Ok(())
 }
 
-/// Skbs that wait for a CPU when their device is deleted are dropped by the kernel.
-/// Deletes a device while skbs wait for a CPU. Returns what has become of them.
+/// Deletes a device while skbs wait for a CPU, which the kernel then drops. Returns what has become of them.
 fn deleted_meanwhile() -> Result<status::Terms> {
     let bed = Testbed::new(&config(0))?;
     let dut = &bed.link.dut;
@@ -212,21 +211,14 @@ fn deleted_meanwhile() -> Result<status::Terms> {
     let running = Rxsteer::steering(&dut.netns, &args)?;
     let wire = traffic(&bed)?;
     is_steered(&running, &bed)?;
-    let sums = || {
-        let queues = device(&running, &bed)?.queues;
-        let mut sums = status::Terms::default();
-        queues.iter().for_each(|q| sums += &q.sums);
-        anyhow::Ok(sums)
-    };
     let hog = Hog::softirqs(OTHER_CPU)?;
-    until("skbs wait", || Ok((sums()?.queued > 10).then_some(())))?;
+    until("skbs wait", || {
+        Ok((running.sums()?.queued > 10).then_some(()))
+    })?;
     bed.link.delete()?;
     drop(hog);
     let _ = wire.stop();
-    let sums = until("none waits", || {
-        let sums = sums()?;
-        Ok((sums.queued == 0).then_some(sums))
-    })?;
+    let sums = running.at_rest()?;
     ends_in_order(running)?;
     Ok(sums)
 }

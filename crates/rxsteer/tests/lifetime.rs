@@ -310,17 +310,22 @@ fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
         &[name, "--rps-cpus=8000-8001"],
         &["is online: choose from"],
     )?;
-    for mode in ["native", "generic", "skb", "auto"] {
+    for (mode, remedy) in [
+        ("native", "--mode skb"),
+        ("generic", "--mode skb"),
+        ("skb", "--prepare"),
+        ("auto", "--prepare"),
+    ] {
         let mode = format!("--mode={mode}");
-        refused(&bed, &["lo", &mode], &["lose their route", "kernel RPS"])?;
+        refused(&bed, &["lo", &mode], &["the loopback device", remedy])?;
     }
     // The first device must not stay attached when the second is refused.
-    refused(&bed, &[name, "lo"], &["lose their route"])?;
+    refused(&bed, &[name, "lo"], &["the loopback device"])?;
     // All obstacles are named.
     refused(
         &bed,
         &["eth99", "lo"],
-        &["no network device `eth99`", "lose their route"],
+        &["no network device `eth99`", "the loopback device"],
     )?;
 
     // Control: no obstacle is left, and it steers.

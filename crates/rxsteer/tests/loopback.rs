@@ -14,7 +14,6 @@ use nix::sys::signal::Signal;
 use rxlab::in_lab;
 use rxlab::lab::netns::Netns;
 use rxlab::testing::testbed::until;
-use rxsteer::api::status::Terms;
 
 /// Values of the settings.
 fn settings(netns: &Netns) -> Result<Vec<String>> {
@@ -41,14 +40,6 @@ fn steer(netns: &Netns, args: &[&str]) -> Result<Rxsteer> {
     Rxsteer::steering(netns, &args)
 }
 
-fn sums(running: &Rxsteer) -> Result<Terms> {
-    let mut sums = Terms::default();
-    for queue in &running.status()?.devices[0].queues {
-        sums += &queue.sums;
-    }
-    Ok(sums)
-}
-
 #[test]
 fn packets_of_lo_change_their_cpu() -> Result<()> {
     in_lab!();
@@ -61,10 +52,7 @@ fn packets_of_lo_change_their_cpu() -> Result<()> {
         assert_eq!(running.status()?.devices[0].mode, "skb");
         assert_eq!(settings(&netns)?, ["1", "1"]);
         traffic(&netns)?;
-        let sums = until("nothing is queued", || {
-            let sums = sums(&running)?;
-            Ok((sums.queued == 0).then_some(sums))
-        })?;
+        let sums = running.at_rest()?;
         assert!(sums.redirected > 1_000, "{policy}: {sums:?}");
         assert_eq!((sums.lost, sums.vanished), (0, 0), "{policy}: {sums:?}");
         let ended = running.stop(Signal::SIGTERM)?;

@@ -17,7 +17,6 @@ use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::{Netns, Thread, bind};
 use rxlab::lab::tun::Tunnel;
 use rxlab::testing::testbed::{POLLING_CPU, until};
-use rxsteer::api::status::{Queue, Status, Terms};
 
 /// A plain veth pair: no XDP, no GRO, checksums left out by the sender.
 fn plain() -> Result<Link> {
@@ -27,25 +26,6 @@ fn plain() -> Result<Link> {
         ..LinkConfig::default()
     };
     Link::new(&tester, &dut, &config)
-}
-
-/// The sums of the only device; both must close.
-fn closed(status: &Status) -> Result<Terms> {
-    let mut sums = Terms::default();
-    for queue in &status.devices[0].queues {
-        let why = Queue::imbalance(queue).unwrap_or_default();
-        ensure!(why.is_empty(), "queue {}: {why}", queue.queue);
-        sums += &queue.sums;
-    }
-    Ok(sums)
-}
-
-/// Once nothing is queued.
-fn at_rest(rxsteer: &Rxsteer) -> Result<Terms> {
-    until("nothing is queued", || {
-        let sums = closed(&rxsteer.status()?)?;
-        Ok((sums.queued == 0).then_some(sums))
-    })
 }
 
 fn carriers(dut: &Netns) -> Result<Vec<String>> {
@@ -69,7 +49,7 @@ fn a_plain_veth_needs_no_preparation() -> Result<()> {
     let rxsteer = steer(dut, &dut.name, &["--mode=auto"])?;
     ensure!(rxsteer.status()?.devices[0].mode == "skb");
     transfer(&link.tester.netns, &dut.netns, dut.ipv4)?;
-    let sums = at_rest(&rxsteer)?;
+    let sums = rxsteer.at_rest()?;
     ensure!(sums.redirected > 0 && sums.lost == 0, "{sums:?}");
     ensure!(sums.delivered == sums.redirected, "{sums:?}");
     ensure!(rxsteer.stop(Signal::SIGTERM)?.code == Some(0));
@@ -128,7 +108,7 @@ fn tun_and_tap_devices_are_steered() -> Result<()> {
         let rxsteer = steer(dut, &tunnel.name, &["--mode=auto"])?;
         ensure!(rxsteer.status()?.devices[0].mode == "skb");
         transfer(tester, &dut.netns, tunnel.ipv4)?;
-        let sums = at_rest(&rxsteer)?;
+        let sums = rxsteer.at_rest()?;
         ensure!(sums.redirected > 0 && sums.lost == 0, "{sums:?}");
         ensure!(sums.delivered == sums.redirected, "{sums:?}");
         ensure!(rxsteer.stop(Signal::SIGTERM)?.code == Some(0));
@@ -195,6 +175,6 @@ fn packets_from_both_cpus_stay_in_order() -> Result<()> {
         "{count} arrived, {moves} moves"
     );
     ensure!(overtaken == 0, "{overtaken} of {count} overtaken");
-    at_rest(&rxsteer)?;
+    rxsteer.at_rest()?;
     Ok(())
 }

@@ -15,8 +15,7 @@ use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::lab::stacked::{Kind, Stacked};
 use rxlab::testing::not_run;
-use rxlab::testing::testbed::{OTHER_CPU, until};
-use rxsteer::api::status::Terms;
+use rxlab::testing::testbed::OTHER_CPU;
 
 fn link() -> Result<Link> {
     Link::new(
@@ -24,18 +23,6 @@ fn link() -> Result<Link> {
         &Netns::new("dut")?,
         &LinkConfig::default(),
     )
-}
-
-/// Sums over the queues, once nothing is queued; all must close.
-fn sums(running: &Rxsteer) -> Result<Terms> {
-    until("nothing is queued", || {
-        let mut sums = Terms::default();
-        for queue in &running.status()?.devices[0].queues {
-            ensure!(queue.imbalance().is_none(), "{:?}", queue.imbalance());
-            sums += &queue.sums;
-        }
-        Ok((sums.queued == 0).then_some(sums))
-    })
 }
 
 fn is_steered(link: &Link, stacked: &Stacked, policy: &str) -> Result<()> {
@@ -50,7 +37,7 @@ fn is_steered(link: &Link, stacked: &Stacked, policy: &str) -> Result<()> {
     let mode = running.status()?.devices.remove(0).mode;
     ensure!(mode == "skb", "{mode}");
     traffic()?;
-    let sums = sums(&running)?;
+    let sums = running.at_rest()?;
     ensure!(sums.redirected > 1_000, "{sums:?}");
     ensure!((sums.lost, sums.vanished) == (0, 0), "{sums:?}");
     let ended = running.stop(Signal::SIGTERM)?;

@@ -4,7 +4,7 @@
 
 mod common;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use common::process::{Rxsteer, accounts};
 use nix::sys::signal::Signal;
 use rxlab::in_lab;
@@ -15,7 +15,6 @@ use rxlab::lab::rtnl;
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, until};
 use rxsteer::api::client;
 use rxsteer::api::set::Change;
-use rxsteer::api::status::Terms;
 use rxsteer::host::device;
 
 const NR_FLOWS: u32 = 20;
@@ -49,21 +48,11 @@ impl Steered {
         Generator::start(&self.bed.link, POLLING_CPU, &paced)
     }
 
-    fn sums(&self) -> Result<Terms> {
-        let status = self.running.status()?;
-        let mut sums = Terms::default();
-        for queue in &status.devices[0].queues {
-            ensure!(queue.imbalance().is_none(), "{:?}", queue.imbalance());
-            sums += &queue.sums;
-        }
-        Ok(sums)
-    }
-
     /// Waits until so many more packets have been redirected.
     fn redirects(&self, more: u64) -> Result<()> {
-        let before = self.sums()?.redirected;
+        let before = self.running.sums()?.redirected;
         until("packets are redirected", || {
-            Ok((self.sums()?.redirected > before + more).then_some(()))
+            Ok((self.running.sums()?.redirected > before + more).then_some(()))
         })
     }
 
@@ -91,25 +80,22 @@ fn flows_leave_in_order_after_skbs_vanished() -> Result<()> {
     let wire = steered.traffic()?;
     steered.redirects(1_000)?;
     // The control: nothing has vanished.
-    assert_eq!(steered.sums()?.vanished, 0);
+    assert_eq!(steered.running.sums()?.vanished, 0);
     steered.lose()?;
     steered.redirects(1_000)?;
     let change = Change::rps_cpus(&steered.dut().name, None, "0");
     steered.dut().netns.run(|| client::set(change))?;
     until("every flow has left", || {
-        let before = steered.sums()?.redirected;
+        let before = steered.running.sums()?.redirected;
         let sent = wire.sent();
         until("each flow has sent", || {
             let enough = sent + 10 * u64::from(NR_FLOWS);
             Ok((wire.sent() > enough).then_some(()))
         })?;
-        Ok((steered.sums()?.redirected == before).then_some(()))
+        Ok((steered.running.sums()?.redirected == before).then_some(()))
     })?;
     let sent = wire.stop()?;
-    let sums = until("nothing waits", || {
-        let sums = steered.sums()?;
-        Ok((sums.queued == 0).then_some(sums))
-    })?;
+    let sums = steered.running.at_rest()?;
     assert!(sums.vanished > 0, "{sums:?}");
     let arrived = sent.sent - sent.lost - sums.vanished - sums.lost;
     until("all others arrive", || {
@@ -135,7 +121,7 @@ fn skbs_that_vanished_are_found_without_packets() -> Result<()> {
     wire.stop()?;
     steered.set_carrier(true)?;
     until("they are found", || {
-        let sums = steered.sums()?;
+        let sums = steered.running.sums()?;
         Ok((sums.queued == 0 && sums.vanished > 0).then_some(()))
     })?;
     let ended = steered.running.stop(Signal::SIGTERM)?;

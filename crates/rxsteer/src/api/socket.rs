@@ -48,7 +48,10 @@ impl Bound {
             }
             _ => {}
         }
-        let _lock = lock_folder()?;
+        let folder = lock_folder()?;
+        folder
+            .set_permissions(Permissions::from_mode(0o700))
+            .with_context(|| format!("cannot keep others out of {FOLDER}"))?;
         remove_dead().with_context(|| format!("cannot tidy {FOLDER}"))?;
         match UnixStream::connect(&path) {
             Ok(_) => return Ok(None),

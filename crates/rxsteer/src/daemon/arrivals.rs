@@ -3,6 +3,7 @@
 //! need no start anew: they share program, tables and queues.
 
 use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use nix::net::if_::if_nameindex;
@@ -12,12 +13,17 @@ use super::patterns::open;
 use super::plan::{Named, Steered};
 use super::steering::Steering;
 
+/// Requests and events wait no longer than this while devices arrive by the hundred.
+const LONGEST: Duration = Duration::from_millis(100);
+
 impl Steering {
-    /// Compares the devices with those that are steered, after an event.
+    /// Compares the devices with those that are steered, after an event. Returns whether devices are
+    /// left for another call.
     ///
     /// # Errors
     /// When the devices can't be listed.
-    pub(super) fn devices_changed(&mut self) -> Result<()> {
+    pub(super) fn devices_changed(&mut self) -> Result<bool> {
+        let start = Instant::now();
         let devices = if_nameindex().context("cannot list the network devices")?;
         let name = |name: &std::ffi::CStr| name.to_string_lossy().into_owned();
         let mut now: BTreeMap<u32, String> = devices
@@ -46,12 +52,15 @@ impl Steering {
             if known || !matches || self.datapath.is_own(ifindex) {
                 continue;
             }
+            if start.elapsed() > LONGEST {
+                return Ok(true);
+            }
             if let Err(e) = self.arrived(&name) {
                 warn!("{name} is not steered: {e:#}");
                 self.patterns.reported.insert(ifindex, name);
             }
         }
-        Ok(())
+        Ok(false)
     }
 
     fn arrived(&mut self, name: &str) -> Result<()> {

@@ -155,11 +155,13 @@ impl Steering {
         makers: &mut Makers,
     ) -> Result<Served> {
         let mut looks = Looks::default();
+        let mut devices_changed = false;
         loop {
             // SAFETY: the ring buffer outlives the loop.
             let ring = unsafe { BorrowedFd::borrow_raw(requests.fd()) };
             let fds = [stop, ring, server.as_fd(), hotplug.as_fd()];
             let timeout = match self.leaving.is_empty() {
+                _ if devices_changed => Duration::ZERO,
                 true => looks.due(),
                 false => Drain::TICK,
             };
@@ -171,8 +173,11 @@ impl Steering {
             if ready[3] {
                 let events = hotplug.take()?;
                 self.cpus_changed(events.cpus)?;
-                if events.devices {
-                    self.devices_changed()?;
+                devices_changed |= events.devices;
+            }
+            if devices_changed {
+                devices_changed = self.devices_changed()?;
+                if !devices_changed {
                     looks.soon();
                 }
             }

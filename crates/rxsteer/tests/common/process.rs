@@ -14,7 +14,7 @@ use rxlab::lab::netns::Netns;
 use rxlab::lab::receiver::Receiver;
 use rxlab::testing::testbed::*;
 use rxsteer::api::client;
-use rxsteer::api::status::Status;
+use rxsteer::api::status::{Status, Terms};
 use rxsteer::host::device::{AttachedXdp, Device};
 
 use super::threads::{cpumaps, kthreads, renice};
@@ -98,6 +98,27 @@ impl Rxsteer {
 
     pub fn status(&self) -> Result<Status> {
         self.netns.run(client::status)
+    }
+
+    /// Sums over all queues.
+    pub fn sums(&self) -> Result<Terms> {
+        let mut sums = Terms::default();
+        let devices = self.status()?.devices;
+        let queues = devices.iter().flat_map(|device| &device.queues);
+        queues.for_each(|queue| sums += &queue.sums);
+        Ok(sums)
+    }
+
+    /// The sums once nothing is queued and the account of each queue closes. While packets are on
+    /// their way it does not: its counters are read one after the other.
+    pub fn at_rest(&self) -> Result<Terms> {
+        until("nothing is queued, and the accounts close", || {
+            let devices = self.status()?.devices;
+            let mut queues = devices.iter().flat_map(|device| &device.queues);
+            let rests = queues.all(|q| q.sums.queued == 0 && q.imbalance().is_none());
+            rests.then(|| self.sums()).transpose()
+        })
+        .with_context(|| format!("{:?}", self.status()))
     }
 
     pub fn signal(&self, signal: Signal) -> Result<()> {

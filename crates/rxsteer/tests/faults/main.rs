@@ -12,7 +12,8 @@ mod order;
 mod world;
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::DirBuilder;
+use std::os::unix::fs::DirBuilderExt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -129,7 +130,11 @@ fn leftovers_are_found() -> Result<()> {
     let now = || host.leftovers(Duration::ZERO);
     let bed = Testbed::new(&LinkConfig::default())?;
     let pass = Xdp::pass(&bed.link.dut, RxMode::Native)?;
-    fs::create_dir_all("/run/rxsteer")?;
+    let private = DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create("/run/rxsteer");
+    private?;
     let socket = tempfile::NamedTempFile::new_in("/run/rxsteer")?;
     let burst = Setting::keep("/proc/sys/net/core/message_burst")?;
     burst.set("11")?;
