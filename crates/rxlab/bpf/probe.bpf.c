@@ -23,7 +23,7 @@ struct probe {
 };
 
 const volatile struct flow_secret flow_secret;
-const volatile enum flow_tunnel flow_tunnels;
+const volatile enum flow_option flow_options;
 
 struct probe probes[PROBE_BATCH];
 __u32 nr_probed; /* since user space set it to 0 */
@@ -57,8 +57,8 @@ int flow_probe(struct xdp_md *ctx)
 	data = (const void *)(long)ctx->data;
 	data_end = (const void *)(long)ctx->data_end;
 	/* As in rx.bpf.c. */
-	if (!flow_plain(data, data_end, data_end - data, flow_tunnels, &key))
-		result = flow_follow(data, data_end, bpf_xdp_get_buff_len(ctx), flow_tunnels, &key);
+	if (!flow_plain(data, data_end, data_end - data, flow_options, &key))
+		result = flow_follow(data, data_end, bpf_xdp_get_buff_len(ctx), flow_options, &key);
 	probe->result = result;
 	probe->key = key;
 	probe->hash = flow_hash(&key, &flow_secret);

@@ -67,7 +67,7 @@ __noinline int rx_follow(struct xdp_md *ctx, struct flow_key *key)
 
 	if (!key)
 		return FLOW_UNKNOWN;
-	return flow_follow(data, data_end, bpf_xdp_get_buff_len(ctx), config.flow_tunnels, key);
+	return flow_follow(data, data_end, bpf_xdp_get_buff_len(ctx), config.flow_options, key);
 }
 
 /* Sets key and hash of the packet from its headers; false if the packet has no flow, or
@@ -79,7 +79,7 @@ static __always_inline bool rx_parse(struct rx *rx, struct xdp_md *ctx, struct f
 	enum flow_result result = FLOW_KEYED;
 
 	/* As flow_parse(). */
-	if (!flow_plain(data, data_end, data_end - data, config.flow_tunnels, key)) {
+	if (!flow_plain(data, data_end, data_end - data, config.flow_options, key)) {
 		*key = (struct flow_key){};
 		result = rx_follow(ctx, key);
 	}

@@ -24,8 +24,8 @@ __noinline int skb_key(struct __sk_buff *skb, struct flow_key *key)
 	if (!key)
 		return FLOW_UNKNOWN;
 	if (config.without_mac)
-		return flow_follow_ip(data, data_end, skb->len, config.flow_tunnels, key);
-	return flow_follow(data, data_end, skb->len, config.flow_tunnels, key);
+		return flow_follow_ip(data, data_end, skb->len, config.flow_options, key);
+	return flow_follow(data, data_end, skb->len, config.flow_options, key);
 }
 
 /* Brings headers into the linear part; whether that may help. */
@@ -57,7 +57,7 @@ static __always_inline enum flow_result skb_flow(struct __sk_buff *skb, struct f
 	void *data = (void *)(long)skb->data;
 	void *data_end = (void *)(long)skb->data_end;
 
-	if (!config.without_mac && flow_plain(data, data_end, skb->len, config.flow_tunnels, key))
+	if (!config.without_mac && flow_plain(data, data_end, skb->len, config.flow_options, key))
 		return FLOW_KEYED;
 	*key = (struct flow_key){};
 	return skb_follow(skb, key);

@@ -24,7 +24,7 @@ struct shared_types {
 	enum backlog_closed backlog_closed;
 	enum flow_inline flow_inline;
 	enum flow_result flow_result;
-	enum flow_tunnel flow_tunnel;
+	enum flow_option flow_option;
 	enum rps_location rps_location;
 	enum rx_policy rx_policy;
 	enum rx_reason rx_reason;

@@ -50,14 +50,16 @@ enum flow_result {
 	NR_FLOW_RESULTS,
 };
 
-/* Tunnels for which the key is that of the inner flow, if configured (`--tunnels`). Their ports are
- * in flow_tunnel_of(). */
-enum flow_tunnel {
+/* What the parser does if configured. Tunnels: the key is that of the inner flow (`--tunnels`;
+ * their ports are in flow_tunnel_of()). */
+enum flow_option {
 	FLOW_TUNNEL_IPIP = 1 << 0, /* IPIP, 6in4, 4in6, ip6ip6 */
 	FLOW_TUNNEL_GRE = 1 << 1,
 	FLOW_TUNNEL_VXLAN = 1 << 2,
 	FLOW_TUNNEL_GENEVE = 1 << 3,
 	FLOW_TUNNEL_GTPU = 1 << 4,
+	/* Both directions of a connection have one key (`--hash symmetric`). */
+	FLOW_SYMMETRIC = 1 << 5,
 };
 
 /* The secret of the flow hash, drawn at each start: a 64-bit multiplier for each 32-bit word of the
@@ -383,7 +385,7 @@ struct rx_config {
 	/* Share of a queue's frames, of 1024, above which a flow is large; 0: no flow is. */
 	__u32 flow_limit;
 	__u32 flow_shift;		       /* 32 - log2(rps_flow_cnt) */
-	__u32 flow_tunnels;		       /* parsed ones: bits of enum flow_tunnel */
+	__u32 flow_options;		       /* bits of enum flow_option */
 	__u32 sock_flow_mask;		       /* rps_sock_flow_entries - 1 */
 	__u32 sock_flow_cpu_mask;	       /* the bits of an entry that hold a CPU (tables.h) */
 	__u16 inline_ports[FLOW_INLINE_PORTS]; /* the list ends with the first 0 */

@@ -7,7 +7,7 @@ use common::fixture::{address, words};
 use etherparse::{Ipv6ExtensionSlice, NetSlice, SlicedPacket};
 use proptest::prelude::*;
 use rxsteer::datapath::native;
-use rxsteer::types::{flow_key, flow_tunnel};
+use rxsteer::types::{flow_key, flow_option};
 
 const IPIP: u8 = 4;
 const IPV6: u8 = 41;
@@ -288,12 +288,12 @@ fn reference(packet: &SlicedPacket, tunnels: u32, depth: usize) -> Option<flow_k
     if fragmented {
         return Some(key);
     }
-    let asked = |tunnel: flow_tunnel| depth < 2 && tunnels & tunnel.0 != 0;
+    let asked = |tunnel: flow_option| depth < 2 && tunnels & tunnel.0 != 0;
     let inner = match proto {
-        IPIP | IPV6 if asked(flow_tunnel::FLOW_TUNNEL_IPIP) => {
+        IPIP | IPV6 if asked(flow_option::FLOW_TUNNEL_IPIP) => {
             Some(SlicedPacket::from_ip(payload.payload))
         }
-        17 if asked(flow_tunnel::FLOW_TUNNEL_VXLAN)
+        17 if asked(flow_option::FLOW_TUNNEL_VXLAN)
             && payload.payload[2..4] == VXLAN_PORT.to_be_bytes()
             && payload.payload.get(8)? & 0x0c == 8 =>
         {
@@ -317,7 +317,7 @@ fn reference(packet: &SlicedPacket, tunnels: u32, depth: usize) -> Option<flow_k
     Some(key)
 }
 
-const TUNNELS: u32 = flow_tunnel::FLOW_TUNNEL_IPIP.0 | flow_tunnel::FLOW_TUNNEL_VXLAN.0;
+const TUNNELS: u32 = flow_option::FLOW_TUNNEL_IPIP.0 | flow_option::FLOW_TUNNEL_VXLAN.0;
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 4096, max_global_rejects: 1 << 16, failure_persistence: None, ..ProptestConfig::default() })]

@@ -13,7 +13,7 @@ use rxlab::test_name;
 use rxlab::testing::not_run;
 use rxlab::testing::probe::{FRAME_MAX, FRAME_MIN, Probe};
 use rxsteer::datapath::native;
-use rxsteer::types::{flow_key, flow_result, flow_secret, flow_tunnel};
+use rxsteer::types::{flow_key, flow_option, flow_result, flow_secret};
 
 /// Frames of a short run, which takes some seconds.
 const FRAMES: u64 = 400_000;
@@ -21,11 +21,11 @@ const FRAMES: u64 = 400_000;
 /// Frames that are made and compared at once.
 const BATCH: usize = 4096;
 
-const ALL: u32 = flow_tunnel::FLOW_TUNNEL_IPIP.0
-    | flow_tunnel::FLOW_TUNNEL_GRE.0
-    | flow_tunnel::FLOW_TUNNEL_VXLAN.0
-    | flow_tunnel::FLOW_TUNNEL_GENEVE.0
-    | flow_tunnel::FLOW_TUNNEL_GTPU.0;
+const ALL: u32 = flow_option::FLOW_TUNNEL_IPIP.0
+    | flow_option::FLOW_TUNNEL_GRE.0
+    | flow_option::FLOW_TUNNEL_VXLAN.0
+    | flow_option::FLOW_TUNNEL_GENEVE.0
+    | flow_option::FLOW_TUNNEL_GTPU.0;
 
 /// Bytes that mean something to the parser: lengths, versions, protocols, ports, flags.
 const TELLING: [u8; 24] = [
@@ -143,8 +143,12 @@ fn the_kernel_and_the_native_parser_agree() -> Result<()> {
         return Ok(());
     }
     let now = Random::seed();
-    // Without tunnels, each alone, and all.
-    let tunnels: Vec<u32> = (0..5).map(|bit| 1 << bit).chain([0, ALL]).collect();
+    // Without tunnels, each alone, and all; and with both directions alike.
+    let symmetric = ALL | flow_option::FLOW_SYMMETRIC.0;
+    let tunnels: Vec<u32> = (0..5)
+        .map(|bit| 1 << bit)
+        .chain([0, ALL, symmetric])
+        .collect();
     let each = frames(FRAMES).div_ceil(tunnels.len() as u64);
     for (number, &tunnels) in (0..).zip(&tunnels) {
         let kinds = compare(tunnels, tunnels, now ^ (number << 56), each)

@@ -42,6 +42,7 @@ fn load() -> Result<Datapath> {
         tunnels: 0,
         inline_ports: inline_ports(&[]).expect("they are few"),
         rx_hash: false,
+        symmetric: false,
         flow_limit: FLOW_LIMIT,
         unguarded: false,
         secret: draw_secret()?,

@@ -332,6 +332,34 @@ fn as_many_packets_follow_as_under_kernel_rfs() -> Result<()> {
     Ok(())
 }
 
+/// A hash that sockets could not compute is learnt from the packets.
+#[test]
+fn a_symmetric_hash_is_followed() -> Result<()> {
+    in_lab!();
+    let Some(world) = World::new(test_name!())? else {
+        return Ok(());
+    };
+    for mode in [RxMode::Native, RxMode::Skb] {
+        let (outside, inside) = one(world.tcp_to_container(1))?;
+        let take = move || Ok(recv(inside.as_raw_fd(), &mut [0; 2048], MsgFlags::empty())?);
+        let app = App::start(world.container.netns(), Box::new(take))?;
+        let send = || {
+            for _ in 0..20 {
+                send(outside.as_raw_fd(), &[b'x'; 64], MsgFlags::empty())?;
+            }
+            Ok(())
+        };
+        let options = Options {
+            hash: Hash::Symmetric,
+            ..world.options(mode, true)
+        };
+        let active = Active::steer(&world.bed.link.dut, options)?;
+        follows(&active, &app, send)?;
+        active.stop()?;
+    }
+    Ok(())
+}
+
 /// Skb mode: packets of the lab's sockets have a hash, as a device computes one.
 #[test]
 fn the_devices_hash_is_followed_in_skb_mode() -> Result<()> {

@@ -174,6 +174,7 @@ fn foreign_frames_are_counted_by_device() -> Result<()> {
         tunnels: 0,
         inline_ports: InlinePorts::default(),
         rx_hash: false,
+        symmetric: false,
         flow_limit: 0,
         unguarded: false,
         secret: draw_secret()?,

@@ -137,7 +137,10 @@ fn run() {
         );
     }
     wrong(&["run", "lo", "--inline-ports=65536"], &["0..=65535"]);
-    wrong(&["run", "lo", "--hash=crc32"], &["packet, device"]);
+    wrong(
+        &["run", "lo", "--hash=crc32"],
+        &["packet, symmetric, device"],
+    );
     wrong(&["run", "lo", "--dry-run=yes"], &["--dry-run"]);
 }
 

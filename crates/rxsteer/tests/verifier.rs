@@ -23,7 +23,7 @@ use rxsteer::bpf::trace_skel::TraceSkelBuilder;
 use rxsteer::daemon::options::Tunnel;
 use rxsteer::host::caps;
 use rxsteer::host::xdp::Bound;
-use rxsteer::types::rx_config;
+use rxsteer::types::{flow_option, rx_config};
 
 /// A fifth of the kernel's limit (BPF_COMPLEXITY_LIMIT_INSNS): kernels prune differently, and
 /// growth should show here long before a user's kernel refuses a program.
@@ -86,13 +86,17 @@ fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
         tunnels.push((format!("{tunnel:?}"), tunnel.bits()));
     }
     let all_tunnels = tunnels.iter().fold(0, |all, (_, bits)| all | bits);
+    let symmetric = flow_option::FLOW_SYMMETRIC.0;
+    for bits in [symmetric, symmetric | all_tunnels] {
+        tunnels.push((format!("both directions alike, tunnels {bits:#x}"), bits));
+    }
     let mut xdp = Vec::new();
     for (name, bits) in tunnels {
         for dry_run in [false, true] {
             let mut slot = MaybeUninit::<OpenObject>::uninit();
             let mut open = RxSkelBuilder::default().open(&mut slot)?;
             let constants = rx_config {
-                flow_tunnels: bits,
+                flow_options: bits,
                 dry_run: dry_run.into(),
                 ..constants()
             };
@@ -105,24 +109,32 @@ fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
             xdp.push(all[0]);
         }
     }
-    for (without_mac, flow_tunnels) in [(0, 0), (0, all_tunnels), (1, all_tunnels)] {
+    for (without_mac, flow_options) in [
+        (0, 0),
+        (0, all_tunnels),
+        (1, all_tunnels),
+        (0, symmetric | all_tunnels),
+    ] {
         let mut slot = MaybeUninit::<OpenObject>::uninit();
         let mut open = SkbSkelBuilder::default().open(&mut slot)?;
         let constants = rx_config {
             skb: 1,
             without_mac,
-            flow_tunnels,
+            flow_options,
             follow_nat: 1,
             ..constants()
         };
         set_constants(&mut open.maps.rodata, constants)?;
-        let what = format!("skb mode, MAC {}, tunnels {flow_tunnels}", without_mac == 0);
+        let what = format!(
+            "skb mode, MAC {}, options {flow_options:#x}",
+            without_mac == 0
+        );
         verified(open.load()?.object(), &what)?;
     }
     let mut slot = MaybeUninit::<OpenObject>::uninit();
     let mut open = HashSkelBuilder::default().open(&mut slot)?;
     let constants = rx_config {
-        flow_tunnels: Tunnel::All.bits(),
+        flow_options: Tunnel::All.bits(),
         ..constants()
     };
     set_constants(&mut open.maps.rodata, constants)?;
@@ -179,7 +191,7 @@ fn so_does_the_program_bound_to_a_device() -> Result<()> {
         let mut slot = MaybeUninit::<OpenObject>::uninit();
         let mut open = RxSkelBuilder::default().open(&mut slot)?;
         let constants = rx_config {
-            flow_tunnels: Tunnel::All.bits(),
+            flow_options: Tunnel::All.bits(),
             ..constants()
         };
         set_constants(&mut open.maps.rodata, constants)?;

@@ -49,7 +49,7 @@ impl Probe {
             .rodata_data
             .as_deref_mut()
             .expect("it has constants");
-        rodata.flow_tunnels.0 = tunnels;
+        rodata.flow_options.0 = tunnels;
         rodata.flow_secret.addend = secret.addend;
         rodata.flow_secret.multiplier = secret.multiplier;
         let skel = open.load()?;

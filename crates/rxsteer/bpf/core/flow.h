@@ -257,22 +257,6 @@ static __always_inline enum flow_result flow_network(struct flow_cursor *c,
 	return FLOW_UNKNOWN;
 }
 
-/* Minimum size of a header that begins with the ports; 0 for other protocols. */
-static __always_inline __u32 flow_ports_header(__u8 proto)
-{
-	switch (proto) {
-	case IPPROTO_TCP:
-		return sizeof(struct tcphdr);
-	case IPPROTO_UDP:
-	case IPPROTO_UDPLITE:
-		return sizeof(struct udphdr);
-	case IPPROTO_SCTP:
-	case IPPROTO_DCCP:
-		return 12;
-	}
-	return 0;
-}
-
 /* The parser stops at AH although the authenticated headers are readable: like ESP, AH numbers the
  * packets of one SPI, and its receiver drops packets that are too far out of order. */
 static __always_inline enum flow_result flow_transport(struct flow_cursor *c,
@@ -378,11 +362,11 @@ static __always_inline enum flow_result flow_gtpu(struct flow_cursor *c, __u16 *
 
 /* Parses the tunnel's header behind the headers found; sets the type of the inner header. */
 static __always_inline enum flow_result
-flow_tunnel(struct flow_cursor *c, const struct flow_found *found, __u32 tunnels, __u16 *type)
+flow_tunnel(struct flow_cursor *c, const struct flow_found *found, __u32 options, __u16 *type)
 {
 	if (found->fragment)
 		return FLOW_UNKNOWN;
-	switch (tunnels & flow_tunnel_of(found->proto, flow_swap32(found->id))) {
+	switch (options & flow_tunnel_of(found->proto, flow_swap32(found->id))) {
 	case FLOW_TUNNEL_IPIP:
 		*type = found->proto == IPPROTO_IPIP ? ETH_P_IP : ETH_P_IPV6;
 		return FLOW_KEYED;
@@ -398,8 +382,9 @@ flow_tunnel(struct flow_cursor *c, const struct flow_found *found, __u32 tunnels
 	return FLOW_UNKNOWN;
 }
 
-static __always_inline enum flow_result
-flow_key_found(const struct flow_cursor *c, const struct flow_found *found, struct flow_key *key)
+static __always_inline enum flow_result flow_key_found(const struct flow_cursor *c,
+						       const struct flow_found *found,
+						       __u32 options, struct flow_key *key)
 {
 	struct flow_cursor at = {c->data, c->data_end, found->network, c->end};
 
@@ -409,24 +394,24 @@ flow_key_found(const struct flow_cursor *c, const struct flow_found *found, stru
 		if (!ip)
 			return FLOW_TRUNCATED;
 		flow_key_ports4(key, ip->saddr, found->id, found->proto);
-		if (!found->has_ports) {
-			key->daddr[2] = FLOW_V4_MAPPED;
-			key->daddr[3] = ip->daddr;
-		}
+		if (!found->has_ports || options & FLOW_SYMMETRIC)
+			flow_key_daddr4(key, ip->daddr);
 	} else {
 		const struct ipv6hdr *ip = flow_take(&at, sizeof(*ip));
 
 		if (!ip)
 			return FLOW_TRUNCATED;
 		flow_key_ports(key, ip->saddr.in6_u.u6_addr32, found->id, found->proto);
-		if (!found->has_ports)
+		if (!found->has_ports || options & FLOW_SYMMETRIC)
 			__builtin_memcpy(key->daddr, &ip->daddr, sizeof(key->daddr));
 	}
+	if (options & FLOW_SYMMETRIC)
+		flow_key_order(key);
 	return FLOW_KEYED;
 }
 
 /* `type`: the first header's ethertype; FLOW_ETH_P_TEB for Ethernet. */
-static __always_inline enum flow_result flow_walk(struct flow_cursor *c, __u16 type, __u32 tunnels,
+static __always_inline enum flow_result flow_walk(struct flow_cursor *c, __u16 type, __u32 options,
 						  struct flow_key *key)
 {
 	struct flow_found inner, found = {};
@@ -447,26 +432,26 @@ static __always_inline enum flow_result flow_walk(struct flow_cursor *c, __u16 t
 		found = inner;
 		if (level == FLOW_TUNNELS)
 			break;
-		result = flow_tunnel(c, &found, tunnels, &type);
+		result = flow_tunnel(c, &found, options, &type);
 		if (result == FLOW_UNKNOWN)
 			break;
 		if (result != FLOW_KEYED)
 			return result;
 	}
-	return flow_key_found(c, &found, key);
+	return flow_key_found(c, &found, options, key);
 }
 
 static __always_inline enum flow_result flow_follow(const void *data, const void *data_end,
-						    __u32 len, __u32 tunnels, struct flow_key *key)
+						    __u32 len, __u32 options, struct flow_key *key)
 {
 	struct flow_cursor c = {data, data_end, 0, len};
 
-	return flow_walk(&c, FLOW_ETH_P_TEB, tunnels, key);
+	return flow_walk(&c, FLOW_ETH_P_TEB, options, key);
 }
 
 /* As flow_follow(), for a packet that begins with an IP header. */
 static __always_inline enum flow_result flow_follow_ip(const void *data, const void *data_end,
-						       __u32 len, __u32 tunnels,
+						       __u32 len, __u32 options,
 						       struct flow_key *key)
 {
 	struct flow_cursor c = {data, data_end, 0, len};
@@ -474,7 +459,7 @@ static __always_inline enum flow_result flow_follow_ip(const void *data, const v
 	__u16 type;
 
 	result = flow_nibble(&c, &type);
-	return result == FLOW_KEYED ? flow_walk(&c, type, tunnels, key) : result;
+	return result == FLOW_KEYED ? flow_walk(&c, type, options, key) : result;
 }
 
 /* ---- the fast path ------------------------------------------------------ */
@@ -485,12 +470,12 @@ struct flow_payload {
 	__u32 size;
 };
 
-/* The tunnel, of those to parse, that the TCP or UDP packet of this key may be of; or 0. */
-static __always_inline __u32 flow_may_be_tunnel(const struct flow_key *key, __u32 tunnels)
+/* The tunnel, of those to options, that the TCP or UDP packet of this key may be of; or 0. */
+static __always_inline __u32 flow_may_be_tunnel(const struct flow_key *key, __u32 options)
 {
 	if (key->proto != IPPROTO_UDP)
 		return 0;
-	return tunnels & flow_tunnel_of(IPPROTO_UDP, flow_swap32(key->ports));
+	return options & flow_tunnel_of(IPPROTO_UDP, flow_swap32(key->ports));
 }
 
 /* Whether an IP payload of size bytes is TCP or UDP with a complete header. */
@@ -507,7 +492,8 @@ static __always_inline int flow_is_plain(__u8 proto, __u32 size)
  * adding one to a pointer.
  */
 static __always_inline int flow_plain_frame(const void *frame, const void *data_end, __u64 room,
-					    struct flow_key *key, struct flow_payload *payload)
+					    __u32 options, struct flow_key *key,
+					    struct flow_payload *payload)
 {
 	const struct flow_ethernet *eth = frame;
 	const struct iphdr *v4 = (const void *)(eth + 1);
@@ -525,6 +511,8 @@ static __always_inline int flow_plain_frame(const void *frame, const void *data_
 		    !flow_is_plain(v4->protocol, payload->size))
 			return 0;
 		flow_key_ports4(key, v4->saddr, *payload->ports, v4->protocol);
+		if (options & FLOW_SYMMETRIC)
+			flow_key_daddr4(key, v4->daddr);
 		return 1;
 	}
 	payload->ports = (const void *)(v6 + 1);
@@ -536,6 +524,8 @@ static __always_inline int flow_plain_frame(const void *frame, const void *data_
 	    !flow_is_plain(v6->nexthdr, size))
 		return 0;
 	flow_key_ports(key, v6->saddr.in6_u.u6_addr32, *payload->ports, v6->nexthdr);
+	if (options & FLOW_SYMMETRIC)
+		__builtin_memcpy(key->daddr, &v6->daddr, sizeof(key->daddr));
 	return 1;
 }
 
@@ -545,26 +535,29 @@ static __always_inline int flow_plain_frame(const void *frame, const void *data_
  * takes as long as this function.
  */
 static __always_inline int flow_plain(const void *data, const void *data_end, __u64 room,
-				      __u32 tunnels, struct flow_key *key)
+				      __u32 options, struct flow_key *key)
 {
 	const struct flow_vxlan *vxlan;
 	struct flow_payload payload;
 	struct flow_key plain;
 	__u32 tunnel;
 
-	if (!flow_plain_frame(data, data_end, room, &plain, &payload))
+	if (!flow_plain_frame(data, data_end, room, options, &plain, &payload))
 		return 0;
-	if ((tunnel = flow_may_be_tunnel(&plain, tunnels))) {
+	if ((tunnel = flow_may_be_tunnel(&plain, options))) {
 		vxlan = (const void *)((const struct udphdr *)payload.ports + 1);
 		if (tunnel != FLOW_TUNNEL_VXLAN ||
 		    payload.size < sizeof(struct udphdr) + sizeof(*vxlan) ||
 		    (const void *)(vxlan + 1) > data_end || (vxlan->flags & 0x0c) != 0x08)
 			return 0;
 		payload.size -= sizeof(struct udphdr) + sizeof(*vxlan);
-		if (!flow_plain_frame(vxlan + 1, data_end, payload.size, &plain, &payload) ||
-		    flow_may_be_tunnel(&plain, tunnels))
+		if (!flow_plain_frame(vxlan + 1, data_end, payload.size, options, &plain,
+				      &payload) ||
+		    flow_may_be_tunnel(&plain, options))
 			return 0;
 	}
+	if (options & FLOW_SYMMETRIC)
+		flow_key_order(&plain);
 	*key = plain;
 	return 1;
 }
@@ -572,11 +565,11 @@ static __always_inline int flow_plain(const void *data, const void *data_end, __
 /* The fast path, then the general parser. rx.bpf.c calls both itself: there the length costs a
  * call. */
 static __always_inline enum flow_result flow_parse(const void *data, const void *data_end,
-						   __u32 len, __u32 tunnels, struct flow_key *key)
+						   __u32 len, __u32 options, struct flow_key *key)
 {
 	__u64 linear = (const char *)data_end - (const char *)data;
 
-	if (flow_plain(data, data_end, linear, tunnels, key))
+	if (flow_plain(data, data_end, linear, options, key))
 		return FLOW_KEYED;
-	return flow_follow(data, data_end, len, tunnels, key);
+	return flow_follow(data, data_end, len, options, key);
 }

@@ -7,7 +7,9 @@
 #pragma once
 
 #include <linux/in.h>
+#include <linux/tcp.h>
 #include <linux/types.h>
+#include <linux/udp.h>
 #include <stdbool.h>
 
 #include "types.h"
@@ -57,10 +59,60 @@ static __always_inline void flow_key_ports4(struct flow_key *key, __be32 saddr, 
 	};
 }
 
-/* Whether the key is one of flow_key_ports(): of packets with a receiver's port. */
+/* Minimum size of a header that begins with the ports; 0 for other protocols. */
+static __always_inline __u32 flow_ports_header(__u8 proto)
+{
+	switch (proto) {
+	case IPPROTO_TCP:
+		return sizeof(struct tcphdr);
+	case IPPROTO_UDP:
+	case IPPROTO_UDPLITE:
+		return sizeof(struct udphdr);
+	case IPPROTO_SCTP:
+	case IPPROTO_DCCP:
+		return 12;
+	}
+	return 0;
+}
+
+/* Whether the key is that of packets with a receiver's port: fragments have none. */
 static __always_inline bool flow_has_ports(const struct flow_key *key)
 {
-	return !(key->daddr[0] | key->daddr[1] | key->daddr[2] | key->daddr[3]);
+	return key->ports && flow_ports_header(key->proto);
+}
+
+static __always_inline void flow_key_daddr4(struct flow_key *key, __be32 daddr)
+{
+	key->daddr[2] = FLOW_V4_MAPPED;
+	key->daddr[3] = daddr;
+}
+
+/*
+ * Orders the ends of a key with both addresses, so that the packets of the other direction have the
+ * same key (__flow_hash_consistentify() in net/core/flow_dissector.c does so for the kernel's
+ * hash). An SPI has one direction, and stays as it is.
+ */
+static __always_inline void flow_key_order(struct flow_key *key)
+{
+	__u32 source = flow_swap32(key->ports) >> 16;
+	__u32 dest = flow_swap32(key->ports) & 0xffff;
+	bool ports = flow_ports_header(key->proto);
+	int order = 0;
+
+	for (int i = 0; i < 4 && !order; i++)
+		order = (key->saddr[i] > key->daddr[i]) - (key->saddr[i] < key->daddr[i]);
+	if (!order && ports)
+		order = (source > dest) - (source < dest);
+	if (order <= 0)
+		return;
+	for (int i = 0; i < 4; i++) {
+		__be32 saddr = key->saddr[i];
+
+		key->saddr[i] = key->daddr[i];
+		key->daddr[i] = saddr;
+	}
+	if (ports)
+		key->ports = flow_swap32(dest << 16 | source);
 }
 
 /* Whether the flow is one of UDP from or to one of these ports; the list ends with the first 0. The

@@ -3,6 +3,8 @@
  * native.c: the pure C of the data path, compiled for the host, so that tests run the same code as
  * the kernel.
  */
+#include <string.h>
+
 #include "core/flow.h"
 #include "core/load.h"
 #include "native.h"
@@ -10,16 +12,24 @@
 
 /* ---- flow.h ------------------------------------------------------------- */
 
-enum flow_result native_flow_parse(const void *data, __u32 linear, __u32 len, __u32 tunnels,
+enum flow_result native_flow_parse(const void *data, __u32 linear, __u32 len, __u32 options,
 				   struct flow_key *key)
 {
-	return flow_parse(data, (const char *)data + linear, len, tunnels, key);
+	return flow_parse(data, (const char *)data + linear, len, options, key);
 }
 
 void native_flow_key_ports(struct flow_key *key, const __be32 saddr[4], __be16 source, __be16 dest,
 			   __u32 proto)
 {
 	flow_key_ports(key, saddr, flow_ports(source, dest), proto);
+}
+
+void native_flow_key_connection(struct flow_key *key, const __be32 saddr[4], const __be32 daddr[4],
+				__be16 source, __be16 dest, __u32 proto)
+{
+	flow_key_ports(key, saddr, flow_ports(source, dest), proto);
+	memcpy(key->daddr, daddr, sizeof(key->daddr));
+	flow_key_order(key);
 }
 
 __u32 native_flow_hash(const struct flow_key *key, const struct flow_secret *secret)

@@ -68,6 +68,8 @@ pub enum Unknown {
     Unsupported,
     /// Flows are named by the device's hash.
     DeviceHash,
+    /// Both directions of a connection have one hash, which sockets don't know.
+    SymmetricHash,
     /// The packets have no ports: no socket can be found.
     NoPorts,
     /// The packets are in a tunnel that is not parsed.

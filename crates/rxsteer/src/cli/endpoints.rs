@@ -106,7 +106,7 @@ impl Endpoints {
     }
 
     fn add(&mut self, proto: u8, local: SocketAddr, remote: SocketAddr, tcp: Option<&TcpState>) {
-        let flow = Flow::of_socket(proto, remote, local.port());
+        let flow = Flow::of_connection(proto, remote, local);
         if tcp == Some(&TcpState::Listen) {
             self.listening.push(local.port());
         } else if remote.port() == 0 {

@@ -44,7 +44,9 @@ impl RunArgs {
     /// sockets don't know the hash that a device computes, unless they keep that of their packets.
     pub(super) fn options(self) -> Options {
         let policy = self.policy.unwrap_or(match self.options.hash {
-            Hash::Device if !self.options.follow_nat => Policy::default().without_following(),
+            Hash::Device | Hash::Symmetric if !self.options.follow_nat => {
+                Policy::default().without_following()
+            }
             _ => Policy::default(),
         });
         Options {

@@ -115,6 +115,7 @@ impl Reader<'_> {
         let hashed = names.into_iter().map(|name| match name {
             Name::Hash(hash) => (hash.0, None),
             Name::Flow(flow) => {
+                let flow = flow.known_by(self.datapath.config().symmetric);
                 let hash = native::flow_hash(&flow.key(), &self.datapath.config().secret);
                 (hash, Some(flow))
             }
@@ -128,8 +129,10 @@ impl Reader<'_> {
         let mut flows = flows.collect::<Result<Vec<_>>>()?;
         flows.sort_by_key(|e| std::cmp::Reverse(e.packets()));
         let in_tables_too = |e: &&Explanation| {
-            let port = e.flow.and_then(|flow| flow.local_port());
-            !e.seen.is_empty() && port.is_some_and(|port| question.local_ports.contains(&port))
+            let of_port = e
+                .flow
+                .is_some_and(|flow| flow.has_port(&question.local_ports));
+            !e.seen.is_empty() && of_port
         };
         let total = in_tables + flows.len() - flows.iter().filter(in_tables_too).count();
         flows.truncate(question.limit);
@@ -215,6 +218,7 @@ impl Reader<'_> {
         match self.policy {
             policy if policy.base == Base::Off => Unknown::PolicyOff,
             policy if !policy.follows() && config.rx_hash => Unknown::DeviceHash,
+            policy if !policy.follows() && config.symmetric => Unknown::SymmetricHash,
             policy if !policy.follows() => Unknown::PolicyRps,
             _ if !config.can_follow() => Unknown::NoTable,
             _ if !follows => Unknown::Unsupported,
@@ -294,7 +298,7 @@ fn is_tunnel(flow: &Flow, looked_into: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::types::flow_tunnel;
+    use crate::types::flow_option;
 
     #[test]
     fn what_a_flow_waits_for() {
@@ -377,15 +381,15 @@ mod tests {
 
     #[test]
     fn tunnels_that_are_not_looked_into() {
-        let bit = |kind: flow_tunnel| kind.0;
+        let bit = |kind: flow_option| kind.0;
         for (flow, kind) in [
-            ("ipencap/192.0.2.1/192.0.2.2", flow_tunnel::FLOW_TUNNEL_IPIP),
-            ("ipv6/192.0.2.1/192.0.2.2", flow_tunnel::FLOW_TUNNEL_IPIP),
-            ("gre/192.0.2.1/192.0.2.2", flow_tunnel::FLOW_TUNNEL_GRE),
-            ("udp/192.0.2.1:1/4789", flow_tunnel::FLOW_TUNNEL_VXLAN),
-            ("udp/192.0.2.1:1/8472", flow_tunnel::FLOW_TUNNEL_VXLAN),
-            ("udp/192.0.2.1:1/6081", flow_tunnel::FLOW_TUNNEL_GENEVE),
-            ("udp/192.0.2.1:1/2152", flow_tunnel::FLOW_TUNNEL_GTPU),
+            ("ipencap/192.0.2.1/192.0.2.2", flow_option::FLOW_TUNNEL_IPIP),
+            ("ipv6/192.0.2.1/192.0.2.2", flow_option::FLOW_TUNNEL_IPIP),
+            ("gre/192.0.2.1/192.0.2.2", flow_option::FLOW_TUNNEL_GRE),
+            ("udp/192.0.2.1:1/4789", flow_option::FLOW_TUNNEL_VXLAN),
+            ("udp/192.0.2.1:1/8472", flow_option::FLOW_TUNNEL_VXLAN),
+            ("udp/192.0.2.1:1/6081", flow_option::FLOW_TUNNEL_GENEVE),
+            ("udp/192.0.2.1:1/2152", flow_option::FLOW_TUNNEL_GTPU),
         ] {
             let flow: Flow = flow.parse().unwrap();
             assert!(is_tunnel(&flow, !bit(kind)), "{flow}");

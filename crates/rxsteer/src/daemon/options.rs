@@ -14,7 +14,7 @@ use crate::datapath::policy::Policy;
 use crate::datapath::{FLOW_LIMIT, INLINE_PORTS, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use crate::host::cpumask::{CpuMask, CpuMaskError};
 use crate::host::sched::Class;
-use crate::types::flow_tunnel;
+use crate::types::flow_option;
 
 /// Where packets are steered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -47,6 +47,9 @@ pub enum Hash {
     /// the packet's headers
     #[default]
     Packet,
+    /// the packet's headers, alike for both directions of a connection: a router or a firewall has
+    /// them on one CPU if their devices have the same --rps-cpus
+    Symmetric,
     /// the hash computed by the device if its driver passes it on (in native mode since Linux 6.3),
     /// else the headers
     Device,
@@ -127,14 +130,14 @@ pub enum Tunnel {
 }
 
 impl Tunnel {
-    /// Bits of `enum flow_tunnel`.
+    /// Bits of `enum flow_option`.
     pub fn bits(self) -> u32 {
         match self {
-            Self::Ipip => flow_tunnel::FLOW_TUNNEL_IPIP.0,
-            Self::Gre => flow_tunnel::FLOW_TUNNEL_GRE.0,
-            Self::Vxlan => flow_tunnel::FLOW_TUNNEL_VXLAN.0,
-            Self::Geneve => flow_tunnel::FLOW_TUNNEL_GENEVE.0,
-            Self::GtpU => flow_tunnel::FLOW_TUNNEL_GTPU.0,
+            Self::Ipip => flow_option::FLOW_TUNNEL_IPIP.0,
+            Self::Gre => flow_option::FLOW_TUNNEL_GRE.0,
+            Self::Vxlan => flow_option::FLOW_TUNNEL_VXLAN.0,
+            Self::Geneve => flow_option::FLOW_TUNNEL_GENEVE.0,
+            Self::GtpU => flow_option::FLOW_TUNNEL_GTPU.0,
             Self::All => {
                 Self::bits_of(&[Self::Ipip, Self::Gre, Self::Vxlan, Self::Geneve, Self::GtpU])
             }

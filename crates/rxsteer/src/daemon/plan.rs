@@ -412,7 +412,7 @@ fn check(device: &Device, mode: RxMode) -> Result<()> {
 /// `--inline-ports`: none under `--hash device`.
 pub(super) fn inline_ports(options: &Options) -> Result<InlinePorts> {
     let wanted = match options.hash {
-        Hash::Packet => &options.inline_ports[..],
+        Hash::Packet | Hash::Symmetric => &options.inline_ports[..],
         Hash::Device => &[],
     };
     datapath::inline_ports(wanted).ok_or_else(|| {

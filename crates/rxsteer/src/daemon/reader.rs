@@ -84,8 +84,8 @@ impl<'a> Reader<'a> {
                     continue;
                 }
                 if !query.local_ports.is_empty() {
-                    let port = self.name(slot, flow.hash).and_then(|f| f.local_port());
-                    if !port.is_some_and(|port| query.local_ports.contains(&port)) {
+                    let name = self.name(slot, flow.hash);
+                    if !name.is_some_and(|name| name.has_port(&query.local_ports)) {
                         continue;
                     }
                 }

@@ -83,9 +83,6 @@ impl Steering {
             refused,
         } = plan(options)?;
         let patterns = Patterns::of(options)?;
-        if options.hash == Hash::Device && (options.follow_nat || options.policy.follows()) {
-            can_follow_device_hash(options.follow_nat, &devices)?;
-        }
         let config = Config {
             backlog_limit,
             backlog_sched: options.backlog_sched,
@@ -99,10 +96,14 @@ impl Steering {
             tunnels: Tunnel::bits_of(&options.tunnels),
             inline_ports: inline_ports(options)?,
             rx_hash: options.hash == Hash::Device,
+            symmetric: options.hash == Hash::Symmetric,
             flow_limit: options.flow_limit,
             unguarded: options.unguarded,
             secret: draw_secret()?,
         };
+        if options.follow_nat || options.policy.follows() {
+            can_follow(&config, &devices)?;
+        }
         let queues: Vec<_> = devices.iter().map(Steered::config).collect();
         let datapath = Datapath::load(&config, &queues)?;
         let worst = WorstCase::of(&config, datapath.nr_queues(), datapath.nr_cpus());
@@ -423,8 +424,8 @@ impl Steering {
             find(&self.devices, change.device.as_deref())?;
         }
         let policy = change.policy.unwrap_or(self.policy);
-        if policy.follows() && self.datapath.config().rx_hash {
-            can_follow_device_hash(self.datapath.config().follow_nat, &self.devices)?;
+        if policy.follows() {
+            can_follow(self.datapath.config(), &self.devices)?;
         }
         if policy == Policy::OFF && change.rps_cpus.is_some() {
             bail!("under policy off no CPUs are steered to: set another --policy as well");
@@ -518,15 +519,21 @@ fn errno(error: &anyhow::Error) -> Option<i32> {
 
 /// Fails unless flows can follow applications by the device's hash. Sockets don't know it, but keep
 /// that of their packets with `--follow-nat`; in native mode a redirected packet has none.
-fn can_follow_device_hash(follow_nat: bool, devices: &[Steered]) -> Result<()> {
+fn can_follow(config: &Config, devices: &[Steered]) -> Result<()> {
     let native = devices.iter().find(|d| d.mode != RxMode::Skb);
-    match (follow_nat, native) {
+    match (config.follow_nat, native) {
+        _ if config.sockets_know_hash() => Ok(()),
         (true, None) => Ok(()),
+        (true, _) if !config.rx_hash => Ok(()),
         (true, Some(device)) => bail!(
             "{} is steered in {} mode, where sockets don't see the device's hash: flows follow \
              applications by it with --mode skb; or leave --hash device",
             device.device.name,
             device.mode
+        ),
+        (false, _) if config.symmetric => bail!(
+            "flows can't follow applications by a symmetric hash, which sockets don't know: add \
+             --follow-nat, leave --hash symmetric, or use --policy rps"
         ),
         (false, _) => bail!(
             "flows can't follow applications by the device's hash, which sockets don't know: add \

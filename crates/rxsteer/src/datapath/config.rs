@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 
 use crate::host::device::RxMode;
 use crate::host::sched::Class;
-use crate::types::{flow_inline, flow_secret};
+use crate::types::{flow_inline, flow_option, flow_secret};
 
 /// Default share of its queue's frames, in percent, above which a flow is large: at most eight
 /// flows can be.
@@ -59,8 +59,10 @@ pub struct Config {
     pub more_devices: bool,
     /// Decide and count, move nothing.
     pub dry_run: bool,
-    /// Tunnels for which the inner flow is the key: bits of `enum flow_tunnel`.
+    /// Tunnels for which the inner flow is the key: bits of `enum flow_option`.
     pub tunnels: u32,
+    /// Both directions of a connection have one key.
+    pub symmetric: bool,
     /// Ports whose UDP flows always stay INLINE.
     pub inline_ports: InlinePorts,
     /// Steer by the hash that the device computed, if there is one.
@@ -74,6 +76,19 @@ pub struct Config {
 }
 
 impl Config {
+    /// What the parser does: bits of `enum flow_option`.
+    pub fn flow_options(&self) -> u32 {
+        match self.symmetric {
+            true => self.tunnels | flow_option::FLOW_SYMMETRIC.0,
+            false => self.tunnels,
+        }
+    }
+
+    /// Whether sockets know the hash of their packets by their addresses.
+    pub fn sockets_know_hash(&self) -> bool {
+        !self.rx_hash && !self.symmetric
+    }
+
     /// Whether the tables have the entries needed to follow applications.
     pub fn can_follow(&self) -> bool {
         self.rps_sock_flow_entries > 0 && self.rps_flow_cnt > 0

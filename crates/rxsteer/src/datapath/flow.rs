@@ -2,6 +2,7 @@
 //! A flow's name, as commands print and accept it: `udp/198.18.1.0:1024/9` is the protocol, the
 //! sender's address and port, and the local port. Without ports, `icmp/192.0.2.1/198.18.0.1` has
 //! the addresses of sender and receiver, and `esp/192.0.2.1/198.18.0.1/0x1001` also the SPI.
+//! `udp/198.18.1.0:1024/198.18.0.1:9` has both ends, which are the flow under `--hash symmetric`.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -45,6 +46,15 @@ pub enum Flow {
         /// The local port.
         local_port: u16,
     },
+    /// Of a protocol with ports, with both ends; the key has them in an order of its own.
+    Connection {
+        /// `IPPROTO_*`
+        proto: u8,
+        /// One end: the sender if that is known.
+        remote: SocketAddr,
+        /// The other end.
+        local: SocketAddr,
+    },
     /// Without ports, or of fragments, which have none.
     Addresses {
         /// `IPPROTO_*`
@@ -63,8 +73,29 @@ impl Flow {
     pub fn of_socket(proto: u8, remote: SocketAddr, local_port: u16) -> Self {
         Self::Ports {
             proto,
-            remote: SocketAddr::new(remote.ip().to_canonical(), remote.port()),
+            remote: canonical(remote),
             local_port,
+        }
+    }
+
+    /// The flow of the packets that a connected socket receives, with its own address.
+    pub fn of_connection(proto: u8, remote: SocketAddr, local: SocketAddr) -> Self {
+        Self::Connection {
+            proto,
+            remote: canonical(remote),
+            local: canonical(local),
+        }
+    }
+
+    /// The flow that packets have: without `--hash symmetric` the local address is no part of it.
+    pub fn known_by(self, symmetric: bool) -> Self {
+        match self {
+            Self::Connection {
+                proto,
+                remote,
+                local,
+            } if !symmetric => Self::of_socket(proto, remote, local.port()),
+            flow => flow,
         }
     }
 
@@ -80,10 +111,20 @@ impl Flow {
                 local_port: ports as u16,
             });
         }
+        let local = address(key.daddr);
+        // Fragments have no ports.
+        if WITH_PORTS.contains(&proto) && key.ports != 0 {
+            let ports = u32::from_be(key.ports);
+            let (remote, local) = (
+                SocketAddr::new(remote, (ports >> 16) as u16),
+                SocketAddr::new(local, ports as u16),
+            );
+            return Some(Self::of_connection(proto, remote, local));
+        }
         Some(Self::Addresses {
             proto,
             remote,
-            local: address(key.daddr),
+            local,
             spi: u32::from_be(key.ports),
         })
     }
@@ -96,6 +137,11 @@ impl Flow {
                 remote,
                 local_port,
             } => native::flow_key_ports(remote, local_port, proto.into()),
+            Self::Connection {
+                proto,
+                remote,
+                local,
+            } => native::flow_key_connection(remote, local, proto.into()),
             Self::Addresses {
                 proto,
                 remote,
@@ -113,7 +159,9 @@ impl Flow {
     /// `IPPROTO_*`
     pub fn proto(&self) -> u8 {
         match *self {
-            Self::Ports { proto, .. } | Self::Addresses { proto, .. } => proto,
+            Self::Ports { proto, .. }
+            | Self::Connection { proto, .. }
+            | Self::Addresses { proto, .. } => proto,
         }
     }
 
@@ -121,9 +169,25 @@ impl Flow {
     pub fn local_port(&self) -> Option<u16> {
         match *self {
             Self::Ports { local_port, .. } => Some(local_port),
+            Self::Connection { local, .. } => Some(local.port()),
             Self::Addresses { .. } => None,
         }
     }
+
+    /// Whether its local port is one of these; either port may be that of a connection.
+    pub fn has_port(&self, ports: &[u16]) -> bool {
+        match self {
+            Self::Ports { local_port, .. } => ports.contains(local_port),
+            Self::Connection { remote, local, .. } => {
+                ports.contains(&remote.port()) || ports.contains(&local.port())
+            }
+            Self::Addresses { .. } => false,
+        }
+    }
+}
+
+fn canonical(end: SocketAddr) -> SocketAddr {
+    SocketAddr::new(end.ip().to_canonical(), end.port())
 }
 
 fn address(words: [u32; 4]) -> IpAddr {
@@ -144,6 +208,7 @@ impl fmt::Display for Flow {
             Self::Ports {
                 remote, local_port, ..
             } => write!(f, "/{remote}/{local_port}"),
+            Self::Connection { remote, local, .. } => write!(f, "/{remote}/{local}"),
             Self::Addresses {
                 remote,
                 local,
@@ -188,11 +253,11 @@ impl FromStr for Flow {
                     "{name} has no ports: write {name}/REMOTE-ADDRESS/LOCAL-ADDRESS"
                 )));
             }
-            return match (local.parse(), spi) {
-                (Ok(local_port), []) => Ok(Self::of_socket(proto, remote, local_port)),
+            return match (local.parse(), local.parse(), spi) {
+                (Ok(local_port), _, []) => Ok(Self::of_socket(proto, remote, local_port)),
+                (_, Ok(local), []) => Ok(Self::of_connection(proto, remote, local)),
                 _ => Err(FlowError(format!(
-                    "{:?} is not a local port, 0 to 65535: the local address is not part of a \
-                     flow's name",
+                    "{:?} is neither a local port, 0 to 65535, nor a local address and port",
                     words[2..].join("/")
                 ))),
             };
@@ -289,7 +354,8 @@ mod tests {
                 proto,
                 remote: remote.to_canonical(),
                 local: local.to_canonical(),
-                spi,
+                // Fragments have neither ports nor an SPI.
+                spi: if WITH_PORTS.contains(&proto) { 0 } else { spi },
             }
         })
     }
@@ -331,6 +397,7 @@ mod tests {
         for text in [
             "udp/198.18.1.0:1024/9",
             "tcp/[2001:db8::1]:5000/443",
+            "udp/192.0.2.1:53/198.18.0.1:5353",
             "icmp/192.0.2.1/198.18.0.1",
             "esp/2001:db8::1/2001:db8::2/0x1001",
             "udp/192.0.2.1/198.18.0.1",
@@ -351,9 +418,15 @@ mod tests {
             ("upd/192.0.2.1:53/5353", "\"upd\" is not a protocol"),
             ("0/192.0.2.1/192.0.2.2", "\"0\" is not a protocol"),
             ("256/192.0.2.1/192.0.2.2", "\"256\" is not a protocol"),
-            ("udp/192.0.2.1:53/65536", "\"65536\" is not a local port"),
-            ("udp/192.0.2.1:53/192.0.2.2:9", "is not a local port"),
-            ("udp/192.0.2.1:53/9/0x1", "\"9/0x1\" is not a local port"),
+            (
+                "udp/192.0.2.1:53/65536",
+                "\"65536\" is neither a local port",
+            ),
+            ("udp/192.0.2.1:53/192.0.2.2", "nor a local address and port"),
+            (
+                "udp/192.0.2.1:53/9/0x1",
+                "\"9/0x1\" is neither a local port",
+            ),
             ("icmp/192.0.2.1:53/9", "icmp has no ports"),
             (
                 "udp/2001:db8::1:x/9",

@@ -15,12 +15,20 @@ unsafe extern "C" {
         data: *const u8,
         linear: u32,
         len: u32,
-        tunnels: u32,
+        options: u32,
         key: *mut flow_key,
     ) -> flow_result;
     fn native_flow_key_ports(
         key: *mut flow_key,
         saddr: *const [u32; 4],
+        source: u16,
+        dest: u16,
+        proto: u32,
+    );
+    fn native_flow_key_connection(
+        key: *mut flow_key,
+        saddr: *const [u32; 4],
+        daddr: *const [u32; 4],
         source: u16,
         dest: u16,
         proto: u32,
@@ -86,17 +94,17 @@ unsafe extern "C" {
     fn native_poll_stamp_cpu(stamp: u64) -> u16;
 }
 
-/// The flow key of a packet of `len` bytes that begins with `linear`, or why it has none. `tunnels`
-/// are the `FLOW_TUNNEL_*` to parse.
+/// The flow key of a packet of `len` bytes that begins with `linear`, or why it has none. `options`
+/// are bits of `enum flow_option`.
 ///
 /// # Panics
 /// When `len` is less than the length of `linear`.
-pub fn flow_parse(linear: &[u8], len: u32, tunnels: u32) -> Result<flow_key, flow_result> {
+pub fn flow_parse(linear: &[u8], len: u32, options: u32) -> Result<flow_key, flow_result> {
     assert!(linear.len() <= len as usize);
     let mut key = flow_key::default();
     // SAFETY: the parser reads within `linear`, which is no longer than `len`, and writes the key.
     let result =
-        unsafe { native_flow_parse(linear.as_ptr(), linear.len() as u32, len, tunnels, &mut key) };
+        unsafe { native_flow_parse(linear.as_ptr(), linear.len() as u32, len, options, &mut key) };
     match result {
         flow_result::FLOW_KEYED => Ok(key),
         other => Err(other),
@@ -111,6 +119,17 @@ pub fn flow_key_ports(peer: SocketAddr, local_port: u16, proto: u32) -> flow_key
     let saddr = address_words(peer.ip());
     // SAFETY: the callee only reads four words and writes the key.
     unsafe { native_flow_key_ports(&mut key, &saddr, source, dest, proto) };
+    key
+}
+
+/// The flow key of the packets of a connection, in both directions, under `--hash symmetric`; `proto`
+/// is an `IPPROTO_*` with ports.
+pub fn flow_key_connection(one: SocketAddr, other: SocketAddr, proto: u32) -> flow_key {
+    let mut key = flow_key::default();
+    let (source, dest) = (one.port().to_be(), other.port().to_be());
+    let [saddr, daddr] = [one, other].map(|end| address_words(end.ip()));
+    // SAFETY: the callee only reads eight words and writes the key.
+    unsafe { native_flow_key_connection(&mut key, &saddr, &daddr, source, dest, proto) };
     key
 }
 

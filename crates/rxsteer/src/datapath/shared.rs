@@ -21,7 +21,7 @@ pub(super) fn constants(config: &Config, nr_cpus: u32, tables: &Tables) -> rx_co
         nr_cpus,
         flow_limit: config.flow_limit * load::WHOLE / 100,
         flow_shift: tables.flow_shift(),
-        flow_tunnels: config.tunnels,
+        flow_options: config.flow_options(),
         inline_ports: config.inline_ports,
         sock_flow_mask: tables.sock_flow_mask(),
         sock_flow_cpu_mask: tables::cpu_mask(nr_cpus),

@@ -17,7 +17,7 @@ pub mod fixture {
     use std::net::IpAddr;
     use std::path::Path;
 
-    use rxsteer::types::{flow_key, flow_result, flow_tunnel};
+    use rxsteer::types::{flow_key, flow_option, flow_result};
     use serde::Deserialize;
 
     #[derive(Deserialize)]
@@ -117,13 +117,13 @@ pub mod fixture {
             .unwrap()
     }
 
-    fn tunnel(name: &str) -> flow_tunnel {
+    fn tunnel(name: &str) -> flow_option {
         match name {
-            "ipip" => flow_tunnel::FLOW_TUNNEL_IPIP,
-            "gre" => flow_tunnel::FLOW_TUNNEL_GRE,
-            "vxlan" => flow_tunnel::FLOW_TUNNEL_VXLAN,
-            "geneve" => flow_tunnel::FLOW_TUNNEL_GENEVE,
-            "gtpu" => flow_tunnel::FLOW_TUNNEL_GTPU,
+            "ipip" => flow_option::FLOW_TUNNEL_IPIP,
+            "gre" => flow_option::FLOW_TUNNEL_GRE,
+            "vxlan" => flow_option::FLOW_TUNNEL_VXLAN,
+            "geneve" => flow_option::FLOW_TUNNEL_GENEVE,
+            "gtpu" => flow_option::FLOW_TUNNEL_GTPU,
             other => panic!("no tunnel is called {other}"),
         }
     }

@@ -302,6 +302,7 @@ pub(super) fn subject(
         tunnels,
         inline_ports: inline_ports(&INLINE_PORTS).context("they are few")?,
         rx_hash: false,
+        symmetric: false,
         flow_limit: FLOW_LIMIT,
         unguarded: subject == Subject::Unguarded,
         secret: draw_secret()?,

@@ -373,6 +373,10 @@ fn why_unknown(unknown: Unknown, policy: Policy, not_followed: &[String]) -> Str
         Unknown::DeviceHash => {
             "with --hash device flows have the network card's hash, which sockets don't know."
         }
+        Unknown::SymmetricHash => {
+            "with --hash symmetric flows have a hash that sockets don't know, unless --follow-nat \
+             tells them."
+        }
         Unknown::NoPorts => {
             "its packets carry no ports (fragments, ICMP, ESP, …), so the socket they are for can't \
              be told."
