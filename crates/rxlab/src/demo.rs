@@ -10,7 +10,7 @@ use rxsteer::cli::table::table;
 use rxsteer::host::cpumask::CpuMask;
 use serde::Serialize;
 
-use crate::bench::experiment::{Condition, Gro, Napi, Unfit};
+use crate::bench::experiment::{Condition, DeviceKind, Gro, Napi, Unfit};
 use crate::bench::scenario::flood::{self, NR_FLOWS, Sample, Sockets};
 use crate::bench::scenario::forward;
 use crate::bench::setup::mode::{Cpus, Mode, Way};
@@ -32,6 +32,7 @@ const MOST: f64 = 0.95;
 const CONDITION: Condition = Condition {
     napi: Napi::Thread,
     gro: Gro::On,
+    device: DeviceKind::Nic,
 };
 
 /// The floods: sockets, and the kernel's steering for them.

@@ -10,7 +10,8 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result};
-use rxlab::bench::experiment::{CasePlan, Condition, Effort, Gro, Napi, Only, Unfit};
+use clap::ValueEnum;
+use rxlab::bench::experiment::{CasePlan, Condition, DeviceKind, Effort, Gro, Napi, Only, Unfit};
 use rxlab::bench::measurement::Measurement;
 use rxlab::bench::report::document as report;
 use rxlab::bench::report::document::Refusal;
@@ -28,6 +29,7 @@ use rxsteer::host::kthread;
 const CONDITION: Condition = Condition {
     napi: Napi::Thread,
     gro: Gro::On,
+    device: DeviceKind::Nic,
 };
 
 /// Rate and duration of the tests' own traffic: frames per second that any machine carries.
@@ -61,6 +63,10 @@ fn run(scenario: Scenario, headlines: &[&str]) -> Result<()> {
 
 /// Like [`run`], for a part of the scenario.
 fn run_only(scenario: Scenario, only: Only, headlines: &[&str]) -> Result<()> {
+    run_on(DeviceKind::Nic, scenario, only, headlines)
+}
+
+fn run_on(device: DeviceKind, scenario: Scenario, only: Only, headlines: &[&str]) -> Result<()> {
     let effort = Effort {
         on: None,
         only: only.clone(),
@@ -68,6 +74,7 @@ fn run_only(scenario: Scenario, only: Only, headlines: &[&str]) -> Result<()> {
         seconds: 0.05,
         napi: Vec::new(),
         gro: Vec::new(),
+        device,
     };
     let mut measurement = Measurement::new(scenario.prepare(&effort)?, &effort);
     measurement.round(&effort, None, &|_| {})?;
@@ -292,6 +299,56 @@ fn the_demo_ends_with_the_firewall() -> Result<()> {
     Ok(())
 }
 
+/// Steered in skb mode, or by the kernel.
+#[test]
+fn devices_without_xdp() -> Result<()> {
+    in_lab!();
+    let modes = ["none", "kernel-rps (all)", "rxsteer-skb-rfs", "rxsteer"];
+    let only = |case: &str| Only {
+        cases: vec![case.to_owned()],
+        modes: modes.map(str::to_owned).to_vec(),
+    };
+    for device in DeviceKind::value_variants() {
+        if *device == DeviceKind::Nic {
+            continue;
+        }
+        let run = |scenario, case, headlines: &[&str]| {
+            run_on(*device, scenario, only(case), headlines)
+                .with_context(|| format!("{scenario:?} on {device:?}"))
+        };
+        run(Scenario::Rr, "UDP_RR, 1 ", &["tps"])?;
+        run(Scenario::Stream, "a consumer that sleeps", &["mbit_per_s"])?;
+        if device.takes_frames() {
+            run(Scenario::Flood, "connected", &["delivered_pps"])?;
+            run(Scenario::Firewall, "router", &["lossfree_pps"])?;
+        }
+    }
+    let refused = |device, scenario: Scenario| {
+        let effort = Effort {
+            rounds: 1,
+            seconds: 0.05,
+            napi: Vec::new(),
+            gro: Vec::new(),
+            device,
+            only: Only::default(),
+            on: None,
+        };
+        let error = scenario
+            .prepare(&effort)
+            .err()
+            .context("it can be measured")?;
+        anyhow::Ok(format!("{error:#}"))
+    };
+    for (device, scenario) in [
+        (DeviceKind::Lo, Scenario::Flood),
+        (DeviceKind::Vxlan, Scenario::Decide),
+    ] {
+        let why = refused(device, scenario)?;
+        assert!(why.contains("--device"), "{why}");
+    }
+    Ok(())
+}
+
 #[test]
 fn a_paced_stream_keeps_its_pace() -> Result<()> {
     in_lab!();
@@ -305,6 +362,7 @@ fn a_paced_stream_keeps_its_pace() -> Result<()> {
         seconds: 0.2,
         napi: Vec::new(),
         gro: Vec::new(),
+        device: DeviceKind::Nic,
     };
     let mut measurement = Measurement::new(Scenario::Stream.prepare(&effort)?, &effort);
     measurement.round(&effort, None, &|_| {})?;
@@ -437,7 +495,8 @@ fn a_router_knows_its_connections_and_leaves_nothing() -> Result<()> {
         (0, traffic.all.delivered + traffic.dropped)
     );
 
-    router.establish(&testbed.link, INTERRUPT_CPU, &flows)?;
+    let frames = testbed.frames(&flows);
+    router.establish(&testbed.link, INTERRUPT_CPU, &flows, frames)?;
     let (traffic, established, fresh) = send(&flows)?;
     assert!(traffic.all.delivered > 0, "{traffic:?}");
     assert_eq!(

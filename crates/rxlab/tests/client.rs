@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::Result;
-use rxlab::bench::experiment::{Condition, Gro, Napi, Unfit};
+use rxlab::bench::experiment::{Condition, DeviceKind, Gro, Napi, Unfit};
 use rxlab::bench::scenario::closed_loop::ClosedLoop;
 use rxlab::bench::setup::mode::{Mode, Way};
 use rxlab::bench::setup::place::Place;
@@ -216,6 +216,7 @@ fn polling_that_finds_nothing_gives_no_figure() -> Result<()> {
         let condition = Condition {
             napi: Napi::Interrupt,
             gro: Gro::On,
+            device: DeviceKind::Nic,
         };
         let case = ClosedLoop {
             tcp: false,
@@ -228,7 +229,7 @@ fn polling_that_finds_nothing_gives_no_figure() -> Result<()> {
         };
         let way = Way::by_default(Mode::None);
         case.measure(
-            &Place::Lab(Testbed::new(condition)?),
+            &Place::Lab(Testbed::new(condition)?.into()),
             way,
             A_WHILE.as_secs_f64(),
         )

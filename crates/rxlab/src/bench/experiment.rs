@@ -10,6 +10,7 @@ use clap::ValueEnum;
 use indexmap::IndexMap;
 
 use super::report::document::{Better, Metric};
+use super::setup::mode::Mode;
 
 /// Rounds, length and conditions of the measurements.
 #[derive(Clone, Debug)]
@@ -22,6 +23,8 @@ pub struct Effort {
     pub napi: Vec<Napi>,
     /// GRO at the device under test; empty: the scenario's own.
     pub gro: Vec<Gro>,
+    /// The device under test, in the lab.
+    pub device: DeviceKind,
     /// Measure on a device of the host instead of the lab.
     pub on: Option<On>,
     /// Selects cases and modes.
@@ -55,6 +58,48 @@ pub struct On {
     pub peer: SocketAddr,
 }
 
+/// What the lab steers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum DeviceKind {
+    /// A veth that stands for a NIC: it has NAPI, and checksums are filled in
+    #[default]
+    Nic,
+    /// A veth as it comes, without NAPI: behind a bridge where frames are generated, else receiving
+    /// where the peer sends
+    Plain,
+    /// The inner end of a VXLAN tunnel over a NIC
+    Vxlan,
+    /// A tun device, written by one thread
+    Tun,
+    /// The loopback device
+    Lo,
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Nic => "a veth that stands for a NIC",
+            Self::Plain => "a veth without NAPI",
+            Self::Vxlan => "the inner end of a VXLAN tunnel",
+            Self::Tun => "a tun device",
+            Self::Lo => "the loopback device",
+        })
+    }
+}
+
+impl DeviceKind {
+    /// Whether frames can be generated for it: the others take a peer's sockets.
+    pub fn takes_frames(self) -> bool {
+        matches!(self, Self::Nic | Self::Plain | Self::Vxlan)
+    }
+
+    /// The modes that it can have.
+    pub fn modes(self, modes: &[Mode]) -> Vec<Mode> {
+        let can = |mode: &&Mode| self == Self::Nic || !mode.takes_xdp();
+        modes.iter().filter(can).copied().collect()
+    }
+}
+
 /// How the device's queue is polled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Napi {
@@ -79,6 +124,7 @@ pub enum Gro {
 pub struct Condition {
     pub napi: Napi,
     pub gro: Gro,
+    pub device: DeviceKind,
 }
 
 impl fmt::Display for Condition {
@@ -113,7 +159,13 @@ impl Effort {
         let gro = or_gro(&self.gro);
         or(&self.napi)
             .into_iter()
-            .flat_map(|napi| gro.iter().map(move |&gro| Condition { napi, gro }))
+            .flat_map(|napi| {
+                gro.iter().map(move |&gro| Condition {
+                    napi,
+                    gro,
+                    device: self.device,
+                })
+            })
             .collect()
     }
 }

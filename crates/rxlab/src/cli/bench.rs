@@ -14,7 +14,7 @@ use rxsteer::cli::value::seconds;
 use super::lab::needs_lab;
 use super::reports::{ColumnsArgs, CompareArgs};
 use super::serve::{ServeArgs, peer};
-use crate::bench::experiment::{CasePlan, Effort, Gro, Napi, On, Only};
+use crate::bench::experiment::{CasePlan, DeviceKind, Effort, Gro, Napi, On, Only};
 use crate::bench::measurement::Measurement;
 use crate::bench::report::document::Document;
 use crate::bench::report::files::{self, Files};
@@ -50,6 +50,17 @@ pub struct BenchArgs {
     /// GRO at the device under test. Default: as the scenario sees fit
     #[arg(long, value_enum, value_delimiter = ',')]
     pub gro: Vec<Gro>,
+
+    /// The device under test, in the lab. All but nic are steered in skb mode (flood, lossfree, forward,
+    /// firewall; rr, rpc and stream, whose client is a peer on this machine then)
+    #[arg(
+        long,
+        value_enum,
+        default_value_t,
+        hide_default_value = true,
+        conflicts_with = "on"
+    )]
+    pub device: DeviceKind,
 
     /// Only cases with this text in their names
     #[arg(long, value_name = "TEXT")]
@@ -98,6 +109,7 @@ impl BenchArgs {
             seconds: self.seconds.as_secs_f64(),
             napi: self.napi.clone(),
             gro: self.gro.clone(),
+            device: self.device,
             only: Only {
                 cases: self.case.clone(),
                 modes: self.mode.clone(),

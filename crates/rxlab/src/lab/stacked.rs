@@ -70,6 +70,8 @@ pub struct Stacked {
     pub name: String,
     /// Its address.
     pub ipv4: Ipv4Addr,
+    /// That of the other end.
+    pub peer: Ipv4Addr,
 }
 
 impl Stacked {
@@ -105,7 +107,11 @@ impl Stacked {
             dut.netns.run(|| neighbour(&name, far, &far_mac))?;
             tester.netns.run(|| neighbour(other, near, &near_mac))?;
         }
-        Ok(Self { name, ipv4: near })
+        Ok(Self {
+            name,
+            ipv4: near,
+            peer: far,
+        })
     }
 }
 

@@ -29,6 +29,8 @@ pub struct Tunnel {
     pub name: String,
     /// Its address, with that of the first in one subnet.
     pub ipv4: Ipv4Addr,
+    /// The first one's address.
+    pub peer: Ipv4Addr,
     stop: Arc<AtomicBool>,
     threads: Vec<Thread<()>>,
 }
@@ -44,6 +46,7 @@ impl Tunnel {
         let mut tunnel = Self {
             name: second.name.clone(),
             ipv4: near,
+            peer: far,
             stop: Arc::default(),
             threads: Vec::new(),
         };

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::ValueEnum;
-use rxlab::bench::experiment::{Effort, On, Only, Unfit};
+use rxlab::bench::experiment::{DeviceKind, Effort, On, Only, Unfit};
 use rxlab::bench::peer::load::Transport;
 use rxlab::bench::peer::server::Peer;
 use rxlab::bench::scenario::Scenario;
@@ -211,6 +211,7 @@ fn what_needs_the_lab_says_so() -> Result<()> {
         seconds: 0.1,
         napi: Vec::new(),
         gro: Vec::new(),
+        device: DeviceKind::Nic,
         only: Only::default(),
         on: Some(On {
             device: "eth0".to_owned(),
@@ -272,6 +273,7 @@ fn scenarios_on_a_device() -> Result<()> {
         seconds: 0.1,
         napi: Vec::new(),
         gro: Vec::new(),
+        device: DeviceKind::Nic,
         only: Only::default(),
         on: Some(On {
             device: hosts.end.name.clone(),

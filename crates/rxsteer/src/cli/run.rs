@@ -21,7 +21,7 @@ pub struct RunArgs {
     #[command(flatten)]
     pub options: Options,
 
-    /// How packets find their CPU [default: adaptive; with --hash device: rps+adapt, unless --follow-nat]
+    /// How packets find their CPU [default: adaptive; with --hash device or symmetric: rps+adapt, unless --follow-nat]
     ///
     /// rfs: the CPU of the flow's application, or as rps if that CPU is unknown. rps: by hash, over
     /// the CPUs of --rps-cpus. off: every packet is parsed, counted, and processed where it is

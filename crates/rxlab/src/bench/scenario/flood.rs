@@ -69,7 +69,7 @@ impl Sample {
 /// As [`Sample::take`].
 pub fn measure(testbed: &Testbed, way: Way, to: Sockets, seconds: f64) -> Result<Sample> {
     let active = testbed.start(way)?;
-    let frames = Frames::Udp(to.flows(testbed));
+    let frames = testbed.frames(&to.flows(testbed));
     let application = Application::start(testbed, to)?;
     let sample = Sample::take(testbed, &active, way, &application, &frames, seconds);
     // Stop also after an error: the next measurement binds the same address.
@@ -104,7 +104,7 @@ impl Sockets {
 
     /// The flows to these sockets.
     pub(super) fn flows(self, testbed: &Testbed) -> UdpFlows {
-        UdpFlows::to(&testbed.link.dut, self.nr_flows())
+        UdpFlows::to(testbed.device(), self.nr_flows())
     }
 }
 
@@ -129,7 +129,7 @@ impl Application {
     /// Starts the threads on CPUs that do not poll the queue: one, or all of these CPUs for several
     /// sockets. The threads of a shared socket are not bound.
     pub(super) fn start(testbed: &Testbed, to: Sockets) -> Result<Self> {
-        let (dut, flows) = (&testbed.link.dut, to.flows(testbed));
+        let (dut, flows) = (testbed.device(), to.flows(testbed));
         let others = &testbed.masks().others;
         let mut receiver = ReceiverConfig::new(SocketAddr::new(flows.daddr, flows.dport));
         Ok(match to {
@@ -244,7 +244,7 @@ impl Labs {
     pub(super) fn new(effort: &Effort, cases: &[(Sockets, &[Mode])]) -> Result<Self> {
         let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
         let testbeds = Testbed::each(&conditions)?;
-        let ways = |modes| testbeds[0].masks().ways(modes);
+        let ways = |modes| testbeds[0].masks().ways(&effort.device.modes(modes));
         let in_testbed = |testbed| cases.iter().map(move |&(to, modes)| (testbed, to, modes));
         let cases = (0..testbeds.len())
             .flat_map(in_testbed)

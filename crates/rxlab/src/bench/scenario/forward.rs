@@ -41,7 +41,7 @@ impl Forward {
             .iter()
             .map(|condition| {
                 let testbed = Testbed::new(*condition)?;
-                let router = Router::new(&testbed.link.dut, ruleset)?;
+                let router = Router::new(testbed.device(), ruleset)?;
                 establish(&testbed, &router)?;
                 Ok((testbed, router))
             })
@@ -57,7 +57,7 @@ impl Forward {
         Ok(Self {
             ruleset,
             conditions,
-            ways: testbeds[0].0.masks().ways(&modes),
+            ways: testbeds[0].0.masks().ways(&effort.device.modes(&modes)),
             testbeds,
             seconds: effort.seconds,
         })
@@ -67,8 +67,9 @@ impl Forward {
 /// Makes all flows known connections, before a mode is switched on.
 fn establish(testbed: &Testbed, router: &Router) -> Result<()> {
     let plain = testbed.start(Way::by_default(Mode::None))?;
-    let flows = router.flows(&testbed.link.dut, NR_FLOWS);
-    router.establish(&testbed.link, INTERRUPT_CPU, &flows)?;
+    let flows = router.flows(testbed.device(), NR_FLOWS);
+    let frames = testbed.frames(&flows);
+    router.establish(&testbed.link, INTERRUPT_CPU, &flows, frames)?;
     plain.stop()
 }
 
@@ -81,7 +82,7 @@ fn through<T>(
     send: impl FnOnce(&Active<'_>, &Frames) -> Result<(T, Traffic)>,
 ) -> Result<T> {
     establish(testbed, router)?;
-    let frames = Frames::Udp(router.flows(&testbed.link.dut, NR_FLOWS));
+    let frames = testbed.frames(&router.flows(testbed.device(), NR_FLOWS));
     let active = testbed.start(way)?;
     let before = router.passed()?;
     let (result, all) = send(&active, &frames)?;

@@ -227,7 +227,7 @@ impl Experiment for Lossfree {
         let (testbed, to, way) = self.labs.get(case, mode);
         let active = testbed.start(way)?;
         let application = Application::start(testbed, to)?;
-        let frames = Frames::Udp(to.flows(testbed));
+        let frames = testbed.frames(&to.flows(testbed));
         let found = search(testbed, &active, way, &application, &frames, self.seconds);
         // Stop also after an error: the next measurement binds the same address.
         application.stop()?;

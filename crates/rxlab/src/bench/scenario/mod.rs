@@ -24,7 +24,7 @@ use indexmap::IndexMap;
 
 use forward::Forward;
 
-use super::experiment::{Effort, Experiment, Plan, Unfit, Values};
+use super::experiment::{DeviceKind, Effort, Experiment, Plan, Unfit, Values};
 use super::setup::router::Ruleset;
 
 /// What `rxlab bench` can measure.
@@ -79,6 +79,15 @@ impl Scenario {
         }
     }
 
+    /// Whether it has frames for this device.
+    fn takes(self, device: DeviceKind) -> bool {
+        let frames = matches!(
+            self,
+            Self::Flood | Self::Lossfree | Self::Forward | Self::Firewall
+        );
+        frames && device.takes_frames()
+    }
+
     /// Prepares the scenario.
     ///
     /// # Errors
@@ -99,6 +108,14 @@ impl Scenario {
                 able.filter_map(name).collect::<Vec<_>>().join(", ")
             );
         }
+        let device = effort.device;
+        ensure!(
+            device == DeviceKind::Nic || self.takes_peer() || self.takes(device),
+            "{} can't have this device: leave --device",
+            self.to_possible_value()
+                .map(|v| v.get_name().to_owned())
+                .unwrap_or_default()
+        );
         Ok(match self {
             Self::Decide => Box::new(decide::Decide::new(effort)?),
             Self::Record => Box::new(record::Record::new(effort)?),

@@ -49,7 +49,7 @@ impl Rpc {
             others: None,
         };
         Ok(Self {
-            ways: places.masks().ways(&MODES),
+            ways: places.masks().ways(&effort.device.modes(&MODES)),
             cases: places.each(CASES.map(case)),
             places,
             work,

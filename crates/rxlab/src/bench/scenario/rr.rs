@@ -40,7 +40,7 @@ impl Rr {
             .into_iter()
             .flatten();
         Ok(Self {
-            ways: places.masks().ways(&MODES),
+            ways: places.masks().ways(&effort.device.modes(&MODES)),
             cases: places.each(cases),
             places,
             seconds: effort.seconds,

@@ -124,7 +124,7 @@ impl TcpStream {
             RxsteerSkb,
         ];
         Ok(Self {
-            ways: places.masks().ways(&modes),
+            ways: places.masks().ways(&effort.device.modes(&modes)),
             cases: places.each(CASES),
             places,
             seconds: effort.seconds,
@@ -171,9 +171,10 @@ impl TcpStream {
     }
 
     fn on_device(&self, pair: &Pair, bulk: Bulk) -> Result<Sample> {
-        let address = pair.end.address_towards(pair.peer.address().ip())?;
-        let listener = TcpListener::bind((address, 0))?;
-        let session = pair.peer.prepare(&Load {
+        let (address, peer) = (pair.address()?, pair.peer()?);
+        let netns = &pair.end.netns;
+        let listener = netns.run(|| Ok(TcpListener::bind((address, 0))?))?;
+        let session = peer.prepare(&Load {
             kind: Kind::Stream { pace: bulk.pace },
             connections: bulk.connections,
             port: listener.local_addr()?.port(),

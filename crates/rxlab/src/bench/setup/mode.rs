@@ -72,6 +72,11 @@ impl Mode {
         )
     }
 
+    /// Whether it replaces the XDP program of the device.
+    pub fn takes_xdp(self) -> bool {
+        self == Self::Cpumap || (self.policy().is_some() && !self.is_skb())
+    }
+
     /// Policy of rxsteer's modes, None for the others.
     fn policy(self) -> Option<Policy> {
         match self {
@@ -195,6 +200,7 @@ impl<'a> Active<'a> {
                         .transpose()?;
                 }
                 options.policy = policy;
+                options.prepare = device.loopback.is_some();
                 active.steering = Some(steer(end, options)?);
             }
             (Mode::Cpumap, None) => {

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use indexmap::IndexMap;
 
-use crate::bench::experiment::{Condition, Effort, Gro, Napi};
+use crate::bench::experiment::{Condition, DeviceKind, Effort, Gro, Napi};
 use crate::bench::setup::mode::{Active, Way};
 use crate::bench::setup::pair::Pair;
 use crate::bench::setup::testbed::{Masks, Testbed};
@@ -13,9 +13,9 @@ use crate::bench::setup::watch::Seen;
 /// A place of measurement.
 pub enum Place {
     /// Between two namespaces.
-    Lab(Testbed),
+    Lab(Box<Testbed>),
     /// Between two hosts.
-    Device(Pair),
+    Device(Box<Pair>),
 }
 
 impl Place {
@@ -62,13 +62,19 @@ impl Places {
         if let Some(on) = &effort.on {
             return Ok(Self {
                 conditions: Vec::new(),
-                places: vec![Place::Device(Pair::meet(on)?)],
+                places: vec![Place::Device(Pair::meet(on)?.into())],
+            });
+        }
+        if effort.device != DeviceKind::Nic {
+            return Ok(Self {
+                conditions: Vec::new(),
+                places: vec![Place::Device(Pair::in_the_lab(effort.device)?.into())],
             });
         }
         let conditions = effort.conditions(napi, gro);
         let testbeds = Testbed::each(&conditions)?;
         Ok(Self {
-            places: testbeds.into_iter().map(Place::Lab).collect(),
+            places: testbeds.into_iter().map(|t| Place::Lab(t.into())).collect(),
             conditions,
         })
     }

@@ -42,6 +42,7 @@ table inet filter {
 	chain input {
 		type filter hook input priority filter; policy drop;
 		iif lo accept
+		udp dport 4789 accept
 		ct state established,related accept
 	}
 	chain forward {
@@ -147,20 +148,26 @@ impl Router {
         self.behind.tester.ipv4
     }
 
-    /// Establishes every flow as a known connection, by a packet and a reply: without a reply, each
+    /// Establishes every flow as a known connection, by a packet of `frames` and a reply: without a reply, each
     /// packet counts as new. The kernel forgets a connection after 30 s without a packet at the
     /// earliest (nf_conntrack_udp_timeout). Does nothing for a firewall without connection
     /// tracking.
     ///
     /// # Errors
     /// [`Unfit`] when the connections do not become known.
-    pub fn establish(&self, outside: &Link, cpu: u32, flows: &UdpFlows) -> Result<()> {
+    pub fn establish(
+        &self,
+        outside: &Link,
+        cpu: u32,
+        flows: &UdpFlows,
+        frames: Frames,
+    ) -> Result<()> {
         if self.ruleset == Ruleset::Blocklist {
             return Ok(());
         }
         let all = u64::from(flows.nr_flows);
         let before = self.received();
-        let config = GeneratorConfig::lossless(Frames::Udp(flows.clone()), Some(all)).at(WARM_UP);
+        let config = GeneratorConfig::lossless(frames, Some(all)).at(WARM_UP);
         Generator::start(outside, cpu, &config)?.wait()?;
         until(|| Ok(self.received() - before), all, "packets")?;
         let before = self.passed()?.expected;

@@ -5,7 +5,7 @@ use std::cell::RefCell;
 use std::fmt;
 use std::marker::PhantomData;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use indexmap::IndexMap;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -13,12 +13,14 @@ use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::device::{Device, RxMode};
 use rxsteer::host::topology::Topology;
 
-use crate::bench::experiment::{Condition, Gro, Napi};
+use crate::bench::experiment::{Condition, DeviceKind, Gro, Napi};
 use crate::bench::setup::mode::{Active, Cpus, Mode, Way};
 use crate::bench::setup::watch::{Seen, Watch};
+use crate::lab::bridge::bridge;
 use crate::lab::ethtool::Offload;
+use crate::lab::frame::{Frames, UdpFlows, Vxlan};
 use crate::lab::generator::{Generator, GeneratorConfig};
-use crate::lab::link::{Link, LinkConfig};
+use crate::lab::link::{End, Link, LinkConfig};
 use crate::lab::netns::Netns;
 use crate::lab::nic::Nic;
 use crate::lab::xdp::Xdp;
@@ -30,13 +32,56 @@ pub const INTERRUPT_CPU: u32 = 0;
 const REPLY_QUEUES: u32 = 4;
 
 pub struct Testbed {
-    /// From the generator to the steered device.
+    /// From the generator to the NIC, which is steered unless there is an inner device.
     pub link: Link,
+    inner: Option<Inner>,
     /// Threads that poll the queue; None: softirq polls it on the sending CPU.
     pub(in crate::bench) nic: Option<Nic>,
     masks: Masks,
     /// Keeps threads started by this one on the host under test.
     _confined: Option<Confined>,
+}
+
+/// The steered device, if frames reach it through the NIC.
+struct Inner {
+    end: End,
+    /// The tunnel that ends there.
+    vxlan: Option<Vxlan>,
+    /// The other end of a veth, which is the bridge's port.
+    _port: Option<End>,
+    /// Without GRO, the NIC has its NAPI under an XDP program only.
+    _napi: Xdp,
+}
+
+impl Inner {
+    /// `None` if the NIC itself is steered.
+    fn new(kind: DeviceKind, nic: &End) -> Result<Option<Self>> {
+        const ID: u8 = 1;
+        const VNI: u32 = 42;
+        let (mut end, vxlan, port) = match kind {
+            DeviceKind::Nic => return Ok(None),
+            DeviceKind::Vxlan => (nic.vxlan(ID, VNI)?, Some(Vxlan::to(nic, VNI)), None),
+            DeviceKind::Plain => {
+                let config = LinkConfig {
+                    id: ID,
+                    gro: false,
+                    ..LinkConfig::default()
+                };
+                let link = Link::new(&nic.netns, &Netns::new("container")?, &config)?;
+                bridge(&nic.netns, &[nic, &link.tester])?;
+                let Link { tester, dut } = link;
+                (dut, None, Some(tester))
+            }
+            DeviceKind::Tun | DeviceKind::Lo => bail!("frames can't be generated for {kind:?}"),
+        };
+        end.pass = false;
+        Ok(Some(Self {
+            end,
+            vxlan,
+            _port: port,
+            _napi: Xdp::pass(nic, RxMode::Native)?,
+        }))
+    }
 }
 
 /// CPUs by role.
@@ -258,8 +303,12 @@ impl Testbed {
         let threaded = !interrupt || masks.apart();
         // The XDP program at the other end expects frames as on a wire.
         link.dut.ethtool.set(Offload::TxChecksum, false)?;
+        let inner = Inner::new(condition.device, &link.dut)?;
         // Without GRO, the NAPI exists only under an XDP program. start() binds the threads again.
-        let _napi = Xdp::pass(&link.dut, RxMode::Native)?;
+        let _napi = match &inner {
+            None => Some(Xdp::pass(&link.dut, RxMode::Native)?),
+            Some(_) => None,
+        };
         let nic = threaded.then(|| {
             let nic = Nic::new(&link.dut, &[INTERRUPT_CPU])?;
             match interrupt {
@@ -270,10 +319,27 @@ impl Testbed {
         let nic = nic.transpose()?;
         Ok(Self {
             link,
+            inner,
             nic,
             masks,
             _confined: confined,
         })
+    }
+
+    /// The steered device.
+    pub fn device(&self) -> &End {
+        self.inner
+            .as_ref()
+            .map_or(&self.link.dut, |inner| &inner.end)
+    }
+
+    /// The frames of flows to the steered device, as the NIC receives them.
+    pub fn frames(&self, flows: &UdpFlows) -> Frames {
+        let vxlan = self.inner.as_ref().and_then(|inner| inner.vxlan.clone());
+        match vxlan {
+            Some(vxlan) => Frames::Vxlan(vxlan, flows.clone()),
+            None => Frames::Udp(flows.clone()),
+        }
     }
 
     /// Starts a generator into the queue: on the generators' CPUs, or without those on the CPU that
@@ -309,7 +375,7 @@ impl Testbed {
     /// # Errors
     /// As [`Watch::begin`].
     pub fn watch(&self) -> Result<Watch> {
-        Watch::begin(&self.link.dut.netns, &self.masks.all)
+        Watch::begin(&self.device().netns, &self.masks.all)
     }
 
     pub fn masks(&self) -> &Masks {
@@ -328,6 +394,9 @@ impl Testbed {
                 "queue".to_owned(),
                 format!("polled on CPU {INTERRUPT_CPU}{by}; {condition}"),
             );
+            if condition.device != DeviceKind::Nic {
+                map.insert("device".to_owned(), condition.device.to_string());
+            }
         }
         map.insert("masks".to_owned(), self.masks.to_string());
         let generators = match self.masks.apart() {
@@ -346,7 +415,7 @@ impl Testbed {
     /// # Errors
     /// When it can't be switched on.
     pub fn start(&self, way: Way) -> Result<Active<'_>> {
-        let active = Active::start(&self.link.dut, way.mode, self.masks.of(way))?;
+        let active = Active::start(self.device(), way.mode, self.masks.of(way))?;
         if let Some(nic) = &self.nic {
             nic.bind()?;
         }

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A device of the lab and a peer of its own, which is a thread of this program: what
+//! [`On`](crate::bench::experiment::On) is between two hosts.
+//!
+//! The peer has the generators' CPUs, or without those the CPU that polls the queue. Without a queue of
+//! its own, a device receives where the peer sends: a plain veth, the loopback device.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::{AsFd, OwnedFd};
+
+use anyhow::{Context, Result};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::bench::experiment::DeviceKind;
+use crate::bench::peer::server::Server;
+use crate::bench::setup::testbed::{INTERRUPT_CPU, Masks};
+use crate::lab::ethtool::Offload;
+use crate::lab::link::{Link, LinkConfig};
+use crate::lab::netns::{Netns, Thread};
+use crate::lab::nic::Nic;
+use crate::lab::stacked::{Kind, Stacked};
+use crate::lab::tun::Tunnel;
+
+/// See the module's documentation. The peer serves until this is dropped.
+pub struct Local {
+    /// The namespace of the device under test.
+    pub dut: Netns,
+    /// The device's name.
+    pub name: String,
+    /// The peer's address.
+    pub peer: SocketAddr,
+    stop: Option<OwnedFd>,
+    thread: Option<Thread<Result<()>>>,
+    _tunnel: Option<Tunnel>,
+    _nic: Option<Nic>,
+}
+
+impl Local {
+    /// Makes the device and starts the peer.
+    ///
+    /// # Errors
+    /// When the kernel does not know the kind.
+    pub fn new(kind: DeviceKind, masks: &Masks) -> Result<Self> {
+        let dut = Netns::new("dut")?;
+        let tester = match kind {
+            DeviceKind::Lo => dut.clone(),
+            _ => Netns::new("tester")?,
+        };
+        let link = |gro| {
+            let config = LinkConfig {
+                gro,
+                ..LinkConfig::default()
+            };
+            Link::new(&tester, &dut, &config)
+        };
+        let (mut tunnel, mut nic) = (None, None);
+        let (name, peer) = match kind {
+            DeviceKind::Nic | DeviceKind::Plain => {
+                let link = link(kind == DeviceKind::Nic)?;
+                // As a new veth has it: checksums are left out.
+                link.tester.ethtool.set(Offload::TxChecksum, true)?;
+                (link.dut.name, link.tester.ipv4)
+            }
+            DeviceKind::Vxlan => {
+                let link = link(true)?;
+                let stacked = Stacked::new(&link, Kind::Vxlan)?;
+                let polled = || Nic::new(&link.dut, &[INTERRUPT_CPU])?.before_others();
+                nic = masks.apart().then(polled).transpose()?;
+                (stacked.name, stacked.peer)
+            }
+            DeviceKind::Tun => {
+                let made = Tunnel::new(&tester, &dut, libc::IFF_TUN, INTERRUPT_CPU)?;
+                let made = tunnel.insert(made);
+                (made.name.clone(), made.peer)
+            }
+            DeviceKind::Lo => ("lo".to_owned(), Ipv4Addr::LOCALHOST),
+        };
+        let mut local = Self {
+            dut,
+            name,
+            peer: SocketAddr::new(IpAddr::V4(peer), 0),
+            stop: None,
+            thread: None,
+            _tunnel: tunnel,
+            _nic: nic,
+        };
+        local.serve(&tester, masks)?;
+        Ok(local)
+    }
+
+    fn serve(&mut self, tester: &Netns, masks: &Masks) -> Result<()> {
+        let address = self.peer;
+        let server = tester.run(|| Server::bind(Some(address)))?;
+        self.peer = server.address()?;
+        let (wait, stop) = nix::unistd::pipe()?;
+        let mut cpus = CpuSet::new();
+        let generators = Some(&masks.generators).filter(|_| masks.apart());
+        for cpu in generators.unwrap_or(&masks.polling).iter() {
+            cpus.set(cpu as usize)?;
+        }
+        let serve = move || {
+            sched_setaffinity(Pid::from_raw(0), &cpus).context("the peer's CPUs")?;
+            server.serve(wait.as_fd(), &|_| {})
+        };
+        self.thread = Some(tester.spawn(None, "peer", serve)?);
+        self.stop = Some(stop);
+        Ok(())
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        if let Some(stop) = self.stop.take() {
+            let _ = nix::unistd::write(&stop, &[0]);
+        }
+        if let Some(Err(e)) = self.thread.take().map(Thread::join) {
+            tracing::warn!("the peer: {e:#}");
+        }
+    }
+}
