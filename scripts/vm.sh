@@ -31,10 +31,12 @@ vm_root() {
     cp "$(command -v busybox)" "$dir/root/bin/busybox"
     ln -s /bin/busybox "$dir/root/sbin/modprobe" # what the kernel calls
     cp scripts/guest-init.sh "$dir/root/init"
-    local nft
-    if nft=$(PATH=$PATH:/usr/sbin:/sbin command -v nft); then
-        vm_add "$nft"
-    fi
+    local tool path
+    for tool in nft wg; do
+        if path=$(PATH=$PATH:/usr/sbin:/sbin command -v $tool); then
+            vm_add "$path"
+        fi
+    done
 }
 
 # Copies program $1 and its libraries to the same path, or the program to $2, without debug

@@ -88,4 +88,5 @@ kinds! {
     a_macvlan: MacVlan,
     a_vlan: Vlan,
     a_vxlan: Vxlan,
+    wireguard: WireGuard,
 }

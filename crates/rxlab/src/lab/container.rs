@@ -8,7 +8,7 @@ use anyhow::Result;
 
 use super::link::{End, Link, LinkConfig};
 use super::netns::Netns;
-use super::nft;
+use super::tool::NFT;
 
 /// The host's port, TCP and UDP.
 pub const PUBLISHED: u16 = 80;
@@ -55,7 +55,7 @@ table ip nat {{
             link.dut.ipv4,
             outside = outside.name,
         );
-        nft::run(&outside.netns, &["-f", "-"], &rules)?;
+        NFT.run(&outside.netns, &["-f", "-"], &rules)?;
         Ok(Self { link })
     }
 

@@ -17,7 +17,7 @@ pub mod hog;
 pub mod link;
 pub mod migrator;
 pub mod netns;
-pub mod nft;
+
 pub mod nic;
 pub mod receiver;
 mod ring;
@@ -29,6 +29,7 @@ pub mod sockets;
 pub mod stacked;
 pub mod stream;
 pub mod switches;
+pub mod tool;
 pub mod tun;
 pub mod tx_queue;
 pub mod witness;

@@ -8,10 +8,12 @@ use nix::net::if_::if_nametoindex;
 use rtnetlink::packet_route::link::{LinkMessage, MacVlanMode};
 use rtnetlink::{
     Handle, LinkBridge, LinkGre, LinkIpIp, LinkMacVlan, LinkUnspec, LinkVlan, LinkVxlan,
+    LinkWireguard,
 };
 
 use super::link::{End, Link, VXLAN_PORT};
 use super::rtnl;
+use super::tool::WG;
 
 /// Prefix length of the devices' subnet.
 const PREFIX: u8 = 24;
@@ -28,20 +30,23 @@ pub enum Kind {
     MacVlan,
     Vlan,
     Vxlan,
+    /// Decrypted packets, without a link layer header.
+    WireGuard,
 }
 
 impl Kind {
-    pub const ALL: [Self; 6] = [
+    pub const ALL: [Self; 7] = [
         Self::Bridge,
         Self::Gre,
         Self::IpIp,
         Self::MacVlan,
         Self::Vlan,
         Self::Vxlan,
+        Self::WireGuard,
     ];
 
     fn has_mac(self) -> bool {
-        !matches!(self, Self::Gre | Self::IpIp)
+        !matches!(self, Self::Gre | Self::IpIp | Self::WireGuard)
     }
 
     /// The device on `end`; `None` if `end` itself is one.
@@ -60,6 +65,7 @@ impl Kind {
                 let vxlan = LinkVxlan::new(name, VNI).port(VXLAN_PORT);
                 vxlan.local(local).remote(remote).build()
             }
+            Self::WireGuard => LinkWireguard::new(name).build(),
         })
     }
 }
@@ -93,6 +99,9 @@ impl Stacked {
         let (dut, tester) = (&link.dut, &link.tester);
         make(dut, tester, true, near)?;
         make(tester, dut, false, far)?;
+        if kind == Kind::WireGuard {
+            wireguard(link, &name)?;
+        }
         if kind == Kind::Bridge {
             super::bridge::join(&dut.netns, &name, &[dut])?;
         }
@@ -149,4 +158,28 @@ fn neighbour(device: &str, address: Ipv4Addr, mac: &[u8]) -> Result<()> {
         neighbour.link_layer_address(mac).execute().await
     })?
     .with_context(|| format!("no neighbour for {device}"))
+}
+
+/// Lets both ends' devices of this name exchange what the other one's key opens.
+fn wireguard(link: &Link, name: &str) -> Result<()> {
+    const PORT: u16 = 51820;
+    let ends = [&link.dut, &link.tester];
+    let wg = |end: &End, arguments: &[&str], input: &str| {
+        let printed = WG.run(&end.netns, arguments, input)?;
+        anyhow::Ok(String::from_utf8(printed)?.trim().to_owned())
+    };
+    let private = [wg(ends[0], &["genkey"], "")?, wg(ends[1], &["genkey"], "")?];
+    for (end, own, other, theirs) in [
+        (ends[0], &private[0], ends[1], &private[1]),
+        (ends[1], &private[1], ends[0], &private[0]),
+    ] {
+        let public = wg(end, &["pubkey"], theirs)?;
+        let config = format!(
+            "[Interface]\nPrivateKey = {own}\nListenPort = {PORT}\n\
+             [Peer]\nPublicKey = {public}\nAllowedIPs = 0.0.0.0/0\nEndpoint = {}:{PORT}\n",
+            other.ipv4
+        );
+        wg(end, &["setconf", name, "/dev/stdin"], &config)?;
+    }
+    Ok(())
 }

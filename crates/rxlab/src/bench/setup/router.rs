@@ -237,6 +237,6 @@ fn until(count: impl Fn() -> Result<u64>, all: u64, what: &str) -> Result<()> {
 
 /// Runs `nft` in a namespace, with `input` on stdin.
 fn nft(netns: &Netns, arguments: &[&str], input: &str) -> Result<Vec<u8>> {
-    let said = crate::lab::nft::run(netns, arguments, input);
+    let said = crate::lab::tool::NFT.run(netns, arguments, input);
     Ok(said.map_err(|e| Unfit(format!("{e:#}")))?)
 }
