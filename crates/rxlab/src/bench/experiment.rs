@@ -10,7 +10,6 @@ use clap::ValueEnum;
 use indexmap::IndexMap;
 
 use super::report::document::{Better, Metric};
-use super::setup::mode::Mode;
 
 /// Rounds, length and conditions of the measurements.
 #[derive(Clone, Debug)]
@@ -91,12 +90,6 @@ impl DeviceKind {
     /// Whether frames can be generated for it: the others take a peer's sockets.
     pub fn takes_frames(self) -> bool {
         matches!(self, Self::Nic | Self::Plain | Self::Vxlan)
-    }
-
-    /// The modes that it can have.
-    pub fn modes(self, modes: &[Mode]) -> Vec<Mode> {
-        let can = |mode: &&Mode| self == Self::Nic || !mode.takes_xdp();
-        modes.iter().filter(can).copied().collect()
     }
 }
 

@@ -244,7 +244,7 @@ impl Labs {
     pub(super) fn new(effort: &Effort, cases: &[(Sockets, &[Mode])]) -> Result<Self> {
         let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
         let testbeds = Testbed::each(&conditions)?;
-        let ways = |modes| testbeds[0].masks().ways(&effort.device.modes(modes));
+        let ways = |modes| testbeds[0].masks().ways(&Mode::on(effort.device, modes));
         let in_testbed = |testbed| cases.iter().map(move |&(to, modes)| (testbed, to, modes));
         let cases = (0..testbeds.len())
             .flat_map(in_testbed)

@@ -57,7 +57,7 @@ impl Forward {
         Ok(Self {
             ruleset,
             conditions,
-            ways: testbeds[0].0.masks().ways(&effort.device.modes(&modes)),
+            ways: testbeds[0].0.masks().ways(&Mode::on(effort.device, &modes)),
             testbeds,
             seconds: effort.seconds,
         })

@@ -7,7 +7,7 @@ use anyhow::Result;
 
 use crate::bench::experiment::{CasePlan, Effort, Experiment, Gro, Napi, Plan, Values};
 use crate::bench::scenario::closed_loop::{self, ClosedLoop, MODES};
-use crate::bench::setup::mode::Way;
+use crate::bench::setup::mode::{Mode, Way};
 use crate::bench::setup::place::Places;
 use crate::lab::server::Work;
 
@@ -49,7 +49,7 @@ impl Rpc {
             others: None,
         };
         Ok(Self {
-            ways: places.masks().ways(&effort.device.modes(&MODES)),
+            ways: places.masks().ways(&Mode::on(effort.device, &MODES)),
             cases: places.each(CASES.map(case)),
             places,
             work,

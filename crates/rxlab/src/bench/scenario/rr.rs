@@ -5,7 +5,7 @@ use anyhow::Result;
 
 use crate::bench::experiment::{CasePlan, Effort, Experiment, Gro, Napi, Plan, Values};
 use crate::bench::scenario::closed_loop::{self, ClosedLoop, MODES};
-use crate::bench::setup::mode::Way;
+use crate::bench::setup::mode::{Mode, Way};
 use crate::bench::setup::place::Places;
 
 /// Connections of a case, each with a thread, as netserver has a process for each.
@@ -40,7 +40,7 @@ impl Rr {
             .into_iter()
             .flatten();
         Ok(Self {
-            ways: places.masks().ways(&effort.device.modes(&MODES)),
+            ways: places.masks().ways(&Mode::on(effort.device, &MODES)),
             cases: places.each(cases),
             places,
             seconds: effort.seconds,

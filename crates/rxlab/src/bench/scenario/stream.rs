@@ -124,7 +124,7 @@ impl TcpStream {
             RxsteerSkb,
         ];
         Ok(Self {
-            ways: places.masks().ways(&effort.device.modes(&modes)),
+            ways: places.masks().ways(&Mode::on(effort.device, &modes)),
             cases: places.each(CASES),
             places,
             seconds: effort.seconds,

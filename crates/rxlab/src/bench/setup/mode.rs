@@ -19,7 +19,7 @@ use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::device::{Device, RxMode};
 use rxsteer::host::setting::Setting;
 
-use crate::bench::experiment::fit;
+use crate::bench::experiment::{DeviceKind, fit};
 use crate::bench::setup::watch::Seen;
 use crate::lab::link::End;
 use crate::lab::netns::Thread;
@@ -72,9 +72,12 @@ impl Mode {
         )
     }
 
-    /// Whether it replaces the XDP program of the device.
-    pub fn takes_xdp(self) -> bool {
-        self == Self::Cpumap || (self.policy().is_some() && !self.is_skb())
+    /// Those of the modes that this device can have.
+    pub fn on(device: DeviceKind, modes: &[Self]) -> Vec<Self> {
+        let by_xdp =
+            |mode: &Self| *mode == Self::Cpumap || (mode.policy().is_some() && !mode.is_skb());
+        let can = |mode: &&Self| device == DeviceKind::Nic || !by_xdp(mode);
+        modes.iter().filter(can).copied().collect()
     }
 
     /// Policy of rxsteer's modes, None for the others.
