@@ -5,7 +5,7 @@
 # guest-init.sh: process 1 of guest.sh's virtual machine. Runs /run-this, writes its exit status to
 # the second serial port, and powers off.
 
-export PATH=/bin:/sbin:/usr/sbin
+export PATH=/bin:/sbin:/usr/bin:/usr/sbin
 busybox mount -t proc proc /proc
 busybox --install -s /bin
 

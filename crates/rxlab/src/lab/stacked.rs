@@ -179,7 +179,7 @@ fn wireguard(link: &Link, name: &str) -> Result<()> {
              [Peer]\nPublicKey = {public}\nAllowedIPs = 0.0.0.0/0\nEndpoint = {}:{PORT}\n",
             other.ipv4
         );
-        wg(end, &["setconf", name, "/dev/stdin"], &config)?;
+        wg(end, &["setconf", name, "/proc/self/fd/0"], &config)?;
     }
     Ok(())
 }
