@@ -5,7 +5,8 @@
 # guest-init.sh: process 1 of guest.sh's virtual machine. Runs /run-this, writes its exit status to
 # the second serial port, and powers off.
 
-export PATH=/bin:/sbin:/usr/bin:/usr/sbin
+# Before those of busybox, which has a tc of its own.
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin
 busybox mount -t proc proc /proc
 busybox --install -s /bin
 

@@ -82,6 +82,7 @@ probe() {
         need busybox-static "is all that the machine has besides what is measured or tested" have busybox
         need cpio "packs the machine's files" have cpio
         want_nft
+        want iproute2 "has tc, by which programs are attached before Linux 6.6" have tc
         want wireguard-tools "sets up WireGuard devices" have wg
         ;;
     emulator)

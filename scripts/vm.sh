@@ -32,7 +32,7 @@ vm_root() {
     ln -s /bin/busybox "$dir/root/sbin/modprobe" # what the kernel calls
     cp scripts/guest-init.sh "$dir/root/init"
     local tool path
-    for tool in nft wg; do
+    for tool in nft wg tc; do
         if path=$(PATH=$PATH:/usr/sbin:/sbin command -v $tool); then
             vm_add "$path"
         fi

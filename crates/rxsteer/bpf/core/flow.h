@@ -34,7 +34,7 @@
 #define FLOW_EXTENSIONS	     8 /* IPv6, a fragment header included */
 #define FLOW_GTPU_EXTENSIONS 4
 #define FLOW_TUNNELS	     2	    /* nested; the flow of a third tunnel is its outer one */
-#define FLOW_REACH	     0x1fff /* bytes; headers beyond are not parsed */
+#define FLOW_REACH	     0x1fff /* bytes, all ones; headers beyond are not parsed */
 
 /* ---- the general parser ------------------------------------------------- */
 
@@ -67,10 +67,16 @@ struct flow_found {
 static __always_inline const void *flow_take(struct flow_cursor *c, __u64 size)
 {
 	const char *header;
+	__u64 off = c->off;
 
-	if (c->off > FLOW_REACH || c->off + size > c->end)
+	if (off > FLOW_REACH || off + size > c->end)
 		return NULL;
-	header = (const char *)c->data + c->off;
+#ifdef __bpf__
+	/* Changes nothing: the compiler may compare one copy of off and add another one, of which
+	 * the verifier of 6.1 then knows no range. */
+	asm("%0 &= %1" : "+r"(off) : "i"(FLOW_REACH));
+#endif
+	header = (const char *)c->data + off;
 	asm("" : "+r"(header));
 	if (header + size > (const char *)c->data_end)
 		return NULL;
