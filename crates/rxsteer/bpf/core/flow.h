@@ -66,16 +66,15 @@ struct flow_found {
  */
 static __always_inline const void *flow_take(struct flow_cursor *c, __u64 size)
 {
+	__u64 off = c->off, reach = FLOW_REACH;
 	const char *header;
-	__u64 off = c->off;
 
 	if (off > FLOW_REACH || off + size > c->end)
 		return NULL;
-#ifdef __bpf__
 	/* Changes nothing: the compiler may compare one copy of off and add another one, of which
 	 * the verifier of 6.1 then knows no range. */
-	asm("%0 &= %1" : "+r"(off) : "i"(FLOW_REACH));
-#endif
+	asm("" : "+r"(reach));
+	off &= reach;
 	header = (const char *)c->data + off;
 	asm("" : "+r"(header));
 	if (header + size > (const char *)c->data_end)
