@@ -56,6 +56,19 @@ fn has_nft() -> bool {
     Command::new("nft").arg("--version").output().is_ok()
 }
 
+/// One round of short measurements in the lab.
+fn short(only: Only) -> Effort {
+    Effort {
+        rounds: 1,
+        seconds: 0.05,
+        napi: Vec::new(),
+        gro: Vec::new(),
+        device: DeviceKind::Nic,
+        on: None,
+        only,
+    }
+}
+
 /// Runs one round: every planned mode of every case must have all headlines, or be refused.
 fn run(scenario: Scenario, headlines: &[&str]) -> Result<()> {
     run_only(scenario, Only::default(), headlines)
@@ -68,13 +81,8 @@ fn run_only(scenario: Scenario, only: Only, headlines: &[&str]) -> Result<()> {
 
 fn run_on(device: DeviceKind, scenario: Scenario, only: Only, headlines: &[&str]) -> Result<()> {
     let effort = Effort {
-        on: None,
-        only: only.clone(),
-        rounds: 1,
-        seconds: 0.05,
-        napi: Vec::new(),
-        gro: Vec::new(),
         device,
+        ..short(only.clone())
     };
     let mut measurement = Measurement::new(scenario.prepare(&effort)?, &effort);
     measurement.round(&effort, None, &|_| {})?;
@@ -325,13 +333,8 @@ fn devices_without_xdp() -> Result<()> {
     }
     let refused = |device, scenario: Scenario| {
         let effort = Effort {
-            rounds: 1,
-            seconds: 0.05,
-            napi: Vec::new(),
-            gro: Vec::new(),
             device,
-            only: Only::default(),
-            on: None,
+            ..short(Only::default())
         };
         let error = scenario
             .prepare(&effort)
@@ -353,16 +356,11 @@ fn devices_without_xdp() -> Result<()> {
 fn a_paced_stream_keeps_its_pace() -> Result<()> {
     in_lab!();
     let effort = Effort {
-        on: None,
-        only: Only {
+        seconds: 0.2,
+        ..short(Only {
             cases: vec!["polls".to_owned(), "Gbit/s".to_owned()],
             modes: vec!["none".to_owned()],
-        },
-        rounds: 1,
-        seconds: 0.2,
-        napi: Vec::new(),
-        gro: Vec::new(),
-        device: DeviceKind::Nic,
+        })
     };
     let mut measurement = Measurement::new(Scenario::Stream.prepare(&effort)?, &effort);
     measurement.round(&effort, None, &|_| {})?;

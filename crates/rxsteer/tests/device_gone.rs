@@ -203,7 +203,8 @@ fn settings_can_be_changed_while_the_only_device_is_gone() -> Result<()> {
     Ok(())
 }
 
-/// Deletes a device while skbs wait for a CPU, which the kernel then drops. Returns what has become of them.
+/// Deletes a device while skbs wait for a CPU, which the kernel then drops. Returns what has become
+/// of them.
 fn deleted_meanwhile() -> Result<status::Terms> {
     let bed = Testbed::new(&config(0))?;
     let dut = &bed.link.dut;

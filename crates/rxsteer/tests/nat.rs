@@ -142,26 +142,32 @@ impl World {
         }
     }
 
-    /// The flow follows by the option alone.
-    fn only_by_option(&self, (outside, inside): Pair, mode: RxMode) -> Result<()> {
-        let dut = &self.bed.link.dut;
+    /// An application in the container, and what sends it packets from outside.
+    fn application(&self, (outside, inside): Pair) -> Result<(App, impl Fn() -> Result<()>)> {
         let take = move || Ok(recv(inside.as_raw_fd(), &mut [0; 2048], MsgFlags::empty())?);
         let app = App::start(self.container.netns(), Box::new(take))?;
-        let mut send = || {
+        let send = move || {
             for _ in 0..20 {
                 send(outside.as_raw_fd(), &[b'x'; 64], MsgFlags::empty())?;
             }
             Ok(())
         };
+        Ok((app, send))
+    }
+
+    /// The flow follows by the option alone.
+    fn only_by_option(&self, pair: Pair, mode: RxMode) -> Result<()> {
+        let dut = &self.bed.link.dut;
+        let (app, send) = self.application(pair)?;
         let active = Active::steer(dut, self.options(mode, true))?;
-        follows(&active, &app, &mut send)?;
+        follows(&active, &app, &send)?;
         active.stop()?;
 
         let active = Active::steer(dut, self.options(mode, false))?;
         app.move_to(OTHER_CPU)?;
         for _ in 0..10 {
             ensure!(
-                all_at(&active, POLLING_CPU, &mut send)?,
+                all_at(&active, POLLING_CPU, &send)?,
                 "followed without the option"
             );
         }
@@ -340,15 +346,7 @@ fn a_symmetric_hash_is_followed() -> Result<()> {
         return Ok(());
     };
     for mode in [RxMode::Native, RxMode::Skb] {
-        let (outside, inside) = one(world.tcp_to_container(1))?;
-        let take = move || Ok(recv(inside.as_raw_fd(), &mut [0; 2048], MsgFlags::empty())?);
-        let app = App::start(world.container.netns(), Box::new(take))?;
-        let send = || {
-            for _ in 0..20 {
-                send(outside.as_raw_fd(), &[b'x'; 64], MsgFlags::empty())?;
-            }
-            Ok(())
-        };
+        let (app, send) = world.application(one(world.tcp_to_container(1))?)?;
         let options = Options {
             hash: Hash::Symmetric,
             ..world.options(mode, true)
@@ -368,15 +366,7 @@ fn the_devices_hash_is_followed_in_skb_mode() -> Result<()> {
         return Ok(());
     };
     for pair in [world.tcp_to_container(1), world.udp_to_container(1)] {
-        let (outside, inside) = one(pair)?;
-        let take = move || Ok(recv(inside.as_raw_fd(), &mut [0; 2048], MsgFlags::empty())?);
-        let app = App::start(world.container.netns(), Box::new(take))?;
-        let send = || {
-            for _ in 0..20 {
-                send(outside.as_raw_fd(), &[b'x'; 64], MsgFlags::empty())?;
-            }
-            Ok(())
-        };
+        let (app, send) = world.application(one(pair)?)?;
         let options = Options {
             hash: Hash::Device,
             ..world.options(RxMode::Skb, true)

@@ -17,32 +17,18 @@ use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
-use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::{End, LinkConfig};
-use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, until};
+use rxlab::testing::testbed::{OTHER_CPU, Testbed, until};
 use rxsteer::host::polling;
 
 /// Few enough for a socket's default buffer, also if it gets each twice: a frame takes some 4 kB.
 const NR_FRAMES: u64 = 20;
-
-/// Frames that the device has received.
-fn received(running: &Rxsteer) -> Result<u64> {
-    let queues = running.status()?.devices.remove(0).queues;
-    Ok(queues.iter().map(|queue| queue.received).sum())
-}
 
 /// Steers all packets to [`OTHER_CPU`].
 fn steer(dut: &End, mode: &str) -> Result<Rxsteer> {
     let cpus = format!("--rps-cpus={OTHER_CPU}");
     let mode = format!("--mode={mode}");
     Rxsteer::steering(&dut.netns, &[&dut.name, &mode, "--policy=rps", &cpus])
-}
-
-fn send(bed: &Testbed, flows: UdpFlows) -> Result<()> {
-    let frames = GeneratorConfig::lossless(Frames::Udp(flows), Some(NR_FRAMES));
-    let sent = Generator::start(&bed.link, POLLING_CPU, &frames.at(20_000))?.wait()?;
-    ensure!(sent.lost == 0, "{sent:?}");
-    Ok(())
 }
 
 /// Sends until all packets of a batch hop: the first ones find no proof that those before them have
@@ -54,11 +40,11 @@ fn all_hop<T>(
     look: impl Fn() -> Result<T>,
 ) -> Result<T> {
     until("all packets of a batch hop", || {
-        let before = (received(running)?, running.at_rest()?.redirected);
+        let before = (running.received()?, running.at_rest()?.redirected);
         let looked = look()?;
-        send(bed, flows.clone())?;
+        bed.send(Frames::Udp(flows.clone()), NR_FRAMES)?;
         until("all were received", || {
-            Ok((received(running)? >= before.0 + NR_FRAMES).then_some(()))
+            Ok((running.received()? >= before.0 + NR_FRAMES).then_some(()))
         })?;
         let nr_hops = running.at_rest()?.redirected - before.1;
         Ok((nr_hops == NR_FRAMES).then_some(looked))

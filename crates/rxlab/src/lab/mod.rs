@@ -17,7 +17,6 @@ pub mod hog;
 pub mod link;
 pub mod migrator;
 pub mod netns;
-
 pub mod nic;
 pub mod receiver;
 mod ring;

@@ -475,7 +475,7 @@ struct flow_payload {
 	__u32 size;
 };
 
-/* The tunnel, of those to options, that the TCP or UDP packet of this key may be of; or 0. */
+/* The tunnel, of those in options, that the TCP or UDP packet of this key may be of; or 0. */
 static __always_inline __u32 flow_may_be_tunnel(const struct flow_key *key, __u32 options)
 {
 	if (key->proto != IPPROTO_UDP)

@@ -517,8 +517,8 @@ fn errno(error: &anyhow::Error) -> Option<i32> {
     error.downcast_ref::<std::io::Error>()?.raw_os_error()
 }
 
-/// Fails unless flows can follow applications by the device's hash. Sockets don't know it, but keep
-/// that of their packets with `--follow-nat`; in native mode a redirected packet has none.
+/// Fails unless flows can follow applications by their hash. Sockets may not know it, but keep that
+/// of their packets with `--follow-nat`; in native mode a redirected packet has lost the device's.
 fn can_follow(config: &Config, devices: &[Steered]) -> Result<()> {
     let native = devices.iter().find(|d| d.mode != RxMode::Skb);
     match (config.follow_nat, native) {

@@ -102,30 +102,22 @@ impl Flow {
     /// The flow of a key; `None` for an invalid key, such as that of a slot without a flow.
     pub fn from_key(key: &flow_key) -> Option<Self> {
         let proto = u8::try_from(key.proto).ok().filter(|proto| *proto > 0)?;
-        let remote = address(key.saddr);
-        if WITH_PORTS.contains(&proto) && key.daddr == [0; 4] {
-            let ports = u32::from_be(key.ports);
-            return Some(Self::Ports {
+        let (remote, local) = (address(key.saddr), address(key.daddr));
+        let ports = u32::from_be(key.ports);
+        let (remote_port, local_port) = ((ports >> 16) as u16, ports as u16);
+        let sender = SocketAddr::new(remote, remote_port);
+        Some(match WITH_PORTS.contains(&proto) {
+            true if key.daddr == [0; 4] => Self::of_socket(proto, sender, local_port),
+            // Fragments have no ports.
+            true if ports != 0 => {
+                Self::of_connection(proto, sender, SocketAddr::new(local, local_port))
+            }
+            _ => Self::Addresses {
                 proto,
-                remote: SocketAddr::new(remote, (ports >> 16) as u16),
-                local_port: ports as u16,
-            });
-        }
-        let local = address(key.daddr);
-        // Fragments have no ports.
-        if WITH_PORTS.contains(&proto) && key.ports != 0 {
-            let ports = u32::from_be(key.ports);
-            let (remote, local) = (
-                SocketAddr::new(remote, (ports >> 16) as u16),
-                SocketAddr::new(local, ports as u16),
-            );
-            return Some(Self::of_connection(proto, remote, local));
-        }
-        Some(Self::Addresses {
-            proto,
-            remote,
-            local,
-            spi: u32::from_be(key.ports),
+                remote,
+                local,
+                spi: ports,
+            },
         })
     }
 

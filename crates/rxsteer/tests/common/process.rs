@@ -14,7 +14,7 @@ use rxlab::lab::netns::Netns;
 use rxlab::lab::receiver::Receiver;
 use rxlab::testing::testbed::*;
 use rxsteer::api::client;
-use rxsteer::api::status::{Status, Terms};
+use rxsteer::api::status::{Queue, Status, Terms};
 use rxsteer::host::device::{AttachedXdp, Device};
 
 use super::threads::{cpumaps, kthreads, renice};
@@ -100,23 +100,23 @@ impl Rxsteer {
         self.netns.run(client::status)
     }
 
+    /// Packets that all queues have received.
+    pub fn received(&self) -> Result<u64> {
+        Ok(queues(&self.status()?).map(|queue| queue.received).sum())
+    }
+
     /// Sums over all queues.
     pub fn sums(&self) -> Result<Terms> {
-        let mut sums = Terms::default();
-        let devices = self.status()?.devices;
-        let queues = devices.iter().flat_map(|device| &device.queues);
-        queues.for_each(|queue| sums += &queue.sums);
-        Ok(sums)
+        Ok(total(&self.status()?))
     }
 
     /// The sums once nothing is queued and the account of each queue closes. While packets are on
     /// their way it does not: its counters are read one after the other.
     pub fn at_rest(&self) -> Result<Terms> {
         until("nothing is queued, and the accounts close", || {
-            let devices = self.status()?.devices;
-            let mut queues = devices.iter().flat_map(|device| &device.queues);
-            let rests = queues.all(|q| q.sums.queued == 0 && q.imbalance().is_none());
-            rests.then(|| self.sums()).transpose()
+            let status = self.status()?;
+            let rests = |queue: &Queue| queue.sums.queued == 0 && queue.imbalance().is_none();
+            Ok(queues(&status).all(rests).then(|| total(&status)))
         })
         .with_context(|| format!("{:?}", self.status()))
     }
@@ -145,6 +145,16 @@ impl Drop for Rxsteer {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+fn queues(status: &Status) -> impl Iterator<Item = &Queue> {
+    status.devices.iter().flat_map(|device| &device.queues)
+}
+
+fn total(status: &Status) -> Terms {
+    let mut sums = Terms::default();
+    queues(status).for_each(|queue| sums += &queue.sums);
+    sums
 }
 
 /// Runs another command to its end.

@@ -94,12 +94,12 @@ impl Scenario {
     /// When the host does not allow it. A missing requirement of this scenario alone is no error:
     /// the result has nothing to measure, and a note with the reason.
     pub fn prepare(self, effort: &Effort) -> Result<Box<dyn Experiment>> {
+        let name = |scenario: &Self| {
+            scenario
+                .to_possible_value()
+                .map(|v| v.get_name().to_owned())
+        };
         if effort.on.is_some() {
-            let name = |scenario: &Self| {
-                scenario
-                    .to_possible_value()
-                    .map(|v| v.get_name().to_owned())
-            };
             let able = Self::value_variants().iter().filter(|s| s.takes_peer());
             ensure!(
                 self.takes_peer(),
@@ -112,9 +112,7 @@ impl Scenario {
         ensure!(
             device == DeviceKind::Nic || self.takes_peer() || self.takes(device),
             "{} can't have this device: leave --device",
-            self.to_possible_value()
-                .map(|v| v.get_name().to_owned())
-                .unwrap_or_default()
+            name(&self).unwrap_or_default()
         );
         Ok(match self {
             Self::Decide => Box::new(decide::Decide::new(effort)?),

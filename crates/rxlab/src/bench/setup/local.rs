@@ -8,13 +8,11 @@
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 
-use anyhow::{Context, Result};
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
+use anyhow::{Result, bail};
 
 use crate::bench::experiment::DeviceKind;
 use crate::bench::peer::server::Server;
-use crate::bench::setup::testbed::{INTERRUPT_CPU, Masks};
+use crate::bench::setup::testbed::{Confined, INTERRUPT_CPU, Masks};
 use crate::lab::ethtool::Offload;
 use crate::lab::link::{Link, LinkConfig};
 use crate::lab::netns::{Netns, Thread};
@@ -56,8 +54,9 @@ impl Local {
         };
         let (mut tunnel, mut nic) = (None, None);
         let (name, peer) = match kind {
-            DeviceKind::Nic | DeviceKind::Plain => {
-                let link = link(kind == DeviceKind::Nic)?;
+            DeviceKind::Nic => bail!("the lab's NIC has a client of its own, without sockets"),
+            DeviceKind::Plain => {
+                let link = link(false)?;
                 // As a new veth has it: checksums are left out.
                 link.tester.ethtool.set(Offload::TxChecksum, true)?;
                 (link.dut.name, link.tester.ipv4)
@@ -94,13 +93,12 @@ impl Local {
         let server = tester.run(|| Server::bind(Some(address)))?;
         self.peer = server.address()?;
         let (wait, stop) = nix::unistd::pipe()?;
-        let mut cpus = CpuSet::new();
-        let generators = Some(&masks.generators).filter(|_| masks.apart());
-        for cpu in generators.unwrap_or(&masks.polling).iter() {
-            cpus.set(cpu as usize)?;
-        }
+        let cpus = match masks.apart() {
+            true => masks.generators.clone(),
+            false => masks.polling.clone(),
+        };
         let serve = move || {
-            sched_setaffinity(Pid::from_raw(0), &cpus).context("the peer's CPUs")?;
+            let _confined = Confined::to(&cpus)?;
             server.serve(wait.as_fd(), &|_| {})
         };
         self.thread = Some(tester.spawn(None, "peer", serve)?);

@@ -14,7 +14,7 @@ use crate::bench::experiment::{Unfit, fit};
 use crate::bench::setup::traffic::Destination;
 use crate::lab::frame::{Frames, UdpFlows};
 use crate::lab::generator::{Generator, GeneratorConfig};
-use crate::lab::link::{End, Link, LinkConfig};
+use crate::lab::link::{End, Link, LinkConfig, VXLAN_PORT};
 use crate::lab::netns::Netns;
 use crate::lab::xdp::Xdp;
 
@@ -42,7 +42,7 @@ table inet filter {
 	chain input {
 		type filter hook input priority filter; policy drop;
 		iif lo accept
-		udp dport 4789 accept
+		udp dport $vxlan accept
 		ct state established,related accept
 	}
 	chain forward {
@@ -58,7 +58,7 @@ impl Ruleset {
     /// The rules in nft's syntax.
     fn text(self) -> String {
         let Self::Blocklist = self else {
-            return STATEFUL.to_owned();
+            return STATEFUL.replace("$vxlan", &VXLAN_PORT.to_string());
         };
         let rule = |n| {
             let (saddr, dport) = blocked(n);
@@ -148,9 +148,9 @@ impl Router {
         self.behind.tester.ipv4
     }
 
-    /// Establishes every flow as a known connection, by a packet of `frames` and a reply: without a reply, each
-    /// packet counts as new. The kernel forgets a connection after 30 s without a packet at the
-    /// earliest (nf_conntrack_udp_timeout). Does nothing for a firewall without connection
+    /// Establishes every flow as a known connection, by a packet of `frames` and a reply: without a
+    /// reply, each packet counts as new. The kernel forgets a connection after 30 s without a packet
+    /// at the earliest (nf_conntrack_udp_timeout). Does nothing for a firewall without connection
     /// tracking.
     ///
     /// # Errors

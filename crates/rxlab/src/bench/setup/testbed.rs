@@ -35,6 +35,9 @@ pub struct Testbed {
     /// From the generator to the NIC, which is steered unless there is an inner device.
     pub link: Link,
     inner: Option<Inner>,
+    /// With an inner device, the program under which the NIC has its NAPI without GRO. Without, each
+    /// mode has its own.
+    _napi: Option<Xdp>,
     /// Threads that poll the queue; None: softirq polls it on the sending CPU.
     pub(in crate::bench) nic: Option<Nic>,
     masks: Masks,
@@ -47,10 +50,6 @@ struct Inner {
     end: End,
     /// The tunnel that ends there.
     vxlan: Option<Vxlan>,
-    /// The other end of a veth, which is the bridge's port.
-    _port: Option<End>,
-    /// Without GRO, the NIC has its NAPI under an XDP program only.
-    _napi: Xdp,
 }
 
 impl Inner {
@@ -58,9 +57,9 @@ impl Inner {
     fn new(kind: DeviceKind, nic: &End) -> Result<Option<Self>> {
         const ID: u8 = 1;
         const VNI: u32 = 42;
-        let (mut end, vxlan, port) = match kind {
+        let (mut end, vxlan) = match kind {
             DeviceKind::Nic => return Ok(None),
-            DeviceKind::Vxlan => (nic.vxlan(ID, VNI)?, Some(Vxlan::to(nic, VNI)), None),
+            DeviceKind::Vxlan => (nic.vxlan(ID, VNI)?, Some(Vxlan::to(nic, VNI))),
             DeviceKind::Plain => {
                 let config = LinkConfig {
                     id: ID,
@@ -69,18 +68,12 @@ impl Inner {
                 };
                 let link = Link::new(&nic.netns, &Netns::new("container")?, &config)?;
                 bridge(&nic.netns, &[nic, &link.tester])?;
-                let Link { tester, dut } = link;
-                (dut, None, Some(tester))
+                (link.dut, None)
             }
             DeviceKind::Tun | DeviceKind::Lo => bail!("frames can't be generated for {kind:?}"),
         };
         end.pass = false;
-        Ok(Some(Self {
-            end,
-            vxlan,
-            _port: port,
-            _napi: Xdp::pass(nic, RxMode::Native)?,
-        }))
+        Ok(Some(Self { end, vxlan }))
     }
 }
 
@@ -227,7 +220,7 @@ fn generators(topology: &Topology, online: &CpuMask) -> CpuMask {
 
 /// Confines a thread, and threads started by it, to some CPUs until dropped. Nested instances of
 /// one thread must have the same CPUs.
-struct Confined {
+pub(in crate::bench) struct Confined {
     /// Not Send: concerns the thread that created it.
     _thread: PhantomData<*const ()>,
 }
@@ -238,7 +231,7 @@ thread_local! {
 }
 
 impl Confined {
-    fn to(cpus: &CpuMask) -> Result<Self> {
+    pub(in crate::bench) fn to(cpus: &CpuMask) -> Result<Self> {
         CONFINED.with_borrow_mut(|(nr, before)| {
             if *nr == 0 {
                 let this = Pid::from_raw(0);
@@ -305,10 +298,7 @@ impl Testbed {
         link.dut.ethtool.set(Offload::TxChecksum, false)?;
         let inner = Inner::new(condition.device, &link.dut)?;
         // Without GRO, the NAPI exists only under an XDP program. start() binds the threads again.
-        let _napi = match &inner {
-            None => Some(Xdp::pass(&link.dut, RxMode::Native)?),
-            Some(_) => None,
-        };
+        let napi = Xdp::pass(&link.dut, RxMode::Native)?;
         let nic = threaded.then(|| {
             let nic = Nic::new(&link.dut, &[INTERRUPT_CPU])?;
             match interrupt {
@@ -319,6 +309,7 @@ impl Testbed {
         let nic = nic.transpose()?;
         Ok(Self {
             link,
+            _napi: inner.is_some().then_some(napi),
             inner,
             nic,
             masks,
