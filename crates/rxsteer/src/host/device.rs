@@ -18,6 +18,7 @@ use crate::host::ethtool::{Ethtool, Offload, RX_MERGE, RX_VLAN};
 use crate::host::loopback::Routing;
 use crate::host::lower::Lower;
 use crate::host::netdev::{self, Napi};
+use crate::host::netlink::{self, attrs, number};
 use crate::host::peer::Peer;
 use crate::host::topology::Topology;
 
@@ -122,13 +123,11 @@ impl Device {
                  with `ip netns exec`, which mounts the right one"
             );
         }
-        let (xdp, supported) = query_xdp(ifindex)
+        let xdp = query_xdp(ifindex)
             .with_context(|| format!("cannot ask the kernel for the XDP program on {name}"))?;
-        // libbpf reports no features also on kernels before 6.3.
-        let native_xdp = netdev::is_known()?.then_some(
-            supported & (NETDEV_XDP_ACT_BASIC | NETDEV_XDP_ACT_REDIRECT)
-                == NETDEV_XDP_ACT_BASIC | NETDEV_XDP_ACT_REDIRECT,
-        );
+        let needed = NETDEV_XDP_ACT_BASIC | NETDEV_XDP_ACT_REDIRECT;
+        let native_xdp =
+            netdev::xdp_features(ifindex)?.map(|supported| supported & needed == needed);
         let queues = sysfs.join("queues");
         let ethtool = Ethtool::open(name)?;
         let (driver, features) = (ethtool.driver()?, ethtool.features()?);
@@ -200,8 +199,13 @@ impl Device {
 
 // linux/netdev.h. Repeated here because the headers of Debian 12 (6.1) lack them.
 const NETDEV_XDP_ACT_BASIC: u64 = 1;
-
 const NETDEV_XDP_ACT_REDIRECT: u64 = 2;
+
+// linux/if_link.h.
+const IFLA_XDP: u16 = 43;
+const IFLA_XDP_DRV_PROG_ID: u16 = 5;
+const IFLA_XDP_SKB_PROG_ID: u16 = 6;
+const IFLA_XDP_HW_PROG_ID: u16 = 7;
 
 /// The names of the network namespace's devices, ordered by interface index.
 ///
@@ -282,26 +286,20 @@ fn kernel_rps(queues: &Path) -> Result<Vec<String>> {
     Ok(on)
 }
 
-/// The XDP program on a device, and the `NETDEV_XDP_ACT_*` flags of its driver.
-fn query_xdp(ifindex: u32) -> io::Result<(Option<AttachedXdp>, u64)> {
-    let mut query = libbpf_sys::bpf_xdp_query_opts {
-        sz: size_of::<libbpf_sys::bpf_xdp_query_opts>() as libbpf_sys::size_t,
-        ..Default::default()
-    };
-    // SAFETY: `query` outlives the call and carries its own size.
-    let ret = unsafe { libbpf_sys::bpf_xdp_query(ifindex as i32, 0, &mut query) };
-    if ret < 0 {
-        return Err(io::Error::from_raw_os_error(-ret));
-    }
+/// The XDP program on a device.
+fn query_xdp(ifindex: u32) -> io::Result<Option<AttachedXdp>> {
+    let link = netlink::link(ifindex)?;
+    let mut nested = attrs(&link).filter(|(kind, _)| *kind == IFLA_XDP);
+    let xdp = nested.next().map_or(&[][..], |(_, value)| value);
     let programs: Vec<(u32, &str)> = [
-        (query.drv_prog_id, "native"),
-        (query.skb_prog_id, "generic"),
-        (query.hw_prog_id, "offloaded"),
+        (IFLA_XDP_DRV_PROG_ID, "native"),
+        (IFLA_XDP_SKB_PROG_ID, "generic"),
+        (IFLA_XDP_HW_PROG_ID, "offloaded"),
     ]
     .into_iter()
-    .filter(|(id, _)| *id != 0)
+    .filter_map(|(kind, mode)| Some((number(xdp, kind)?.try_into().ok()?, mode)))
     .collect();
-    let xdp = programs.first().map(|&(id, _)| AttachedXdp {
+    Ok(programs.first().map(|&(id, _)| AttachedXdp {
         id,
         name: program_name(id).unwrap_or_default(),
         mode: programs
@@ -310,8 +308,7 @@ fn query_xdp(ifindex: u32) -> io::Result<(Option<AttachedXdp>, u64)> {
             .collect::<Vec<_>>()
             .join(" and "),
         holders: holders(Path::new("/proc"), id),
-    });
-    Ok((xdp, query.feature_flags))
+    }))
 }
 
 fn program_name(id: u32) -> Option<String> {

@@ -113,9 +113,12 @@ impl Threaded {
 const GENL_HEADER: usize = 4;
 
 // linux/netdev.h. Repeated here because the headers of Debian 12 (6.1) lack them.
+const NETDEV_CMD_DEV_GET: u8 = 1;
 const NETDEV_CMD_QUEUE_GET: u8 = 10;
 const NETDEV_CMD_NAPI_GET: u8 = 11;
 const NETDEV_CMD_NAPI_SET: u8 = 14;
+const NETDEV_A_DEV_IFINDEX: u16 = 1;
+const NETDEV_A_DEV_XDP_FEATURES: u16 = 3;
 const NETDEV_A_NAPI_IFINDEX: u16 = 1;
 const NETDEV_A_NAPI_ID: u16 = 2;
 const NETDEV_A_NAPI_IRQ: u16 = 3;
@@ -240,9 +243,20 @@ fn of_device(command: u8, filter: u16, ifindex: u32) -> Result<Option<Vec<Vec<u8
     }
 }
 
-/// Whether the kernel has this netlink family (6.3 and later).
-pub fn is_known() -> Result<bool> {
-    Ok(family_id("netdev")?.is_some())
+/// What device `ifindex` does for XDP programs, as `NETDEV_XDP_ACT_*`. `None` before 6.3.
+///
+/// # Errors
+/// When the query of the kernel fails.
+pub fn xdp_features(ifindex: u32) -> Result<Option<u64>> {
+    let Some(family) = family_id("netdev")? else {
+        return Ok(None);
+    };
+    let mut request = Vec::new();
+    put_attr(&mut request, NETDEV_A_DEV_IFINDEX, &ifindex.to_ne_bytes());
+    let replies = exchange(family, NETDEV_CMD_DEV_GET, 0, &request)
+        .context("cannot ask the kernel for the device's XDP features")?;
+    let features = |reply: &Vec<u8>| number(reply, NETDEV_A_DEV_XDP_FEATURES);
+    Ok(Some(replies.first().and_then(features).unwrap_or_default()))
 }
 
 /// The number of a generic netlink family; `None` if the kernel lacks it.

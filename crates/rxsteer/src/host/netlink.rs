@@ -11,6 +11,8 @@ use nix::sys::socket::{
 
 const NLMSG_HEADER: usize = 16;
 const ATTR_HEADER: usize = 4;
+/// Bytes of `struct ifinfomsg`.
+const IFINFOMSG: usize = 16;
 
 /// Sends one request; returns the body of each reply, up to the acknowledgement or the dump's end.
 ///
@@ -78,6 +80,19 @@ fn read_datagram(mut datagram: &[u8], replies: &mut Vec<Vec<u8>>) -> io::Result<
         datagram = datagram.get(align(len)..).unwrap_or_default();
     }
     Ok(false)
+}
+
+/// The attributes of device `ifindex` of the caller's network namespace (linux/if_link.h).
+///
+/// # Errors
+/// ENODEV without such a device.
+pub(super) fn link(ifindex: u32) -> io::Result<Vec<u8>> {
+    let mut request = vec![0; IFINFOMSG];
+    request[4..8].copy_from_slice(&ifindex.to_ne_bytes());
+    let replies = exchange(SockProtocol::NetlinkRoute, libc::RTM_GETLINK, 0, &request)?;
+    let link = replies.first().and_then(|reply| reply.get(IFINFOMSG..));
+    link.map(<[u8]>::to_vec)
+        .ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "the kernel describes no device"))
 }
 
 pub(super) fn put_attr(message: &mut Vec<u8>, kind: u16, value: &[u8]) {

@@ -13,13 +13,11 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::SockProtocol;
 
 use super::ethtool::{Ethtool, Offload, TX_CHECKSUM, TX_VLAN};
-use super::netlink::{exchange, number, put_attr};
+use super::netlink::{exchange, link, number, put_attr};
 
 // linux/net_namespace.h
 const NETNSA_NSID: u16 = 1;
 const NETNSA_FD: u16 = 3;
-/// Bytes of `struct ifinfomsg`.
-const IFINFOMSG: usize = 16;
 /// Bytes of `struct rtgenmsg`, padded.
 const RTGENMSG: usize = 4;
 
@@ -68,11 +66,8 @@ impl Peer {
 /// # Errors
 /// As [`Peer::of`]'s.
 pub(super) fn open(ifindex: u32) -> Result<Option<(Ethtool, Option<PathBuf>)>> {
-    let mut request = vec![0; IFINFOMSG];
-    request[4..8].copy_from_slice(&ifindex.to_ne_bytes());
-    let replies = exchange(SockProtocol::NetlinkRoute, libc::RTM_GETLINK, 0, &request)?;
-    let link = replies.first().context("the kernel describes no device")?;
-    let attr = |kind| number(link.get(IFINFOMSG..).unwrap_or_default(), kind);
+    let link = link(ifindex)?;
+    let attr = |kind| number(&link, kind);
     let Some(peer) = attr(libc::IFLA_LINK).and_then(|peer| u32::try_from(peer).ok()) else {
         return Ok(None);
     };
