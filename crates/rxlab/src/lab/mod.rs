@@ -6,6 +6,7 @@
 //! queue on a given CPU, as a NIC does. A [`receiver::Receiver`] is the application;
 //! [`migrator::Migrators`] are applications that change their CPU all the time.
 
+pub mod bond;
 pub mod bridge;
 pub mod client;
 pub mod container;

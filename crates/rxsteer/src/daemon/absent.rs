@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Devices that are to be steered and are not: they are gone, or a start anew has refused them. A
-//! device of the same name is steered when it comes, by a start anew.
+//! Devices that are to be steered and are not: they are gone, a start anew has refused them, or they
+//! have become ports of a bond. They are steered when they can be, by a start anew.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use nix::net::if_::if_nametoindex;
 use tracing::{info, warn};
 
-use super::bonds::with_ports;
+use super::bonds::{ports, with_ports};
 use super::options::{Mode, Options};
 use super::plan::{Steered, mode_for};
 use crate::host::device::{self, Device};
@@ -112,6 +112,24 @@ impl Absent {
         gone
     }
 
+    /// Looks for ports of bonds that are neither `steered` nor known, after a start or later.
+    pub(super) fn look_for_ports(&mut self, steered: &[&Steered]) {
+        for port in ports(&self.names) {
+            let is_steered = steered.iter().any(|steered| steered.device.name == port);
+            if is_steered || self.by_name.contains_key(&port) {
+                continue;
+            }
+            info!("{port} has become the port of a bond");
+            let entry = Entry {
+                why: format!("{port} has become the port of a bond, and is not steered yet"),
+                gone: false,
+                seen: None,
+                after: Instant::now(),
+            };
+            self.by_name.insert(port, entry);
+        }
+    }
+
     /// Looks for devices of these names that a start anew can steer. They are new ones, or were
     /// refused. A device is examined at the second look that sees it: others set it up first.
     /// A start anew is one of the `steered` devices too.
@@ -136,7 +154,7 @@ impl Absent {
             }
             match self.examine(&name, steered) {
                 Ok(()) => {
-                    info!("{name} is there again: starting anew");
+                    info!("{name} can be steered now: starting anew");
                     back = true;
                 }
                 Err(e) => self.obstructed(&name, &format!("{e:#}")),
@@ -157,7 +175,7 @@ impl Absent {
     }
 
     fn obstructed(&mut self, name: &str, why: &str) {
-        let why = format!("{name} is there again, and can't be steered: {why}");
+        let why = format!("{name} is there, and can't be steered: {why}");
         let entry = self.by_name.get_mut(name).expect("its key was listed");
         let before = std::mem::replace(&mut entry.why, why);
         self.log_change(name, Some(&before));

@@ -265,7 +265,7 @@ fn examine(name: &str, options: &Options) -> Result<(Device, RxMode)> {
 }
 
 /// The names of the devices.
-pub(super) fn names(devices: &[Steered]) -> Vec<String> {
+fn names(devices: &[Steered]) -> Vec<String> {
     devices.iter().map(|d| d.device.name.clone()).collect()
 }
 

@@ -8,14 +8,13 @@ use anyhow::{Result, anyhow, bail, ensure};
 use tracing::{debug, info, warn};
 
 use super::auto::AutoMasks;
-use super::bonds::Bonds;
 use super::hotplug::Hotplug;
 use super::looks::Looks;
 use super::options::{Hash, Mode, Options, RpsCpus, TABLE_MAX, Tunnel};
 use super::panics;
 use super::patterns::Patterns;
 use super::plan::{
-    Named, Plan, QueueMask, Refused, Steered, backlog_limit, find, inline_ports, names, plan,
+    Named, Plan, QueueMask, Refused, Steered, backlog_limit, find, inline_ports, plan,
 };
 use super::reader::Reader;
 use super::takedown::Takedown;
@@ -57,7 +56,6 @@ pub(super) struct Steering {
     pub(super) online: CpuMask,
     pub(super) patterns: Patterns,
     auto_masks: AutoMasks,
-    bonds: Bonds,
     takedown: Takedown,
     pub(super) unsteered: Unsteered,
     /// CPUs that went offline or came online, until their backlogs are drained.
@@ -115,11 +113,9 @@ impl Steering {
         for (name, why) in &refused {
             unsteered.absent.refuse(name, why);
         }
-        let known = refused.into_iter().map(|(name, _)| name);
         let mut steering = Self {
             unsteered,
             datapath,
-            bonds: Bonds::of(&options.devices, known.chain(names(&devices)).collect()),
             devices,
             masks,
             patterns,
@@ -185,7 +181,6 @@ impl Steering {
             self.remove_drained()?;
             if looks.is_due() {
                 makers.look();
-                self.bonds.look();
                 if let Err(e) = self.datapath.look_at_host() {
                     warn!("{e:#}");
                 }

@@ -39,8 +39,8 @@ impl Unsteered {
     }
 
     /// Looks at the devices, and logs what has changed. To be called once a second: no event shows
-    /// these changes. Returns whether steering has to start anew, for a device that has more queues or
-    /// that is there again.
+    /// these changes. Returns whether steering has to start anew, for a device that has more queues,
+    /// that is there again, or that has become the port of a bond.
     ///
     /// # Errors
     /// When kernel RPS is on for a device, and steering is to end then.
@@ -74,6 +74,7 @@ impl Unsteered {
                 }
             }
         }
+        self.absent.look_for_ports(&present);
         Ok(self.absent.back(&present) || anew)
     }
 

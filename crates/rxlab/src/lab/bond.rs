@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! A bond: one device over several ports.
+
+use anyhow::{Context, Result};
+use nix::net::if_::if_nametoindex;
+use rtnetlink::{LinkBond, LinkUnspec};
+
+use super::link::End;
+use super::netns::Netns;
+use super::rtnl;
+
+/// Makes bond `name` without ports, which is up. It lives as long as the namespace.
+///
+/// # Errors
+/// The kernel has no bonds, or the namespace has a device of that name.
+pub fn bond(netns: &Netns, name: &str) -> Result<()> {
+    let bond = LinkBond::new(name).up().build();
+    netns.run(|| {
+        rtnl::run(async |handle| handle.link().add(bond).execute().await)?
+            .context("cannot make a bond: is CONFIG_BONDING there?")
+    })
+}
+
+/// Makes `end` a port of the bond in its namespace. The bond takes its address, and takes only
+/// devices that are down.
+///
+/// # Errors
+/// There is no such bond.
+pub fn add_port(bond: &str, end: &End) -> Result<()> {
+    end.netns.run(|| {
+        let bond = if_nametoindex(bond)?;
+        let port = || LinkUnspec::new_with_index(end.ifindex);
+        rtnl::run(async |handle| {
+            for change in [port().down(), port().controller(bond)] {
+                handle.link().set(change.build()).execute().await?;
+            }
+            anyhow::Ok(())
+        })?
+    })
+}
