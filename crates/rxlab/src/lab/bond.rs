@@ -2,8 +2,7 @@
 //! A bond: one device over several ports.
 
 use anyhow::{Context, Result};
-use nix::net::if_::if_nametoindex;
-use rtnetlink::{LinkBond, LinkUnspec};
+use rtnetlink::LinkBond;
 
 use super::link::End;
 use super::netns::Netns;
@@ -28,13 +27,7 @@ pub fn bond(netns: &Netns, name: &str) -> Result<()> {
 /// There is no such bond.
 pub fn add_port(bond: &str, end: &End) -> Result<()> {
     end.netns.run(|| {
-        let bond = if_nametoindex(bond)?;
-        let port = || LinkUnspec::new_with_index(end.ifindex);
-        rtnl::run(async |handle| {
-            for change in [port().down(), port().controller(bond)] {
-                handle.link().set(change.build()).execute().await?;
-            }
-            anyhow::Ok(())
-        })?
+        rtnl::set_up(&end.name, false)?;
+        rtnl::join(bond, &[end.ifindex])
     })
 }

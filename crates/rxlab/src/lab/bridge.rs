@@ -2,7 +2,7 @@
 //! A bridge, as container engines set up by default.
 
 use anyhow::{Context, Result};
-use rtnetlink::{LinkBridge, LinkUnspec};
+use rtnetlink::LinkBridge;
 
 use super::link::End;
 use super::netns::Netns;
@@ -20,22 +20,6 @@ pub fn bridge(netns: &Netns, ports: &[&End]) -> Result<()> {
         rtnl::run(async |handle| handle.link().add(bridge).execute().await)?
             .context("cannot make a bridge: is CONFIG_BRIDGE there?")
     })?;
-    join(netns, NAME, ports)
-}
-
-/// Makes ends ports of the bridge with this name.
-///
-/// # Errors
-/// There is no such bridge.
-pub(super) fn join(netns: &Netns, bridge: &str, ports: &[&End]) -> Result<()> {
-    netns.run(|| {
-        let index = nix::net::if_::if_nametoindex(bridge)?;
-        rtnl::run(async |handle| {
-            for port in ports {
-                let port = LinkUnspec::new_with_index(port.ifindex).controller(index);
-                handle.link().set(port.build()).execute().await?;
-            }
-            anyhow::Ok(())
-        })?
-    })
+    let ports: Vec<_> = ports.iter().map(|port| port.ifindex).collect();
+    netns.run(|| rtnl::join(NAME, &ports))
 }

@@ -29,6 +29,22 @@ pub fn set_up(name: &str, up: bool) -> Result<()> {
         .with_context(|| format!("{name} can't be set up or down"))
 }
 
+/// Makes devices, by interface index, ports of a bridge or bond of the calling thread's network
+/// namespace.
+///
+/// # Errors
+/// When there is no such device, or it does not take one of them.
+pub(super) fn join(device: &str, ports: &[u32]) -> Result<()> {
+    let index = if_nametoindex(device).with_context(|| device.to_owned())?;
+    run(async |handle| {
+        for port in ports {
+            let port = LinkUnspec::new_with_index(*port).controller(index);
+            handle.link().set(port.build()).execute().await?;
+        }
+        Ok(())
+    })?
+}
+
 /// Renames a device of the calling thread's network namespace.
 ///
 /// # Errors

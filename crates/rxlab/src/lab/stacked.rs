@@ -103,7 +103,7 @@ impl Stacked {
             wireguard(link, &name)?;
         }
         if kind == Kind::Bridge {
-            super::bridge::join(&dut.netns, &name, &[dut])?;
+            dut.netns.run(|| rtnl::join(&name, &[dut.ifindex]))?;
         }
         if kind.has_mac() {
             let other = match kind {

@@ -42,7 +42,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(super) enum Served {
     /// Steering is to stop.
     Stopped,
-    /// A device has more queues, or is there again: only a new start steers all of them.
+    /// A device has more queues, is there again, or has become the port of a bond: only a new start
+    /// steers all of them.
     Anew,
 }
 
