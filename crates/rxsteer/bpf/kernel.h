@@ -98,8 +98,18 @@ struct socket {
 	struct sock *sk;
 };
 
+struct dst_entry {
+	unsigned short flags;
+};
+
 struct sk_buff {
+	unsigned long _skb_refdst; /* struct dst_entry *; bit 0: without a reference */
 	char cb[48];
+	__u8 active_extensions; /* bits of skb_ext_id; only with CONFIG_SKB_EXTENSIONS */
+};
+
+enum skb_ext_id {
+	SKB_EXT_SEC_PATH = 1, /* the value is the kernel's; only with CONFIG_XFRM */
 };
 
 struct qdisc_skb_cb {
@@ -145,6 +155,9 @@ struct napi_struct___before_6_15 {
 
 /* include/linux/sched.h */
 #define PF_KTHREAD 0x00200000
+
+/* include/net/dst.h: what a packet brings from its tunnel, not a route */
+#define DST_METADATA 0x0080
 
 /* include/linux/socket.h; user space has them in a header of the C library */
 #define AF_INET	 2

@@ -27,13 +27,15 @@ use rxsteer::types::rx_reason;
 use crate::bench::experiment::{CasePlan, Effort, Experiment, Plan, Values, fit, headline};
 use crate::bench::report::document::Better;
 use crate::bench::report::document::SUBJECT;
-use crate::lab::netns::bind;
+use crate::lab::netns::{Netns, bind};
 use crate::lab::xdp;
 use crate::lab_skel::LabSkel;
 
 /// linux/bpf.h
 const XDP_PASS: u32 = 2;
 const XDP_REDIRECT: u32 = 4;
+/// linux/pkt_cls.h
+const TC_ACT_REDIRECT: u32 = 7;
 
 /// Program runs per test_run.
 const REPEAT: u32 = 200_000;
@@ -68,16 +70,20 @@ pub(super) enum Subject {
     Adaptive,
     /// The same with a saturated polling CPU and no room on any other.
     Saturated,
+    /// rxsteer by RFS in skb mode. The kernel runs the program again over the packet that it has
+    /// marked: each second run is that of the CPU which receives the packet.
+    Skb,
 }
 
 impl Subject {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 7] = [
         Self::Empty,
         Self::Rps,
         Self::Rfs,
         Self::Unguarded,
         Self::Adaptive,
         Self::Saturated,
+        Self::Skb,
     ];
 
     fn mode(self) -> &'static str {
@@ -88,6 +94,7 @@ impl Subject {
             Self::Unguarded => "unguarded",
             Self::Adaptive => SUBJECT,
             Self::Saturated => "rxsteer-saturated",
+            Self::Skb => "rxsteer-skb-rfs",
         }
     }
 
@@ -96,6 +103,7 @@ impl Subject {
         match self {
             Self::Empty | Self::Adaptive | Self::Saturated => XDP_PASS,
             Self::Rps | Self::Rfs | Self::Unguarded => XDP_REDIRECT,
+            Self::Skb => TC_ACT_REDIRECT,
         }
     }
 
@@ -103,14 +111,20 @@ impl Subject {
     fn repeat(self) -> u32 {
         match self {
             Self::Saturated => WINDOW,
+            // Odd: the last run is one that decides.
+            Self::Skb => REPEAT + 1,
             _ => REPEAT,
         }
+    }
+
+    fn runs_per_packet(self) -> u32 {
+        if self == Self::Skb { 2 } else { 1 }
     }
 
     fn policy(self) -> Policy {
         match self {
             Self::Empty | Self::Rps => Policy::RPS,
-            Self::Rfs | Self::Unguarded => Policy::RFS,
+            Self::Rfs | Self::Unguarded | Self::Skb => Policy::RFS,
             Self::Adaptive | Self::Saturated => Policy::ADAPTIVE,
         }
     }
@@ -138,7 +152,7 @@ impl Experiment for Decide {
     fn plan(&self) -> Plan {
         let cases = self.packets.iter().map(|packet| CasePlan {
             case: packet.case.clone(),
-            modes: Subject::ALL.map(|s| s.mode().to_owned()).to_vec(),
+            modes: subjects_of(packet).map(|s| s.mode().to_owned()).collect(),
         });
         Plan {
             scenario: "decide",
@@ -151,7 +165,8 @@ impl Experiment for Decide {
                  costs at light load, where flows stay on the CPU that polls; with \
                  rxsteer-saturated that CPU has no time left and no other has room, and each flow \
                  searches all CPUs again in each window of 10,000 packets; in the other modes \
-                 of rxsteer all flows go to another CPU. With many flows \
+                 of rxsteer all flows go to another CPU. The time of rxsteer-skb-rfs is that of \
+                 two runs, one on each CPU. With many flows \
                  all modes run behind a program that changes the packet's source each time, and the \
                  tables have as many slots as there are flows."
                     .to_owned(),
@@ -163,13 +178,20 @@ impl Experiment for Decide {
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
         let (packet, subject, seconds) = (&self.packets[case], Subject::ALL[mode], self.seconds);
         let mean_ns = || mean_ns(packet, subject, seconds);
-        let ns = std::thread::scope(|scope| scope.spawn(mean_ns).join())
-            .unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
+        // Skb mode makes a device.
+        let ns = Netns::new("decide")?.run(mean_ns)?;
         Ok(vec![("ns_per_packet", ns)])
     }
 }
 
-/// Mean ns of a run. On CPU 0, since the flows are steered to CPU 1.
+/// The program that varies the flow is one of XDP.
+fn subjects_of(packet: &Packet) -> impl Iterator<Item = Subject> {
+    let varied = packet.nr_flows > 1;
+    let fits = move |subject: &Subject| !(varied && *subject == Subject::Skb);
+    Subject::ALL.into_iter().filter(fits)
+}
+
+/// Mean ns of a packet. On CPU 0, since the flows are steered to CPU 1.
 fn mean_ns(packet: &Packet, subject: Subject, seconds: f64) -> Result<f64> {
     bind(Pid::from_raw(0), 0)?;
     let runner = Runner::new(packet, subject)?;
@@ -184,7 +206,7 @@ fn mean_ns(packet: &Packet, subject: Subject, seconds: f64) -> Result<f64> {
         nr_windows += 1.0;
     }
     runner.check(packet)?;
-    Ok(sum / nr_windows)
+    Ok(sum / nr_windows * f64::from(subject.runs_per_packet()))
 }
 
 /// The program under test and its map objects.
@@ -312,12 +334,17 @@ pub(super) fn subject(
         &[DeviceConfig {
             ifindex: 1,
             nr_rx_queues: 1,
-            mode: RxMode::Native,
+            mode: match subject {
+                Subject::Skb => RxMode::Skb,
+                _ => RxMode::Native,
+            },
             without_mac: false,
         }],
     )?;
-    // Fails on a host with a single CPU: the kernel makes no backlog for CPU 1.
-    datapath.backlogs().make(0, 1)?;
+    if subject != Subject::Skb {
+        // Fails on a host with a single CPU: the kernel makes no backlog for CPU 1.
+        datapath.backlogs().make(0, 1)?;
+    }
     datapath.set_rps_map(0, &RpsMap::inline().spread_over(&[1]));
     datapath.settle(0);
     datapath.steer_by(subject.policy())?;
