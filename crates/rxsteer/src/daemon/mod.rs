@@ -8,6 +8,8 @@ mod arrivals;
 mod auto;
 mod bonds;
 mod budget;
+mod choice;
+pub mod chosen;
 mod explain;
 mod foreign;
 pub mod hotplug;

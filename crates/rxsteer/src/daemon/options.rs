@@ -7,6 +7,7 @@ use anyhow::{Result, anyhow};
 use clap::builder::RangedI64ValueParser;
 use clap::{Arg, Args, Command, FromArgMatches, ValueEnum};
 
+use super::chosen::Chosen;
 use super::takedown::Bounds;
 use crate::busy_poll::rule::Rule;
 use crate::datapath::backlogs::LIMIT_MAX;
@@ -19,7 +20,8 @@ use crate::types::flow_option;
 /// Where packets are steered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// native if it loses nothing on this device, else skb
+    /// native if it loses nothing on this device, else skb; skb while the device receives mostly TCP
+    /// in bulk
     #[default]
     Auto,
     /// an XDP program in the driver
@@ -275,6 +277,10 @@ pub struct Options {
     /// name.
     #[arg(skip)]
     pub refused: BTreeSet<String>,
+
+    /// Modes that `--mode auto` has chosen by traffic, by name of the device.
+    #[arg(skip)]
+    pub chosen: BTreeMap<String, Chosen>,
 
     /// Receive queues that devices have at least while a program is attached, by name.
     #[arg(skip)]

@@ -252,9 +252,11 @@ fn examine(name: &str, options: &Options) -> Result<(Device, RxMode)> {
     device.rx_queues = device.rx_queues.max(least_queues);
     let mode = match options.mode {
         Mode::Auto if options.refused.contains(name) => RxMode::Skb,
+        Mode::Auto => mode_now(&device, options),
         wish => mode_for(&device, wish),
     };
-    if options.mode == Mode::Auto && !options.refused.contains(name) {
+    let known = options.refused.contains(name) || options.chosen.contains_key(name);
+    if options.mode == Mode::Auto && !known {
         say_why(&device);
     }
     check(&device, mode)?;
@@ -379,6 +381,15 @@ pub(super) fn mode_for(device: &Device, wish: Mode) -> RxMode {
         Mode::Native => RxMode::Native,
         Mode::Auto if device.objection_to_native().is_none() => RxMode::Native,
         Mode::Auto => RxMode::Skb,
+    }
+}
+
+/// The mode in which the device is steered under `auto`: that of its traffic, where both are possible.
+fn mode_now(device: &Device, options: &Options) -> RxMode {
+    let chosen = options.chosen.get(&device.name).map(|chosen| chosen.mode);
+    match mode_for(device, Mode::Auto) {
+        RxMode::Native => chosen.unwrap_or(RxMode::Native),
+        mode => mode,
     }
 }
 

@@ -8,6 +8,7 @@ use anyhow::{Result, anyhow, bail, ensure};
 use tracing::{debug, info, warn};
 
 use super::auto::AutoMasks;
+use super::choice::Choice;
 use super::hotplug::Hotplug;
 use super::looks::Looks;
 use super::options::{Hash, Mode, Options, RpsCpus, TABLE_MAX, Tunnel};
@@ -42,8 +43,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub(super) enum Served {
     /// Steering is to stop.
     Stopped,
-    /// A device has more queues, is there again, or has become the port of a bond: only a new start
-    /// steers all of them.
+    /// A device has more queues, is there again, has become the port of a bond, or is to have another
+    /// mode: only a new start steers it so.
     Anew,
 }
 
@@ -57,6 +58,7 @@ pub(super) struct Steering {
     pub(super) online: CpuMask,
     pub(super) patterns: Patterns,
     auto_masks: AutoMasks,
+    pub(super) choice: Choice,
     takedown: Takedown,
     pub(super) unsteered: Unsteered,
     /// CPUs that went offline or came online, until their backlogs are drained.
@@ -123,6 +125,7 @@ impl Steering {
             policy: options.policy,
             online: Topology::host().online()?,
             auto_masks: AutoMasks::default(),
+            choice: Choice::new(options),
             takedown: Takedown::new(options.bounds.clone()),
             leaving: Vec::new(),
             watch: Watch::new(),
@@ -192,6 +195,9 @@ impl Steering {
                     return Ok(Served::Anew);
                 }
                 let masks = &mut self.masks;
+                if self.choice.look(&self.datapath, &self.devices, masks) {
+                    return Ok(Served::Anew);
+                }
                 if self.auto_masks.follow(&mut self.devices, masks)? {
                     self.apply()?;
                 }

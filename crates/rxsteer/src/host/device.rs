@@ -14,7 +14,7 @@ use nix::net::if_::{Interface, if_nameindex, if_nametoindex};
 use serde::Serialize;
 
 use crate::host::cpumask::CpuMask;
-use crate::host::ethtool::{Ethtool, Offload, RX_MERGE, RX_VLAN};
+use crate::host::ethtool::{Ethtool, Offload, RX_GRO, RX_MERGE, RX_VLAN};
 use crate::host::loopback::Routing;
 use crate::host::lower::Lower;
 use crate::host::netdev::{self, Napi};
@@ -42,6 +42,13 @@ impl fmt::Display for RxMode {
             Self::Skb => "skb",
         })
     }
+}
+
+/// What a device has received, by its own count.
+#[derive(Clone, Copy, Debug)]
+pub struct Received {
+    pub frames: u64,
+    pub bytes: u64,
 }
 
 /// An XDP program that is attached to a device.
@@ -180,6 +187,33 @@ impl Device {
     pub fn rx_queues_now(&self) -> Result<u32> {
         let queues = Path::new("/sys/class/net").join(&self.name).join("queues");
         Ok(rx_queues(&queues)?.len() as u32)
+    }
+
+    /// What the device has received since it is there.
+    ///
+    /// # Errors
+    /// When the device is gone.
+    pub fn received(&self) -> Result<Received> {
+        let folder = Path::new("/sys/class/net")
+            .join(&self.name)
+            .join("statistics");
+        let count = |file: &str| {
+            let text = fs::read_to_string(folder.join(file))?;
+            anyhow::Ok(text.trim().parse()?)
+        };
+        Ok(Received {
+            frames: count("rx_packets")?,
+            bytes: count("rx_bytes")?,
+        })
+    }
+
+    /// Whether GRO merges what the device receives.
+    ///
+    /// # Errors
+    /// When the query of the kernel fails.
+    pub fn merges(&self) -> Result<bool> {
+        let features = Ethtool::by_index(self.ifindex)?.features()?;
+        Ok(features.offload(&[RX_GRO]) != Offload::Off)
     }
 
     /// The files that enable kernel RPS or RFS now, as [`Self::kernel_rps`]. Looks at `/sys` alone.

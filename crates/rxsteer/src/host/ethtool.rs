@@ -37,6 +37,8 @@ pub const TX_CHECKSUM: &[&str] = &[
     "tx-checksum-ipv6",
     "tx-checksum-sctp",
 ];
+/// The feature by which the stack merges frames of a flow before it looks at them.
+pub const RX_GRO: &str = "rx-gro";
 /// Features that merge frames in the device, with which most drivers refuse XDP.
 pub const RX_MERGE: &[&str] = &["rx-lro", "rx-gro-hw"];
 

@@ -36,7 +36,7 @@ pub struct Ended {
 }
 
 /// Arguments that make the tables alone decide, in native mode: policy rfs. Unless `args` have
-/// another policy or mode.
+/// another policy, mode or limit.
 pub fn plain(args: &[&str]) -> Vec<&'static str> {
     let unless_set = |option: &str, default| {
         let set = args.iter().any(|arg| arg.starts_with(option));
@@ -44,7 +44,8 @@ pub fn plain(args: &[&str]) -> Vec<&'static str> {
     };
     let policy = unless_set("--policy=", "--policy=rfs");
     let mode = unless_set("--mode=", "--mode=native");
-    let options = [policy, mode, Some("--flow-limit=0")];
+    let limit = unless_set("--flow-limit=", "--flow-limit=0");
+    let options = [policy, mode, limit];
     options.into_iter().flatten().collect()
 }
 
