@@ -15,7 +15,7 @@ shopt -s inherit_errexit
 
 # The test files that load BPF programs or make network namespaces.
 end_to_end=(verifier flow symmetric steer tc esp rfs nat sock_flow explain busy_poll poll napi doctor lifetime panic hotplug starved vanished
-    skb skb_devices skb_metadata vanished_skbs patterns loopback prepare device_gone
+    skb skb_devices skb_metadata vanished_skbs patterns loopback prepare device_gone virtio
     unsteered idle rx_hash auto gaps fuzz_kernel fuzz_input backlog idle_backlogs client lab peer
     reorder overload bench control)
 # Attempts to boot again after the guest has died.
@@ -126,13 +126,21 @@ cp -r --parents "$PWD/crates/rxsteer/tests/fixtures" "$dir/root"
     fi
 } >"$dir/root/run-this"
 
+# Two virtio_net devices, joined by a hub of the emulator, which warns that the hub has no network
+# of the host. They need none.
+virtio=()
+for end in 0 1; do
+    virtio+=(-netdev "hubport,id=end$end,hubid=0" -device "virtio-net-pci,netdev=end$end,romfile=")
+done
+
 # Boots the kernel in folder $1 once. The last line of $dir/status is the guest's exit status, if it
 # finished; other lines are its results. Returns 124 on time-out.
 boot() {
     local status=0
     cp "$dir/done" "$dir/root/done"
     : >"$dir/status"
-    vm_boot "$1" "$cpus" $((cpus % 2 ? 1 : 2)) "" -serial "file:$dir/status" || status=$?
+    vm_boot "$1" "$cpus" $((cpus % 2 ? 1 : 2)) "" -serial "file:$dir/status" "${virtio[@]}" ||
+        status=$?
     # The second port has only results: the kernel also writes to the first.
     return $status
 }

@@ -32,6 +32,7 @@ pub mod switches;
 pub mod tool;
 pub mod tun;
 pub mod tx_queue;
+pub mod virtio;
 pub mod witness;
 pub mod xdp;
 

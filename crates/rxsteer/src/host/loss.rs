@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Reasons against native mode because of what a redirect loses: what is beside a frame, not in it.
+//! Reasons against native mode because of what it loses: what is beside a frame, not in it, and merged
+//! segments.
 
 use super::device::{Device, RxMode};
 use super::ethtool::Offload;
@@ -8,10 +9,14 @@ use super::peer::Peer;
 
 impl Device {
     /// Objections because of what is lost in `mode`: generic and skb mode queue skbs.
-    pub(super) fn losses(&self, mode: RxMode) -> [Option<Objection>; 2] {
+    pub(super) fn losses(&self, mode: RxMode) -> [Option<Objection>; 3] {
         match mode {
-            RxMode::Native => [self.tags_lost(), self.checksums_missing()],
-            RxMode::Generic | RxMode::Skb => [None, None],
+            RxMode::Native => [
+                self.tags_lost(),
+                self.checksums_missing(),
+                self.merging_ends(),
+            ],
+            RxMode::Generic | RxMode::Skb => [None, None, None],
         }
     }
 
@@ -81,6 +86,21 @@ impl Device {
             fatal: false,
         })
     }
+
+    /// The device hands over segments merged, up to 64 KiB, as virtio_net does what its host leaves
+    /// unsegmented. Drivers that take an XDP program nevertheless turn that off meanwhile
+    /// (virtnet_clear_guest_offloads() in drivers/net/virtio_net.c), and its state stays `on`.
+    pub(super) fn merging_ends(&self) -> Option<Objection> {
+        let name = &self.name;
+        (self.rx_merge != Offload::Off).then(|| Objection {
+            reason: format!(
+                "{name} merges segments before the kernel sees them, and stops that under an XDP \
+                 program: bulk TCP costs more CPU"
+            ),
+            remedy: "use `--mode skb` for hosts that receive much by TCP".to_owned(),
+            fatal: false,
+        })
+    }
 }
 
 #[cfg(test)]
@@ -131,6 +151,24 @@ mod tests {
         );
         assert!(!first.remedy.contains("--prepare"), "{first}");
         assert!(only(&veth(), RxMode::Native, false).contains("PEER tx off"));
+    }
+
+    #[test]
+    fn auto_does_not_end_merging() {
+        let device = |rx_merge| Device {
+            rx_merge,
+            driver: "virtio_net".into(),
+            ..card()
+        };
+        for on in [Offload::On, Offload::Fixed] {
+            let text = only(&device(on), RxMode::Native, false);
+            assert!(text.contains("--mode skb"), "{text}");
+            assert!(device(on).objection_to_native().is_some());
+            assert_eq!(device(on).objections(RxMode::Skb), []);
+        }
+        let prepared = device(Offload::On).prepared();
+        assert_eq!(prepared.objection_to_native(), None);
+        assert_eq!(device(Offload::Off).objection_to_native(), None);
     }
 
     #[test]

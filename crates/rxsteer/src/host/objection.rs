@@ -77,7 +77,9 @@ impl Device {
     pub fn objection_to_native(&self) -> Option<Objection> {
         let objections = self.objections(RxMode::Native);
         let fatal = objections.into_iter().find(|objection| objection.fatal);
-        fatal.or_else(|| self.checksums_missing())
+        fatal
+            .or_else(|| self.checksums_missing())
+            .or_else(|| self.merging_ends())
     }
 
     /// Why attaching failed, from the error number and the kernel's extended acknowledgement, if
