@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Attaching programs at a device's tc ingress, where packets enter the stack, after GRO.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::path::PathBuf;
 use std::process::Command;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::guardian::Guardian;
 
@@ -21,8 +24,16 @@ enum Hold {
     /// Since Linux 6.6: the kernel removes the link with its last descriptor.
     Tcx(OwnedFd),
     /// A filter of a clsact qdisc would outlive the process.
-    Clsact(Guardian),
+    Clsact(Guardian, Option<Arc<Made>>),
 }
+
+/// This process made the clsact qdisc of a device. All its filters there hold this: the last one that
+/// is removed takes the qdisc along.
+#[derive(Debug)]
+struct Made;
+
+/// By interface index.
+static MADE: Mutex<BTreeMap<u32, Weak<Made>>> = Mutex::new(BTreeMap::new());
 
 /// Attaches `program`, of type `BPF_PROG_TYPE_SCHED_CLS`, to the ingress of a device in this
 /// thread's network namespace, before the programs that are there already. Those are neither
@@ -36,7 +47,8 @@ pub fn attach(program: BorrowedFd<'_>, ifindex: u32) -> Result<TcLink> {
         Ok(link) => Hold::Tcx(link),
         // The error for an attach type that is not known.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            Hold::Clsact(attach_clsact(program, ifindex)?)
+            let (guardian, made) = attach_clsact(program, ifindex)?;
+            Hold::Clsact(guardian, made)
         }
         Err(e) => return Err(e).context("the device refused a tc program"),
     };
@@ -67,51 +79,53 @@ fn attach_tcx(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// Removes the filter when its standard input ends, and the qdisc if this process made it and no
-/// other filter is there. Its arguments are the device, and whether the qdisc was made; it reads
-/// the filter's priority and handle. A device that is gone took both with it.
+/// Removes the filter when its standard input ends, and the qdisc if the process made it and no other
+/// filter is there. Its arguments are the device, whether the qdisc was made, and the path of
+/// tc: a shell with commands of its own, as busybox's, may have another tc. It reads the filter's
+/// priority and handle. A device that is gone took both with it.
 const DETACH: &str = r#"
     trap "" INT TERM HUP
     read -r pref
     read -r handle
     read -r _
-    tc qdisc show dev "$1" >/dev/null 2>&1 || exit 0
-    [ -z "$handle" ] || tc filter del dev "$1" ingress pref "$pref" handle "$handle" bpf || exit 1
+    "$3" qdisc show dev "$1" >/dev/null 2>&1 || exit 0
+    [ -z "$handle" ] || "$3" filter del dev "$1" ingress pref "$pref" handle "$handle" bpf || exit 1
     [ "$2" = true ] || exit 0
-    [ -z "$(tc filter show dev "$1" ingress; tc filter show dev "$1" egress)" ] || exit 0
-    tc qdisc del dev "$1" clsact"#;
+    [ -z "$("$3" filter show dev "$1" ingress; "$3" filter show dev "$1" egress)" ] || exit 0
+    "$3" qdisc del dev "$1" clsact"#;
+
+/// The path of iproute2's tc, by `PATH`; busybox's knows no programs.
+fn tool() -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|folder| folder.join("tc"))
+        .find(|tc| {
+            let version = Command::new(tc).arg("-V").output();
+            version.is_ok_and(|out| out.status.success())
+        })
+}
 
 /// Attaches the program as a filter; the guardian removes it. If this process is killed between
 /// the two steps, some microseconds, the filter stays.
-fn attach_clsact(program: BorrowedFd<'_>, ifindex: u32) -> Result<Guardian> {
-    if !Command::new("tc")
-        .arg("-V")
-        .output()
-        .is_ok_and(|out| out.status.success())
-    {
-        bail!("before Linux 6.6, a tc program needs the program `tc` (install iproute2)");
-    }
+fn attach_clsact(program: BorrowedFd<'_>, ifindex: u32) -> Result<(Guardian, Option<Arc<Made>>)> {
+    let tc = tool()
+        .context("before Linux 6.6, a tc program needs the program `tc` (install iproute2)")?;
     let mut hook = libbpf_sys::bpf_tc_hook {
         sz: size_of::<libbpf_sys::bpf_tc_hook>() as libbpf_sys::size_t,
         ifindex: i32::try_from(ifindex)?,
         attach_point: libbpf_sys::BPF_TC_INGRESS,
         ..Default::default()
     };
-    // SAFETY: `hook` outlives the call.
-    let made = match unsafe { libbpf_sys::bpf_tc_hook_create(&mut hook) } {
-        0 => true,
-        // A clsact or ingress qdisc, which other programs may use.
-        e if e == -libc::EEXIST => false,
-        e => return Err(io::Error::from_raw_os_error(-e)).context("the device has no clsact"),
-    };
+    let made = clsact(&mut hook)?;
     let mut guardian = Command::new("sh");
     guardian.args([
         "-c",
         DETACH,
         "sh",
         &format!("if{ifindex}"),
-        &made.to_string(),
+        &made.is_some().to_string(),
     ]);
+    guardian.arg(tc);
     let mut guardian = Guardian::spawn(&mut guardian, None)
         .context("a tc program can't be removed at the end: is there no sh?")?;
     let mut opts = libbpf_sys::bpf_tc_opts {
@@ -128,5 +142,25 @@ fn attach_clsact(program: BorrowedFd<'_>, ifindex: u32) -> Result<Guardian> {
     }
     guardian.tell(&opts.priority)?;
     guardian.tell(&opts.handle)?;
-    Ok(guardian)
+    Ok((guardian, made))
+}
+
+/// Makes the qdisc, unless it is there.
+fn clsact(hook: &mut libbpf_sys::bpf_tc_hook) -> Result<Option<Arc<Made>>> {
+    let ifindex = hook.ifindex as u32;
+    let mut known = MADE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(made) = known.get(&ifindex).and_then(Weak::upgrade) {
+        return Ok(Some(made));
+    }
+    // SAFETY: `hook` outlives the call.
+    match unsafe { libbpf_sys::bpf_tc_hook_create(hook) } {
+        0 => {
+            let made = Arc::new(Made);
+            known.insert(ifindex, Arc::downgrade(&made));
+            Ok(Some(made))
+        }
+        // A clsact or ingress qdisc, which other programs may use.
+        e if e == -libc::EEXIST => Ok(None),
+        e => Err(io::Error::from_raw_os_error(-e)).context("the device has no clsact"),
+    }
 }
