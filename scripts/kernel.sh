@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# kernel.sh SERIES: prints the folder with Debian's cloud kernel of a series (6.1, 7.3): the image
-# (vmlinuz) and the modules (lib/modules/), unpacked below target/guest/.
+# kernel.sh SERIES[-amd64]: prints the folder with Debian's cloud kernel of a series (6.1, 7.3): the
+# image (vmlinuz) and the modules (lib/modules/), unpacked below target/guest/. With -amd64, Debian's
+# kernel for every machine, which has modules that the cloud kernel lacks, such as PPP.
 #
 # An existing kernel is kept even if Debian has a newer one. The machine's own suites come first,
 # since they have the security updates of their series; then later ones.
@@ -10,10 +11,14 @@ set -euo pipefail
 shopt -s inherit_errexit
 
 series=${1-}
-if ! [[ $series =~ ^[0-9]+\.[0-9]+$ ]]; then
-    echo "usage: kernel.sh SERIES (6.1, 6.12, ...)" >&2
+if ! [[ $series =~ ^([0-9]+\.[0-9]+)(-amd64)?$ ]]; then
+    echo "usage: kernel.sh SERIES[-amd64] (6.1, 6.12, ..., 6.1-amd64)" >&2
     exit 2
 fi
+series=${BASH_REMATCH[1]}
+flavour=-cloud-amd64
+# Before it, the other flavours (cloud, rt) have no digit.
+[ -z "${BASH_REMATCH[2]}" ] || flavour='[0-9]-amd64'
 cd "$(dirname "$0")/.."
 # shellcheck source=scripts/cargo.sh
 . scripts/cargo.sh
@@ -22,7 +27,7 @@ cd "$(dirname "$0")/.."
 
 cache=$(realpath -m "${CARGO_TARGET_DIR:-target}")/guest
 builder mkdir -p "$cache"
-folder=$(find "$cache" -maxdepth 1 -name "linux-image-$series.*" | sort -V | tail -n 1)
+folder=$(find "$cache" -maxdepth 1 -name "linux-image-$series.*$flavour" | sort -V | tail -n 1)
 if [ -n "$folder" ]; then
     echo "$folder"
     exit
@@ -38,7 +43,7 @@ trap 'rm -rf "$dir"' EXIT
 packages() {
     local apt=("$@") image parts
     for image in $("${apt[@]}" apt-cache search --names-only \
-        "^linux-image-${series//./\\.}\.[^ ]*-cloud-amd64$" | cut -d' ' -f1 | sort -rV); do
+        "^linux-image-${series//./\\.}\.[^ ]*$flavour$" | cut -d' ' -f1 | sort -rV); do
         # Packages in angle brackets don't exist.
         parts=$("${apt[@]}" apt-cache depends "$image" |
             sed -n -E 's/^ *Depends: (<?linux-(binary|modules)-.*)/\1/p')
@@ -77,7 +82,7 @@ own() {
 
 own || download debian_apt trixie trixie-backports sid -- ||
     download debian_apt bookworm bookworm-backports experimental -- || {
-    echo "Debian has no package linux-image-$series.*-cloud-amd64: choose 6.1, 6.12, 6.18 or 7.3." >&2
+    echo "Debian has no package linux-image-$series.*$flavour: choose 6.1, 6.12, 6.18 or 7.3." >&2
     exit 1
 }
 
@@ -95,6 +100,7 @@ builder mv "${tree%/kernel}" "$dir/folder/lib/modules/"
 tree=$dir/folder/lib/modules/$version/kernel
 # All modules are in the guest's memory: keep only drivers of devices that the guest has.
 builder find "$tree/drivers" -mindepth 1 -maxdepth 1 ! -name net ! -name virtio -exec rm -r {} +
+builder rm -rf "$tree"/drivers/net/{ethernet,usb,wireless}
 builder rm -rf "$tree"/{fs,sound}
 # Busybox would pass a compressed module to the kernel first, which logs an error.
 builder find "$tree" -name '*.ko.xz' -exec busybox unxz {} +

@@ -1,21 +1,23 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Skb mode on devices of each kind: TCP and UDP arrive complete and in order, redirected, and as
-//! before after the end.
+//! Skb mode on devices of each kind, and native mode below a PPPoE session: TCP and UDP arrive
+//! complete and in order, redirected, and as before after the end.
 
 mod common;
 
 use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 
 use anyhow::{Result, ensure};
 use common::process::Rxsteer;
-use common::transfer::{datagrams, transfer};
+use common::transfer::{datagrams, many_flows, transfer};
 use nix::sys::signal::Signal;
-use rxlab::in_lab;
 use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
+use rxlab::lab::ppp::Session;
 use rxlab::lab::stacked::{Kind, Stacked};
 use rxlab::testing::not_run;
 use rxlab::testing::testbed::OTHER_CPU;
+use rxlab::{in_lab, test_name};
 
 fn link() -> Result<Link> {
     Link::new(
@@ -25,14 +27,22 @@ fn link() -> Result<Link> {
     )
 }
 
-fn is_steered(link: &Link, stacked: &Stacked, policy: &str) -> Result<()> {
+fn ends_in_order(running: Rxsteer) -> Result<()> {
+    let ended = running.stop(Signal::SIGTERM)?;
+    ensure!(ended.code == Some(0), "{ended:?}");
+    ensure!(!ended.log.contains("overtake"), "{ended:?}");
+    Ok(())
+}
+
+/// The device `name` with the address `ipv4`, in the namespace of the device under test.
+fn is_steered(link: &Link, name: &str, ipv4: Ipv4Addr, policy: &str) -> Result<()> {
     let (tester, dut) = (&link.tester.netns, &link.dut.netns);
     let traffic = || {
-        transfer(tester, dut, stacked.ipv4)?;
-        datagrams(tester, dut, stacked.ipv4.into())
+        transfer(tester, dut, ipv4)?;
+        datagrams(tester, dut, ipv4.into())
     };
     let cpus = format!("--rps-cpus={OTHER_CPU}");
-    let args = [&stacked.name[..], "--mode=auto", policy, &cpus];
+    let args = [name, "--mode=auto", policy, &cpus];
     let running = Rxsteer::steering(dut, &args)?;
     let mode = running.status()?.devices.remove(0).mode;
     ensure!(mode == "skb", "{mode}");
@@ -40,9 +50,7 @@ fn is_steered(link: &Link, stacked: &Stacked, policy: &str) -> Result<()> {
     let sums = running.at_rest()?;
     ensure!(sums.redirected > 1_000, "{sums:?}");
     ensure!((sums.lost, sums.vanished) == (0, 0), "{sums:?}");
-    let ended = running.stop(Signal::SIGTERM)?;
-    ensure!(ended.code == Some(0), "{ended:?}");
-    ensure!(!ended.log.contains("overtake"), "{ended:?}");
+    ends_in_order(running)?;
     traffic()
 }
 
@@ -58,7 +66,7 @@ fn kind(test: &str, kind: Kind) -> Result<()> {
         }
     };
     for policy in ["--policy=rps", "--policy=rfs"] {
-        is_steered(&link, &stacked, policy).map_err(|e| e.context(policy))?;
+        is_steered(&link, &stacked.name, stacked.ipv4, policy).map_err(|e| e.context(policy))?;
     }
     Ok(())
 }
@@ -89,4 +97,54 @@ kinds! {
     a_vlan: Vlan,
     a_vxlan: Vxlan,
     wireguard: WireGuard,
+}
+
+/// Packets processed where they arrive, and those redirected, when flows have left INLINE.
+fn places(link: &Link, running: &Rxsteer, to: Ipv4Addr) -> Result<[u64; 2]> {
+    let traffic = || many_flows(&link.tester.netns, &link.dut.netns, to.into());
+    let now = || {
+        let redirected = running.at_rest()?.redirected;
+        let queues = &running.status()?.devices[0].queues;
+        anyhow::Ok([queues.iter().map(|q| q.inline).sum(), redirected])
+    };
+    traffic()?;
+    let before = now()?;
+    traffic()?;
+    let after = now()?;
+    Ok([0, 1].map(|place| after[place] - before[place]))
+}
+
+/// Flows to an address are processed on both CPUs, in order, when `device` is steered.
+fn are_spread(link: &Link, device: &str, mode: &str, to: Ipv4Addr) -> Result<()> {
+    // The control: with one CPU they are not.
+    for (cpus, both) in [("0-1", true), ("1", false)] {
+        let cpus = format!("--rps-cpus={cpus}");
+        let args = [device, mode, "--policy=rps", &cpus];
+        let running = Rxsteer::steering(&link.dut.netns, &args)?;
+        let [inline, redirected] = places(link, &running, to)?;
+        ensure!(redirected > 0, "{args:?}");
+        let spread = inline > redirected / 100;
+        ensure!(spread == both, "{args:?}: {inline}, {redirected}");
+        ends_in_order(running)?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_pppoe_session() -> Result<()> {
+    in_lab!();
+    let link = link()?;
+    let session = match Session::new(&link) {
+        Ok(session) => session,
+        Err(error) => {
+            not_run(test_name!(), &format!("{error:#}"));
+            return Ok(());
+        }
+    };
+    for policy in ["--policy=rps", "--policy=rfs"] {
+        is_steered(&link, &session.name, session.ipv4, policy).map_err(|e| e.context(policy))?;
+    }
+    are_spread(&link, &session.name, "--mode=skb", session.ipv4)?;
+    // The Ethernet device below, whose frames have PPPoE headers before IP.
+    are_spread(&link, &link.dut.name, "--mode=native", session.ipv4)
 }

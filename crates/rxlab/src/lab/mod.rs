@@ -19,6 +19,7 @@ pub mod link;
 pub mod migrator;
 pub mod netns;
 pub mod nic;
+pub mod ppp;
 pub mod receiver;
 mod ring;
 pub mod rtnl;

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A TCP connection and datagrams between two namespaces.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, UdpSocket};
+use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -83,4 +85,45 @@ pub fn datagrams(from: &Netns, to: &Netns, at: IpAddr) -> Result<()> {
     })?;
     sender.join()?;
     reader.join()
+}
+
+/// Flows of [`many_flows`].
+const FLOWS: u32 = 16;
+
+/// Sends numbered datagrams of [`FLOWS`] flows to `at`; those of each flow arrive in order, and none is
+/// missing.
+pub fn many_flows(from: &Netns, to: &Netns, at: IpAddr) -> Result<()> {
+    const ROUNDS: u32 = 200;
+    const OF_EACH: u32 = WINDOW / FLOWS;
+    let sink = to.run(|| Ok(UdpSocket::bind((at, 0))?))?;
+    let port = sink.local_addr()?;
+    sink.set_read_timeout(Some(TIMEOUT))?;
+    let (done, is_done) = mpsc::channel();
+    let sender = from.spawn(Some(POLLING_CPU), "sender", move || {
+        let socket = |_| UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0));
+        let sockets: Vec<_> = (0..FLOWS).map(socket).collect::<std::io::Result<_>>()?;
+        for number in 0..ROUNDS * OF_EACH {
+            for socket in &sockets {
+                socket.send_to(&number.to_be_bytes(), port)?;
+            }
+            if number % OF_EACH == OF_EACH - 1 {
+                is_done.recv_timeout(TIMEOUT)?;
+            }
+        }
+        anyhow::Ok(())
+    })?;
+    let mut next = BTreeMap::new();
+    for _ in 0..ROUNDS {
+        for _ in 0..WINDOW {
+            let mut datagram = [0; 4];
+            let (_, flow) = sink
+                .recv_from(&mut datagram)
+                .context("a datagram is missing")?;
+            let (now, next) = (u32::from_be_bytes(datagram), next.entry(flow).or_insert(0));
+            ensure!(now == *next, "{now} instead of {next}");
+            *next += 1;
+        }
+        done.send(()).context("the sender has ended")?;
+    }
+    sender.join()
 }
