@@ -409,6 +409,27 @@ int slow(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
+/* ---- stamped: packets with given time stamps ------------------------------- */
+
+/* A device of the network namespace from which the program is called. */
+const volatile __u32 stamped_ifindex = 0;
+
+/* Called with a packet and its time stamps (BPF_PROG_TEST_RUN): gives the device a copy, as if it
+ * had received it. The copy has the same skb_shared_info, and thus the hardware's time stamp. */
+SEC("?tc")
+int stamped(struct __sk_buff *skb)
+{
+	return bpf_clone_redirect(skb, stamped_ifindex, BPF_F_INGRESS);
+}
+
+/* At a device's tc ingress: takes the software time stamp from each packet. */
+SEC("?tc")
+int unstamp(struct __sk_buff *skb)
+{
+	skb->tstamp = 0;
+	return TC_ACT_UNSPEC;
+}
+
 /* ---- empty: the cost of running any XDP program ---------------------------- */
 
 SEC("?xdp.frags")

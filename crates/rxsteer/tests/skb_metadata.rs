@@ -1,24 +1,29 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What packets carry beside their bytes comes through a hop in skb mode: the id of the NAPI instance
-//! and VLAN tags. (That checksum verdicts do is shown in skb.rs, hashes in rx_hash.rs.)
+//! What packets carry beside their bytes comes through a hop in skb mode: the id of the NAPI instance,
+//! VLAN tags and time stamps. (That checksum verdicts do is shown in skb.rs, hashes in rx_hash.rs.)
 
 mod common;
 
 use std::ffi::c_int;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::mem::size_of_val;
-use std::net::UdpSocket;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::net::{IpAddr, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::ptr;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use common::process::Rxsteer;
+use etherparse::PacketBuilder;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
+use nix::sys::socket::sockopt::Timestamping;
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, TimestampingFlag, recvmsg, setsockopt};
+use nix::sys::time::TimeSpec;
 use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::link::{End, LinkConfig};
-use rxlab::testing::testbed::{OTHER_CPU, Testbed, until};
+use rxlab::lab::stamped::{self, Stamps, unstamp};
+use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, until};
 use rxsteer::host::polling;
 
 /// Few enough for a socket's default buffer, also if it gets each twice: a frame takes some 4 kB.
@@ -31,18 +36,23 @@ fn steer(dut: &End, mode: &str) -> Result<Rxsteer> {
     Rxsteer::steering(&dut.netns, &[&dut.name, &mode, "--policy=rps", &cpus])
 }
 
+/// A batch of these flows' packets.
+fn sent<'a>(bed: &'a Testbed, flows: &UdpFlows) -> impl Fn() -> Result<()> + use<'a> {
+    let frames = Frames::Udp(flows.clone());
+    move || bed.send(frames.clone(), NR_FRAMES)
+}
+
 /// Sends until all packets of a batch hop: the first ones find no proof that those before them have
 /// been delivered, or no backlog. `look` sees each batch from before its first packet.
 fn all_hop<T>(
-    bed: &Testbed,
     running: &Rxsteer,
-    flows: &UdpFlows,
+    send: impl Fn() -> Result<()>,
     look: impl Fn() -> Result<T>,
 ) -> Result<T> {
     until("all packets of a batch hop", || {
         let before = (running.received()?, running.at_rest()?.redirected);
         let looked = look()?;
-        bed.send(Frames::Udp(flows.clone()), NR_FRAMES)?;
+        send()?;
         until("all were received", || {
             Ok((running.received()? >= before.0 + NR_FRAMES).then_some(()))
         })?;
@@ -61,7 +71,7 @@ fn napi_id(bed: &Testbed, running: &Rxsteer) -> Result<Option<u32>> {
         socket.connect((flows.saddr, flows.sport))?;
         Ok(socket)
     })?;
-    all_hop(bed, running, &flows, || Ok(()))?;
+    all_hop(running, sent(bed, &flows), || Ok(()))?;
     socket.set_nonblocking(true)?;
     while socket.recv(&mut [0; 2048]).is_ok() {}
     Ok(polling::napi_id(&socket)?)
@@ -173,13 +183,153 @@ fn vlan_tags_are_kept() -> Result<()> {
             tags: tag.map(|id| (0x8100, id)).into_iter().collect(),
             ..flows.clone()
         };
-        let capture = all_hop(&bed, &running, &flows, || Capture::on(&bed.link.dut))?;
+        let capture = all_hop(&running, sent(&bed, &flows), || Capture::on(&bed.link.dut))?;
         let mut seen = Vec::new();
         while let Some(vlan) = capture.next()? {
             seen.push(vlan);
         }
         ensure!(seen.len() as u64 == 2 * NR_FRAMES, "{tag:?}: {seen:?}");
         ensure!(seen.iter().all(|vlan| *vlan == tag), "{tag:?}: {seen:?}");
+    }
+    ensure!(running.stop(Signal::SIGTERM)?.code == Some(0));
+    Ok(())
+}
+
+/// Asks for the time stamps of software and hardware.
+fn ask_for_stamps(socket: &impl AsFd) -> Result<()> {
+    let stamps = TimestampingFlag::SOF_TIMESTAMPING_RX_SOFTWARE
+        | TimestampingFlag::SOF_TIMESTAMPING_SOFTWARE
+        | TimestampingFlag::SOF_TIMESTAMPING_RX_HARDWARE
+        | TimestampingFlag::SOF_TIMESTAMPING_RAW_HARDWARE;
+    Ok(setsockopt(socket, Timestamping, &stamps)?)
+}
+
+/// The stamps of all packets that wait at a socket, in order. The kernel makes none when a packet is
+/// read, as it does for SO_TIMESTAMP (`__sock_recv_timestamp()` in net/socket.c).
+fn stamps_at(socket: &impl AsRawFd) -> Result<Vec<Stamps>> {
+    let ns = |time: TimeSpec| time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64;
+    let mut all = Vec::new();
+    loop {
+        let (mut packet, mut control) = ([0u8; 2048], [0u8; 256]);
+        let mut data = [IoSliceMut::new(&mut packet)];
+        let received = recvmsg::<()>(
+            socket.as_raw_fd(),
+            &mut data,
+            Some(&mut control),
+            MsgFlags::MSG_DONTWAIT,
+        );
+        let received = match received {
+            Err(Errno::EAGAIN) => return Ok(all),
+            received => received?,
+        };
+        let mut stamps = Stamps {
+            software: 0,
+            hardware: 0,
+        };
+        for message in received.cmsgs()? {
+            if let ControlMessageOwned::ScmTimestampsns(found) = message {
+                stamps.software = ns(found.system);
+                stamps.hardware = ns(found.hw_raw);
+            }
+        }
+        all.push(stamps);
+    }
+}
+
+/// An application that asks for time stamps.
+fn application(dut: &End, flows: &UdpFlows) -> Result<UdpSocket> {
+    let socket = dut
+        .netns
+        .run(|| Ok(UdpSocket::bind((flows.daddr, flows.dport))?))?;
+    ask_for_stamps(&socket)?;
+    Ok(socket)
+}
+
+/// The kernel stamps a packet before tc (`net_timestamp_check()` in net/core/dev.c), and a stamp is
+/// never replaced. A capture has each packet's stamp from before the hop, and the one from after it.
+#[test]
+fn software_time_stamps_are_those_of_the_arrival() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let running = steer(dut, "skb")?;
+    let flows = UdpFlows::to(dut, 1);
+    let send = || sent(&bed, &flows)();
+    let another = UdpFlows {
+        dport: flows.dport + 1,
+        ..flows.clone()
+    };
+    // While no socket asks, the kernel takes no stamps; it begins some time after the first one asks.
+    let asks = application(dut, &another)?;
+    until("packets have a time stamp", || {
+        bed.send(Frames::Udp(another.clone()), NR_FRAMES)?;
+        Ok(stamps_at(&asks)?
+            .iter()
+            .any(|s| s.software != 0)
+            .then_some(()))
+    })?;
+
+    let look = || {
+        let capture = Capture::on(dut)?;
+        ask_for_stamps(&capture.0)?;
+        Ok((capture, application(dut, &flows)?))
+    };
+    let stamps = || {
+        let (capture, socket) = all_hop(&running, send, look)?;
+        let [captured, read] = [stamps_at(&capture.0)?, stamps_at(&socket)?]
+            .map(|stamps| stamps.iter().map(|s| s.software).collect::<Vec<_>>());
+        let counts = (captured.len() as u64, read.len() as u64);
+        ensure!(
+            counts == (2 * NR_FRAMES, NR_FRAMES),
+            "{captured:?} {read:?}"
+        );
+        ensure!(!read.contains(&0), "no stamp: {read:?}");
+        // The way is in order, but packets before and after it alternate.
+        let (mut captured, mut twice) = (captured, [&read[..], &read[..]].concat());
+        captured.sort_unstable();
+        twice.sort_unstable();
+        anyhow::Ok((captured, twice))
+    };
+    let (captured, twice) = stamps()?;
+    ensure!(captured == twice, "{captured:?} {twice:?}");
+    // The control: on a way that loses the stamp, the kernel takes another one behind it.
+    let _unstamp = unstamp(&dut.netns, "rxsteer0")?;
+    let (captured, twice) = stamps()?;
+    ensure!(captured != twice, "a second stamp does not show");
+    ensure!(running.stop(Signal::SIGTERM)?.code == Some(0));
+    Ok(())
+}
+
+/// No device of the lab has them: a program gives packets the stamps.
+#[test]
+fn hardware_time_stamps_are_kept() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let running = steer(dut, "skb")?;
+    let flows = UdpFlows::to(dut, 1);
+    let (IpAddr::V4(saddr), IpAddr::V4(daddr)) = (flows.saddr, flows.daddr) else {
+        bail!("flows of IPv4");
+    };
+    let builder = PacketBuilder::ethernet2(flows.smac, flows.dmac)
+        .ipv4(saddr.octets(), daddr.octets(), 64)
+        .udp(flows.sport, flows.dport);
+    let mut frame = Vec::new();
+    builder.write(&mut frame, b"stamped")?;
+
+    let stamps = |hardware| {
+        let stamp = |i| Stamps {
+            software: 1_600_000_000_000_000_000 + i,
+            hardware: (hardware + i) * u64::from(hardware > 0),
+        };
+        (0..NR_FRAMES).map(stamp).collect::<Vec<_>>()
+    };
+    // The control: packets without a hardware stamp have none.
+    for given in [stamps(1_500_000_000_000_000_000), stamps(0)] {
+        let send = || stamped::send(dut, POLLING_CPU, &frame, &given);
+        let socket = all_hop(&running, send, || application(dut, &flows))?;
+        let read = stamps_at(&socket)?;
+        ensure!(read == given, "{read:?} {given:?}");
     }
     ensure!(running.stop(Signal::SIGTERM)?.code == Some(0));
     Ok(())

@@ -28,6 +28,7 @@ pub mod slow;
 pub mod snmp;
 pub mod sockets;
 pub mod stacked;
+pub mod stamped;
 pub mod stream;
 pub mod switches;
 pub mod tool;
