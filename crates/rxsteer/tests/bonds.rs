@@ -10,7 +10,7 @@ use rxlab::in_lab;
 use rxlab::lab::bond::{add_port, bond};
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
-use rxlab::lab::link::{End, LinkConfig};
+use rxlab::lab::link::LinkConfig;
 use rxlab::testing::not_run;
 use rxlab::testing::testbed::*;
 
@@ -30,13 +30,6 @@ fn steered(running: &Rxsteer) -> Result<Vec<String>> {
     let mut names: Vec<_> = steered.map(|device| device.device).collect();
     names.sort_unstable();
     Ok(names)
-}
-
-fn redirected(running: &Rxsteer, port: &End) -> Result<u64> {
-    let devices = running.status()?.devices;
-    let device = devices.iter().find(|device| device.device == port.name);
-    let queues = device.map(|device| &device.queues[..]).unwrap_or_default();
-    Ok(queues.iter().map(|queue| queue.sums.redirected).sum())
 }
 
 #[test]
@@ -63,7 +56,8 @@ fn a_port_that_is_added_is_steered() -> Result<()> {
     let paced = GeneratorConfig::lossless(frames, None).at(10_000);
     let wire = Generator::start(&second.link, POLLING_CPU, &paced)?;
     until("packets of the new port are redirected", || {
-        Ok((redirected(&running, added)? > 0).then_some(()))
+        let device = running.device(&added.name)?;
+        Ok(device.filter(|d| sums(&d.queues).redirected > 0).map(drop))
     })?;
     wire.stop()?;
     let ended = running.stop(Signal::SIGTERM)?;

@@ -59,17 +59,8 @@ impl Devices {
 }
 
 fn device(running: &Rxsteer, bed: &Testbed) -> Result<status::Device> {
-    let devices = running.status()?.devices;
-    let named = |name: &str| devices.iter().find(|d| d.device == name).cloned();
-    let mut device = named(&bed.link.dut.name).expect("it is in the status");
-    if let Some(account) = device.queues_of.as_deref().and_then(named) {
-        device.queues = account.queues;
-    }
-    Ok(device)
-}
-
-fn redirected(device: &status::Device) -> u64 {
-    device.queues.iter().map(|q| q.sums.redirected).sum()
+    let device = running.device(&bed.link.dut.name)?;
+    Ok(device.expect("it is in the status"))
 }
 
 fn traffic(bed: &Testbed) -> Result<Generator> {
@@ -82,7 +73,7 @@ fn traffic(bed: &Testbed) -> Result<Generator> {
 fn is_steered(running: &Rxsteer, bed: &Testbed) -> Result<()> {
     let mut before = None;
     until("packets are redirected", || {
-        let now = redirected(&device(running, bed)?);
+        let now = sums(&device(running, bed)?.queues).redirected;
         Ok((now > *before.get_or_insert(now)).then_some(()))
     })
 }
@@ -133,7 +124,7 @@ fn a_device_that_is_made_again_is_steered_again() -> Result<()> {
         until("the new one is steered", || {
             let now = devices.device(&devices.first)?;
             let new = now.ifindex == devices.first.link.dut.ifindex && now.mode == before.mode;
-            Ok((new && redirected(&now) > 0).then_some(()))
+            Ok((new && sums(&now.queues).redirected > 0).then_some(()))
         })?;
         is_steered(&devices.running, &devices.second)?;
         let sent = wire.stop()?;

@@ -14,7 +14,7 @@ use rxlab::lab::netns::Netns;
 use rxlab::lab::receiver::Receiver;
 use rxlab::testing::testbed::*;
 use rxsteer::api::client;
-use rxsteer::api::status::{Queue, Status, Terms};
+use rxsteer::api::status::{self, Queue, Status, Terms};
 use rxsteer::host::device::{AttachedXdp, Device};
 
 use super::threads::{cpumaps, kthreads, renice};
@@ -108,7 +108,20 @@ impl Rxsteer {
 
     /// Sums over all queues.
     pub fn sums(&self) -> Result<Terms> {
-        Ok(total(&self.status()?))
+        Ok(sums(queues(&self.status()?)))
+    }
+
+    /// A device, if it is in the status, with its queues, which another device may show.
+    pub fn device(&self, name: &str) -> Result<Option<status::Device>> {
+        let devices = self.status()?.devices;
+        let named = |name: &str| devices.iter().find(|d| d.device == name).cloned();
+        let mut device = named(name);
+        if let Some(device) = &mut device
+            && let Some(account) = device.queues_of.as_deref().and_then(named)
+        {
+            device.queues = account.queues;
+        }
+        Ok(device)
     }
 
     /// The sums once nothing is queued and the account of each queue closes. While packets are on
@@ -117,7 +130,7 @@ impl Rxsteer {
         until("nothing is queued, and the accounts close", || {
             let status = self.status()?;
             let rests = |queue: &Queue| queue.sums.queued == 0 && queue.imbalance().is_none();
-            Ok(queues(&status).all(rests).then(|| total(&status)))
+            Ok(queues(&status).all(rests).then(|| sums(queues(&status))))
         })
         .with_context(|| format!("{:?}", self.status()))
     }
@@ -152,9 +165,10 @@ fn queues(status: &Status) -> impl Iterator<Item = &Queue> {
     status.devices.iter().flat_map(|device| &device.queues)
 }
 
-fn total(status: &Status) -> Terms {
+/// Sums over these queues.
+pub fn sums<'a>(queues: impl IntoIterator<Item = &'a Queue>) -> Terms {
     let mut sums = Terms::default();
-    queues(status).for_each(|queue| sums += &queue.sums);
+    queues.into_iter().for_each(|queue| sums += &queue.sums);
     sums
 }
 

@@ -11,7 +11,7 @@ use rxlab::lab::hog::Hog;
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, until};
 
 use crate::common::descriptors::{POLLED, limit_descriptors};
-use crate::common::process::{attached, rxsteer};
+use crate::common::process::{attached, rxsteer, sums};
 use crate::common::threads::{cpumaps, kthreads};
 use crate::world::{MASKS, POLICIES, Struck, UNDER_WAY, World};
 
@@ -256,10 +256,9 @@ fn device(world: &mut World) -> Result<Struck> {
     run_set(world, &["--policy=off"])?;
     let mut last = u64::MAX;
     until("nothing is redirected", || {
-        let queues = world.life()?.queues()?;
-        let redirected: u64 = queues.iter().map(|q| q.sums.redirected).sum();
-        let rests = last == redirected && queues.iter().all(|q| q.sums.queued == 0);
-        last = redirected;
+        let sums = sums(&world.life()?.queues()?);
+        let rests = last == sums.redirected && sums.queued == 0;
+        last = sums.redirected;
         sleep(Duration::from_millis(50));
         Ok(rests.then_some(()))
     })?;

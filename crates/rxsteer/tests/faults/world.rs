@@ -17,6 +17,7 @@ use rxsteer::api::status::Queue;
 use rxsteer::host::setting::Setting;
 
 use crate::common::mutate::Random;
+use crate::common::process::sums;
 use crate::fault::Fault;
 use crate::life::{Life, Start};
 use crate::order::{Reader, overtaken};
@@ -215,7 +216,7 @@ impl World {
         Ok(Outcome {
             packets: arrivals.len() as u64,
             overtaken: overtaken_before + overtaken(&arrivals, struck.breaks.as_slice()),
-            redirected: queues.iter().map(|q| q.sums.redirected).sum(),
+            redirected: sums(&queues).redirected,
         })
     }
 
