@@ -244,6 +244,19 @@ fn crr() -> Result<()> {
 }
 
 #[test]
+fn nat() -> Result<()> {
+    in_lab!();
+    if !has_nft() {
+        rxlab::testing::not_run("nat", "nft is missing");
+        return Ok(());
+    }
+    run(
+        Scenario::Nat,
+        &["tps", "latency_us_p99", "demand_us", "latency_us_p50"],
+    )
+}
+
+#[test]
 fn without_nft_there_is_a_note_and_no_figure() -> Result<()> {
     in_lab!();
     let output = Command::new(env!("CARGO_BIN_EXE_rxlab"))

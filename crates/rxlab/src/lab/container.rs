@@ -3,9 +3,11 @@
 //! (DNAT), and its own connections leave with the host's address (masquerade).
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU16, Ordering};
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
+use super::frame::UdpFlows;
 use super::link::{End, Link, LinkConfig};
 use super::netns::Netns;
 use super::tool::NFT;
@@ -20,6 +22,8 @@ pub const PORT: u16 = 8080;
 pub struct Container {
     /// From the host (tester) to the container (dut).
     link: Link,
+    /// Source ports of [`Self::published`] so far.
+    ports: AtomicU16,
 }
 
 impl Container {
@@ -56,7 +60,10 @@ table ip nat {{
             outside = outside.name,
         );
         NFT.run(&outside.netns, &["-f", "-"], &rules)?;
-        Ok(Self { link })
+        Ok(Self {
+            link,
+            ports: AtomicU16::new(0),
+        })
     }
 
     /// Where its applications run.
@@ -67,5 +74,33 @@ table ip nat {{
     /// The address to which the host passes packets for [`PUBLISHED`].
     pub fn address(&self) -> SocketAddr {
         (self.link.dut.ipv4, PORT).into()
+    }
+
+    /// These flows, to the published port and from other source ports than those of the last call:
+    /// the host remembers a connection after its end, and would take the first segments of the same
+    /// one for old ones.
+    ///
+    /// # Errors
+    /// All ports were used.
+    pub fn published(&self, flows: UdpFlows) -> Result<UdpFlows> {
+        let ports = flows.nr_flows.div_ceil(flows.nr_saddrs) as u16;
+        let used = self.ports.fetch_add(ports, Ordering::Relaxed);
+        let sport = flows.sport.checked_add(used);
+        let sport = sport.filter(|sport| sport.checked_add(ports).is_some());
+        Ok(UdpFlows {
+            sport: sport.context("no source port is left: take fewer rounds")?,
+            dport: PUBLISHED,
+            ..flows
+        })
+    }
+
+    /// [`Self::published`] flows, as the container receives them.
+    pub fn inside(&self, flows: &UdpFlows) -> UdpFlows {
+        let address = self.address();
+        UdpFlows {
+            daddr: address.ip(),
+            dport: address.port(),
+            ..flows.clone()
+        }
     }
 }

@@ -200,26 +200,26 @@ impl ClosedLoop {
 
     /// The client is an XDP program at the tester's end.
     fn in_the_lab(&self, testbed: &Testbed, seconds: f64) -> Result<Sample> {
-        let link = &testbed.link;
-        let flows = UdpFlows::to(&link.dut, self.connections);
-        let (frames, sockets) = match self.tcp {
-            true => {
-                let tcp = TcpFlows {
-                    flows,
-                    first_seq: 1,
-                    ack: 1,
-                    push: true,
-                };
-                let sockets = sockets::established(&link.dut.netns, &tcp, RCVBUF)?;
-                (Frames::Tcp(tcp), sockets)
-            }
-            false => {
-                let sockets = sockets::connected(&link.dut.netns, &flows, RCVBUF)?;
-                (Frames::Udp(flows), sockets)
-            }
+        let flows = testbed.flows(self.connections)?;
+        let (netns, served) = testbed.applications(&flows);
+        let tcp = |flows| TcpFlows {
+            flows,
+            first_seq: 1,
+            ack: 1,
+            push: true,
         };
-        let server = self.serve(&link.dut.netns, sockets, testbed.masks())?;
-        let client = Client::new(link, &frames, self.len)?;
+        let (frames, sockets) = match self.tcp {
+            true => (
+                Frames::Tcp(tcp(flows)),
+                sockets::established(netns, &tcp(served), RCVBUF)?,
+            ),
+            false => (
+                Frames::Udp(flows),
+                sockets::connected(netns, &served, RCVBUF)?,
+            ),
+        };
+        let server = self.serve(netns, sockets, testbed.masks())?;
+        let client = Client::new(&testbed.link, &frames, self.len)?;
         Sample::take(testbed, client, server, self.others, seconds)
     }
 

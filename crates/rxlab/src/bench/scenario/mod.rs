@@ -10,6 +10,7 @@ pub mod flood;
 pub mod follow;
 pub mod forward;
 pub mod lossfree;
+pub mod nat;
 pub mod ramp;
 pub mod record;
 pub mod reorder;
@@ -48,6 +49,8 @@ pub enum Scenario {
     Rr,
     /// A connection for each byte to and fro, 100 at once
     Crr,
+    /// As rr, to a container behind NAT
+    Nat,
     /// Requests that make the server work
     Rpc,
     /// One TCP connection in bulk, to a consumer that polls and to one that sleeps
@@ -74,7 +77,7 @@ impl Scenario {
             Self::Rr | Self::Rpc | Self::Stream => true,
             Self::Decide | Self::Record | Self::Follow => false,
             Self::Flood | Self::Fairness | Self::Lossfree | Self::Forward => false,
-            Self::Crr | Self::Firewall | Self::Busypoll | Self::Reorder => false,
+            Self::Crr | Self::Nat | Self::Firewall | Self::Busypoll | Self::Reorder => false,
             Self::Ramp | Self::Wakeup => false,
         }
     }
@@ -124,6 +127,7 @@ impl Scenario {
             Self::Fairness => Box::new(fairness::Fairness::new(effort)?),
             Self::Rr => Box::new(rr::Rr::new(effort)?),
             Self::Crr => Box::new(crr::Crr::new(effort)?),
+            Self::Nat => possible("nat", nat::Nat::new(effort))?,
             Self::Rpc => Box::new(rpc::Rpc::new(effort)?),
             Self::Stream => Box::new(stream::TcpStream::new(effort)?),
             Self::Busypoll => Box::new(busypoll::BusyPoll::new(effort)?),

@@ -11,6 +11,30 @@ use crate::bench::setup::place::Places;
 /// Connections of a case, each with a thread, as netserver has a process for each.
 const CONNECTIONS: [u32; 2] = [1, 500];
 
+/// The cases with these numbers of connections, for each place.
+pub(super) fn cases(places: &Places, connections: [u32; 2]) -> Vec<(usize, ClosedLoop)> {
+    let case = |tcp, connections| ClosedLoop {
+        tcp,
+        len: 1,
+        connections,
+        threads: connections,
+        work: None,
+        busy_poll: false,
+        others: None,
+    };
+    let cases = connections
+        .map(|n| closed_loop::connections(n, places.masks()))
+        .map(|n| [case(true, n), case(false, n)]);
+    places.each(cases.into_iter().flatten())
+}
+
+/// The name of a case.
+pub(super) fn name(case: &ClosedLoop) -> String {
+    let proto = if case.tcp { "TCP_RR" } else { "UDP_RR" };
+    let plural = if case.connections > 1 { "s" } else { "" };
+    format!("{proto}, {} connection{plural}", case.connections)
+}
+
 pub struct Rr {
     places: Places,
     ways: Vec<Way>,
@@ -25,23 +49,9 @@ impl Rr {
     /// The host does not allow it, or has a single CPU; the peer is absent.
     pub fn new(effort: &Effort) -> Result<Self> {
         let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On])?;
-        let case = |tcp, connections| ClosedLoop {
-            tcp,
-            len: 1,
-            connections,
-            threads: connections,
-            work: None,
-            busy_poll: false,
-            others: None,
-        };
-        let cases = CONNECTIONS
-            .map(|n| closed_loop::connections(n, places.masks()))
-            .map(|n| [case(true, n), case(false, n)])
-            .into_iter()
-            .flatten();
         Ok(Self {
             ways: places.masks().ways(&Mode::on(effort.device, &MODES)),
-            cases: places.each(cases),
+            cases: cases(&places, CONNECTIONS),
             places,
             seconds: effort.seconds,
         })
@@ -50,14 +60,9 @@ impl Rr {
 
 impl Experiment for Rr {
     fn plan(&self) -> Plan {
-        let cases = self.cases.iter().map(|(place, case)| {
-            let proto = if case.tcp { "TCP_RR" } else { "UDP_RR" };
-            let plural = if case.connections > 1 { "s" } else { "" };
-            let name = format!("{proto}, {} connection{plural}", case.connections);
-            CasePlan {
-                case: self.places.case(*place, &name),
-                modes: self.ways.iter().map(Way::to_string).collect(),
-            }
+        let cases = self.cases.iter().map(|(place, case)| CasePlan {
+            case: self.places.case(*place, &name(case)),
+            modes: self.ways.iter().map(Way::to_string).collect(),
         });
         Plan {
             scenario: "rr",

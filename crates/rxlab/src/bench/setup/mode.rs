@@ -50,10 +50,16 @@ pub enum Mode {
     RxsteerRfsIdle,
     /// rxsteer with its default policy.
     Rxsteer,
+    /// rxsteer with `--policy rfs --follow-nat`.
+    RxsteerRfsNat,
+    /// rxsteer with its default policy and `--follow-nat`.
+    RxsteerNat,
     /// rxsteer in skb mode with `--policy rps`.
     RxsteerSkbRps,
     /// rxsteer in skb mode with `--policy rfs`.
     RxsteerSkbRfs,
+    /// rxsteer in skb mode with `--policy rfs --follow-nat`.
+    RxsteerSkbRfsNat,
     /// rxsteer in skb mode with its default policy.
     RxsteerSkb,
 }
@@ -68,7 +74,15 @@ impl Mode {
     fn is_skb(self) -> bool {
         matches!(
             self,
-            Self::RxsteerSkbRps | Self::RxsteerSkbRfs | Self::RxsteerSkb
+            Self::RxsteerSkbRps | Self::RxsteerSkbRfs | Self::RxsteerSkbRfsNat | Self::RxsteerSkb
+        )
+    }
+
+    /// Whether flows follow their applications behind NAT.
+    fn follows_nat(self) -> bool {
+        matches!(
+            self,
+            Self::RxsteerRfsNat | Self::RxsteerNat | Self::RxsteerSkbRfsNat
         )
     }
 
@@ -85,12 +99,13 @@ impl Mode {
         match self {
             Self::None | Self::KernelRps | Self::KernelRfs | Self::Cpumap => None,
             Self::RxsteerRps | Self::RxsteerSkbRps => Some(Policy::RPS),
-            Self::RxsteerRfs | Self::RxsteerSkbRfs => Some(Policy::RFS),
+            Self::RxsteerRfs | Self::RxsteerRfsNat => Some(Policy::RFS),
+            Self::RxsteerSkbRfs | Self::RxsteerSkbRfsNat => Some(Policy::RFS),
             Self::RxsteerRfsIdle => Some(Policy {
                 idle: true,
                 ..Policy::RFS
             }),
-            Self::Rxsteer | Self::RxsteerSkb => Some(Policy::default()),
+            Self::Rxsteer | Self::RxsteerNat | Self::RxsteerSkb => Some(Policy::default()),
         }
     }
 }
@@ -106,8 +121,11 @@ impl fmt::Display for Mode {
             Self::RxsteerRfs => "rxsteer-rfs",
             Self::RxsteerRfsIdle => "rxsteer-rfs+idle",
             Self::Rxsteer => "rxsteer",
+            Self::RxsteerRfsNat => "rxsteer-rfs+nat",
+            Self::RxsteerNat => "rxsteer-adaptive+nat",
             Self::RxsteerSkbRps => "rxsteer-skb-rps",
             Self::RxsteerSkbRfs => "rxsteer-skb-rfs",
+            Self::RxsteerSkbRfsNat => "rxsteer-skb-rfs+nat",
             Self::RxsteerSkb => "rxsteer-skb",
         })
     }
@@ -203,6 +221,7 @@ impl<'a> Active<'a> {
                         .transpose()?;
                 }
                 options.policy = policy;
+                options.follow_nat = mode.follows_nat();
                 options.prepare = device.loopback.is_some();
                 active.steering = Some(steer(end, options)?);
             }

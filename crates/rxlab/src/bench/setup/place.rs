@@ -71,10 +71,26 @@ impl Places {
                 places: vec![Place::Device(Pair::in_the_lab(effort.device)?.into())],
             });
         }
-        let conditions = effort.conditions(napi, gro);
-        let testbeds = Testbed::each(&conditions)?;
+        Self::labs(effort.conditions(napi, gro), Testbed::new)
+    }
+
+    /// A lab per condition, with the applications behind NAT.
+    ///
+    /// # Errors
+    /// As [`Testbed::behind_nat`].
+    pub fn behind_nat(effort: &Effort, napi: &[Napi], gro: &[Gro]) -> Result<Self> {
+        Self::labs(effort.conditions(napi, gro), Testbed::behind_nat)
+    }
+
+    fn labs(
+        conditions: Vec<Condition>,
+        testbed: impl Fn(Condition) -> Result<Testbed>,
+    ) -> Result<Self> {
+        let places = conditions
+            .iter()
+            .map(|c| Ok(Place::Lab(testbed(*c)?.into())));
         Ok(Self {
-            places: testbeds.into_iter().map(|t| Place::Lab(t.into())).collect(),
+            places: places.collect::<Result<_>>()?,
             conditions,
         })
     }

@@ -13,10 +13,11 @@ use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::device::{Device, RxMode};
 use rxsteer::host::topology::Topology;
 
-use crate::bench::experiment::{Condition, DeviceKind, Gro, Napi};
+use crate::bench::experiment::{Condition, DeviceKind, Gro, Napi, Unfit};
 use crate::bench::setup::mode::{Active, Cpus, Mode, Way};
 use crate::bench::setup::watch::{Seen, Watch};
 use crate::lab::bridge::bridge;
+use crate::lab::container::Container;
 use crate::lab::ethtool::Offload;
 use crate::lab::frame::{Frames, UdpFlows, Vxlan};
 use crate::lab::generator::{Generator, GeneratorConfig};
@@ -35,6 +36,8 @@ pub struct Testbed {
     /// From the generator to the NIC, which is steered unless there is an inner device.
     pub link: Link,
     inner: Option<Inner>,
+    /// Where the applications run, if the host passes packets for them on by NAT.
+    container: Option<Container>,
     /// With an inner device, the program under which the NIC has its NAPI without GRO. Without, each
     /// mode has its own.
     _napi: Option<Xdp>,
@@ -149,7 +152,8 @@ impl Masks {
             Mode::None | Mode::RxsteerRfs | Mode::RxsteerRfsIdle | Mode::RxsteerSkbRfs => {
                 &[Cpus::Default][..]
             }
-            Mode::RxsteerSkb => &[Cpus::Default],
+            Mode::RxsteerSkb | Mode::RxsteerSkbRfsNat => &[Cpus::Default],
+            Mode::RxsteerRfsNat | Mode::RxsteerNat => &[Cpus::Default],
             Mode::Rxsteer if self.auto == self.all => &[Cpus::Default, Cpus::Others],
             Mode::Rxsteer => &[Cpus::Default, Cpus::All, Cpus::Others],
             _ => &[Cpus::All, Cpus::Others],
@@ -311,10 +315,42 @@ impl Testbed {
             link,
             _napi: inner.is_some().then_some(napi),
             inner,
+            container: None,
             nic,
             masks,
             _confined: confined,
         })
+    }
+
+    /// As [`Self::new`], with the applications in a container behind the host.
+    ///
+    /// # Errors
+    /// As [`Self::new`]; [`Unfit`](crate::bench::experiment::Unfit) when there is no `nft`, or the
+    /// kernel has no NAT.
+    pub fn behind_nat(condition: Condition) -> Result<Self> {
+        let testbed = Self::new(condition)?;
+        let container = Container::new(&testbed.link.dut);
+        Ok(Self {
+            container: Some(container.map_err(|e| Unfit(format!("{e:#}")))?),
+            ..testbed
+        })
+    }
+
+    /// Flows from the tester's end, as the tester sends them.
+    pub fn flows(&self, nr_flows: u32) -> Result<UdpFlows> {
+        let flows = UdpFlows::to(&self.link.dut, nr_flows);
+        match &self.container {
+            Some(container) => container.published(flows),
+            None => Ok(flows),
+        }
+    }
+
+    /// Where the applications run, and these flows as they see them.
+    pub fn applications(&self, flows: &UdpFlows) -> (&Netns, UdpFlows) {
+        match &self.container {
+            Some(container) => (container.netns(), container.inside(flows)),
+            None => (&self.link.dut.netns, flows.clone()),
+        }
     }
 
     /// The steered device.
