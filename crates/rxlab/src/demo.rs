@@ -4,6 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
+use std::thread::sleep;
+use std::time::Duration;
 
 use anyhow::Result;
 use rxsteer::cli::table::table;
@@ -24,6 +26,12 @@ const ROUNDS: usize = 3;
 
 /// Attempts for a measurement. On a busy machine, threads of the lab may not run in time.
 const TRIES: u32 = 5;
+
+/// Time before each measurement in which the lab rests, so that what is busy are other programs.
+const REST: Duration = Duration::from_millis(100);
+
+/// Mean share of all CPUs' time that other programs may take.
+const OTHERS: f64 = 0.1;
 
 /// A mode delivers most if it delivers this share of the maximum: medians of three rounds are no
 /// more exact.
@@ -92,6 +100,8 @@ pub struct Demo {
     pub no_firewall: Option<String>,
     /// Largest share of all CPUs' time that the hypervisor took during a measurement, 0 to 1.
     pub steal_share: f64,
+    /// Mean share of all CPUs' time that other programs took before the measurements, 0 to 1.
+    pub others_share: f64,
 }
 
 /// Runs the demo with measurements of `seconds`. `progress` is called before each measurement with
@@ -111,7 +121,13 @@ pub fn demo(seconds: f64, progress: &dyn Fn(&str, u64)) -> Result<Demo> {
     let mut rounds = Rounds {
         kernel: kernel_cpus(masks),
         progress: &|way| progress(&way.to_string(), (nr_cases * ROUNDS * 3) as u64),
+        others_share: &|| {
+            let watch = testbed.watch()?;
+            sleep(REST);
+            Ok(watch.end()?.busy_share)
+        },
         steal_share: 0.0,
+        others: Vec::new(),
     };
     let floods = FLOODS.map(|(to, kernel)| {
         rounds.compare(format!("Flood: {to}"), kernel, |way| {
@@ -130,6 +146,7 @@ pub fn demo(seconds: f64, progress: &dyn Fn(&str, u64)) -> Result<Demo> {
         firewall: firewall.transpose()?,
         no_firewall,
         steal_share: rounds.steal_share,
+        others_share: rounds.others.iter().sum::<f64>() / rounds.others.len() as f64,
     })
 }
 
@@ -167,8 +184,12 @@ struct Rounds<'a> {
     kernel: Cpus,
     /// Called before each measurement.
     progress: &'a dyn Fn(Way),
+    /// Measures the share of other programs, while the lab rests.
+    others_share: &'a dyn Fn() -> Result<f64>,
     /// Largest share so far.
     steal_share: f64,
+    /// Shares of other programs so far.
+    others: Vec<f64>,
 }
 
 impl Rounds<'_> {
@@ -192,6 +213,7 @@ impl Rounds<'_> {
         for _ in 0..ROUNDS {
             for (way, samples) in &mut measured {
                 (self.progress)(*way);
+                self.others.push((self.others_share)()?);
                 let sample = fit(*way, || measure(*way))?;
                 self.steal_share = self.steal_share.max(sample.seen.steal_share);
                 samples.push(sample);
@@ -279,6 +301,16 @@ impl Demo {
                  others. Another time the figures may be different ones.",
                 100.0 * self.steal_share
             );
+        }
+        if self.others_share >= OTHERS {
+            let _ = writeln!(
+                out,
+                "\n\
+                 Other programs took {:.0} % of the CPUs' time: the figures tell more about them than\n\
+                 about steering. Run the demo again while the machine is idle.",
+                100.0 * self.others_share
+            );
+            return out;
         }
         let _ = writeln!(out, "\n{}", self.conclusion());
         out
@@ -476,6 +508,7 @@ mod tests {
             firewall: Some(case("Firewall: c", [100.0, 150.0, 200.0])),
             no_firewall: None,
             steal_share: 0.5,
+            others_share: 0.05,
         }
     }
 
@@ -497,6 +530,17 @@ mod tests {
             let text = demo.render();
             assert!(text.ends_with(words), "not {words:?} in\n{text}");
         }
+    }
+
+    #[test]
+    fn beside_other_programs_the_tables_show_nothing() {
+        let demo = Demo {
+            others_share: 0.5,
+            ..demo(false)
+        };
+        let text = demo.render();
+        assert!(text.contains("\n\nOther programs took 50 % of"), "{text}");
+        assert!(!text.contains("Of the floods"), "{text}");
     }
 
     #[test]

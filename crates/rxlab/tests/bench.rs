@@ -315,7 +315,9 @@ fn the_demo_ends_with_the_firewall() -> Result<()> {
         let (_, end) = text
             .split_once("\nFirewall: a router")
             .context(text.clone())?;
-        assert!(end.contains("through the firewall rxsteer"), "{text}");
+        // Beside other programs nothing is concluded.
+        let ends = ["through the firewall rxsteer", "\nOther programs took "];
+        assert!(ends.iter().any(|words| end.contains(words)), "{text}");
     }
     Ok(())
 }
