@@ -37,7 +37,7 @@ guest: ## tests in virtual machines, on several kernels (TEST=rfs, ARGS=FILTER, 
 lint: ## layout, warnings, licences
 	@scripts/lint.sh
 
-bench: ## the measured comparison, 18 minutes (SCENARIO=flood, REPORT=FILE.html, ARGS=--json)
+bench: ## the measured comparison, 25 minutes (SCENARIO=flood, REPORT=FILE.html, ARGS=--json)
 	@scripts/run.sh bench $(SCENARIO) --report $(REPORT) $(ARGS)
 
 many: ## the comparison on many CPUs, emulated (CPUS=8, SOCKETS=1, KERNEL=6.18, SCENARIO=flood, PROFILE=1, MANY=FILE.html)
