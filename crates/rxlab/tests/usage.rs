@@ -32,7 +32,7 @@ fn bench() {
     wrong(
         &["bench", "floods"],
         &[
-            "decide, record, follow, flood, ramp, wakeup, fairness, rr, crr, rpc, stream, busypoll, lossfree, forward, firewall, reorder",
+            "decide, record, follow, flood, ramp, wakeup, fairness, rr, crr, nat, rpc, stream, busypoll, lossfree, forward, firewall, reorder",
         ],
     );
     for (seconds, why) in SECONDS {
@@ -50,6 +50,25 @@ fn bench() {
         wrong(&["bench", "decide", &option], &["write FILE.html"]);
     }
     wrong(&["bench", "compare", "old.json"], &["<NEW.json>"]);
+}
+
+#[test]
+fn bench_of_unknown_modes() {
+    if !nix::unistd::geteuid().is_root() {
+        let why = "bench needs root before it looks at its scenarios";
+        return rxlab::testing::not_run("bench_of_unknown_modes", why);
+    }
+    // The name of a mode has its mask; the other one is known.
+    for (given, said) in [
+        ("--mode=kernel-rps", "no mode `kernel-rps`"),
+        ("--case=no-such", "no case with `no-such`"),
+    ] {
+        let ended = RXLAB.run(&["bench", "flood", "--mode=none", given]);
+        let said_all = String::from_utf8_lossy(&ended.stderr).into_owned();
+        assert_eq!(ended.status.code(), Some(1), "{said_all}");
+        assert!(said_all.contains(said), "{said_all}");
+        assert!(said_all.contains("kernel-rps (all)"), "{said_all}");
+    }
 }
 
 #[test]

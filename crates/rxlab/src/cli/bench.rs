@@ -14,7 +14,7 @@ use rxsteer::cli::value::seconds;
 use super::lab::needs_lab;
 use super::reports::{ColumnsArgs, CompareArgs};
 use super::serve::{ServeArgs, peer};
-use crate::bench::experiment::{CasePlan, DeviceKind, Effort, Gro, Napi, On, Only};
+use crate::bench::experiment::{CasePlan, DeviceKind, Effort, Gro, Napi, On, Only, Plan};
 use crate::bench::measurement::Measurement;
 use crate::bench::report::document::Document;
 use crate::bench::report::files::{self, Files};
@@ -147,9 +147,13 @@ impl BenchArgs {
             .iter()
             .map(|m| m.plan().nr_measurements(&effort))
             .sum();
+        let plans = || measurements.iter().map(Measurement::plan);
+        if let Some(unknown) = unknown(plans(), &effort.only) {
+            bail!("no {unknown}; there are\n{}", names(&measurements));
+        }
         if nr == 0 && effort.only != Only::default() {
             bail!(
-                "there is no such case, or no such mode; there are\n{}",
+                "no such case has such a mode; there are\n{}",
                 names(&measurements)
             );
         }
@@ -208,6 +212,17 @@ fn html(path: &str) -> Result<PathBuf, String> {
         Some(extension) if extension == "html" => Ok(path),
         _ => Err("write FILE.html".to_owned()),
     }
+}
+
+/// What the selection names, and no plan has.
+fn unknown<'a>(plans: impl Iterator<Item = &'a Plan>, only: &Only) -> Option<String> {
+    let cases: Vec<_> = plans.flat_map(|plan| &plan.cases).collect();
+    let case = |part: &&String| !cases.iter().any(|case| case.case.contains(*part));
+    let mode = |name: &&String| !cases.iter().any(|case| case.modes.contains(name));
+    let case = only.cases.iter().find(case);
+    let mode = only.modes.iter().find(mode);
+    case.map(|part| format!("case with `{part}` in its name"))
+        .or_else(|| mode.map(|name| format!("mode `{name}`")))
 }
 
 /// All cases and modes, one line per case.
