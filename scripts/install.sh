@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
 # install.sh PREFIX PROGRAM...: builds rxsteer or rxlab and puts them into PREFIX/bin, and the man pages
-# of rxsteer into PREFIX/share/man/man8.
+# of rxsteer into PREFIX/share/man/man8, and completions where shells look for them.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -17,6 +17,12 @@ for program in "$@"; do
     echo "installed $prefix/bin/$program"
 done
 if [[ " $* " == *" rxsteer "* ]]; then
-    "$prefix/bin/rxsteer" man "$prefix/share/man/man8"
-    echo "installed $prefix/share/man/man8/rxsteer*.8"
+    completions=$(mktemp -d)
+    trap 'rm -r "$completions"' EXIT
+    "$prefix/bin/rxsteer" man "$prefix/share/man/man8" "$completions"
+    share=$prefix/share
+    install -D -m 644 "$completions/rxsteer.bash" "$share/bash-completion/completions/rxsteer"
+    install -D -m 644 "$completions/_rxsteer" "$share/zsh/site-functions/_rxsteer"
+    install -D -m 644 "$completions/rxsteer.fish" "$share/fish/vendor_completions.d/rxsteer.fish"
+    echo "installed $share/man/man8/rxsteer*.8, and completions for bash, zsh and fish"
 fi

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rxsteer man`: writes the man pages, which have the texts of `--help`. For `make install`.
+//! `rxsteer man`: writes the man pages, which have the texts of `--help`, and the completions of shells.
+//! For `make install`.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -7,6 +8,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::{Args, Command};
+use clap_complete::Shell;
 use clap_mangen::Man;
 
 /// System administration commands (man-pages(7)).
@@ -17,10 +19,13 @@ const SECTION: &str = "8";
 pub struct ManArgs {
     /// Where the pages are written
     pub folder: PathBuf,
+
+    /// Where the completions are written: `rxsteer.bash`, `_rxsteer` and `rxsteer.fish`
+    pub completions: Option<PathBuf>,
 }
 
 impl ManArgs {
-    /// Writes the pages of this command and its subcommands.
+    /// Writes the pages of this command and its subcommands, and the completions.
     pub(super) fn run(self, mut cli: Command) -> Result<ExitCode> {
         let folder = self.folder.display().to_string();
         fs::create_dir_all(&self.folder).context(folder)?;
@@ -34,6 +39,13 @@ impl ManArgs {
             let path = self.folder.join(man.get_filename());
             let page = File::create(&path).and_then(|mut file| man.render(&mut file));
             page.with_context(|| path.display().to_string())?;
+        }
+        let Some(folder) = self.completions else {
+            return Ok(ExitCode::SUCCESS);
+        };
+        fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
+            clap_complete::generate_to(shell, &mut cli, "rxsteer", &folder)?;
         }
         Ok(ExitCode::SUCCESS)
     }

@@ -66,7 +66,7 @@ pub enum Command {
     /// instances amount to. Exit status: 1 if something does, of the host or of a device that is
     /// named
     Doctor(doctor::DoctorArgs),
-    /// Write the man pages
+    /// Write the man pages and completions
     #[command(hide = true)]
     Man(man::ManArgs),
 }

@@ -15,6 +15,7 @@ mod foreign;
 pub mod hotplug;
 mod kernel_rps;
 mod looks;
+mod manager;
 mod more_queues;
 pub mod options;
 pub mod panics;
@@ -66,6 +67,7 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
     };
     let prepared = Prepared::new(options)?;
     let mut session = Session::start(options.clone())?;
+    manager::ready();
     info!(
         "{} {}; stop with Ctrl-C or SIGTERM",
         match (options.policy, options.dry_run) {
@@ -89,6 +91,7 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
             session.serve(stop, &server, &hotplug)
         })
     });
+    manager::stopping();
     // Also after an error or a panic: later packets must not overtake queued ones.
     let stopped = panics::caught(|| session.end());
     outcome.and(stopped).and(prepared.put_back())

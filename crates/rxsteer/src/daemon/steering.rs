@@ -11,6 +11,7 @@ use super::auto::AutoMasks;
 use super::choice::Choice;
 use super::hotplug::Hotplug;
 use super::looks::Looks;
+use super::manager;
 use super::options::{Hash, Mode, Options, RpsCpus, TABLE_MAX, Tunnel};
 use super::panics;
 use super::patterns::Patterns;
@@ -133,6 +134,7 @@ impl Steering {
         };
         steering.apply()?;
         for device in 0..steering.devices.len() {
+            manager::alive();
             if let Err(e) = steering.attach(device) {
                 if options.anew && !(options.mode == Mode::Auto && e.is::<Refused>()) {
                     steering.refused(device, &e);
@@ -184,6 +186,7 @@ impl Steering {
             }
             self.remove_drained()?;
             if looks.is_due() {
+                manager::alive();
                 makers.look();
                 if let Err(e) = self.datapath.look_at_host() {
                     warn!("{e:#}");

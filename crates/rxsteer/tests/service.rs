@@ -1,0 +1,255 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! rxsteer as a service: what it tells the service manager, and what its unit (dist/rxsteer.service)
+//! allows.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::io::ErrorKind;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use common::process::*;
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+use rxlab::in_lab;
+use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::link::LinkConfig;
+use rxlab::testing::testbed::*;
+use rxsteer::api::client;
+
+const UNIT: &str = include_str!("../../../dist/rxsteer.service");
+
+/// The value of a setting of the unit.
+fn setting(name: &str) -> Result<&'static str> {
+    let value = |line: &'static str| line.strip_prefix(name)?.strip_prefix('=');
+    UNIT.lines()
+        .find_map(value)
+        .with_context(|| format!("the unit has no {name}="))
+}
+
+/// What a manager is told from start to stop, in order; with its watchdog, or without.
+fn told(watchdog: bool) -> Result<Vec<String>> {
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("notify");
+    let manager = UnixDatagram::bind(&path)?;
+    manager.set_read_timeout(Some(Duration::from_secs(10)))?;
+    let mut command = Rxsteer::command(&dut.netns, &[&dut.name])?;
+    command.env("NOTIFY_SOCKET", &path);
+    if watchdog {
+        command.env("WATCHDOG_USEC", "30000000");
+    }
+    let next = || -> Result<String> {
+        let mut message = [0; 256];
+        let length = manager.recv(&mut message)?;
+        Ok(String::from_utf8_lossy(&message[..length])
+            .trim()
+            .to_owned())
+    };
+    let rxsteer = Rxsteer::spawn(&dut.netns, command, true)?;
+    let rxsteer = rxsteer.map_err(|ended| anyhow::anyhow!("{ended:?}"))?;
+    let mut told = Vec::new();
+    while told.last().is_none_or(|last| last != "READY=1") {
+        told.push(next()?);
+    }
+    ensure!(attached(&bed)?.is_some(), "ready before it steers");
+    // Two looks at what changes without an event.
+    std::thread::sleep(Duration::from_millis(2500));
+    ensure!(rxsteer.stop(Signal::SIGTERM)?.code == Some(0));
+    while told.last().is_none_or(|last| last != "STOPPING=1") {
+        told.push(next()?);
+    }
+    Ok(told)
+}
+
+#[test]
+fn a_manager_is_told() -> Result<()> {
+    in_lab!();
+    let with = told(true)?;
+    let alive = with.iter().filter(|message| *message == "WATCHDOG=1");
+    ensure!(alive.count() >= 2, "{with:?}");
+    // The control: no watchdog, no sign of life.
+    let without = told(false)?;
+    ensure!(without == ["READY=1", "STOPPING=1"], "{without:?}");
+    Ok(())
+}
+
+/// rxsteer with these capabilities alone, as names in setpriv(1).
+fn with_capabilities(bed: &Testbed, names: &[String]) -> Result<Result<Rxsteer, Ended>> {
+    let dut = &bed.link.dut;
+    let only: Vec<_> = names.iter().map(|name| format!("+{name}")).collect();
+    let plain = Rxsteer::command(&dut.netns, &[&dut.name, "--rps-cpus=0-1"])?;
+    let mut command = dut.netns.command("setpriv")?;
+    command
+        .arg("--no-new-privs")
+        .arg(format!("--bounding-set=-all,{}", only.join(",")))
+        .arg(plain.get_program())
+        .args(plain.get_args())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    Rxsteer::spawn(&dut.netns, command, true)
+}
+
+/// Those of the unit.
+fn capabilities() -> Result<Vec<String>> {
+    let names = setting("CapabilityBoundingSet")?.split_whitespace();
+    let name = |name: &str| Some(name.strip_prefix("CAP_")?.to_lowercase());
+    names
+        .map(|full| name(full).with_context(|| full.to_owned()))
+        .collect()
+}
+
+#[test]
+fn the_units_capabilities_suffice() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let names = capabilities()?;
+    let rxsteer = with_capabilities(&bed, &names)?.map_err(|e| anyhow::anyhow!("{e:?}"))?;
+    let flows = UdpFlows::to(&bed.link.dut, 64);
+    let sink = bed.receiver_in_order(&flows)?;
+    bed.send(Frames::Udp(flows), 10_000)?;
+    all_arrive_in_order(sink, 10_000)?;
+    let sums = rxsteer.at_rest()?;
+    ensure!(sums.redirected > 0 && sums.lost == 0, "{sums:?}");
+    let ended = rxsteer.stop(Signal::SIGTERM)?;
+    ensure!(ended.code == Some(0), "{ended:?}");
+    // The control: without the first one, rxsteer says which it lacks.
+    let Err(ended) = with_capabilities(&bed, &names[1..])? else {
+        anyhow::bail!("it steers without CAP_NET_ADMIN");
+    };
+    ensure!(ended.code == Some(1), "{ended:?}");
+    ensure!(ended.log.contains("CAP_NET_ADMIN"), "{ended:?}");
+    Ok(())
+}
+
+/// System calls that are refused here as by the unit: what calls them goes on without.
+const REFUSED: [&str; 3] = ["fsopen", "fsconfig", "fsmount"];
+
+/// The members of a set of system calls, with those of the sets in it.
+fn members(set: &str) -> Result<BTreeSet<String>> {
+    let filter = ["syscall-filter", "--no-pager", set];
+    let output = Command::new("systemd-analyze").args(filter).output()?;
+    let text = String::from_utf8(output.stdout)?;
+    let mut members = BTreeSet::new();
+    for name in text.lines().skip(1).map(str::trim) {
+        match name.starts_with('@') {
+            true => members.extend(self::members(name)?),
+            false => {
+                members.insert(name.to_owned());
+            }
+        }
+    }
+    Ok(members)
+}
+
+/// System calls of rxsteer in this mode, from start to stop; `None` without strace.
+fn calls(mode: &str) -> Result<Option<BTreeSet<String>>> {
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let folder = tempfile::tempdir()?;
+    let trace = folder.path().join("trace");
+    let args = [&dut.name[..], "--rps-cpus=0-1", "--follow-nat", mode];
+    let plain = Rxsteer::command(&dut.netns, &args)?;
+    let mut command = dut.netns.command("strace")?;
+    let refusal = format!("inject={}:error=EPERM", REFUSED.join(","));
+    command
+        .args(["-f", "-qq", "-e", &refusal, "-o"])
+        .arg(&trace);
+    command.arg(plain.get_program()).args(plain.get_args());
+    command.stdin(Stdio::null()).stdout(Stdio::null());
+    let mut child = match command.spawn() {
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(None),
+        child => child?,
+    };
+    let status = until("it steers", || Ok(dut.netns.run(client::status).ok()))?;
+    let pid = Pid::from_raw(status.pid.try_into()?);
+    bed.send(Frames::Udp(UdpFlows::to(dut, 64)), 10_000)?;
+    nix::sys::signal::kill(pid, Signal::SIGTERM)?;
+    ensure!(child.wait()?.success(), "rxsteer fails under strace");
+    let text = std::fs::read_to_string(&trace)?;
+    let name = |line: &str| {
+        let (_, call) = line.split_once(' ')?;
+        let (name, _) = call.trim_start().split_once('(')?;
+        let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';
+        name.chars().all(plain).then(|| name.to_owned())
+    };
+    Ok(Some(text.lines().filter_map(name).collect()))
+}
+
+#[test]
+fn the_units_system_calls_suffice() -> Result<()> {
+    in_lab!();
+    let missing = || {
+        let why = "strace or systemd-analyze is missing (install strace and systemd)";
+        rxlab::testing::not_run("the_units_system_calls_suffice", why);
+        Ok(())
+    };
+    if Command::new("systemd-analyze").output().is_err() {
+        return missing();
+    }
+    let mut allowed = BTreeSet::new();
+    for name in setting("SystemCallFilter")?.split_whitespace() {
+        match name.starts_with('@') {
+            true => allowed.extend(members(name)?),
+            false => {
+                allowed.insert(name.to_owned());
+            }
+        }
+    }
+    for mode in ["--mode=native", "--mode=skb"] {
+        let Some(calls) = calls(mode)? else {
+            return missing();
+        };
+        let refused = |name: &&String| !allowed.contains(*name);
+        let refused: Vec<_> = calls.iter().filter(refused).collect();
+        ensure!(
+            refused.iter().all(|name| REFUSED.contains(&name.as_str())),
+            "{mode}: {refused:?}"
+        );
+        // The control: the unit names what the set lacks.
+        let set = members("@system-service")?;
+        ensure!(calls.contains("bpf") && !set.contains("bpf"), "{calls:?}");
+    }
+    Ok(())
+}
+
+/// The exposure that `systemd-analyze security` finds, from 0 to 100; `None` without that program.
+fn exposure(unit: &Path) -> Result<Option<f64>> {
+    let mut command = Command::new("systemd-analyze");
+    command.args(["security", "--offline=true", "--no-pager"]);
+    let Ok(output) = command.arg(unit).output() else {
+        return Ok(None);
+    };
+    let text = String::from_utf8(output.stdout)?;
+    let overall = text.lines().find(|line| line.contains("Overall exposure"));
+    let overall = overall.with_context(|| text.clone())?;
+    let (_, level) = overall.split_once("service: ").context("no figure")?;
+    let level = level.split_whitespace().next().context("no figure")?;
+    Ok(Some(level.parse::<f64>()? * 10.0))
+}
+
+#[test]
+fn the_unit_is_tight() -> Result<()> {
+    const LIMIT: f64 = 40.0;
+    let folder = tempfile::tempdir()?;
+    let unit = folder.path().join("rxsteer.service");
+    std::fs::write(&unit, UNIT)?;
+    let Some(tight) = exposure(&unit)? else {
+        let why = "systemd-analyze is missing (install systemd)";
+        rxlab::testing::not_run("the_unit_is_tight", why);
+        return Ok(());
+    };
+    println!("exposure {tight} of 100");
+    ensure!(tight <= LIMIT, "exposure {tight}");
+    // The control: the same unit without its limits.
+    let (head, _) = UNIT.split_once("CapabilityBoundingSet").context("limits")?;
+    std::fs::write(&unit, head)?;
+    let loose = exposure(&unit)?.context("the program was there")?;
+    ensure!(loose > LIMIT, "exposure {loose} without limits");
+    Ok(())
+}
