@@ -22,7 +22,7 @@ use rxlab::lab::netns::{Netns, Thread};
 use rxlab::testing::testbed::*;
 
 /// Limit on a change: traffic has to last, and a second change comes after a pause.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(150);
 
 /// A TCP connection in bulk until this is dropped.
 struct Bulk {
@@ -144,6 +144,7 @@ fn the_mode_follows_the_traffic() -> Result<()> {
         &dut.name[..],
         "--rps-cpus=0-1",
         "--mode=auto",
+        "--policy=adaptive",
         "--flow-limit=12",
     ];
     // By its process the other end of the veth is found.

@@ -14,6 +14,7 @@ use super::plan::{Named, QueueMask, Steered};
 use crate::datapath::Datapath;
 use crate::datapath::load::WHOLE;
 use crate::host::device::{Received, RxMode};
+use crate::host::tc;
 use crate::types::rps_dev_flow;
 
 /// Rate in frames per second, and share of a CPU's time that polls take, below which the mode does
@@ -31,8 +32,9 @@ const SMALL: f64 = 500.0;
 const MOSTLY: f64 = 0.75;
 const HARDLY: f64 = 0.5;
 
-/// Time for which the traffic has to ask for another mode.
-const LASTING: Duration = Duration::from_secs(5);
+/// Looks in a row at which the traffic has to ask for another mode. Those between them that find
+/// little traffic do not count.
+const LASTING: u32 = 5;
 
 /// Time over which rates are measured, at least.
 const MEASURED: Duration = Duration::from_millis(900);
@@ -71,10 +73,10 @@ struct Flow {
 struct Seen {
     received: Received,
     at: Instant,
-    /// Empty if the device was not busy then.
+    /// At the last look that found the device busy.
     flows: BTreeMap<u32, Flow>,
-    /// Since when its traffic has asked for the other mode.
-    asks: Option<Instant>,
+    /// Looks in a row at which its traffic has asked for the other mode.
+    asks: u32,
 }
 
 /// See the module's documentation.
@@ -120,14 +122,13 @@ impl Choice {
             };
             let seen = self.seen.get_mut(&device.ifindex).expect("just looked at");
             let asked = traffic.asks_for().filter(|asked| *asked != mode);
-            seen.asks = asked.map(|_| seen.asks.unwrap_or(now));
-            let lasting = seen.asks.is_some_and(|since| now >= since + LASTING);
+            seen.asks = asked.map_or(0, |_| seen.asks + 1);
+            let lasting = seen.asks >= LASTING;
             let soon = chosen.is_some_and(|chosen| now < chosen.after);
             let Some(asked) = asked.filter(|_| lasting && !soon) else {
                 continue;
             };
-            let merges = || device.merges().unwrap_or(false);
-            if wish_of(steered, masks).is_none() || (asked == RxMode::Skb && !merges()) {
+            if wish_of(steered, masks).is_none() || !is_possible(steered, asked) {
                 continue;
             }
             let name = &device.name;
@@ -152,7 +153,7 @@ impl Choice {
             received,
             at: now,
             flows: BTreeMap::new(),
-            asks: None,
+            asks: 0,
         });
         let seconds = (now - seen.at).as_secs_f64();
         if seconds < MEASURED.as_secs_f64() {
@@ -162,16 +163,18 @@ impl Choice {
         let bytes = received.bytes.wrapping_sub(seen.received.bytes) as f64;
         (seen.received, seen.at) = (received, now);
         let size = bytes / frames.max(1.0);
-        let may_ask = steered.mode == RxMode::Skb || size >= BULK;
         let busy = frames >= BUSY * seconds && is_busy(datapath, steered);
-        // Reading the flows of many queues takes some ms.
-        let flows = match may_ask && busy {
+        if !busy {
+            return None;
+        }
+        // Reading the flows of many queues takes some ms: natively, small frames ask for nothing.
+        let flows = match steered.mode == RxMode::Skb || size >= BULK {
             true => packets(datapath, steered),
             false => BTreeMap::new(),
         };
         let before = std::mem::replace(&mut seen.flows, flows);
         if before.is_empty() || seen.flows.is_empty() {
-            seen.asks = None;
+            seen.asks = 0;
             return None;
         }
         Some(Traffic {
@@ -186,6 +189,13 @@ impl Choice {
 pub(super) fn changes(steered: &Steered, chosen: &BTreeMap<String, Chosen>) -> bool {
     let chosen = chosen.get(&steered.device.name);
     chosen.is_some_and(|chosen| chosen.mode != steered.mode)
+}
+
+/// Whether the device can be steered in that mode, and gains by it.
+fn is_possible(steered: &Steered, mode: RxMode) -> bool {
+    let merges = || steered.device.merges().unwrap_or(false);
+    let gains = mode != RxMode::Skb || (tc::is_possible() && merges());
+    gains && steered.unobstructed_in(mode).is_ok()
 }
 
 /// The CPUs of all the device's queues; `None` if they differ: the queues of the other mode are

@@ -91,11 +91,19 @@ impl Steered {
     /// # Errors
     /// With the reason and its remedy.
     pub(super) fn unobstructed(&self) -> Result<()> {
+        self.unobstructed_in(self.mode)
+    }
+
+    /// The same in another mode.
+    ///
+    /// # Errors
+    /// With the reason and its remedy.
+    pub(super) fn unobstructed_in(&self, mode: RxMode) -> Result<()> {
         let device = Device {
             xdp: None,
             ..Device::open(&self.device.name)?
         };
-        device.unobstructed(self.mode)
+        device.unobstructed(mode)
     }
 }
 
