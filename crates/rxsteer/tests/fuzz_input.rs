@@ -21,7 +21,7 @@ use rxlab::lab::link::LinkConfig;
 use rxlab::testing::testbed::{OTHER_CPU, Testbed, status};
 use rxsteer::api::control::Request;
 use rxsteer::cli::Cli;
-use rxsteer::cli::config::with_file;
+use rxsteer::cli::config;
 use serde_json::Value;
 
 /// Of `RXSTEER_FRAMES`, which counts packets.
@@ -154,7 +154,7 @@ fn every_configuration_is_read_or_refused() -> Result<()> {
     let read = |text: &[u8]| {
         fs::write(&file, text)?;
         let line = ["rxsteer", "run", "--config=FILE"].map(OsString::from);
-        with_file(file.path(), Cli::command(), line.into_iter())
+        config::read(&[file.path().to_owned()], Cli::command(), line)
     };
     let seed = Random::seed();
     let mut random = Random::new(seed);

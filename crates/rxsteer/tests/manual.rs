@@ -1,16 +1,24 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The tables of options in docs/manual/ say what `--help` and the man pages say. With
-//! `RXSTEER_WRITE_MANUAL=1` in the environment they are written instead of compared.
+//! The tables of options and the example of a configuration in docs/manual/ say what `--help` and the
+//! man pages say. With `RXSTEER_WRITE_MANUAL=1` in the environment they are written instead of compared.
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::{Arg, Command, CommandFactory};
-use rxsteer::cli::Cli;
+use rxsteer::cli::{Cli, example};
 
 const BEGIN: &str = "<!-- options -->\n";
 const END: &str = "<!-- end of options -->\n";
+
+fn manual() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/manual")
+}
+
+fn is_written() -> bool {
+    std::env::var_os("RXSTEER_WRITE_MANUAL").is_some()
+}
 
 /// An option with its value's name, or a positional argument's name.
 fn synopsis(arg: &Arg) -> String {
@@ -71,8 +79,7 @@ fn table(command: &Command) -> String {
 
 #[test]
 fn the_manual_has_the_options_of_the_command_line() {
-    let manual = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/manual");
-    let write = std::env::var_os("RXSTEER_WRITE_MANUAL").is_some();
+    let (manual, write) = (manual(), is_written());
     let mut cli = Cli::command();
     let mut nr_pages = 0;
     for command in pages(&mut cli) {
@@ -96,12 +103,31 @@ fn the_manual_has_the_options_of_the_command_line() {
         }
         nr_pages += 1;
     }
-    assert_eq!(nr_pages, 8);
+    assert_eq!(nr_pages, 9);
     // The control: another option is another table.
     let mut other = Cli::command().find_subcommand("status").unwrap().clone();
     let before = table(&other);
     other = other.arg(Arg::new("new").long("new").help("A new option"));
     assert_ne!(before, table(&other));
+}
+
+#[test]
+fn the_manual_has_the_example_of_a_configuration() {
+    let path = manual().join("rxsteer.toml");
+    let should = format!(
+        "# SPDX-License-Identifier: MIT OR Apache-2.0\n{}",
+        example::text()
+    );
+    if is_written() {
+        fs::write(&path, &should).unwrap();
+    }
+    let is = fs::read_to_string(&path).unwrap_or_default();
+    assert!(
+        is == should,
+        "{}: it is not the output of `rxsteer check --example`: run this test once with \
+         RXSTEER_WRITE_MANUAL=1",
+        path.display()
+    );
 }
 
 #[test]

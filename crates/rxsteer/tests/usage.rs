@@ -16,7 +16,7 @@ fn commands() {
     wrong(&["steer"], &["unrecognized subcommand", "steer"]);
     wrong(&["run", "lo", "--polcy=rps"], &["--polcy", "--policy"]);
     for command in [
-        "run", "status", "flows", "explain", "set", "poll", "napi", "doctor",
+        "run", "status", "flows", "explain", "set", "poll", "napi", "doctor", "check",
     ] {
         wrong(&[command, "--no-such-option"], &["--no-such-option"]);
         let help = RXSTEER.run(&[command, "--help"]);
@@ -71,7 +71,7 @@ fn napi() {
 
 #[test]
 fn run() {
-    wrong(&["run"], &["<DEVICE>"]);
+    wrong(&["run"], &["no device", "/etc/rxsteer/rxsteer.toml"]);
     wrong(
         &["run", "lo", "--policy=rfs2"],
         &["rfs, rps or off", "+idle"],

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The configuration file of `rxsteer run`: the options of the command line by their names, and
-//! `[[busy_poll]]` tables. The file's values become the defaults of the command line.
+//! Configuration files of `rxsteer run`: the options of the command line by their names, and
+//! `[[busy_poll]]` tables. The files' values become the defaults of the command line.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs;
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
+use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, Args, Command, FromArgMatches};
 use serde::Deserialize;
 use toml::{Spanned, Value};
@@ -20,8 +21,7 @@ use crate::daemon::options::Options;
 /// Content of a file besides options.
 #[derive(Debug, Deserialize)]
 struct Tables {
-    #[serde(default)]
-    devices: Vec<String>,
+    devices: Option<Vec<String>>,
     #[serde(default)]
     busy_poll: Vec<Spanned<Rule>>,
 }
@@ -29,28 +29,46 @@ struct Tables {
 /// The keys of [`Tables`].
 const TABLES: [&str; 2] = ["devices", "busy_poll"];
 
+/// The keys of each `[[busy_poll]]` table.
+#[derive(Deserialize)]
+struct RuleKeys {
+    #[serde(default)]
+    busy_poll: Vec<BTreeMap<Spanned<String>, Value>>,
+}
+
 /// Similarity from which an unknown key is taken for a mistyped one, as in clap.
 const SIMILAR: f64 = 0.7;
 
-/// The options of this file, and of the command line, which takes precedence; `cli` has the
-/// subcommand `run`.
+/// Content of files.
+#[derive(Debug, Default)]
+struct Content {
+    devices: Option<Vec<String>>,
+    busy_poll: Vec<Rule>,
+    defaults: Defaults,
+}
+
+impl Content {
+    /// Adds a later file: its keys replace those before, its rules are added to them.
+    fn add(&mut self, later: Self) {
+        self.devices = later.devices.or(self.devices.take());
+        self.busy_poll.extend(later.busy_poll);
+        self.defaults.extend(later.defaults);
+    }
+}
+
+/// The options of these files, each of which takes precedence over those before, and of the command
+/// line, which takes precedence over all; `cli` has the subcommand `run`. There may be no device.
 ///
 /// # Errors
-/// When the file can't be read, or contains anything but options and their values: with each line.
-pub fn with_file(
-    path: &Path,
+/// When a file can't be read, or contains anything but options and their values: with each line.
+pub fn read(
+    files: &[PathBuf],
     cli: Command,
-    command_line: impl Iterator<Item = OsString>,
+    command_line: impl IntoIterator<Item = OsString>,
 ) -> Result<Options> {
-    let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-    let (tables, defaults) = read(&text).map_err(|mistakes| {
-        let lines = mistakes
-            .iter()
-            .map(|(line, why)| format!("{}:{line}: {why}", path.display()));
-        anyhow!(lines.collect::<Vec<_>>().join("\n"))
-    })?;
+    let content = content(files)?;
     let command = cli.mut_subcommand("run", |run| {
-        defaults.into_iter().fold(run, |run, (id, values)| {
+        content.defaults.into_iter().fold(run, |run, (id, values)| {
             run.mut_arg(id, |arg| arg.default_values(values))
         })
     });
@@ -58,27 +76,40 @@ pub fn with_file(
     let run = matches.subcommand_matches("run").context("no `run`")?;
     let mut options = RunArgs::from_arg_matches(run)?.options();
     if options.devices.is_empty() {
-        options.devices = tables.devices;
+        options.devices = content.devices.unwrap_or_default();
     }
-    if options.devices.is_empty() {
-        bail!(
-            "{}: no device: write devices = [\"eth0\"], or name one on the command line",
-            path.display()
-        );
-    }
-    let rules = tables.busy_poll.into_iter();
-    options.busy_poll = rules.map(Spanned::into_inner).collect();
+    options.busy_poll = content.busy_poll;
     Ok(options)
+}
+
+/// What these files have together.
+fn content(files: &[PathBuf]) -> Result<Content> {
+    let (mut all, mut mistakes) = (Content::default(), Vec::new());
+    for path in files {
+        let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        match content_of(&text) {
+            Ok(content) => all.add(content),
+            Err(found) => mistakes.extend(found.into_iter().map(|mistake| in_file(path, mistake))),
+        }
+    }
+    match &mistakes[..] {
+        [] => Ok(all),
+        _ => bail!(mistakes.join("\n")),
+    }
 }
 
 /// A mistake, after its line.
 type Mistake = (usize, String);
 
+fn in_file(path: &Path, (line, why): Mistake) -> String {
+    format!("{}:{line}: {why}", path.display())
+}
+
 /// Values by the argument's id.
-type Defaults = Vec<(String, Vec<String>)>;
+type Defaults = BTreeMap<String, Vec<String>>;
 
 /// All mistakes are returned, except those after one in the syntax or in the tables.
-fn read(text: &str) -> Result<(Tables, Defaults), Vec<Mistake>> {
+fn content_of(text: &str) -> Result<Content, Vec<Mistake>> {
     let line = |span: Range<usize>| line_of(text, span.start);
     let toml = |e: toml::de::Error| (e.span().map_or(1, line), e.message().to_owned());
     let keys: BTreeMap<Spanned<String>, Value> = toml::from_str(text).map_err(|e| vec![toml(e)])?;
@@ -90,27 +121,55 @@ fn read(text: &str) -> Result<(Tables, Defaults), Vec<Mistake>> {
             continue;
         }
         match default(&command, name, value) {
-            // A flag that is false. An empty list replaces the default.
-            Ok((_, values)) if values.is_empty() && !value.is_array() => {}
-            Ok(default) => defaults.push(default),
+            Ok((id, values)) => {
+                defaults.insert(id, values);
+            }
             Err(why) => mistakes.push((line(key.span()), why)),
         }
     }
-    let tables = toml::from_str(text).map_err(toml);
-    if let Ok(Tables { busy_poll, .. }) = &tables {
-        mistakes.extend(busy_poll.iter().filter_map(|rule| {
-            let objection = rule.get_ref().objection()?;
-            Some((line(rule.span()), format!("[[busy_poll]]: {objection}")))
-        }));
-    }
+    let unknown = unknown_rule_keys(text);
+    let all_known = unknown.is_empty();
+    mistakes.extend(unknown.into_iter().map(|(span, why)| (line(span), why)));
+    let tables: Result<Tables, _> = toml::from_str(text).map_err(toml);
     match tables {
-        Ok(tables) if mistakes.is_empty() => Ok((tables, defaults)),
-        tables => {
-            mistakes.extend(tables.err());
-            mistakes.sort();
-            Err(mistakes)
+        Ok(tables) => {
+            let rules = tables.busy_poll.into_iter().map(|rule| {
+                let (span, rule) = (rule.span(), rule.into_inner());
+                if let Some(objection) = rule.objection() {
+                    mistakes.push((line(span), format!("[[busy_poll]]: {objection}")));
+                }
+                rule
+            });
+            let busy_poll = rules.collect();
+            if mistakes.is_empty() {
+                return Ok(Content {
+                    devices: tables.devices,
+                    busy_poll,
+                    defaults,
+                });
+            }
         }
+        // An unknown key is an error of the tables too.
+        Err(_) if !all_known => {}
+        Err(mistake) => mistakes.push(mistake),
     }
+    mistakes.sort();
+    Err(mistakes)
+}
+
+/// Keys of `[[busy_poll]]` tables that no rule has.
+fn unknown_rule_keys(text: &str) -> Vec<(Range<usize>, String)> {
+    // Another mistake, which is reported for the tables.
+    let Ok(RuleKeys { busy_poll }) = toml::from_str(text) else {
+        return Vec::new();
+    };
+    let command = Rule::augment_args(Command::new("poll"));
+    let known: Vec<&str> = command.get_arguments().filter_map(Arg::get_long).collect();
+    let keys = busy_poll.iter().flat_map(BTreeMap::keys);
+    let unknown = keys.filter(|key| !known.contains(&key.get_ref().as_str()));
+    let why =
+        |key: &Spanned<String>| format!("[[busy_poll]]: {}", unknown_key(key.get_ref(), &known));
+    unknown.map(|key| (key.span(), why(key))).collect()
 }
 
 /// The argument's id and the values of a key.
@@ -138,24 +197,32 @@ fn argument<'a>(command: &'a Command, name: &str) -> Result<&'a Arg, String> {
     }
     let mut keys: Vec<_> = args().filter_map(Arg::get_long).collect();
     keys.extend(TABLES);
-    keys.sort_by(|a, b| {
-        let [a, b] = [a, b].map(|key| strsim::jaro_winkler(key, name));
-        b.total_cmp(&a)
-    });
-    Err(match keys.first() {
-        Some(nearest) if strsim::jaro_winkler(nearest, name) > SIMILAR => {
-            format!("unknown key {name:?}: did you mean {nearest:?}?")
-        }
-        _ => format!("unknown key {name:?}; there are {}", keys.join(", ")),
-    })
+    Err(unknown_key(name, &keys))
 }
 
-/// A key's values as on the command line; none for a flag that is false.
+/// Says that there is no such key, and which one may be meant.
+fn unknown_key(name: &str, known: &[&str]) -> String {
+    match nearest(name, known) {
+        Some(nearest) => format!("unknown key {name:?}: did you mean {nearest:?}?"),
+        None => format!("unknown key {name:?}; there are {}", known.join(", ")),
+    }
+}
+
+/// The most similar word, if it is similar.
+fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
+    let similarity = |known: &&str| strsim::jaro_winkler(known, word);
+    let similar = known
+        .iter()
+        .copied()
+        .filter(|known| similarity(known) > SIMILAR);
+    similar.max_by(|a, b| similarity(a).total_cmp(&similarity(b)))
+}
+
+/// A key's values as on the command line, and those of a flag.
 fn values(arg: &Arg, name: &str, value: &Value) -> Result<Vec<String>, String> {
     let flag = !arg.get_action().takes_values();
     Ok(match value {
-        Value::Boolean(true) if flag => vec!["true".to_owned()],
-        Value::Boolean(false) if flag => Vec::new(),
+        Value::Boolean(value) if flag => vec![value.to_string()],
         _ if flag => return Err(format!("{name}: true or false is expected")),
         Value::String(text) => vec![text.clone()],
         Value::Integer(number) => vec![number.to_string()],
@@ -168,20 +235,26 @@ fn values(arg: &Arg, name: &str, value: &Value) -> Result<Vec<String>, String> {
 }
 
 /// Checks the values of an option. The error is clap's message, without the usage of the command
-/// line.
+/// line, and the word that may be meant.
 fn check(command: &Command, arg: &Arg, name: &str, values: &[String]) -> Result<(), String> {
     if !arg.get_action().takes_values() {
         return Ok(());
     }
     let given = values.iter().map(|value| format!("--{name}={value}"));
-    let given = given.chain(["--config=FILE".to_owned()]);
     let Err(error) = command.clone().try_get_matches_from(given) else {
         return Ok(());
     };
     let text = error.to_string();
     let message = text.trim_start_matches("error: ");
-    let message = message.split("\n\nUsage").next().unwrap_or_default();
-    Err(message.split("\n\n").next().unwrap_or_default().to_owned())
+    let message = message.split("\n\n").next().unwrap_or_default();
+    Err(match error.get(ContextKind::SuggestedValue) {
+        Some(ContextValue::String(near)) => {
+            // Without the list of all words, which clap has in the second line.
+            let first = message.lines().next().unwrap_or_default();
+            format!("{first}: did you mean {near:?}?")
+        }
+        _ => message.to_owned(),
+    })
 }
 
 #[cfg(test)]
@@ -189,13 +262,72 @@ mod tests {
     use super::*;
     use crate::datapath::policy::Policy;
 
-    fn read(text: &str, given: &[&str]) -> Result<Options> {
-        let file = tempfile::NamedTempFile::new()?;
-        fs::write(&file, text)?;
-        let line = [&["rxsteer", "run", "--config=FILE"], given].concat();
+    /// The options of files with these texts.
+    fn read_all(texts: &[&str], given: &[&str]) -> Result<Options> {
+        let folder = tempfile::tempdir()?;
+        let file = |(number, text): (usize, &&str)| {
+            let path = folder.path().join(number.to_string());
+            fs::write(&path, text)?;
+            Ok(path)
+        };
+        let files: Vec<PathBuf> = texts.iter().enumerate().map(file).collect::<Result<_>>()?;
+        let line = [&["rxsteer", "run"], given].concat();
         let run = RunArgs::augment_args(Command::new("run"));
         let cli = Command::new("rxsteer").subcommand(run);
-        with_file(file.path(), cli, line.iter().map(OsString::from))
+        super::read(&files, cli, line.iter().map(OsString::from))
+    }
+
+    fn read(text: &str, given: &[&str]) -> Result<Options> {
+        read_all(&[text], given)
+    }
+
+    #[test]
+    fn keys_of_later_files_replace_those_of_earlier_ones() {
+        let vendor = "
+            devices = [\"eth0\"]
+            policy = \"rfs\"
+            dry-run = true
+            tunnels = [\"gre\", \"vxlan\"]
+            flow-limit = 5
+            [[busy_poll]]
+            comm = \"nginx\"
+            usecs = 50
+        ";
+        let own = "
+            devices = [\"eth1\"]
+            policy = \"rps\"
+            dry-run = false
+            tunnels = []
+            [[busy_poll]]
+            port = 53
+            usecs = 20
+        ";
+        let options = read_all(&[vendor, "", own], &[]).unwrap();
+        assert_eq!(
+            (&options.devices[..], options.policy),
+            (&["eth1".to_owned()][..], Policy::RPS)
+        );
+        assert_eq!((options.dry_run, options.tunnels.len()), (false, 0));
+        assert_eq!((options.flow_limit, options.busy_poll.len()), (5, 2));
+        // The control: the order decides.
+        let options = read_all(&[own, vendor], &[]).unwrap();
+        assert_eq!(
+            (&options.devices[..], options.policy),
+            (&["eth0".to_owned()][..], Policy::RFS)
+        );
+        assert!(options.dry_run);
+        // Mistakes of all files are named.
+        let error = read_all(&["x-y-z = 1", vendor, "\npolcy = 1"], &[])
+            .unwrap_err()
+            .to_string();
+        let lines: Vec<&str> = error.lines().collect();
+        let [first, second] = lines[..] else {
+            panic!("{error}")
+        };
+        assert!(
+            first.contains("/0:1: ") && second.contains("/2:2: "),
+            "{error}"
+        );
     }
 
     #[test]
@@ -274,7 +406,7 @@ mod tests {
             ("backlog = 0", ":1: ", "1..=16368"),
             ("config = \"FILE\"", ":1: ", "another one"),
             ("devices = \"eth0\"", ":1: ", "sequence"),
-            ("", ": ", "no device"),
+            ("mode = \"nativ\"", ":1: ", "did you mean \"native\"?"),
             (
                 "devices = [\"eth0\"]\n[[busy_poll]]\nusecs = 50",
                 ":2: ",
@@ -289,6 +421,11 @@ mod tests {
                 "devices = [\"eth0\"]\n[[busy_poll]]\npid = 1\nusecs = 5\nbudget = 3",
                 ":5: ",
                 "budget",
+            ),
+            (
+                "[[busy_poll]]\npid = 1\nusec = 5",
+                ":3: ",
+                "[[busy_poll]]: unknown key \"usec\": did you mean \"usecs\"?",
             ),
             ("[busy", ":1: ", "]"),
         ] {

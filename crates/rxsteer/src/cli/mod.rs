@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The command line: a file for each subcommand, with its options, its request and its output.
 
+pub mod check;
 pub mod config;
 pub mod doctor;
 pub mod endpoints;
+pub mod example;
 pub mod explain;
+mod files;
 pub mod flows;
 pub mod man;
 pub mod napi;
@@ -12,6 +15,7 @@ pub mod poll;
 pub mod program;
 pub mod run;
 pub mod set;
+mod source;
 pub mod status;
 pub mod table;
 pub mod value;
@@ -20,6 +24,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{CommandFactory, Parser, Subcommand};
+use source::Source;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::busy_poll::undo;
@@ -66,6 +71,9 @@ pub enum Command {
     /// instances amount to. Exit status: 1 if something does, of the host or of a device that is
     /// named
     Doctor(doctor::DoctorArgs),
+    /// Check configuration files, without privileges and without a look at the host. Exit status: 1 if
+    /// there are mistakes
+    Check(check::CheckArgs),
     /// Write the man pages and completions
     #[command(hide = true)]
     Man(man::ManArgs),
@@ -88,10 +96,7 @@ impl Command {
     /// With the reason and the remedy.
     pub fn run(self) -> Result<ExitCode> {
         match self {
-            Self::Run(args) => run::run(&match &args.config {
-                Some(file) => config::with_file(file, Cli::command(), std::env::args_os())?,
-                None => args.options(),
-            }),
+            Self::Run(args) => run::run(&Source::of(*args).read(Cli::command())?),
             Self::Status(args) => args.run(),
             Self::Flows(args) => args.run(),
             Self::Explain(args) => args.run(),
@@ -99,6 +104,7 @@ impl Command {
             Self::Poll(args) => args.run(),
             Self::Napi(args) => args.run(),
             Self::Doctor(args) => args.run(),
+            Self::Check(args) => args.run(Cli::command()),
             Self::Man(args) => args.run(Cli::command()),
             Self::PutBack => undo::put_back().map(|()| ExitCode::SUCCESS),
             Self::PutBackNapi => settings::put_back().map(|()| ExitCode::SUCCESS),

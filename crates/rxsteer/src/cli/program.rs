@@ -34,6 +34,10 @@ pub fn main(level: LevelFilter, command: impl FnOnce() -> Result<ExitCode>) -> E
         .init();
     match command() {
         Ok(status) => status,
+        Err(e) if e.is::<clap::Error>() => {
+            let usage = e.downcast::<clap::Error>().expect("just looked at");
+            usage.exit()
+        }
         Err(e) => {
             for line in format!("{e:#}").lines() {
                 tracing::error!("{line}");

@@ -34,7 +34,8 @@ pub struct RunArgs {
     /// TOML file with these options by name; the command line takes precedence
     ///
     /// For example policy = "rfs", rps-cpus = "0-3", devices = ["eth0"]. [[busy_poll]] tables have
-    /// the options of `rxsteer poll`.
+    /// the options of `rxsteer poll`. Without this and without DEVICE, /etc/rxsteer/rxsteer.toml and
+    /// the files in /etc/rxsteer/rxsteer.d are read.
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 }

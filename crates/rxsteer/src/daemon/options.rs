@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, anyhow};
 use clap::builder::RangedI64ValueParser;
-use clap::{Arg, Args, Command, FromArgMatches, ValueEnum};
+use clap::{Args, Command, FromArgMatches, ValueEnum};
 
 use super::chosen::Chosen;
 use super::takedown::Bounds;
@@ -158,8 +158,8 @@ pub struct Options {
     /// Network devices, for example eth0, or patterns, for example 'veth*'
     ///
     /// A pattern has *, ? or [ ] as in a shell; quote it. Devices that match are steered in skb mode, also
-    /// those that come later.
-    #[arg(required_unless_present = "config", value_name = "DEVICE")]
+    /// those that come later. Without DEVICE, the configuration names them.
+    #[arg(value_name = "DEVICE")]
     pub devices: Vec<String>,
 
     /// How packets find their CPU.
@@ -317,17 +317,15 @@ impl Options {
     /// The defaults for these devices.
     ///
     /// # Panics
-    /// Without a device.
+    /// Never: all options have defaults.
     pub fn new(devices: impl IntoIterator<Item = impl Into<String>>) -> Self {
         let devices = devices.into_iter().map(Into::<String>::into);
         let command = Self::augment_args(Command::new("run").no_binary_name(true));
-        // With this argument, devices are not required.
-        let command = command.arg(Arg::new("config").long("config"));
         let given = std::iter::once("--".to_owned()).chain(devices);
         let options = command
             .try_get_matches_from(given)
             .and_then(|matches| Self::from_arg_matches(&matches));
-        options.expect("all options but the devices have defaults")
+        options.expect("all options have defaults")
     }
 }
 

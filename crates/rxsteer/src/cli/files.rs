@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Where the configuration of `rxsteer run` is: a main file, and drop-ins beside it.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// The vendor's folder and the administrator's. A file in the latter replaces the vendor's of the same
+/// name, as with systemd (systemd.unit(5)).
+const FOLDERS: [&str; 2] = ["/usr/lib/rxsteer", "/etc/rxsteer"];
+
+/// In each folder.
+const MAIN: &str = "rxsteer.toml";
+const DROP_INS: &str = "rxsteer.d";
+
+/// The files that exist, in the order in which they are read: the main file, then drop-ins by name.
+///
+/// # Errors
+/// When a folder can't be listed.
+pub(super) fn configured() -> Result<Vec<PathBuf>> {
+    configured_in(&FOLDERS.map(Path::new))
+}
+
+/// The main files, for messages.
+pub(super) fn places() -> String {
+    FOLDERS
+        .map(|folder| format!("{folder}/{MAIN}"))
+        .join(" or ")
+}
+
+fn configured_in(folders: &[&Path]) -> Result<Vec<PathBuf>> {
+    // A link without a target is there: reading it fails with its name.
+    let is_there = |path: &PathBuf| path.symlink_metadata().is_ok();
+    let main = folders.iter().rev().map(|folder| folder.join(MAIN));
+    let main = main.into_iter().find(is_there);
+    let mut drop_ins = BTreeMap::new();
+    for folder in folders.iter().map(|folder| folder.join(DROP_INS)) {
+        let entries = match fs::read_dir(&folder) {
+            Err(e) if e.kind() == ErrorKind::NotFound => continue,
+            entries => entries.with_context(|| folder.display().to_string())?,
+        };
+        for entry in entries {
+            let entry = entry.with_context(|| folder.display().to_string())?;
+            let path = entry.path();
+            if path
+                .extension()
+                .is_some_and(|extension| extension == "toml")
+            {
+                drop_ins.insert(entry.file_name(), path);
+            }
+        }
+    }
+    Ok(main.into_iter().chain(drop_ins.into_values()).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_replaces_the_vendors_of_the_same_name() {
+        let root = tempfile::tempdir().unwrap();
+        let [vendor, own] = ["usr", "etc"].map(|name| root.path().join(name));
+        let write = |folder: &Path, name: &str| {
+            let path = folder.join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(&path, "").unwrap();
+        };
+        let found = || {
+            let files = configured_in(&[&vendor, &own]).unwrap();
+            let short = |path: &PathBuf| path.strip_prefix(&root).unwrap().display().to_string();
+            files.iter().map(short).collect::<Vec<_>>()
+        };
+        assert_eq!(found(), [""; 0]);
+        write(&vendor, "rxsteer.toml");
+        for name in ["20-b.toml", "10-a.toml", "30-c.toml.orig"] {
+            write(&vendor.join("rxsteer.d"), name);
+        }
+        let expected = [
+            "usr/rxsteer.toml",
+            "usr/rxsteer.d/10-a.toml",
+            "usr/rxsteer.d/20-b.toml",
+        ];
+        assert_eq!(found(), expected);
+        write(&own, "rxsteer.toml");
+        for name in ["20-b.toml", "15-c.toml"] {
+            write(&own.join("rxsteer.d"), name);
+        }
+        let expected = [
+            "etc/rxsteer.toml",
+            "usr/rxsteer.d/10-a.toml",
+            "etc/rxsteer.d/15-c.toml",
+            "etc/rxsteer.d/20-b.toml",
+        ];
+        assert_eq!(found(), expected);
+    }
+}
