@@ -9,6 +9,7 @@ pub mod cli;
 pub mod daemon;
 pub mod datapath;
 pub mod host;
+pub mod metrics;
 pub mod napi;
 
 /// The types and constants of `bpf/types.h`.

@@ -13,7 +13,11 @@ const RXSTEER: &[(&str, &[&str])] = &[
     ("api", &["datapath", "host", "types"]),
     ("busy_poll", &["api", "bpf", "host", "types"]),
     ("napi", &["busy_poll", "host"]),
-    ("daemon", &["api", "busy_poll", "datapath", "host", "types"]),
+    ("metrics", &["api", "datapath"]),
+    (
+        "daemon",
+        &["api", "busy_poll", "datapath", "host", "metrics", "types"],
+    ),
     (
         "cli",
         &[

@@ -1,16 +1,37 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The tables of options and the example of a configuration in docs/manual/ say what `--help` and the
-//! man pages say. With `RXSTEER_WRITE_MANUAL=1` in the environment they are written instead of compared.
+//! man pages say, and the table of metrics what their HELP says. With `RXSTEER_WRITE_MANUAL=1` in the
+//! environment they are written instead of compared.
 
 use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::{Arg, Command, CommandFactory};
+use rxsteer::api::status::Status;
 use rxsteer::cli::{Cli, example};
+use rxsteer::metrics::exposition;
 
-const BEGIN: &str = "<!-- options -->\n";
-const END: &str = "<!-- end of options -->\n";
+/// Compares the part of a page between two comments with what it should be, or writes it.
+fn part(page: &Path, name: &str, should: &str) {
+    let text = fs::read_to_string(page).unwrap_or_else(|e| panic!("{}: {e}", page.display()));
+    let [begin, end] = ["", "end of "].map(|prefix| format!("<!-- {prefix}{name} -->\n"));
+    let parts = text.split_once(&begin).and_then(|(before, rest)| {
+        let (is, after) = rest.split_once(&end)?;
+        Some((before, is, after))
+    });
+    let (before, is, after) = parts.unwrap_or_else(|| panic!("{}: no {name}", page.display()));
+    if is_written() {
+        fs::write(page, [before, &begin, should, &end, after].concat()).unwrap();
+        return;
+    }
+    assert!(
+        is == should,
+        "{}: its {name} are not those of the program: run this test once with \
+         RXSTEER_WRITE_MANUAL=1.\n{should}",
+        page.display()
+    );
+}
 
 fn manual() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/manual")
@@ -31,6 +52,7 @@ fn synopsis(arg: &Arg) -> String {
         }
     };
     match arg.get_long() {
+        Some(long) if arg.is_require_equals_set() => format!("`--{long}[={value}]`"),
         Some(long) if arg.get_action().takes_values() => format!("`--{long} {value}`"),
         Some(long) => format!("`--{long}`"),
         None => format!("`{value}`").replace('|', "\\|"),
@@ -79,28 +101,11 @@ fn table(command: &Command) -> String {
 
 #[test]
 fn the_manual_has_the_options_of_the_command_line() {
-    let (manual, write) = (manual(), is_written());
     let mut cli = Cli::command();
     let mut nr_pages = 0;
     for command in pages(&mut cli) {
-        let path = manual.join(format!("{}.md", command.get_name()));
-        let page = fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-        let parts = page.split_once(BEGIN).and_then(|(before, rest)| {
-            let (is, after) = rest.split_once(END)?;
-            Some((before, is, after))
-        });
-        let (before, is, after) = parts.expect("the page has a table of options");
-        let should = table(command);
-        if write {
-            fs::write(&path, [before, BEGIN, &should, END, after].concat()).unwrap();
-        } else {
-            assert!(
-                is == should,
-                "{}: its options are not those of the command line: run this test once with \
-                 RXSTEER_WRITE_MANUAL=1.\n{should}",
-                path.display()
-            );
-        }
+        let page = manual().join(format!("{}.md", command.get_name()));
+        part(&page, "options", &table(command));
         nr_pages += 1;
     }
     assert_eq!(nr_pages, 9);
@@ -109,6 +114,24 @@ fn the_manual_has_the_options_of_the_command_line() {
     let before = table(&other);
     other = other.arg(Arg::new("new").long("new").help("A new option"));
     assert_ne!(before, table(&other));
+}
+
+/// The table of metrics, from their HELP and TYPE.
+fn metrics() -> String {
+    let text = exposition::text(Status::default()).unwrap();
+    let mut table = "| Metric | Type | Meaning |\n|---|---|---|\n".to_owned();
+    let mut lines = text.lines().filter(|line| line.starts_with("# "));
+    while let (Some(help), Some(kind)) = (lines.next(), lines.next()) {
+        let (name, help) = help["# HELP ".len()..].split_once(' ').unwrap();
+        let kind = kind.rsplit(' ').next().unwrap();
+        let _ = writeln!(table, "| `{name}` | {kind} | {help} |");
+    }
+    table
+}
+
+#[test]
+fn the_manual_has_the_metrics() {
+    part(&manual().join("metrics.md"), "metrics", &metrics());
 }
 
 #[test]

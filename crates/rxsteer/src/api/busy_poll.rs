@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The status of an rxsteer that lets sockets poll.
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 /// Printed for a process with polling enabled that has not polled yet: possible causes.
@@ -10,7 +11,7 @@ pub(crate) const IN_VAIN: &str = "none of its waits has polled yet: no packet of
                                   poll with --host-wide alone";
 
 /// All applications with polling sockets.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Status {
     /// Process id of the answering rxsteer.
     pub pid: u32,
@@ -21,7 +22,7 @@ pub struct Status {
 }
 
 /// A process with polling sockets.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Application {
     /// Process id.
     pub pid: u32,

@@ -74,6 +74,8 @@ const REPLY_MAX: usize = 64 << 20;
 pub enum Request {
     /// Counters of queues and backlogs.
     Status,
+    /// As [`Self::Status`], without flows: no table is read.
+    Counters,
     /// Changes settings.
     Set(Change),
     /// Lists flows.

@@ -4,6 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_with::{DeserializeFromStr, SerializeDisplay};
 
@@ -63,7 +64,7 @@ impl FromStr for Location {
 }
 
 /// The reason for a flow's wanted location.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Reason {
     /// Its application last received or sent data on that CPU.
@@ -108,23 +109,28 @@ impl Reason {
 }
 
 /// A flow on a queue.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Entry {
     /// Null if the device supplied the hash and no packet was parsed.
+    #[schemars(with = "Option<String>")]
     pub flow: Option<Flow>,
     /// Hash of its packets.
+    #[schemars(with = "String")]
     pub hash: FlowHash,
     /// Interface name of the receiving device.
     pub device: String,
     /// Receive queue.
     pub queue: u32,
     /// Where it is processed.
+    #[schemars(with = "String")]
     pub location: Location,
     /// Where it wants to be.
+    #[schemars(with = "String")]
     pub wanted: Location,
     /// Reason for `wanted`.
     pub reason: Reason,
     /// The location according to the tables alone, if the load was consulted.
+    #[schemars(with = "Option<String>")]
     pub base: Option<Location>,
     /// The CPU on which its application was last seen; null if unknown.
     pub application_cpu: Option<u32>,
@@ -169,7 +175,7 @@ pub struct Query {
 }
 
 /// The answer to a [`Query`], ordered as it asks.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Flows {
     /// At most `limit` flows.
     pub flows: Vec<Entry>,

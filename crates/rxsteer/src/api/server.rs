@@ -5,7 +5,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender, SyncSender, sync_channel};
+use std::sync::mpsc::{self, Receiver, Sender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -30,17 +30,50 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Clients that are served at once.
 const CLIENTS_MAX: usize = 32;
 
+/// The error of requests that no thread answers any more.
+const ENDED: &str = "the server has ended";
+
 /// A request, and where its reply goes.
 struct Asked {
     request: Request,
-    answer: SyncSender<Result<Reply, String>>,
+    answer: Answer,
+}
+
+/// Takes the answer to a request, on the thread that answers: it must not wait.
+type Answer = Box<dyn FnOnce(Result<Reply, String>) + Send>;
+
+/// Puts requests to the thread that answers, from other threads of this process.
+#[derive(Clone)]
+pub struct Asker {
+    to: Sender<Asked>,
+    waiting: Arc<EventFd>,
+}
+
+impl Asker {
+    /// Puts a request. `answer` is called on the thread that answers, and must not wait.
+    ///
+    /// # Errors
+    /// When the server has ended.
+    pub fn ask(
+        &self,
+        request: Request,
+        answer: impl FnOnce(Result<Reply, String>) + Send + 'static,
+    ) -> Result<()> {
+        let answer = Box::new(answer);
+        self.to
+            .send(Asked { request, answer })
+            .ok()
+            .context(ENDED)?;
+        self.waiting.write(1)?;
+        Ok(())
+    }
 }
 
 /// The control socket of this network namespace. It is readable when a request waits.
 pub struct Server {
     asked: Receiver<Asked>,
-    /// The number of requests in `asked`.
-    waiting: Arc<EventFd>,
+    /// Its `waiting` is the number of requests in `asked`.
+    asker: Asker,
     accepting: Option<(OwnedFd, JoinHandle<()>)>,
     _bound: Bound,
 }
@@ -58,9 +91,9 @@ impl Server {
         let waiting = Arc::new(EventFd::from_flags(flags)?);
         let (to, asked) = mpsc::channel();
         let (stopped, stop) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC)?;
+        let asker = Asker { to, waiting };
         let clients = Clients {
-            to,
-            waiting: waiting.clone(),
+            asker: asker.clone(),
             served: Arc::new(()),
         };
         let listener = bound.listener().try_clone()?;
@@ -69,29 +102,33 @@ impl Server {
             .spawn(move || clients.accept(&listener, &stopped))?;
         Ok(Self {
             asked,
-            waiting,
+            asker,
             accepting: Some((stop, thread)),
             _bound: bound,
         })
     }
 
+    /// For requests of this process.
+    pub fn asker(&self) -> Asker {
+        self.asker.clone()
+    }
+
     /// Answers a waiting request, if any.
     pub fn serve(&self, answer: impl FnOnce(Request) -> Result<Reply>) {
-        if self.waiting.read().is_ok()
+        if self.asker.waiting.read().is_ok()
             && let Ok(Asked {
                 request,
                 answer: to,
             }) = self.asked.try_recv()
         {
-            // The client may be gone.
-            let _ = to.send(answer(request).map_err(|e| format!("{e:#}")));
+            to(answer(request).map_err(|e| format!("{e:#}")));
         }
     }
 }
 
 impl AsFd for Server {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.waiting.as_fd()
+        self.asker.waiting.as_fd()
     }
 }
 
@@ -107,8 +144,7 @@ impl Drop for Server {
 /// What a thread needs to serve a client.
 #[derive(Clone)]
 struct Clients {
-    to: Sender<Asked>,
-    waiting: Arc<EventFd>,
+    asker: Asker,
     /// Its copies are the clients that are served, and one.
     served: Arc<()>,
 }
@@ -168,10 +204,10 @@ impl Clients {
 
     fn ask(&self, request: Request) -> Result<Result<Reply, String>> {
         let (answer, reply) = sync_channel(1);
-        self.to
-            .send(Asked { request, answer })
-            .context("the server has ended")?;
-        self.waiting.write(1)?;
-        reply.recv().context("the server has ended")
+        self.asker.ask(request, move |answered| {
+            // The client may be gone.
+            let _ = answer.send(answered);
+        })?;
+        reply.recv().context(ENDED)
     }
 }

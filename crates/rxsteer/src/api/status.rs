@@ -11,36 +11,37 @@
 
 use std::ops::AddAssign;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::flows::Flows;
 use crate::datapath::load::Load;
 
 /// Frames meant for other CPUs, by outcome.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Terms {
-    /// Redirected to the CPU.
+    /// Frames redirected to the CPU.
     pub redirected: u64,
-    /// Dropped in XDP because the backlog was full.
+    /// Frames dropped in XDP because the backlog was full.
     pub dropped: u64,
-    /// Dropped in XDP because the flow had to leave and could not yet.
+    /// Frames dropped in XDP because the flow had to leave and could not yet.
     pub shed: u64,
-    /// Dropped in XDP because the flow was large and the backlog half full.
+    /// Frames dropped in XDP because the flow was large and the backlog half full.
     pub limited: u64,
-    /// Redirected, and delivered to the network stack on the CPU.
+    /// Frames redirected, and delivered to the network stack on the CPU.
     pub delivered: u64,
-    /// Redirected, and lost in the kernel.
+    /// Frames redirected, and lost in the kernel.
     pub lost: u64,
-    /// Redirected, but dropped by the driver before the kernel saw the frame.
+    /// Frames redirected, but dropped by the driver before the kernel saw them.
     pub vanished: u64,
-    /// Redirected, and still queued.
+    /// Frames redirected, and still queued.
     pub queued: u64,
     /// Frames that a dry run would have redirected; they are counted as inline.
     pub would_redirect: u64,
 }
 
 /// A queue's backlog for one CPU.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Backlog {
     /// The CPU that processes it.
     pub cpu: u32,
@@ -53,7 +54,7 @@ pub struct Backlog {
 }
 
 /// One receive queue.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Queue {
     /// `rx_queue_index` on its device.
     pub queue: u32,
@@ -131,7 +132,7 @@ impl Queue {
 }
 
 /// One device.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Device {
     /// Interface name.
     pub device: String,
@@ -149,16 +150,19 @@ pub struct Device {
     /// The device that has the account of this one's packets in its queues: in skb mode devices share
     /// them. Null if this device has queues of its own.
     pub queues_of: Option<String>,
+    /// In skb mode beside other devices, or with a pattern that others may match: the queues of skb
+    /// mode have the packets of all of them.
+    pub shares_queues: bool,
 }
 
 /// The answer of `rxsteer status`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Status {
     /// Process id of the running rxsteer.
     pub pid: u32,
     /// Its version.
     pub version: String,
-    /// The policy in effect, in the format of `--policy`: `adaptive`, `rps+adapt`, …
+    /// The policy in effect, in the format of `--policy`, such as `adaptive` or `rps+adapt`.
     pub policy: String,
     /// Dry run: decisions are counted, and all packets stay INLINE.
     pub dry_run: bool,

@@ -15,8 +15,7 @@ const WIDTH: usize = 100;
 
 const HEAD: &str = "\
 # Configuration of `rxsteer run`: every key with its default, or with an example where there is
-# none. Remove the # before a key to set it. `rxsteer check FILE` checks a file, `rxsteer reload`
-# applies it.
+# none. Remove the # before a key to set it. `rxsteer check FILE` checks a file.
 ";
 
 const RULES: &str = "\

@@ -17,7 +17,6 @@ use crate::api::flows::Entry;
 use crate::api::status::{Device, Queue, Status};
 use crate::api::{busy_poll, client};
 use crate::cli::table::{align_left, table};
-use crate::datapath::load::Pressure;
 
 /// Options of `rxsteer status`.
 #[derive(Debug, Args)]
@@ -256,13 +255,7 @@ fn loads(device: &Device) -> Table {
                 Some(cpu) => format!("CPU {cpu}"),
                 None => "-".to_owned(),
             },
-            match load.pressure {
-                Pressure::Relaxed => "relaxed",
-                Pressure::Full => "full",
-                Pressure::Saturated => "saturated",
-                Pressure::Polled => "polled",
-            }
-            .to_owned(),
+            load.pressure.name().to_owned(),
             format!("{} %", load.busy_percent),
             format!("{} %", load.polls_percent),
         ]);
@@ -299,7 +292,7 @@ mod tests {
     use crate::api::flows::Flows;
     use crate::api::status::{Backlog, Terms};
     use crate::cli::flows;
-    use crate::datapath::load::Load;
+    use crate::datapath::load::{Load, Pressure};
 
     fn status(queue: Queue, dropped_flows: Option<Flows>) -> Status {
         Status {
@@ -318,6 +311,7 @@ mod tests {
                 foreign: 0,
                 unsteered: Vec::new(),
                 queues_of: None,
+                shares_queues: false,
                 queues: vec![queue],
             }],
             dropped_flows,

@@ -79,12 +79,15 @@ impl Steering {
     /// The accounts of all devices.
     pub(super) fn accounts(&self) -> Vec<Device> {
         let mut shared: Option<&String> = None;
+        let in_skb_mode = |steered: &&Steered| steered.mode == RxMode::Skb;
+        let several =
+            !self.patterns.is_empty() || self.devices.iter().filter(in_skb_mode).count() > 1;
         let devices = self.devices.iter().enumerate().map(|(index, steered)| {
             let Steered { device, .. } = steered;
             // The first device in skb mode has the account of all of them.
-            let in_skb_mode = (steered.mode == RxMode::Skb).then_some(&device.name);
-            let queues_of = shared.filter(|_| in_skb_mode.is_some()).cloned();
-            shared = shared.or(in_skb_mode);
+            let name = in_skb_mode(&steered).then_some(&device.name);
+            let queues_of = shared.filter(|_| name.is_some()).cloned();
+            shared = shared.or(name);
             Device {
                 device: device.name.clone(),
                 ifindex: device.ifindex,
@@ -102,6 +105,7 @@ impl Steering {
                     Some(_) => Vec::new(),
                 },
                 queues_of,
+                shares_queues: several && in_skb_mode(&steered),
             }
         });
         let devices: Vec<_> = devices.collect();
@@ -116,6 +120,7 @@ impl Steering {
             unsteered: absent.why(name).into_iter().map(str::to_owned).collect(),
             queues: Vec::new(),
             queues_of: None,
+            shares_queues: false,
         });
         devices.into_iter().chain(others).collect()
     }
@@ -134,20 +139,25 @@ impl Steering {
     /// # Errors
     /// When the tables can't be read.
     pub(super) fn status(&self) -> Result<Status> {
-        let devices = self.accounts();
-        let mut queues = devices.iter().flat_map(|device| &device.queues);
+        let mut status = self.counters();
+        let mut queues = status.devices.iter().flat_map(|device| &device.queues);
         // The tables are read only if frames were dropped.
         let query = Query {
             limit: DROPPED_FLOWS,
             most: Most::Dropped,
             ..Query::default()
         };
-        let dropped_flows = match queues.any(|queue| queue.dropped() > 0) {
-            true => Some(self.reader()?.flows(&query)?),
-            false => None,
-        };
+        if queues.any(|queue| queue.dropped() > 0) {
+            status.dropped_flows = Some(self.reader()?.flows(&query)?);
+        }
+        Ok(status)
+    }
+
+    /// The same without flows.
+    pub(super) fn counters(&self) -> Status {
+        let devices = self.accounts();
         let numbers = self.datapath.backlogs().numbers();
-        Ok(Status {
+        Status {
             pid: std::process::id(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             policy: match self.policy {
@@ -163,7 +173,7 @@ impl Steering {
             most_backlogs: numbers.most,
             refused_backlogs: numbers.refused,
             devices,
-            dropped_flows,
-        })
+            dropped_flows: None,
+        }
     }
 }

@@ -46,6 +46,7 @@ use crate::api::server::Server;
 use crate::busy_poll::Service;
 use crate::datapath::policy::Policy;
 use crate::host::caps::{self, Need};
+use crate::metrics::server as metrics;
 
 /// Steers until `stop` becomes readable.
 ///
@@ -65,6 +66,10 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
         [] => None,
         rules => Some(Service::new(rules, false)?),
     };
+    let metrics = options
+        .metrics
+        .map(|address| metrics::Server::new(address, server.asker()));
+    let _metrics = metrics.transpose()?;
     let prepared = Prepared::new(options)?;
     let mut session = Session::start(options.clone())?;
     manager::ready();
@@ -77,6 +82,9 @@ pub fn run(options: &Options, stop: BorrowedFd<'_>) -> Result<()> {
         },
         options.devices.join(", ")
     );
+    if let Some(address) = options.metrics {
+        info!("metrics at http://{address}/metrics");
+    }
 
     if polling.is_some() && !options.policy.follows() {
         warn!(

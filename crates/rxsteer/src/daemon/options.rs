@@ -2,6 +2,7 @@
 //! The options of `rxsteer run`: on the command line, in the configuration file and in the manual.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 
 use anyhow::{Result, anyhow};
 use clap::builder::RangedI64ValueParser;
@@ -16,6 +17,10 @@ use crate::datapath::{FLOW_LIMIT, INLINE_PORTS, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTR
 use crate::host::cpumask::{CpuMask, CpuMaskError};
 use crate::host::sched::Class;
 use crate::types::flow_option;
+
+/// Address of `--metrics`: no other host can reach it. The port is not in the range of exporters of
+/// Prometheus (9100 to 9999), which are all taken, nor among those that the kernel gives to clients.
+const METRICS: &str = "127.0.0.1:14779";
 
 /// Where packets are steered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -272,6 +277,13 @@ pub struct Options {
     /// flows may lose their order. rxsteer looks once a second.
     #[arg(long, value_enum, default_value_t)]
     pub on_kernel_rps: OnKernelRps,
+
+    /// Serve the counters of `rxsteer status` to Prometheus over HTTP, at /metrics
+    ///
+    /// Without an address, at 127.0.0.1:14779. Whoever can reach the address can read them.
+    #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, require_equals = true,
+          default_missing_value = METRICS)]
+    pub metrics: Option<SocketAddr>,
 
     /// Devices that `--mode auto` steers in skb mode because their drivers refused the program, by
     /// name.

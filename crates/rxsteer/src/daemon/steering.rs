@@ -395,6 +395,7 @@ impl Steering {
     fn answer(&mut self, request: Request) -> Result<Reply> {
         match request {
             Request::Status => reply(&self.status()?),
+            Request::Counters => reply(&self.counters()),
             Request::BusyPoll => bail!("this rxsteer lets no sockets poll"),
             Request::Set(change) => reply(&self.set(&change)?),
             Request::Flows(query) => {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A queue's load, on which the policies `+idle` and `+adapt` depend (`bpf/core/load.h`).
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::native;
@@ -13,7 +14,7 @@ pub(crate) const WHOLE: u32 = load_unit::LOAD_WHOLE.0;
 pub const WINDOW_MS: u64 = load_unit::LOAD_WINDOW_MS.0 as u64;
 
 /// Whether the CPU that polls a queue has room.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Pressure {
     /// Room for all flows of the queue.
@@ -26,8 +27,23 @@ pub enum Pressure {
     Polled,
 }
 
+impl Pressure {
+    /// All states.
+    pub const ALL: [Self; 4] = [Self::Relaxed, Self::Full, Self::Saturated, Self::Polled];
+
+    /// As in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Relaxed => "relaxed",
+            Self::Full => "full",
+            Self::Saturated => "saturated",
+            Self::Polled => "polled",
+        }
+    }
+}
+
 /// A queue's load in its last window. Without packets no window ends.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Load {
     /// The CPU that polls the queue, as of the last packet processed INLINE.
     pub polling_cpu: Option<u32>,

@@ -8,6 +8,7 @@ pub mod descriptors;
 pub mod maps;
 pub mod mutate;
 pub mod process;
+pub mod scrape;
 pub mod threads;
 pub mod transfer;
 
