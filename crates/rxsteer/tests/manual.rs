@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The tables of options and the example of a configuration in docs/manual/ say what `--help` and the
-//! man pages say, and the table of metrics what their HELP says. With `RXSTEER_WRITE_MANUAL=1` in the
-//! environment they are written instead of compared.
+//! man pages say, the table of metrics what their HELP says, and the schema what the types say. With
+//! `RXSTEER_WRITE_MANUAL=1` in the environment they are written instead of compared.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -9,8 +9,13 @@ use std::path::{Path, PathBuf};
 
 use clap::{Arg, Command, CommandFactory};
 use rxsteer::api::status::Status;
-use rxsteer::cli::{Cli, example};
+use rxsteer::cli::{Cli, example, status};
 use rxsteer::metrics::exposition;
+
+/// Whether the manual is to be written instead of compared.
+fn writes() -> bool {
+    std::env::var_os("RXSTEER_WRITE_MANUAL").is_some()
+}
 
 /// Compares the part of a page between two comments with what it should be, or writes it.
 fn part(page: &Path, name: &str, should: &str) {
@@ -21,7 +26,7 @@ fn part(page: &Path, name: &str, should: &str) {
         Some((before, is, after))
     });
     let (before, is, after) = parts.unwrap_or_else(|| panic!("{}: no {name}", page.display()));
-    if is_written() {
+    if writes() {
         fs::write(page, [before, &begin, should, &end, after].concat()).unwrap();
         return;
     }
@@ -35,10 +40,6 @@ fn part(page: &Path, name: &str, should: &str) {
 
 fn manual() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/manual")
-}
-
-fn is_written() -> bool {
-    std::env::var_os("RXSTEER_WRITE_MANUAL").is_some()
 }
 
 /// An option with its value's name, or a positional argument's name.
@@ -134,23 +135,30 @@ fn the_manual_has_the_metrics() {
     part(&manual().join("metrics.md"), "metrics", &metrics());
 }
 
-#[test]
-fn the_manual_has_the_example_of_a_configuration() {
-    let path = manual().join("rxsteer.toml");
-    let should = format!(
-        "# SPDX-License-Identifier: MIT OR Apache-2.0\n{}",
-        example::text()
-    );
-    if is_written() {
-        fs::write(&path, &should).unwrap();
+/// Compares a file with what it should be, or writes it.
+fn whole(name: &str, should: &str) {
+    let path = manual().join(name);
+    if writes() {
+        fs::write(&path, should).unwrap();
     }
     let is = fs::read_to_string(&path).unwrap_or_default();
     assert!(
         is == should,
-        "{}: it is not the output of `rxsteer check --example`: run this test once with \
-         RXSTEER_WRITE_MANUAL=1",
+        "{} is not that of the program: run this test once with RXSTEER_WRITE_MANUAL=1",
         path.display()
     );
+}
+
+#[test]
+fn the_manual_has_the_example_of_a_configuration() {
+    let licence = "# SPDX-License-Identifier: MIT OR Apache-2.0\n";
+    whole("rxsteer.toml", &[licence, &example::text()].concat());
+}
+
+#[test]
+fn the_manual_has_the_schema_of_the_status() {
+    let schema = serde_json::to_string_pretty(&status::schema()).unwrap();
+    whole("status.schema.json", &(schema + "\n"));
 }
 
 #[test]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 use comfy_table::Table;
+use schemars::{JsonSchema, Schema};
 use serde::Serialize;
 
 use super::poll;
@@ -58,8 +59,22 @@ pub fn text(steering: Option<&Status>, polling: Option<&busy_poll::Status>) -> S
     parts.into_iter().flatten().collect::<Vec<_>>().join("\n")
 }
 
-/// The same as JSON: the status of steering, with that of busy polling as `busy_poll`, which is
-/// null if no sockets are set to poll.
+/// The status of steering, with that of busy polling. Without steering, only the latter is there.
+#[derive(Serialize, JsonSchema)]
+#[schemars(title = "rxsteer status --json")]
+struct Both<'a> {
+    #[serde(flatten)]
+    steering: Option<&'a Status>,
+    /// Null if no sockets are set to poll.
+    busy_poll: Option<&'a busy_poll::Status>,
+}
+
+/// The schema of [`json`].
+pub fn schema() -> Schema {
+    schemars::schema_for!(Both<'_>)
+}
+
+/// The same as JSON.
 ///
 /// # Errors
 /// When the status can't be written as JSON.
@@ -67,12 +82,6 @@ pub fn json(
     steering: Option<&Status>,
     polling: Option<&busy_poll::Status>,
 ) -> serde_json::Result<String> {
-    #[derive(Serialize)]
-    struct Both<'a> {
-        #[serde(flatten)]
-        steering: Option<&'a Status>,
-        busy_poll: Option<&'a busy_poll::Status>,
-    }
     serde_json::to_string(&Both {
         steering,
         busy_poll: polling,
