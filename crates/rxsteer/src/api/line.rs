@@ -83,7 +83,7 @@ pub(super) fn printable(value: Value) -> Value {
 }
 
 /// As [`printable`], for an error message, which may have several lines.
-pub(super) fn printable_message(text: &str) -> String {
+pub fn printable_message(text: &str) -> String {
     escaped(text, |c| c == '\n')
 }
 

@@ -6,7 +6,7 @@ pub mod client;
 pub mod control;
 pub mod explain;
 pub mod flows;
-mod line;
+pub mod line;
 pub mod server;
 pub mod set;
 mod socket;

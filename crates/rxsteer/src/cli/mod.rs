@@ -9,6 +9,7 @@ pub mod example;
 pub mod explain;
 mod files;
 pub mod flows;
+mod log;
 pub mod man;
 pub mod napi;
 pub mod poll;

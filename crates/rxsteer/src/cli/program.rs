@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Shared code of this project's programs: logging, stop signals, output.
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -9,6 +8,8 @@ use nix::sys::signal::{SigHandler, SigSet, Signal, signal};
 use nix::sys::signalfd::SignalFd;
 use serde::Serialize;
 use tracing_subscriber::filter::LevelFilter;
+
+use super::log;
 
 /// Runs a command and logs why it failed. RXSTEER_LOG in the environment replaces the level. Exit
 /// status: the command's, 1 if it failed, 2 if the level is invalid.
@@ -21,17 +22,7 @@ pub fn main(level: LevelFilter, command: impl FnOnce() -> Result<ExitCode>) -> E
             return ExitCode::from(2);
         }
     };
-    tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(std::io::stderr)
-        // Colours only on a terminal, not in a journal or a file.
-        .with_ansi(std::io::stderr().is_terminal())
-        // A log without a reader must end nothing: the error of a write would be printed there too,
-        // and this fails by a panic.
-        .log_internal_errors(false)
-        .without_time()
-        .with_target(false)
-        .init();
+    log::start(level);
     match command() {
         Ok(status) => status,
         Err(e) if e.is::<clap::Error>() => {

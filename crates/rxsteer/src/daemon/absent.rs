@@ -76,7 +76,7 @@ impl Absent {
     /// The device of this name is steered now.
     pub(super) fn attached(&mut self, name: &str) {
         if self.by_name.remove(name).is_some() {
-            info!("{name} is steered again");
+            info!(device = %name, "{name} is steered again");
         }
     }
 
@@ -105,7 +105,7 @@ impl Absent {
                 continue;
             }
             let entry = Entry::gone(name);
-            warn!("{}", entry.why);
+            warn!(device = %name, "{}", entry.why);
             self.by_name.insert(name.clone(), entry);
             gone.push(index);
         }
@@ -119,7 +119,7 @@ impl Absent {
             if is_steered || self.by_name.contains_key(&port) {
                 continue;
             }
-            info!("{port} has become the port of a bond");
+            info!(device = %port, "{port} has become the port of a bond");
             let entry = Entry {
                 why: format!("{port} has become the port of a bond, and is not steered yet"),
                 gone: false,
@@ -154,7 +154,7 @@ impl Absent {
             }
             match self.examine(&name, steered) {
                 Ok(()) => {
-                    info!("{name} can be steered now: starting anew");
+                    info!(device = %name, "{name} can be steered now: starting anew");
                     back = true;
                 }
                 Err(e) => self.obstructed(&name, &format!("{e:#}")),
@@ -184,7 +184,7 @@ impl Absent {
     fn log_change(&self, name: &str, before: Option<&str>) {
         let why = self.why(name);
         if why != before {
-            warn!("{}", why.unwrap_or_default());
+            warn!(device = %name, "{}", why.unwrap_or_default());
         }
     }
 }

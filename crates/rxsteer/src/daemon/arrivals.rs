@@ -37,12 +37,12 @@ impl Steering {
             let steered = &mut self.devices[index];
             let now = now.remove(&steered.device.ifindex);
             if let Some(now) = now.as_ref().filter(|now| **now != steered.device.name) {
-                info!("{} is called {now} now", steered.device.name);
+                info!(device = %now, "{} is called {now} now", steered.device.name);
                 steered.device.name.clone_from(now);
             }
             let stays = now.is_some_and(|now| self.patterns.matches(&now));
             if steered.named == Named::Pattern && !stays {
-                info!("{} is not steered any longer", steered.device.name);
+                info!(device = %steered.device.name, "{} is not steered any longer", steered.device.name);
                 self.forget(index);
             }
         }
@@ -56,7 +56,7 @@ impl Steering {
                 return Ok(true);
             }
             if let Err(e) = self.arrived(&name) {
-                warn!("{name} is not steered: {e:#}");
+                warn!(device = %name, "{name} is not steered: {e:#}");
                 self.patterns.reported.insert(ifindex, name);
             }
         }
@@ -77,7 +77,7 @@ impl Steering {
         let index = self.devices.len() - 1;
         let attached = self.attach(index);
         match attached {
-            Ok(()) => info!("{name} is steered in skb mode"),
+            Ok(()) => info!(device = %name, "{name} is steered in skb mode"),
             Err(_) => self.forget(index),
         }
         attached

@@ -133,6 +133,7 @@ impl Choice {
             }
             let name = &device.name;
             info!(
+                device = %name,
                 "{name} receives {:.0} frames/s of {:.0} bytes, {:.0} % of its packets TCP: steered in \
                  {asked} mode from now on",
                 traffic.rate,

@@ -25,10 +25,10 @@ pub(super) fn look<'a>(
         device.kernel_rps = now;
         let name = &device.name;
         match (device.kernel_rps_on(), wish) {
-            (None, _) => info!("kernel RPS is off again for {name}"),
+            (None, _) => info!(device = %name, "kernel RPS is off again for {name}"),
             (Some(objection), OnKernelRps::Stop) => bail!("{objection}"),
             (Some(objection), OnKernelRps::Warn) => {
-                warn!("{objection}. Until then the flows of {name} may lose their order")
+                warn!(device = %name, "{objection}. Until then the flows of {name} may lose their order")
             }
         }
     }

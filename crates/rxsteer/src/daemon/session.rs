@@ -45,6 +45,7 @@ impl Session {
             };
             let Refused { device, objection } = error.downcast()?;
             info!(
+                device = %device,
                 "{device} is steered in skb mode instead: {}",
                 objection.reason
             );

@@ -273,7 +273,7 @@ impl Steering {
                 true => "online",
                 false => "offline: its flows go elsewhere",
             };
-            info!("CPU {cpu} is {state}");
+            info!(cpu, "CPU {cpu} is {state}");
             self.datapath.close_cpu(cpu, true);
             self.leaving.retain(|(leaving, _)| *leaving != cpu);
             self.leaving.push((cpu, Drain::of(cpu..cpu + 1)));
@@ -356,7 +356,13 @@ impl Steering {
         }
         for queue in 0..steered.device.rx_queues {
             let mask = &self.masks[(steered.first_queue + queue) as usize];
-            info!("{}: CPUs {}", steered.queue_name(queue), mask.cpus);
+            info!(
+                device = %steered.device.name,
+                queue,
+                "{}: CPUs {}",
+                steered.queue_name(queue),
+                mask.cpus
+            );
         }
         Ok(())
     }
@@ -370,6 +376,8 @@ impl Steering {
         for device in self.accounts() {
             for q in device.queues {
                 info!(
+                    device = %device.device,
+                    queue = q.queue,
                     "{} queue {}: received {} = inline {} + redirected {} + dropped {} + shed {} + \
                      limited {} + no flow {}; of the redirected, delivered {}, lost {}, vanished {}, \
                      queued {}",

@@ -54,8 +54,8 @@ impl Unsteered {
             let name = &steered.device.name;
             if found.foreign.look(frames(datapath, steered)) {
                 match found.foreign.report(name) {
-                    Some(report) => warn!("{report}"),
-                    None => info!("the frames of {name} are steered again"),
+                    Some(report) => warn!(device = %name, "{report}"),
+                    None => info!(device = %name, "the frames of {name} are steered again"),
                 }
             }
             let before = found.obstructed.take();
@@ -63,12 +63,12 @@ impl Unsteered {
                 Queues::Steered => {}
                 Queues::More(now) => {
                     let planned = steered.device.rx_queues;
-                    info!("{name} has {now} receive queues (before: {planned}): starting anew");
+                    info!(device = %name, "{name} has {now} receive queues (before: {planned}): starting anew");
                     anew = true;
                 }
                 Queues::Obstructed(why) => {
                     if before.as_ref() != Some(&why) {
-                        warn!("{why}");
+                        warn!(device = %name, "{why}");
                     }
                     found.obstructed = Some(why);
                 }

@@ -148,6 +148,7 @@ impl Watch {
             let name = name_of(devices, queue);
             match stalled {
                 true => warn!(
+                    cpu,
                     "{name}: the backlog for CPU {cpu} is stalled: {} packets wait, and its {} not run \
                      for {STALL:?}. New flows go elsewhere. See what keeps the CPU (a \
                      real-time task, a limit of a cgroup, the hypervisor); raise the thread's share by \
@@ -159,6 +160,7 @@ impl Watch {
                     }
                 ),
                 false => info!(
+                    cpu,
                     "{name}: the backlog for CPU {cpu} makes progress again: flows may go there"
                 ),
             }
