@@ -5,9 +5,7 @@ mod common;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
-use std::fs;
 use std::io::Write as _;
-use std::path::Path;
 
 use anyhow::Result;
 use common::scrape::{Family, Verdict, after_traffic, parse, promtool, scrape};
@@ -19,8 +17,7 @@ use rxlab::testing::testbed::Testbed;
 use serde_json::Value;
 
 fn dashboard() -> Value {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist/grafana.json");
-    serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+    serde_json::from_str(include_str!("../../../dist/grafana.json")).unwrap()
 }
 
 /// Texts with this key, wherever they are.

@@ -105,7 +105,7 @@ fn the_metrics_say_what_the_status_says() -> Result<()> {
     let one = |name: &str| metrics[name].samples[0].1;
     let load = &device["queues"][0]["load"];
     let percent = load["busy_percent"].as_f64().context("a load")?;
-    assert_eq!(one("rxsteer_queue_busy_ratio") * 100.0, percent);
+    assert_eq!((one("rxsteer_queue_busy_ratio") * 100.0).round(), percent);
     assert_eq!(one("rxsteer_queue_polling_cpu"), f64::from(POLLING_CPU));
     assert_eq!(one("rxsteer_backlog_limit_frames"), 8.0);
     assert_eq!(one("rxsteer_device_foreign_frames_total"), 0.0);
@@ -205,7 +205,10 @@ fn slow_clients_of_the_metrics_hold_up_nobody() -> Result<()> {
         "{:?}",
         start.elapsed()
     );
-    assert_eq!(nr_threads(&running)?, before);
+    // The control socket's thread for the status ends by itself.
+    until("no slow client has a thread", || {
+        Ok((nr_threads(&running)? <= before).then_some(()))
+    })?;
     // Those that have a connection are given up after 10 s, and others take their places.
     let first = slow.first_mut().context("there are some")?;
     first.set_read_timeout(Some(Duration::from_secs(60)))?;

@@ -3,9 +3,6 @@
 
 mod common;
 
-use std::fs;
-use std::path::Path;
-
 use anyhow::{Context, Result, ensure};
 use common::process::rxsteer;
 use common::scrape::after_traffic;
@@ -17,8 +14,8 @@ use serde_json::{Value, json};
 #[test]
 fn the_status_is_as_its_schema_says() -> Result<()> {
     in_lab!();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/manual/status.schema.json");
-    let schema: Value = serde_json::from_slice(&fs::read(path)?)?;
+    let schema = include_str!("../../../docs/manual/status.schema.json");
+    let schema: Value = serde_json::from_str(schema)?;
     let schema = jsonschema::draft202012::new(&schema)?;
     let bed = Testbed::new(&LinkConfig::default())?;
     let running = after_traffic(&bed)?;

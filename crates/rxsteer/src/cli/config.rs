@@ -339,6 +339,7 @@ mod tests {
             dry-run = true
             ignore-unconnected = false
             follow-nat = true
+            metrics = \"[::1]:9\"
             tunnels = [\"gre\", \"vxlan\"]
             queue = [\"eth0:0=1-1\", \"eth1:0=0-0\"]
             [[busy_poll]]
@@ -354,6 +355,7 @@ mod tests {
         assert_eq!(options.policy, Policy::RFS);
         assert_eq!((options.backlog, options.dry_run), (Some(100), true));
         assert!(!options.ignore_unconnected && options.follow_nat);
+        assert_eq!(options.metrics, "[::1]:9".parse().ok());
         assert_eq!((options.queues.len(), options.tunnels.len()), (2, 2));
         let [nginx, port] = &options.busy_poll[..] else {
             panic!("{:?}", options.busy_poll);
@@ -366,6 +368,8 @@ mod tests {
         assert_eq!(options.devices, ["eth2"]);
         assert_eq!((options.policy, options.backlog), (Policy::RPS, Some(7)));
         assert_eq!(options.queues.len(), 1);
+        let options = read(text, &["--metrics"]).unwrap();
+        assert_eq!(options.metrics, "127.0.0.1:14779".parse().ok());
         assert!(options.dry_run);
     }
 

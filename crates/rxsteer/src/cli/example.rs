@@ -107,6 +107,7 @@ fn example(key: &str) -> Option<String> {
         "devices" => "eth0",
         "queue" => "eth0:0=0-3",
         "backlog" => "1000",
+        "metrics" => "127.0.0.1:14779",
         "tunnels" => "vxlan",
         "policy" => return Some(Policy::default().to_string()),
         "pid" => "1234",
