@@ -25,16 +25,15 @@ pub fn main(level: LevelFilter, command: impl FnOnce() -> Result<ExitCode>) -> E
     log::start(level);
     match command() {
         Ok(status) => status,
-        Err(e) if e.is::<clap::Error>() => {
-            let usage = e.downcast::<clap::Error>().expect("just looked at");
-            usage.exit()
-        }
-        Err(e) => {
-            for line in format!("{e:#}").lines() {
-                tracing::error!("{line}");
+        Err(e) => match e.downcast::<clap::Error>() {
+            Ok(usage) => usage.exit(),
+            Err(e) => {
+                for line in format!("{e:#}").lines() {
+                    tracing::error!("{line}");
+                }
+                ExitCode::FAILURE
             }
-            ExitCode::FAILURE
-        }
+        },
     }
 }
 

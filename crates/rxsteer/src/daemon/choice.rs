@@ -15,7 +15,6 @@ use crate::datapath::Datapath;
 use crate::datapath::load::WHOLE;
 use crate::host::device::{Received, RxMode};
 use crate::host::tc;
-use crate::types::rps_dev_flow;
 
 /// Rate in frames per second, and share of a CPU's time that polls take, below which the mode does
 /// not matter.
@@ -227,12 +226,11 @@ fn packets(datapath: &Datapath, steered: &Steered) -> BTreeMap<u32, Flow> {
     let first = steered.first_queue * tables.flow_cnt();
     let slots = first..first + nr_tables * tables.flow_cnt();
     let used = tables.dev_flows().range(slots).filter(|(_, f)| f.epoch > 0);
-    let flow = |flow: rps_dev_flow| Flow {
-        hash: flow.hash,
-        packets: flow.nr_packets,
-    };
-    used.map(|(slot, slot_flow)| (slot, flow(slot_flow)))
-        .collect()
+    used.map(|(slot, flow)| {
+        let (hash, packets) = (flow.hash, flow.nr_packets);
+        (slot, Flow { hash, packets })
+    })
+    .collect()
 }
 
 /// Share of TCP among the packets of the device's flows since `before`; `None` without any.

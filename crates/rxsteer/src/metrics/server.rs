@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The HTTP server of the metrics: one thread with few connections, each of which ends in time,
-//! whatever its client does. Steering is asked for its counters at most four times a second.
+//! The HTTP server of the metrics: one thread with few connections. Each ends in time, also if
+//! its client reads or sends nothing. Steering is asked for its counters at most four times a second.
 
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener};
