@@ -75,6 +75,12 @@ static __always_inline bool backlog_crowded(const struct backlog *b)
 	return b->tail - backlog_gone(b) > backlog_limit_of() / 2;
 }
 
+/* Whether it is closed to large flows (BACKLOG_CROWDED), or about to be: they may have to wait. */
+static __always_inline bool backlog_half(const struct backlog *b)
+{
+	return b->tail - backlog_gone(b) >= backlog_limit_of() / 2;
+}
+
 /* Frames in the ring or already dequeued, and those in the bulk queue. The kernel reports lost
  * frames later, mostly when it flushes the bulk queue; the count then decreases by that number. */
 static __always_inline __u64 backlog_entered(const struct backlog *b)

@@ -73,6 +73,14 @@ static __always_inline __u16 rx_base(struct rx *rx)
  * CPU seems. The flows that caused this are still there. */
 #define POLICY_CROWDED (LOAD_WHOLE / 4)
 
+/*
+ * A flow with this share of its queue's frames is alone. It has no others to yield to, and moves as
+ * a whole: it goes to no CPU that would need more than POLICY_OVER of its time for it, and leaves
+ * one where its frames find the backlog half full.
+ */
+#define POLICY_ALONE (LOAD_WHOLE * 63 / 64)
+#define POLICY_OVER  (LOAD_WHOLE * 9 / 8)
+
 /* Slots of the rps_map that are searched for a CPU with room. */
 #define POLICY_SLOTS 4
 
@@ -87,6 +95,12 @@ static __always_inline __u64 flow_work(const struct rx *rx, const struct rps_dev
 	__u32 cost = load_cost(&rx->q->load, flow->load + 1);
 
 	return (__u64)cost * (here ? here->capacity : LOAD_WHOLE);
+}
+
+/* Whether the flow had nearly all frames of its queue in the last window. */
+static __always_inline bool flow_is_alone(const struct rx *rx, const struct rps_dev_flow *flow)
+{
+	return (__u64)flow->load * LOAD_WHOLE >= (__u64)rx->q->load.received * POLICY_ALONE;
 }
 
 /* The work as a share of this CPU's time. */
@@ -140,25 +154,27 @@ static __always_inline bool rx_note_crowded(const struct rx *rx, const struct ba
 	return true;
 }
 
-/* Whether flows may go to the CPU, and it has time for this work. */
-static __always_inline bool rx_has_room(const struct rx *rx, __u32 cpu, __u64 work)
+/* Whether flows may go to the CPU, and it has time for this one. */
+static __always_inline bool rx_has_room(const struct rx *rx, __u32 cpu,
+					const struct rps_dev_flow *flow)
 {
 	const struct backlog *b = rx_look(rx, cpu);
 	struct cpu *c = cpu_of(cpu);
-	__u32 given;
+	__u32 given, needed;
 
 	if (!b || !c || b->closed || rx_note_crowded(rx, b, c))
 		return false;
 	given = cpu_given(c, rx_half_lives(rx));
-	return b->busy + given + cpu_share(c, work) <= POLICY_ROOM ||
-	       (b->busy < POLICY_BUSY && given < POLICY_STEP);
+	needed = b->busy + given + cpu_share(c, flow_work(rx, flow));
+	if (needed > POLICY_OVER && flow_is_alone(rx, flow))
+		return false;
+	return needed <= POLICY_ROOM || (b->busy < POLICY_BUSY && given < POLICY_STEP);
 }
 
 /* The nearest idle CPU with room for the flow, as a location; RPS_NO_CPU if there is none. */
 static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_dev_flow *flow)
 {
 	const struct cpu *center = cpu_of(flow->base);
-	__u64 work = flow_work(rx, flow);
 
 	if (!center)
 		return RPS_NO_CPU;
@@ -169,7 +185,7 @@ static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_
 		if (near == rx->cpu && rx->q->load.pressure == RX_RELAXED)
 			return RPS_INLINE;
 		if (near != rx->cpu && near < RPS_INLINE_SHED && cpu_is_idle(near) &&
-		    rx_has_room(rx, near, work))
+		    rx_has_room(rx, near, flow))
 			return near;
 	}
 	return RPS_NO_CPU;
@@ -182,13 +198,12 @@ static __always_inline __u16 rx_idle_near(const struct rx *rx, const struct rps_
  */
 static __always_inline __u16 rx_spread(const struct rx *rx, const struct rps_dev_flow *flow)
 {
-	__u64 work = flow_work(rx, flow);
 	__u32 hash = rx->hash;
 
 	for (__u32 i = 0; i < POLICY_SLOTS; i++) {
 		__u16 cpu = rps_location_of(rx->map, hash);
 
-		if (cpu != rx->cpu && cpu < RPS_INLINE_SHED && rx_has_room(rx, cpu, work))
+		if (cpu != rx->cpu && cpu < RPS_INLINE_SHED && rx_has_room(rx, cpu, flow))
 			return cpu;
 		hash = hash * 0x9e3779b1 + 2 * rx->q->load.window + 1;
 	}
@@ -196,7 +211,8 @@ static __always_inline __u16 rx_spread(const struct rx *rx, const struct rps_dev
 }
 
 /* Whether the flow may stay on the CPU that it wants: it is usable, and not crowded. A crowded CPU
- * loses POLICY_STEP in each window: it mostly has little too much. */
+ * loses POLICY_STEP in each window: it mostly has little too much. The backlog of a flow that is
+ * alone is never more than half full where large flows are limited. */
 static __always_inline bool rx_holds(const struct rx *rx, const struct rps_dev_flow *flow)
 {
 	const struct backlog *b = rx_look(rx, flow->wanted);
@@ -204,6 +220,10 @@ static __always_inline bool rx_holds(const struct rx *rx, const struct rps_dev_f
 
 	if (!b || !c || b->closed || flow->wanted == rx->cpu)
 		return false;
+	if (flow_is_alone(rx, flow) && backlog_half(b)) {
+		cpu_set_given(c, rx_half_lives(rx), POLICY_CROWDED);
+		return false;
+	}
 	return !rx_note_crowded(rx, b, c) || b->left >= POLICY_STEP;
 }
 
@@ -222,8 +242,7 @@ static __always_inline __u16 rx_adapt(const struct rx *rx, const struct rps_dev_
 	if (flow->wanted == RPS_INLINE && !flow->may_leave)
 		return RPS_INLINE;
 	*reason = rx->followed ? RX_CONSUMER : RX_SPREAD;
-	if (flow->wanted == flow->base ? rx_holds(rx, flow)
-				       : rx_has_room(rx, flow->base, flow_work(rx, flow)))
+	if (flow->wanted == flow->base ? rx_holds(rx, flow) : rx_has_room(rx, flow->base, flow))
 		return flow->base;
 	*reason = RX_STAY;
 	if (flow->wanted != RPS_INLINE && flow->wanted != flow->base && rx_holds(rx, flow))

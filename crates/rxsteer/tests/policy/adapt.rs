@@ -275,6 +275,43 @@ fn a_flow_goes_elsewhere_if_its_applications_cpu_has_no_room() {
     assert_eq!(saturated(&mut world), 1);
 }
 
+/// Where the first of some flows, with half a CPU's work, is after some saturated windows; its
+/// application's CPU is busy for this share of its time.
+fn heavy_flow(frames: &[u32], busy: u32) -> World {
+    let mut world = World::new(FOLLOW | ADAPT, frames.len());
+    (0..frames.len()).for_each(|flow| world.application(flow, 1));
+    world.facts.busy[1] = busy;
+    count_frames(&mut world, frames);
+    saturated_window(&mut world, frames, 5_000_000 / frames[0]);
+    world
+}
+
+#[test]
+fn a_flow_that_is_alone_goes_to_no_cpu_that_would_need_more_than_it_has() {
+    let goes = |frames: &[u32], busy| heavy_flow(frames, busy).flows[0].wanted == 1;
+    assert!(goes(&[100, 1], WHOLE / 2));
+    assert!(!goes(&[100, 1], WHOLE * 6 / 8));
+    // The control: with others in its queue the first one goes, whatever it needs.
+    assert!(goes(&[100, 20], WHOLE * 6 / 8));
+}
+
+#[test]
+fn a_flow_that_is_alone_leaves_half_a_backlog() {
+    let stays = |frames: &[u32], waiting| {
+        let mut world = heavy_flow(frames, 0);
+        assert_eq!(world.flows[0].wanted, 1);
+        world.window(WHOLE, WHOLE);
+        let b = &mut world.backlogs[1];
+        (b.tail, b.dequeued) = (b.tail + waiting, b.tail);
+        world.frame(0);
+        world.flows[0].wanted == 1
+    };
+    assert!(stays(&[100], LIMIT / 2 - 1));
+    assert!(!stays(&[100], LIMIT / 2));
+    // The control: others yield first.
+    assert!(stays(&[100, 20], LIMIT / 2));
+}
+
 #[test]
 fn no_flow_goes_to_a_cpu_in_demand() {
     let mut world = World::new(FOLLOW | ADAPT, 1);
@@ -326,6 +363,7 @@ fn leave_crowded(forgets: bool) -> u32 {
     // From here on the flows are known to send 50 frames.
     let flows = world.flows.iter_mut();
     flows.for_each(|flow| flow.frames = flow.frames.wrapping_sub(49));
+    world.q.load.window_received = world.q.load.window_received.wrapping_sub(49 * NR_FLOWS as u64);
     World::bit(&mut world.crowded, 1, true);
     world.serve();
     window(&mut world, forgets);

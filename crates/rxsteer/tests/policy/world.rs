@@ -243,8 +243,15 @@ impl World {
     /// Whether the CPU has room for the flow, with these shares given before.
     pub fn has_room(&self, flow: &rps_dev_flow, cpu: u16, given: &[u32]) -> bool {
         let (busy, given) = (self.facts.busy[usize::from(cpu)], given[usize::from(cpu)]);
-        let fits = busy + given + self.share(flow, cpu) <= WHOLE * 7 / 8;
-        !self.is_crowded(cpu) && (fits || busy < WHOLE * 63 / 64 && given < WHOLE / 32)
+        let needed = busy + given + self.share(flow, cpu);
+        let seldom = busy < WHOLE * 63 / 64 && given < WHOLE / 32;
+        let too_much = self.is_alone(flow) && needed > WHOLE * 9 / 8;
+        !self.is_crowded(cpu) && !too_much && (needed <= WHOLE * 7 / 8 || seldom)
+    }
+
+    /// Whether the flow had 63/64 of the frames of the last window.
+    fn is_alone(&self, flow: &rps_dev_flow) -> bool {
+        u64::from(flow.load) * 64 >= u64::from(self.q.load.received) * 63
     }
 
     /// The nearest idle CPU with room for the flow; the polling CPU is idle while it has room.
