@@ -363,7 +363,11 @@ fn leave_crowded(forgets: bool) -> u32 {
     // From here on the flows are known to send 50 frames.
     let flows = world.flows.iter_mut();
     flows.for_each(|flow| flow.frames = flow.frames.wrapping_sub(49));
-    world.q.load.window_received = world.q.load.window_received.wrapping_sub(49 * NR_FLOWS as u64);
+    world.q.load.window_received = world
+        .q
+        .load
+        .window_received
+        .wrapping_sub(49 * NR_FLOWS as u64);
     World::bit(&mut world.crowded, 1, true);
     world.serve();
     window(&mut world, forgets);
