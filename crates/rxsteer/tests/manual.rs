@@ -109,7 +109,7 @@ fn the_manual_has_the_options_of_the_command_line() {
         part(&page, "options", &table(command));
         nr_pages += 1;
     }
-    assert_eq!(nr_pages, 9);
+    assert!(nr_pages > 9, "{nr_pages} pages");
     // The control: another option is another table.
     let mut other = Cli::command().find_subcommand("status").unwrap().clone();
     let before = table(&other);

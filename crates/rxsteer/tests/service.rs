@@ -83,7 +83,8 @@ fn a_manager_is_told() -> Result<()> {
 fn with_capabilities(bed: &Testbed, names: &[String]) -> Result<Result<Rxsteer, Ended>> {
     let dut = &bed.link.dut;
     let only: Vec<_> = names.iter().map(|name| format!("+{name}")).collect();
-    let plain = Rxsteer::command(&dut.netns, &[&dut.name, "--rps-cpus=0-1"])?;
+    // Without drops on a busy machine.
+    let plain = Rxsteer::command(&dut.netns, &roomy(&dut.name, &["--rps-cpus=0-1"]))?;
     let mut command = dut.netns.command("setpriv")?;
     command
         .arg("--no-new-privs")

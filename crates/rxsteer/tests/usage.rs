@@ -16,7 +16,7 @@ fn commands() {
     wrong(&["steer"], &["unrecognized subcommand", "steer"]);
     wrong(&["run", "lo", "--polcy=rps"], &["--polcy", "--policy"]);
     for command in [
-        "run", "status", "flows", "explain", "set", "poll", "napi", "doctor", "check",
+        "run", "status", "flows", "explain", "set", "poll", "napi", "doctor", "check", "reload",
     ] {
         wrong(&[command, "--no-such-option"], &["--no-such-option"]);
         let help = RXSTEER.run(&[command, "--help"]);

@@ -25,6 +25,16 @@ pub fn set(change: Change) -> Result<Vec<String>> {
     ask(&Request::Set(change))
 }
 
+/// Lets a running rxsteer read its configuration again and apply it, without reordering packets.
+/// Returns what has changed, one setting per line.
+///
+/// # Errors
+/// When none runs, it has no configuration, or the configuration can't be applied; nothing has changed
+/// then.
+pub fn reload() -> Result<Vec<String>> {
+    ask(&Request::Reload)
+}
+
 /// Returns the flows of a running rxsteer.
 ///
 /// # Errors

@@ -78,6 +78,8 @@ pub enum Request {
     Counters,
     /// Changes settings.
     Set(Change),
+    /// Reads the configuration again, and applies it.
+    Reload,
     /// Lists flows.
     Flows(Query),
     /// Explains the location of flows.
@@ -128,7 +130,7 @@ pub fn ask_if_there<T: DeserializeOwned>(request: &Request) -> Result<Option<T>>
         return Ok(None);
     };
     let (timeout, then) = match request {
-        Request::Set(_) => (
+        Request::Set(_) | Request::Reload => (
             CHANGE_TIMEOUT,
             "it may still make the change: look at its log",
         ),

@@ -34,9 +34,17 @@ const CLIENTS_MAX: usize = 32;
 const ENDED: &str = "the server has ended";
 
 /// A request, and where its reply goes.
-struct Asked {
-    request: Request,
+pub struct Asked {
+    /// What is asked.
+    pub request: Request,
     answer: Answer,
+}
+
+impl Asked {
+    /// Sends the reply.
+    pub fn answer(self, outcome: Result<Reply>) {
+        (self.answer)(outcome.map_err(|e| format!("{e:#}")));
+    }
 }
 
 /// Takes the answer to a request, on the thread that answers: it must not wait.
@@ -113,16 +121,10 @@ impl Server {
         self.asker.clone()
     }
 
-    /// Answers a waiting request, if any.
-    pub fn serve(&self, answer: impl FnOnce(Request) -> Result<Reply>) {
-        if self.asker.waiting.read().is_ok()
-            && let Ok(Asked {
-                request,
-                answer: to,
-            }) = self.asked.try_recv()
-        {
-            to(answer(request).map_err(|e| format!("{e:#}")));
-        }
+    /// A waiting request, if any.
+    pub fn take(&self) -> Option<Asked> {
+        self.asker.waiting.read().ok()?;
+        self.asked.try_recv().ok()
     }
 }
 

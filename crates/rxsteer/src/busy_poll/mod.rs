@@ -12,7 +12,7 @@ pub mod undo;
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow};
 use poller::Poller;
 use rule::Rule;
 use tracing::info;
@@ -62,11 +62,14 @@ impl Service {
                 break;
             }
             let ready = readable(&[stop, server.as_fd()], Some(wait))?;
-            if ready[1] {
-                server.serve(|request| match request {
-                    Request::BusyPoll => reply(&poller.status()?),
-                    _ => bail!("this rxsteer only lets sockets poll"),
-                });
+            if ready[1]
+                && let Some(asked) = server.take()
+            {
+                let answer = match asked.request {
+                    Request::BusyPoll => poller.status().and_then(|status| reply(&status)),
+                    _ => Err(anyhow!("this rxsteer only lets sockets poll")),
+                };
+                asked.answer(answer);
             }
             if ready[0] {
                 break;

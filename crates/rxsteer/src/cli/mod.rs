@@ -14,10 +14,12 @@ pub mod man;
 pub mod napi;
 pub mod poll;
 pub mod program;
+pub mod reload;
 pub mod run;
 pub mod set;
 mod source;
 pub mod status;
+mod steer;
 pub mod table;
 pub mod value;
 
@@ -25,7 +27,6 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{CommandFactory, Parser, Subcommand};
-use source::Source;
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::busy_poll::undo;
@@ -54,6 +55,8 @@ pub enum Command {
     Explain(explain::ExplainArgs),
     /// Change what a running rxsteer does: CPUs, policy, sizes of tables
     Set(set::SetArgs),
+    /// Let a running rxsteer read its configuration again and apply it: all of it, or nothing
+    Reload(reload::ReloadArgs),
     /// Let the sockets of applications poll their device's queue, until stopped
     Poll(poll::PollArgs),
     /// Child process of `poll`, which restores the settings if `poll` is killed
@@ -97,7 +100,8 @@ impl Command {
     /// With the reason and the remedy.
     pub fn run(self) -> Result<ExitCode> {
         match self {
-            Self::Run(args) => run::run(&Source::of(*args).read(Cli::command())?),
+            Self::Run(args) => steer::run(*args, &Cli::command()),
+            Self::Reload(args) => args.run(),
             Self::Status(args) => args.run(),
             Self::Flows(args) => args.run(),
             Self::Explain(args) => args.run(),

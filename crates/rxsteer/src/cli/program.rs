@@ -39,12 +39,14 @@ pub fn main(level: LevelFilter, command: impl FnOnce() -> Result<ExitCode>) -> E
 
 /// SIGINT, SIGTERM and SIGHUP as a file descriptor; they no longer end the process by themselves.
 pub fn stop_signals() -> Result<SignalFd> {
-    let mut stop = SigSet::empty();
-    stop.add(Signal::SIGINT);
-    stop.add(Signal::SIGTERM);
-    stop.add(Signal::SIGHUP);
-    stop.thread_block().context("blocking the stop signals")?;
-    SignalFd::new(&stop).context("waiting for signals")
+    signals(&[Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP])
+}
+
+/// These signals as a file descriptor; they are blocked in this thread, and in those that it starts.
+pub fn signals(signals: &[Signal]) -> Result<SignalFd> {
+    let signals: SigSet = signals.iter().copied().collect();
+    signals.thread_block().context("blocking the signals")?;
+    SignalFd::new(&signals).context("waiting for signals")
 }
 
 /// Restores the default action of SIGPIPE: the program ends when its reader does (`| head`).

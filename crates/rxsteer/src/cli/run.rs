@@ -1,17 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rxsteer run`.
+//! The options of `rxsteer run`.
 
-use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
-use anyhow::{Result, bail};
 use clap::Args;
 
-use super::program::stop_signals;
-use crate::daemon;
 use crate::daemon::options::{Hash, Options};
-use crate::daemon::panics;
 use crate::datapath::policy::Policy;
 
 /// Options of `rxsteer run`.
@@ -55,15 +49,4 @@ impl RunArgs {
             ..self.options
         }
     }
-}
-
-/// Steers until a stop signal or a panic.
-pub(super) fn run(options: &Options) -> Result<ExitCode> {
-    let signals = stop_signals()?;
-    panics::request_the_stop();
-    let ended = daemon::run(options, signals.as_fd());
-    if let Some(panic) = panics::first() {
-        bail!("{panic}: this is a defect of rxsteer, which has stopped as on SIGTERM");
-    }
-    ended.map(|()| ExitCode::SUCCESS)
 }

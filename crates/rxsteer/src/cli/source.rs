@@ -31,6 +31,11 @@ impl Source {
         }
     }
 
+    /// Whether there is no file that could be read again.
+    pub(super) fn is_command_line(&self) -> bool {
+        matches!(self, Self::CommandLine(_))
+    }
+
     /// Reads the options; `cli` has the subcommand `run`.
     ///
     /// # Errors

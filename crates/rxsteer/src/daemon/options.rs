@@ -87,7 +87,7 @@ impl std::str::FromStr for RpsCpus {
 }
 
 /// `[DEVICE:]QUEUE=CPUS`.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueueCpus {
     /// Needed only when several devices are steered.
     pub device: Option<String>,
@@ -157,7 +157,7 @@ impl Tunnel {
 }
 
 /// What to steer, and how.
-#[derive(Clone, Debug, Args)]
+#[derive(Clone, Debug, PartialEq, Eq, Args)]
 #[group(skip)]
 pub struct Options {
     /// Network devices, for example eth0, or patterns, for example 'veth*'
@@ -324,6 +324,23 @@ impl Options {
     pub fn rename(&mut self, before: &str, now: &str) {
         let named = self.devices.iter_mut().filter(|name| *name == before);
         named.for_each(|name| *name = now.to_owned());
+    }
+
+    /// Takes from others what a running rxsteer can change without a new start.
+    pub(super) fn take_live(&mut self, others: &Self) {
+        self.policy = others.policy;
+        self.rps_cpus = others.rps_cpus.clone();
+        self.queues = others.queues.clone();
+        self.rps_sock_flow_entries = others.rps_sock_flow_entries;
+        self.rps_flow_cnt = others.rps_flow_cnt;
+        self.on_kernel_rps = others.on_kernel_rps;
+    }
+
+    /// Whether only a new start makes these of `before`.
+    pub(super) fn need_a_start_after(&self, before: &Self) -> bool {
+        let mut live = before.clone();
+        live.take_live(self);
+        live != *self
     }
 
     /// The defaults for these devices.

@@ -115,7 +115,7 @@ pub(super) struct Refused {
     pub(super) objection: Objection,
 }
 
-fn queue_name(mode: RxMode, device: &str, queue: u32) -> String {
+pub(super) fn queue_name(mode: RxMode, device: &str, queue: u32) -> String {
     match mode {
         RxMode::Skb => format!("skb mode queue {queue}"),
         _ => format!("{device} queue {queue}"),
@@ -183,7 +183,14 @@ pub(super) fn plan(options: &Options) -> Result<Plan> {
 
 /// Numbers the queues of all devices; returns their masks. `skb`: there are queues of skb mode also
 /// if no device is in it yet.
-fn number(devices: &mut [Steered], skb: bool, options: &Options) -> Result<Vec<QueueMask>> {
+///
+/// # Errors
+/// When a mask has no CPU that is online, or a queue does not exist; not if this is a start anew.
+pub(super) fn number(
+    devices: &mut [Steered],
+    skb: bool,
+    options: &Options,
+) -> Result<Vec<QueueMask>> {
     let topology = Topology::host();
     let mut masks = Vec::new();
     let mut wish = |name: String, interrupt_cpu, wish| {

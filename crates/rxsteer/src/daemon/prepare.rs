@@ -20,6 +20,27 @@ pub(super) struct Prepared {
     offloads: Vec<TurnedOff>,
     /// Of the loopback device.
     routing: Option<Setting>,
+    wish: Wish,
+}
+
+/// The options on which the changes depend.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Wish {
+    devices: Vec<String>,
+    mode: Mode,
+    prepare: bool,
+    dry_run: bool,
+}
+
+impl Wish {
+    fn of(options: &Options) -> Self {
+        Self {
+            devices: options.devices.clone(),
+            mode: options.mode,
+            prepare: options.prepare,
+            dry_run: options.dry_run,
+        }
+    }
 }
 
 impl Prepared {
@@ -30,6 +51,7 @@ impl Prepared {
     /// When the kernel refuses a change; then everything is as before.
     pub(super) fn new(options: &Options) -> Result<Self> {
         let mut prepared = Self::default();
+        prepared.wish = Wish::of(options);
         for name in with_ports(&options.devices) {
             // Without such a device the check of the options fails, with a list of those there are.
             let Ok(lock) = lock(&name) else { continue };
@@ -57,6 +79,11 @@ impl Prepared {
             }
         }
         Ok(prepared)
+    }
+
+    /// Whether other options have the same changes.
+    pub(super) fn suits(&self, options: &Options) -> bool {
+        self.wish == Wish::of(options)
     }
 
     fn route(&mut self, device: &Device, routing: Routing, dry_run: bool) -> Result<()> {

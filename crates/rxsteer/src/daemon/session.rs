@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Steering from start to stop, and new starts in between.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::{self, Scope};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use tracing::{info, warn};
 
 use super::budget;
@@ -13,16 +13,26 @@ use super::choice;
 use super::hotplug::Hotplug;
 use super::options::{Mode, Options, QueueCpus};
 use super::plan::{Named, QueueMask, Refused, Steered};
+use super::prepare::Prepared;
+use super::services::Services;
 use super::steering::{Served, Steering};
-use crate::api::server::Server;
+use super::told::{Configuration, Told};
+use crate::api::control::reply;
+use crate::api::server::{Asked, Server};
 use crate::datapath::Requests;
 use crate::datapath::backlogs::Backlogs;
 use crate::datapath::maker::Makers;
 use crate::host::device::RxMode;
 
 /// See the module's documentation.
-pub(super) struct Session {
+pub(super) struct Session<'a> {
+    server: &'a Server,
+    /// As they were last read.
+    configured: Options,
+    /// With what was learnt since then.
     options: Options,
+    prepared: Prepared,
+    services: Services,
     /// `None` after the end.
     running: Option<Running>,
 }
@@ -34,9 +44,28 @@ struct Running {
     makers: Makers,
 }
 
-impl Session {
-    /// Starts. Under `--mode auto`, devices whose drivers refuse the program are steered in skb mode.
-    pub(super) fn start(mut options: Options) -> Result<Self> {
+impl<'a> Session<'a> {
+    /// Starts steering and what belongs to it.
+    ///
+    /// # Errors
+    /// With the reason and the remedy; then nothing has been started.
+    pub(super) fn start(options: Options, server: &'a Server) -> Result<Self> {
+        let services = Services::start(&options, &server.asker())?;
+        let mut session = Self {
+            server,
+            configured: options.clone(),
+            options: options.clone(),
+            prepared: Prepared::new(&options)?,
+            services,
+            running: None,
+        };
+        session.steer(options)?;
+        Ok(session)
+    }
+
+    /// Steers by these options. Under `--mode auto`, devices whose drivers refuse the program are
+    /// steered in skb mode.
+    fn steer(&mut self, mut options: Options) -> Result<()> {
         let steering = loop {
             let error = match Steering::start(&options) {
                 Ok(steering) => break steering,
@@ -51,44 +80,113 @@ impl Session {
             );
             options.refused.insert(device);
         };
-        let running = Running {
+        self.running = Some(Running {
             requests: steering.datapath.requests()?,
             makers: Makers::new(steering.datapath.backlogs()),
             backlogs: steering.datapath.backlogs(),
             steering,
-        };
-        Ok(Self {
-            options,
-            running: Some(running),
-        })
+        });
+        self.options = options;
+        Ok(())
     }
 
-    /// Serves until `stop` becomes readable.
-    pub(super) fn serve(
-        &mut self,
-        stop: BorrowedFd<'_>,
-        server: &Server,
-        hotplug: &Hotplug,
-    ) -> Result<()> {
+    /// Serves until told to stop.
+    ///
+    /// # Errors
+    /// When steering can't go on.
+    pub(super) fn serve(&mut self, told: &Told<'_>, hotplug: &Hotplug) -> Result<()> {
         loop {
-            let Some(running) = &mut self.running else {
-                bail!("steering has ended");
-            };
+            let running = running(&mut self.running)?;
             let (requests, makers) = (&running.requests, &mut running.makers);
             let (steering, backlogs) = (&mut running.steering, &running.backlogs);
+            let server = self.server;
             let served = thread::scope(|scope| {
                 let _budget = keep_budget(scope, backlogs)?;
-                steering.serve(stop, server, hotplug, requests, makers)
+                steering.serve(told, server, hotplug, requests, makers)
             });
             match served? {
                 Served::Stopped => return Ok(()),
                 Served::Anew => {
                     let options = as_it_is(&running.steering, &self.options);
                     self.end()?;
-                    *self = Self::start(options)?;
+                    self.steer(options)?;
                 }
+                Served::Reload(asked) => self.answer_reload(told.configuration.as_ref(), asked)?,
             }
         }
+    }
+
+    /// Reads the configuration again and applies it, for a request or a signal.
+    ///
+    /// # Errors
+    /// When steering has ended.
+    fn answer_reload(
+        &mut self,
+        configuration: Option<&Configuration<'_>>,
+        asked: Option<Asked>,
+    ) -> Result<()> {
+        let outcome = match configuration {
+            Some(configuration) => (configuration.read)().and_then(|options| self.reload(options)),
+            None => Err(anyhow!(
+                "this rxsteer has its devices from the command line, and no file to read again: change \
+                 it with `rxsteer set`, or start it with --config FILE"
+            )),
+        };
+        match &outcome {
+            Ok(lines) => lines.iter().for_each(|line| info!("reload: {line}")),
+            Err(e) => warn!("reload: nothing has changed: {e:#}"),
+        }
+        if let Some(asked) = asked {
+            asked.answer(outcome.and_then(|lines| reply(&lines)));
+        }
+        running(&mut self.running).map(|_| ())
+    }
+
+    /// Steers by these options from now on. Returns what has changed, in lines.
+    ///
+    /// # Errors
+    /// When they can't be applied; then steering goes on as before, or has ended if that is not
+    /// possible either.
+    fn reload(&mut self, options: Options) -> Result<Vec<String>> {
+        let steering = &mut running(&mut self.running)?.steering;
+        let lines = if options.need_a_start_after(&self.configured) {
+            let before = as_it_is(steering, &self.options);
+            let mut now = options.clone();
+            if now.mode == before.mode {
+                (now.refused, now.chosen) = (before.refused.clone(), before.chosen.clone());
+            }
+            if let Err(e) = self.restart(now) {
+                self.end()?;
+                self.restart(before)
+                    .with_context(|| format!("{e:#}; and steering as before is not possible"))?;
+                return Err(e);
+            }
+            vec!["steering has started anew, with the new options".to_owned()]
+        } else {
+            let lines = steering.adopt(&options)?;
+            self.options.take_live(&options);
+            lines
+        };
+        self.configured = options;
+        Ok(match lines.is_empty() {
+            true => vec!["all settings are as before".to_owned()],
+            false => lines,
+        })
+    }
+
+    /// Ends steering, and starts it by these options, with what belongs to it.
+    fn restart(&mut self, options: Options) -> Result<()> {
+        self.end()?;
+        if !self.prepared.suits(&options) {
+            std::mem::take(&mut self.prepared).put_back()?;
+            self.prepared = Prepared::new(&options)?;
+        }
+        if !self.services.suit(&options) {
+            // The new ones may need what the old ones have.
+            self.services = Services::default();
+            self.services = Services::start(&options, &self.server.asker())?;
+        }
+        self.steer(options)
     }
 
     /// Returns every flow to INLINE and detaches, once.
@@ -107,6 +205,22 @@ impl Session {
             backlogs.hurry(cpu);
         }
         stopped
+    }
+
+    /// Ends what belongs to steering, after [`Self::end`].
+    ///
+    /// # Errors
+    /// When a setting is not as before.
+    pub(super) fn put_back(self) -> Result<()> {
+        drop(self.services);
+        self.prepared.put_back()
+    }
+}
+
+fn running(running: &mut Option<Running>) -> Result<&mut Running> {
+    match running {
+        Some(running) => Ok(running),
+        None => bail!("steering has ended"),
     }
 }
 

@@ -12,7 +12,7 @@ use super::choice::Choice;
 use super::hotplug::Hotplug;
 use super::looks::Looks;
 use super::manager;
-use super::options::{Hash, Mode, Options, RpsCpus, TABLE_MAX, Tunnel};
+use super::options::{Hash, Mode, Options, Tunnel};
 use super::panics;
 use super::patterns::Patterns;
 use super::plan::{
@@ -20,16 +20,15 @@ use super::plan::{
 };
 use super::reader::Reader;
 use super::takedown::Takedown;
+use super::told::Told;
 use super::unsteered::Unsteered;
 use super::watch::Watch;
 use crate::api::control::{Reply, Request, reply};
 use crate::api::flows::{Flows, Query};
-use crate::api::server::Server;
-use crate::api::set::Change;
+use crate::api::server::{Asked, Server};
 use crate::datapath::bounds::WorstCase;
 use crate::datapath::maker::Makers;
 use crate::datapath::policy::{Base, Policy};
-use crate::datapath::tables::rounded;
 use crate::datapath::{Config, Datapath, Drain, Requests, draw_secret};
 use crate::host::caps;
 use crate::host::cpumask::CpuMask;
@@ -38,7 +37,7 @@ use crate::host::topology::Topology;
 use crate::host::wait::readable;
 
 /// Timeout for the return of all flows to INLINE. At a stop, the programs are then detached anyway.
-const PATIENCE: Duration = Duration::from_secs(2);
+pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Why [`Steering::serve`] has returned.
 pub(super) enum Served {
@@ -47,6 +46,8 @@ pub(super) enum Served {
     /// A device has more queues, is there again, has become the port of a bond, or is to have another
     /// mode: only a new start steers it so.
     Anew,
+    /// The configuration is to be read again, for this request or for a signal.
+    Reload(Option<Asked>),
 }
 
 /// See the module's documentation.
@@ -148,10 +149,10 @@ impl Steering {
         Ok(steering)
     }
 
-    /// Serves requests and events until `stop` becomes readable, or a new start is needed.
+    /// Serves requests and events until told to stop, or a new start or the configuration is needed.
     pub(super) fn serve(
         &mut self,
-        stop: BorrowedFd<'_>,
+        told: &Told<'_>,
         server: &Server,
         hotplug: &Hotplug,
         requests: &Requests,
@@ -162,7 +163,8 @@ impl Steering {
         loop {
             // SAFETY: the ring buffer outlives the loop.
             let ring = unsafe { BorrowedFd::borrow_raw(requests.fd()) };
-            let fds = [stop, ring, server.as_fd(), hotplug.as_fd()];
+            let mut fds = vec![told.stop, ring, server.as_fd(), hotplug.as_fd()];
+            fds.extend(told.configuration.as_ref().map(AsFd::as_fd));
             let timeout = match self.leaving.is_empty() {
                 _ if devices_changed => Duration::ZERO,
                 true => looks.due(),
@@ -205,18 +207,30 @@ impl Steering {
                     self.apply()?;
                 }
             }
-            if ready[2] {
-                server.serve(|request| self.answer(request));
+            if ready[2]
+                && let Some(asked) = server.take()
+            {
+                if let Request::Reload = asked.request {
+                    return Ok(Served::Reload(Some(asked)));
+                }
+                let answer = self.answer(&asked.request);
+                asked.answer(answer);
             }
             if ready[0] {
                 return Ok(Served::Stopped);
+            }
+            if let Some(configuration) = &told.configuration
+                && ready[4]
+            {
+                configuration.hangup.read_signal()?;
+                return Ok(Served::Reload(None));
             }
         }
     }
 
     /// Fills the tables by policy and masks. Returns the applications that can't be followed, in
     /// words.
-    fn apply(&mut self) -> Result<Vec<String>> {
+    pub(super) fn apply(&mut self) -> Result<Vec<String>> {
         for (queue, mask) in (0..).zip(&self.masks) {
             let cpus = match self.policy.base {
                 Base::Off => CpuMask::default(),
@@ -308,7 +322,7 @@ impl Steering {
 
     /// Looks for devices that have gone. Their programs are detached: that of a device which is in
     /// another network namespace now would go on.
-    fn look_for_gone(&mut self) -> Result<()> {
+    pub(super) fn look_for_gone(&mut self) -> Result<()> {
         for index in self.unsteered.absent.gone(&self.devices) {
             self.datapath.give_up(index);
         }
@@ -400,17 +414,18 @@ impl Steering {
         Ok(())
     }
 
-    fn answer(&mut self, request: Request) -> Result<Reply> {
+    fn answer(&mut self, request: &Request) -> Result<Reply> {
         match request {
             Request::Status => reply(&self.status()?),
             Request::Counters => reply(&self.counters()),
             Request::BusyPoll => bail!("this rxsteer lets no sockets poll"),
-            Request::Set(change) => reply(&self.set(&change)?),
+            Request::Reload => bail!("a reload is not answered here"),
+            Request::Set(change) => reply(&self.set(change)?),
             Request::Flows(query) => {
                 panics::provoke();
-                reply(&self.flows(&query)?)
+                reply(&self.flows(query)?)
             }
-            Request::Explain(question) => reply(&self.reader()?.explain(&question)?),
+            Request::Explain(question) => reply(&self.reader()?.explain(question)?),
         }
     }
 
@@ -432,98 +447,6 @@ impl Steering {
         }
         self.reader()?.flows(query)
     }
-
-    fn set(&mut self, change: &Change) -> Result<Vec<String>> {
-        if change.device.is_some() {
-            find(&self.devices, change.device.as_deref())?;
-        }
-        let policy = change.policy.unwrap_or(self.policy);
-        if policy.follows() {
-            can_follow(self.datapath.config(), &self.devices)?;
-        }
-        if policy == Policy::OFF && change.rps_cpus.is_some() {
-            bail!("under policy off no CPUs are steered to: set another --policy as well");
-        }
-        // The change is made completely or not at all: steps that may fail come first.
-        let masks = self.masks(change)?;
-        let mut lines = Vec::new();
-        self.resize(change, &mut lines)?;
-        for (name, queue, cpus) in masks {
-            let before = std::mem::replace(&mut self.masks[queue as usize], cpus.clone());
-            let [now, before] = [&cpus, &before].map(|mask| mask.cpus.intersect(&self.online));
-            let offline = cpus.cpus.without(&now);
-            let later = match offline.is_empty() {
-                true => String::new(),
-                false => format!(", {offline} when online"),
-            };
-            lines.push(format!("{name}: CPUs {now}{later} (before: {before})"));
-        }
-        if policy != self.policy {
-            lines.push(format!("policy {policy} (before: {})", self.policy));
-            self.policy = policy;
-        }
-        for line in &lines {
-            info!("{line}");
-        }
-        lines.extend(self.apply()?);
-        Ok(lines)
-    }
-
-    /// The masks in a change: the queue's name and index, and its CPUs.
-    fn masks(&self, change: &Change) -> Result<Vec<(String, u32, QueueMask)>> {
-        let Some(rps_cpus) = &change.rps_cpus else {
-            return Ok(Vec::new());
-        };
-        let rps_cpus: RpsCpus = rps_cpus.parse()?;
-        let steered = &self.devices[find(&self.devices, change.device.as_deref())?];
-        let queues: Vec<u32> = match change.queue {
-            Some(queue) => vec![queue],
-            None => (0..steered.device.rx_queues).collect(),
-        };
-        let mask = |queue| {
-            let index = steered.has_queue(queue)?;
-            let mask = steered.cpus_of(queue, &rps_cpus, false)?;
-            Ok((steered.queue_name(queue), index, mask))
-        };
-        queues.into_iter().map(mask).collect()
-    }
-
-    fn resize(&mut self, change: &Change, lines: &mut Vec<String>) -> Result<()> {
-        let before = self.datapath.config().clone();
-        let sizes = (
-            change
-                .rps_sock_flow_entries
-                .unwrap_or(before.rps_sock_flow_entries),
-            change.rps_flow_cnt.unwrap_or(before.rps_flow_cnt),
-        );
-        if sizes.0.max(sizes.1) > TABLE_MAX {
-            bail!("a table has {TABLE_MAX} entries at most");
-        }
-        // Compared after rounding: tables of equal size need not be replaced.
-        if rounded(sizes.0) == rounded(before.rps_sock_flow_entries)
-            && rounded(sizes.1) == rounded(before.rps_flow_cnt)
-        {
-            return Ok(());
-        }
-        self.look_for_gone()?;
-        if let Err(e) = self.datapath.resize(sizes.0, sizes.1, PATIENCE) {
-            self.apply()?;
-            return Err(e);
-        }
-        for (name, now, before) in [
-            (
-                "rps_sock_flow_entries",
-                sizes.0,
-                before.rps_sock_flow_entries,
-            ),
-            ("rps_flow_cnt", sizes.1, before.rps_flow_cnt),
-        ] {
-            if now != before {
-                lines.push(format!("{name} {} (before: {before})", rounded(now)));
-            }
-        }
-        Ok(())
-    }
 }
 
 /// The kernel's error number, if the error is the kernel's.
@@ -533,7 +456,7 @@ fn errno(error: &anyhow::Error) -> Option<i32> {
 
 /// Fails unless flows can follow applications by their hash. Sockets may not know it, but keep that
 /// of their packets with `--follow-nat`; in native mode a redirected packet has lost the device's.
-fn can_follow(config: &Config, devices: &[Steered]) -> Result<()> {
+pub(super) fn can_follow(config: &Config, devices: &[Steered]) -> Result<()> {
     let native = devices.iter().find(|d| d.mode != RxMode::Skb);
     match (config.follow_nat, native) {
         _ if config.sockets_know_hash() => Ok(()),

@@ -12,7 +12,7 @@ use crate::datapath::Datapath;
 use crate::datapath::bounds::{BACKLOGS_MAX, Place};
 
 /// Bounds on the number of backlogs, and the times until they are looked at again.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bounds {
     /// Most backlogs of all queues.
     pub backlogs: usize,

@@ -15,7 +15,7 @@ use crate::host::device::RxMode;
 
 /// What was found at the last look.
 pub(super) struct Unsteered {
-    on_kernel_rps: OnKernelRps,
+    pub(super) on_kernel_rps: OnKernelRps,
     pub(super) absent: Absent,
     /// In the order of the devices.
     by_device: Vec<Findings>,

@@ -13,6 +13,7 @@ use rxsteer::api::client;
 use rxsteer::api::status::Status;
 use rxsteer::daemon;
 use rxsteer::daemon::options::{Mode as Xdps, Options, RpsCpus};
+use rxsteer::daemon::told::Told;
 use rxsteer::datapath::policy::Policy;
 use rxsteer::datapath::{RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use rxsteer::host::cpumask::CpuMask;
@@ -372,9 +373,9 @@ fn write_queues(end: &End, file: &str, value: &str) -> Result<()> {
 /// Runs rxsteer on a thread in the device's namespace; returns once it is ready.
 fn steer(end: &End, options: Options) -> Result<Steering> {
     let (wait, stop) = nix::unistd::pipe()?;
-    let thread = end
-        .netns
-        .spawn(None, "rxsteer", move || daemon::run(&options, wait.as_fd()))?;
+    let thread = end.netns.spawn(None, "rxsteer", move || {
+        daemon::run(&options, &Told::to_stop(wait.as_fd()))
+    })?;
     let deadline = Instant::now() + TIMEOUT;
     loop {
         if end.netns.run(client::status).is_ok() {
