@@ -17,6 +17,7 @@ fn commands() {
     wrong(&["run", "lo", "--polcy=rps"], &["--polcy", "--policy"]);
     for command in [
         "run", "status", "flows", "explain", "set", "poll", "napi", "doctor", "check", "reload",
+        "mode", "import",
     ] {
         wrong(&[command, "--no-such-option"], &["--no-such-option"]);
         let help = RXSTEER.run(&[command, "--help"]);

@@ -16,6 +16,14 @@ const FOLDERS: [&str; 2] = ["/usr/lib/rxsteer", "/etc/rxsteer"];
 const MAIN: &str = "rxsteer.toml";
 const DROP_INS: &str = "rxsteer.d";
 
+/// Name of the drop-in that `rxsteer mode` writes. Others that are to replace its keys come later by name.
+const MODE: &str = "10-mode.toml";
+
+/// The drop-in that `rxsteer mode` writes.
+pub(super) fn of_mode() -> PathBuf {
+    [FOLDERS[1], DROP_INS, MODE].iter().collect()
+}
+
 /// The files that exist, in the order in which they are read: the main file, then drop-ins by name.
 ///
 /// # Errors

@@ -9,8 +9,10 @@ pub mod example;
 pub mod explain;
 mod files;
 pub mod flows;
+pub mod import;
 mod log;
 pub mod man;
+pub mod mode;
 pub mod napi;
 pub mod poll;
 pub mod program;
@@ -78,6 +80,11 @@ pub enum Command {
     /// Check configuration files, without privileges and without a look at the host. Exit status: 1 if
     /// there are mistakes
     Check(check::CheckArgs),
+    /// Use a configuration with a name, or show it
+    Mode(mode::ModeArgs),
+    /// Print a configuration that steers as the kernel does on this host, or as the settings of OpenWrt or
+    /// VyOS say
+    Import(import::ImportArgs),
     /// Write the man pages and completions
     #[command(hide = true)]
     Man(man::ManArgs),
@@ -110,6 +117,8 @@ impl Command {
             Self::Napi(args) => args.run(),
             Self::Doctor(args) => args.run(),
             Self::Check(args) => args.run(Cli::command()),
+            Self::Mode(args) => args.run(),
+            Self::Import(args) => args.run(),
             Self::Man(args) => args.run(Cli::command()),
             Self::PutBack => undo::put_back().map(|()| ExitCode::SUCCESS),
             Self::PutBackNapi => settings::put_back().map(|()| ExitCode::SUCCESS),

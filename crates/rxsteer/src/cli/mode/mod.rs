@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `rxsteer mode`: configurations with a name, for hosts whose administrators want no knobs.
+
+use std::fs;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::{Args, ValueEnum};
+use nix::sys::stat::Mode as Permissions;
+use tempfile::Builder;
+
+use super::files;
+
+/// Options of `rxsteer mode`.
+#[derive(Debug, Args)]
+pub struct ModeArgs {
+    /// The mode to use from the next start or reload on; without it, the modes are listed
+    #[arg(value_enum)]
+    pub name: Option<Name>,
+
+    /// Print the mode's configuration, and change nothing
+    #[arg(long, requires = "name")]
+    pub show: bool,
+
+    /// Use no mode any more
+    #[arg(long, conflicts_with = "name")]
+    pub remove: bool,
+}
+
+/// The modes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Name {
+    /// servers whose polling CPUs are saturated
+    Throughput,
+    /// services with few requests at a time, and CPU time to spare
+    Latency,
+    /// routers and firewalls
+    Router,
+    /// hosts of containers behind NAT
+    ContainerHost,
+}
+
+impl Name {
+    /// The mode's configuration, without its licence.
+    pub fn text(self) -> &'static str {
+        let text = match self {
+            Self::Throughput => include_str!("throughput.toml"),
+            Self::Latency => include_str!("latency.toml"),
+            Self::Router => include_str!("router.toml"),
+            Self::ContainerHost => include_str!("container-host.toml"),
+        };
+        text.split_once('\n').map_or(text, |(_licence, rest)| rest)
+    }
+}
+
+impl ModeArgs {
+    pub(super) fn run(&self) -> Result<ExitCode> {
+        let file = files::of_mode();
+        let shown = file.display();
+        match self.name {
+            Some(name) if self.show => print!("{}", name.text()),
+            Some(name) => {
+                write(&file, name.text()).with_context(|| format!("writing {shown}"))?;
+                println!("{shown} is written: `rxsteer reload` applies it, or the next start");
+            }
+            None if self.remove => {
+                fs::remove_file(&file).with_context(|| format!("removing {shown}"))?;
+                println!("{shown} is removed: `rxsteer reload` applies that, or the next start");
+            }
+            None => print!("{}", list(fs::read_to_string(&file).ok().as_deref())),
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The modes, of which the one with this text is in use.
+fn list(used: Option<&str>) -> String {
+    let line = |name: &Name| {
+        let value = name.to_possible_value().expect("no mode is hidden");
+        let help = value.get_help().map(ToString::to_string);
+        let mark = if used == Some(name.text()) { "*" } else { " " };
+        format!(
+            "{mark} {:<15} {}\n",
+            value.get_name(),
+            help.unwrap_or_default()
+        )
+    };
+    Name::value_variants().iter().map(line).collect()
+}
+
+/// Replaces the file at once; a reader sees the old text or the new one.
+fn write(path: &Path, text: &str) -> Result<()> {
+    let folder = path.parent().context("no folder")?;
+    fs::create_dir_all(folder)?;
+    let new = Builder::new().prefix(".mode").tempfile_in(folder)?;
+    fs::write(&new, text)?;
+    let readable = Permissions::from_bits_truncate(0o644);
+    nix::sys::stat::fchmod(&new, readable)?;
+    new.persist(path)?;
+    Ok(())
+}
