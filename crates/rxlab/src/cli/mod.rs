@@ -10,7 +10,8 @@ pub mod serve;
 use std::process::ExitCode;
 
 use anyhow::Result;
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
+use rxsteer::cli::man;
 
 /// Traffic for rxsteer, in network namespaces of its own, and what it shows.
 #[derive(Debug, Parser)]
@@ -28,6 +29,9 @@ pub enum Command {
     Demo(demo::DemoArgs),
     /// Measure, on this machine and in namespaces of its own
     Bench(Box<bench::BenchArgs>),
+    /// Write the man pages and completions
+    #[command(hide = true)]
+    Man(man::ManArgs),
 }
 
 impl Command {
@@ -39,6 +43,7 @@ impl Command {
         match self {
             Self::Demo(args) => args.run(),
             Self::Bench(args) => args.run(),
+            Self::Man(args) => args.run(Cli::command()),
         }
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `rxsteer man`: writes the man pages, which have the texts of `--help`, and the completions of shells.
-//! For `make install`.
+//! `rxsteer man` and `rxlab man`: write the man pages, which have the texts of `--help`, and the completions of
+//! shells. For `make install`.
 
 use std::fs::{self, File};
 use std::path::PathBuf;
@@ -14,19 +14,22 @@ use clap_mangen::Man;
 /// System administration commands (man-pages(7)).
 const SECTION: &str = "8";
 
-/// Options of `rxsteer man`.
+/// Options of `man`.
 #[derive(Debug, Args)]
 pub struct ManArgs {
     /// Where the pages are written
     pub folder: PathBuf,
 
-    /// Where the completions are written: `rxsteer.bash`, `_rxsteer` and `rxsteer.fish`
+    /// Where the completions are written: `PROGRAM.bash`, `_PROGRAM` and `PROGRAM.fish`
     pub completions: Option<PathBuf>,
 }
 
 impl ManArgs {
-    /// Writes the pages of this command and its subcommands, and the completions.
-    pub(super) fn run(self, mut cli: Command) -> Result<ExitCode> {
+    /// Writes the pages of the program `cli` and its subcommands, and the completions.
+    ///
+    /// # Errors
+    /// When a folder or a file can't be written: its path is in the message.
+    pub fn run(self, mut cli: Command) -> Result<ExitCode> {
         let folder = self.folder.display().to_string();
         fs::create_dir_all(&self.folder).context(folder)?;
         cli = cli.disable_help_subcommand(true);
@@ -44,8 +47,9 @@ impl ManArgs {
             return Ok(ExitCode::SUCCESS);
         };
         fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        let program = cli.get_name().to_owned();
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
-            clap_complete::generate_to(shell, &mut cli, "rxsteer", &folder)?;
+            clap_complete::generate_to(shell, &mut cli, &program, &folder)?;
         }
         Ok(ExitCode::SUCCESS)
     }
