@@ -11,7 +11,7 @@ PROFILE ?=
 REPORT ?= bench.html
 MANY ?= many.html
 
-.PHONY: help demo test fuzz soak faults guest lint bench many install
+.PHONY: help demo test fuzz soak faults guest lint bench many install deb
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -46,3 +46,6 @@ many: ## the comparison on many CPUs, emulated (CPUS=8, SOCKETS=1, KERNEL=6.18, 
 
 install: ## puts rxsteer into PREFIX/bin (PREFIX=/usr/local, PROGRAMS="rxsteer rxlab")
 	@scripts/install.sh "$(DESTDIR)$(PREFIX)" $(PROGRAMS)
+
+deb: ## Debian's packages in target/deb, checked: lintian, installation, upgrade, removal, as root
+	@scripts/debtest.sh

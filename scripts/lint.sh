@@ -14,7 +14,7 @@ builder cargo clippy --all-targets -- -D warnings
 
 shopt -s nullglob
 clang-format --dry-run -Werror crates/*/bpf/*.[ch] crates/*/bpf/*/*.[ch] crates/*/fuzz/*.c
-shellcheck scripts/*.sh .ci/run
+shellcheck scripts/*.sh .ci/run dist/debian/*.{prerm,postrm}
 
 # Every file names its licence, except those that can't hold a comment, and the licences.
 files=$(builder git ls-files --cached --others --exclude-standard)

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
 # setup.sh JOB...: installs the packages that the jobs need (build, test, guest, emulator, lint,
-# demo, bench, profile).
+# demo, bench, profile, dist).
 #
 # Silent if none is missing. On Debian and Ubuntu missing packages are listed, with the reason, and
 # installed; elsewhere they are listed, and the build stops if it needs them.
@@ -107,11 +107,24 @@ probe() {
     demo | bench)
         want_nft
         ;;
+    dist)
+        need debhelper "puts files where Debian has them, and writes maintainer scripts" have dh
+        need dpkg-dev "builds packages" have dpkg-buildpackage
+        need fakeroot "lets packages have files of root" have fakeroot
+        need lintian "judges packages" have lintian
+        need mmdebstrap "makes the root folders in which packages are tested and programs built" have mmdebstrap
+        need systemd-container "boots them" have systemd-nspawn
+        need binutils "tells whether a program is static" have readelf
+        need qemu-system-arm "emulates an arm64 machine" have qemu-system-aarch64
+        need cpio "packs its files" have cpio
+        need xz-utils "unpacks a module of its kernel" have xz
+        need python3-venv "runs the check of the Kubernetes manifest" have_venv
+        ;;
     profile)
         need linux-perf "samples what the virtual machine's CPUs execute" have perf
         ;;
     *)
-        echo "usage: setup.sh build|test|guest|emulator|lint|demo|bench|profile ..." >&2
+        echo "usage: setup.sh build|test|guest|emulator|lint|demo|bench|profile|dist ..." >&2
         exit 2
         ;;
     esac
