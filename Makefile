@@ -11,7 +11,7 @@ PROFILE ?=
 REPORT ?= bench.html
 MANY ?= many.html
 
-.PHONY: help demo test fuzz soak faults guest lint bench many install deb
+.PHONY: help demo test fuzz soak faults guest lint bench many install deb service
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -49,3 +49,6 @@ install: ## puts rxsteer into PREFIX/bin (PREFIX=/usr/local, PROGRAMS="rxsteer r
 
 deb: ## Debian's packages in target/deb, checked: lintian, installation, upgrade, removal, as root
 	@scripts/debtest.sh
+
+service: ## the unit under a real systemd in namespaces of its own, as root
+	@scripts/servicetest.sh

@@ -1,0 +1,168 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# The part of servicetest.sh that runs under the systemd that it boots. The packages are in /opt.
+set -euo pipefail
+shopt -s inherit_errexit
+
+fail() {
+    echo "FAILED: $*"
+    journalctl --unit rxsteer --no-pager --lines 30
+    exit 1
+}
+# until_true WHAT COMMAND...: waits for the command to succeed, at most 90 s.
+until_true() {
+    local what=$1 tries=0
+    shift
+    until "$@"; do
+        [ $((tries += 1)) -lt 900 ] || fail "not within 90 s: $what"
+        sleep 0.1
+    done
+}
+property() {
+    systemctl show --value --property "$1" rxsteer.service
+}
+expect() {
+    local value
+    value=$(property "$1")
+    [ "$value" = "$2" ] || fail "$1 is \"$value\", not \"$2\""
+}
+# logged TEXT MATCH...: whether the service has such an entry.
+logged() {
+    local text=$1
+    shift
+    journalctl --unit rxsteer --output cat --no-pager "$@" >/opt/entries
+    grep -q -- "$text" /opt/entries
+}
+# The program at device wan, as `ip` names it; nothing without one.
+programs() {
+    ip -json link show wan | jq -r '.[].xdp.prog.id // empty'
+}
+counter() {
+    rxsteer status --json | jq "[.devices[].queues[].$1] | add"
+}
+offload() {
+    ip netns exec far ethtool --show-features far | sed -n 's/^tx-checksumming: //p'
+}
+# 200 flows of 10 datagrams each, from the other end. Some are not sent: nobody listens, and the sender is told.
+send() {
+    # shellcheck disable=SC2016 # expanded in the namespace
+    ip netns exec far bash -c 'for flow in {1..200}; do
+        exec 3>/dev/udp/198.18.0.1/9
+        for _ in {1..10}; do echo >&3 || true; done
+    done' 2>/dev/null
+}
+
+ip netns add far
+ip link add wan type veth peer name far netns far
+ip address add 198.18.0.1/24 dev wan
+ip link set wan up
+ip -netns far address add 198.18.0.2/24 dev far
+ip -netns far link set far up
+before=$(offload)
+[ "$before" = on ] || fail "the other end does not leave checksums out: $before"
+
+dpkg --install /opt/*.deb >/opt/log 2>&1 || fail "$(cat /opt/log)"
+expect ActiveState inactive
+expect UnitFileState disabled
+echo "installed: the service is neither enabled nor running"
+
+# The control of everything below: a device that does not exist is no start.
+echo 'devices = ["no-such-device"]' >/etc/rxsteer/rxsteer.toml
+! systemctl start rxsteer 2>/dev/null || fail "it starts without its device"
+systemctl stop rxsteer
+systemctl reset-failed rxsteer 2>/dev/null || true # forgotten already, if it was not started again
+until_true "the journal has the reason" logged no-such-device
+echo "a start without the device fails, and the journal says why"
+
+cat >/etc/rxsteer/rxsteer.toml <<'EOF'
+devices = ["wan"]
+policy = "rps"
+rps-cpus = "0-1"
+prepare = true
+EOF
+systemctl start rxsteer || fail "it does not start"
+# No waiting here: systemd returns when rxsteer is ready.
+rxsteer status >/dev/null || fail "it is called ready before it answers"
+[ -n "$(programs)" ] || fail "it is called ready before it steers"
+expect ActiveState active
+expect Type notify
+expect StatusErrno 0
+echo "started: ready when it steers"
+
+send
+received() { [ "$(counter received)" -ge 1000 ]; }
+until_true "1000 frames are received" received
+[ "$(counter redirected)" -gt 0 ] || fail "no frame is redirected: $(rxsteer status)"
+[ "$(offload)" = off ] || fail "the other end still leaves checksums out"
+echo "steers: $(counter received) frames received, $(counter redirected) redirected"
+
+# Entries are found by unit, and by the device that they are about.
+until_true "an entry is about wan" logged wan RXSTEER_DEVICE=wan
+! logged . RXSTEER_DEVICE=other || fail "an entry is about another device"
+echo "journal: entries with the device"
+
+if [ "$(property CanReload)" = yes ]; then
+    pid=$(property MainPID)
+    sed -i 's/^policy = .*/policy = "off"/' /etc/rxsteer/rxsteer.toml
+    systemctl reload rxsteer
+    policy_is_off() { rxsteer status | grep -q 'policy off'; }
+    until_true "the policy is the new one" policy_is_off
+    expect MainPID "$pid"
+    expect ActiveState active
+    echo "reload: the new configuration, in the same process"
+else
+    echo "reload: NOT RUN, the unit has no ExecReload"
+fi
+
+expect WatchdogUSec 30s
+sign=$(property WatchdogTimestampMonotonic)
+newer() { [ "$(property WatchdogTimestampMonotonic)" -gt "$sign" ]; }
+until_true "a sign of life" newer
+# A process that is stopped gives none.
+mkdir -p /run/systemd/system/rxsteer.service.d
+printf '[Service]\nWatchdogSec=3\n' >/run/systemd/system/rxsteer.service.d/short.conf
+systemctl daemon-reload
+systemctl restart rxsteer || fail "it does not start"
+pid=$(property MainPID)
+kill -STOP "$pid"
+restarted() { [ "$(property NRestarts)" = 1 ] && [ "$(property ActiveState)" = active ]; }
+until_true "a restart by the watchdog" restarted
+[ "$(property MainPID)" != "$pid" ] || fail "the process is the same"
+until_true "the journal says why" logged 'Watchdog timeout'
+[ -n "$(programs)" ] || fail "it does not steer after the restart"
+echo "watchdog: signs of life; a process that stands still is replaced, and steers"
+
+systemctl stop rxsteer
+expect ActiveState inactive
+expect Result success
+expect ExecMainStatus 0
+[ -z "$(programs)" ] || fail "a program is left at wan"
+offload_is_on() { [ "$(offload)" = on ]; }
+until_true "the offload of the other end is on again" offload_is_on
+! pgrep -x rxsteer >/dev/null || fail "a process is left: $(pgrep -ax rxsteer)"
+[ ! -e /run/rxsteer ] || fail "left: $(ls -R /run/rxsteer)"
+answers() { [[ "$(ip netns exec far bash -c 'exec 3>/dev/tcp/198.18.0.1/9' 2>&1)" == *refused* ]]; }
+until_true "the host answers without rxsteer" answers
+echo "stopped: no program, no process, offloads as before"
+
+# With the default policy, flows follow applications on unconnected sockets too.
+sed -i '/^policy/d' /etc/rxsteer/rxsteer.toml
+start=$(date +%s)
+systemctl start rxsteer || fail "it does not start"
+until_true "the journal says that it steers" logged 'steering wan' --since "@$start"
+! logged 'not followed' --since "@$start" || fail "the unit refuses what following needs"
+echo "follows applications: nothing that it needs is refused"
+pid=$(property MainPID)
+dpkg --install /opt/rxsteer_*.deb >/opt/log 2>&1 || fail "$(cat /opt/log)"
+expect ActiveState active
+[ "$(property MainPID)" != "$pid" ] || fail "the old program runs after an upgrade"
+echo "upgraded: the running service was restarted"
+
+dpkg --remove rxsteer >/dev/null
+[ -z "$(programs)" ] || fail "a program is left at wan after removal"
+! pgrep -x rxsteer >/dev/null || fail "removal leaves the process"
+dpkg --purge rxsteer rxlab >/dev/null
+[ ! -e /etc/rxsteer ] || fail "/etc/rxsteer is left after the purge"
+[ "$(systemctl show --value --property LoadState rxsteer)" = not-found ] || fail "the unit is left"
+echo "removed while it steered: nothing is left"

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT OR Apache-2.0
+#
+# servicetest.sh: rxsteer.service under a real systemd. Builds the package, boots a root folder with systemd in
+# namespaces of its own, and runs servicetest-guest.sh there, which installs, starts, stops and removes
+# rxsteer. Needs root.
+set -euo pipefail
+shopt -s inherit_errexit
+cd "$(dirname "$0")/.."
+
+if [ "$(id -u)" != 0 ]; then
+    echo "servicetest.sh needs root, to boot the root folder." >&2
+    exit 1
+fi
+scripts/setup.sh dist
+mapfile -t debs < <(scripts/deb.sh)
+root=$(scripts/root.sh service)
+
+# systemd-nspawn makes cgroups beside the one that it is in, and leaves them.
+mapfile -t hierarchies < <(awk '$3 == "cgroup2" || $4 ~ /name=systemd/ { print $2 }' /proc/self/mounts)
+cgroup=rxsteer-servicetest
+delete_cgroups() {
+    local hierarchy old
+    for hierarchy in "${hierarchies[@]}"; do
+        for old in "$hierarchy/$cgroup".*; do
+            [ -d "$old" ] && [ ! -e "/proc/${old##*.}/cgroup" ] || [ "${old##*.}" = $$ ] || continue
+            find "$old" -depth -type d -exec rmdir {} + 2>/dev/null || true
+        done
+    done
+}
+delete_cgroups # those of runs that were killed
+trap delete_cgroups EXIT
+for hierarchy in "${hierarchies[@]}"; do
+    mkdir "$hierarchy/$cgroup.$$"
+done
+
+# Everything that is mounted, and every process, ends with these namespaces.
+boot() {
+    local hierarchy
+    for hierarchy in "${hierarchies[@]}"; do
+        echo 0 >"$hierarchy/$cgroup.$$/cgroup.procs"
+    done
+    # shellcheck disable=SC2016 # expanded inside
+    exec timeout --foreground --kill-after=10 10m unshare --mount --net --pid --fork --kill-child --mount-proc \
+        bash -euc '
+            root=$1 guest=$2
+            shift 2
+            mount -t tmpfs servicetest /mnt
+            mount -t tmpfs servicetest /run # where systemd-nspawn writes
+            mkdir /mnt/{upper,work,root}
+            mount -t overlay overlay -o "lowerdir=$root,upperdir=/mnt/upper,workdir=/mnt/work" /mnt/root
+            cp "$@" /mnt/root/opt/
+            install "$guest" /mnt/root/opt/servicetest
+            cat >/mnt/root/etc/systemd/system/servicetest.service <<-EOF
+		[Unit]
+		Wants=multi-user.target
+		After=multi-user.target
+		[Service]
+		Type=oneshot
+		TimeoutStartSec=infinity
+		ExecStart=/bin/bash -c "/opt/servicetest; exec systemctl exit \$\$?"
+		StandardOutput=file:/opt/output
+		StandardError=inherit
+		EOF
+            status=0
+            systemd-nspawn --quiet --directory=/mnt/root --boot --register=no --keep-unit --machine=servicetest \
+                --capability=all --system-call-filter="bpf perf_event_open" --console=pipe systemd.unit=servicetest.service </dev/null || status=$?
+            cat /mnt/root/opt/output
+            exit $status' boot "$root" scripts/servicetest-guest.sh "${debs[@]}"
+}
+status=0
+(boot) || status=$?
+exit $status
