@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! What dist/ brings to hosts fits together: packages, unit, container. `make deb` and `make service` install it.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, ensure};
+
+const RXSTEER: &str = env!("CARGO_BIN_EXE_rxsteer");
+const UNIT: &str = include_str!("../../../dist/rxsteer.service");
+const MANIFEST: &str = include_str!("../../../dist/kubernetes/daemonset.yaml");
+const CONTAINERFILE: &str = include_str!("../../../dist/Containerfile");
+const INSTALL: &str = include_str!("../../../scripts/install.sh");
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The files that install.sh puts into its PREFIX, /usr here, for a program; man pages as a pattern.
+fn installed(program: &str, script: &str) -> BTreeSet<String> {
+    let mut files = BTreeSet::new();
+    let commands = script.lines().map(str::trim).filter(|line| {
+        let silent = !line.starts_with(['#', 'e']); // comments and echo
+        silent && !line.starts_with("install -d ") && !line.starts_with("share=")
+    });
+    for word in commands.flat_map(|line| line.split('"')) {
+        let folders = [("$prefix/", "usr/"), ("$share/", "usr/share/")];
+        let below = |(from, to): &(&str, &str)| Some(format!("{to}{}", word.strip_prefix(from)?));
+        let Some(path) = folders.iter().find_map(below) else {
+            continue;
+        };
+        let path = match path.strip_suffix("/man8") {
+            Some(folder) => format!("{folder}/man8/$program*.8"),
+            None => path,
+        };
+        // The configuration is that of rxsteer.
+        if path.contains("$program") || program == "rxsteer" {
+            files.insert(path.replace("$program", program));
+        }
+    }
+    files
+}
+
+/// The files that Debian's package takes from there.
+fn packaged(program: &str) -> Result<BTreeSet<String>> {
+    let list = root().join(format!("dist/debian/{program}.install"));
+    let text = fs::read_to_string(list)?;
+    let lines = text.lines().filter(|line| !line.starts_with('#'));
+    let first = |line: &str| line.split(' ').next().map(str::to_owned);
+    Ok(lines.filter_map(first).collect())
+}
+
+#[test]
+fn packages_have_what_is_installed() -> Result<()> {
+    for program in ["rxsteer", "rxlab"] {
+        let (installed, packaged) = (installed(program, INSTALL), packaged(program)?);
+        ensure!(installed == packaged, "{installed:#?} {packaged:#?}");
+        ensure!(packaged.contains(&format!("usr/bin/{program}")));
+        // The control: one more file is noticed.
+        let more = format!("{INSTALL}\ninstall -D new \"$share/new/$program\"\n");
+        ensure!(self::installed(program, &more).len() == packaged.len() + 1);
+    }
+    ensure!(UNIT.contains("\nExecStart=/usr/bin/rxsteer run\n"));
+    Ok(())
+}
+
+/// Names of capabilities, sorted.
+fn names<'a>(words: impl Iterator<Item = &'a str>) -> BTreeSet<&'a str> {
+    words.map(|name| name.trim().trim_matches('"')).collect()
+}
+
+/// Those that the manifest adds, after it has dropped all.
+fn added(manifest: &str) -> Result<BTreeSet<&str>> {
+    ensure!(manifest.contains("drop: [\"ALL\"]\n"));
+    let (_, list) = manifest.split_once("add: [").context("adds none")?;
+    let (list, _) = list.split_once(']').context("no end")?;
+    Ok(names(list.split(',')))
+}
+
+#[test]
+fn the_container_has_the_units_capabilities() -> Result<()> {
+    let setting = |line: &'static str| line.strip_prefix("CapabilityBoundingSet=");
+    let unit = UNIT.lines().find_map(setting).context("no capabilities")?;
+    let unit = names(unit.split(' ').filter_map(|name| name.strip_prefix("CAP_")));
+    ensure!(!unit.is_empty() && added(MANIFEST)? == unit, "{unit:?}");
+    // The control.
+    ensure!(added(&MANIFEST.replace("\"BPF\"", "\"SYS_MODULE\""))? != unit);
+    Ok(())
+}
+
+#[test]
+fn the_container_is_of_this_version() {
+    let version = env!("CARGO_PKG_VERSION");
+    assert!(CONTAINERFILE.contains(&format!("\nARG VERSION={version}\n")));
+    assert!(MANIFEST.contains(&format!("image: rxsteer:{version}\n")));
+}
+
+#[test]
+fn the_manifests_configuration_is_valid() -> Result<()> {
+    let (_, text) = MANIFEST
+        .split_once("  rxsteer.toml: |\n")
+        .context("the manifest has no configuration")?;
+    let lines = text.lines().map_while(|line| line.strip_prefix("    "));
+    let text: String = lines.map(|line| format!("{line}\n")).collect();
+    ensure!(text.contains("devices"), "{text}");
+    let folder = tempfile::tempdir()?;
+    let file = folder.path().join("rxsteer.toml");
+    for (text, valid) in [
+        (text.clone(), true),
+        (text.replace("devices", "devcies"), false),
+    ] {
+        fs::write(&file, &text)?;
+        let check = Command::new(RXSTEER).arg("check").arg(&file).output()?;
+        ensure!(check.status.success() == valid, "{text} {check:?}");
+    }
+    Ok(())
+}
+
+/// What the package's script before removal asks of rxsteer, which has `detach` or not.
+fn asked(action: &str, has_detach: bool, detach_works: bool) -> Result<Vec<String>> {
+    let folder = tempfile::tempdir()?;
+    let (program, log) = (folder.path().join("rxsteer"), folder.path().join("log"));
+    let status = |works| if works { 0 } else { 2 };
+    let text = format!(
+        "#!/bin/sh\necho \"$*\" >>{}\ncase $* in *--help | *--force) exit {};; *) exit {};; esac\n",
+        log.display(),
+        status(has_detach),
+        status(detach_works)
+    );
+    fs::write(&program, text)?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
+    let script = root().join("dist/debian/rxsteer.prerm");
+    // No other program can be called by its name, such as the one that stops services.
+    let script = Command::new("/bin/sh")
+        .arg(script)
+        .arg(action)
+        .env("PATH", folder.path())
+        .output()?;
+    ensure!(script.status.success(), "{script:?}");
+    let log = fs::read_to_string(log).unwrap_or_default();
+    Ok(log.lines().map(str::to_owned).collect())
+}
+
+#[test]
+fn removal_detaches() -> Result<()> {
+    let help = "detach --help";
+    ensure!(asked("remove", true, true)? == [help, "detach"]);
+    ensure!(asked("remove", true, false)? == [help, "detach", "detach --force"]);
+    ensure!(asked("remove", false, false)? == [help]);
+    ensure!(asked("upgrade", true, true)?.is_empty());
+    Ok(())
+}
