@@ -11,7 +11,7 @@ PROFILE ?=
 REPORT ?= bench.html
 MANY ?= many.html
 
-.PHONY: help demo test fuzz soak faults guest lint bench many install deb service
+.PHONY: help demo test fuzz soak faults guest lint bench many install deb service docs
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -52,3 +52,6 @@ deb: ## Debian's packages in target/deb, checked: lintian, installation, upgrade
 
 service: ## the unit under a real systemd in namespaces of its own, as root
 	@scripts/servicetest.sh
+
+docs: ## the book in target/book: concepts, manual, operation
+	@scripts/docs.sh

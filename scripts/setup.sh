@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
 # setup.sh JOB...: installs the packages that the jobs need (build, test, guest, emulator, lint,
-# demo, bench, profile, dist).
+# demo, bench, profile, dist, docs).
 #
 # Silent if none is missing. On Debian and Ubuntu missing packages are listed, with the reason, and
 # installed; elsewhere they are listed, and the build stops if it needs them.
@@ -120,11 +120,14 @@ probe() {
         need xz-utils "unpacks a module of its kernel" have xz
         need python3-venv "runs the check of the Kubernetes manifest" have_venv
         ;;
+    docs)
+        need python3-venv "gets mdbook, which makes the book" have_venv
+        ;;
     profile)
         need linux-perf "samples what the virtual machine's CPUs execute" have perf
         ;;
     *)
-        echo "usage: setup.sh build|test|guest|emulator|lint|demo|bench|profile|dist ..." >&2
+        echo "usage: setup.sh build|test|guest|emulator|lint|demo|bench|profile|dist|docs ..." >&2
         exit 2
         ;;
     esac
