@@ -10,7 +10,6 @@ pub mod bond;
 pub mod bridge;
 pub mod client;
 pub mod container;
-pub mod cpu_times;
 pub mod ethtool;
 pub mod frame;
 pub mod generator;

@@ -4,6 +4,7 @@
 pub mod auto;
 pub mod caps;
 pub mod carrier;
+pub mod cpu_times;
 pub mod cpumask;
 pub mod device;
 mod elsewhere;

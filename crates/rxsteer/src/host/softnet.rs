@@ -2,6 +2,7 @@
 //! The CPUs' softnet backlogs, by which packets come that another CPU has sent, or a device without
 //! NAPI of its own.
 
+use std::collections::BTreeMap;
 use std::fs;
 
 use anyhow::{Context, Result};
@@ -32,6 +33,26 @@ pub fn read() -> Result<Vec<Softnet>> {
     parse(&fs::read_to_string("/proc/net/softnet_stat")?)
 }
 
+/// The growth of the counters between two readings, by CPU.
+pub fn since(before: &[Softnet], now: &[Softnet]) -> BTreeMap<u32, Softnet> {
+    let less = |now: u64, before: u64| u64::from((now as u32).wrapping_sub(before as u32));
+    let of = |now: &Softnet| {
+        let zero = Softnet::default();
+        let before = before.iter().find(|b| b.cpu == now.cpu).unwrap_or(&zero);
+        let grown = Softnet {
+            cpu: now.cpu,
+            waiting: now.waiting,
+            processed: less(now.processed, before.processed),
+            dropped: less(now.dropped, before.dropped),
+            time_squeeze: less(now.time_squeeze, before.time_squeeze),
+            received_rps: less(now.received_rps, before.received_rps),
+            flow_limit: less(now.flow_limit, before.flow_limit),
+        };
+        (now.cpu, grown)
+    };
+    now.iter().map(of).collect()
+}
+
 /// Columns as in softnet_seq_show(), net/core/net-procfs.c.
 fn parse(text: &str) -> Result<Vec<Softnet>> {
     let line = |line: &str| {
@@ -59,6 +80,17 @@ fn parse(text: &str) -> Result<Vec<Softnet>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn counters_wrap_at_32_bits() {
+        let at = |processed| Softnet {
+            cpu: 1,
+            processed,
+            ..Default::default()
+        };
+        let grown = since(&[at(0xffff_fffe)], &[at(3)]);
+        assert_eq!(grown[&1].processed, 5);
+    }
 
     #[test]
     fn columns_are_where_the_kernel_puts_them() {

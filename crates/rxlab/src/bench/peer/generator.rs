@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::epoll::EpollFlags;
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use rxsteer::host::cpu_times::{CpuTimes, busy_shares, cpu_times};
 use rxsteer::host::wait;
 use socket2::{Domain, Protocol, Socket, Type};
 
@@ -18,7 +19,6 @@ use super::load::{Kind, Load, Loaded, Transport};
 use super::rr::Rr;
 use super::tally::{COUNTED, OVER, Ready, Shared, Tally};
 use crate::bench::peer::latency::Latency;
-use crate::lab::cpu_times::{CpuTimes, busy_shares, cpu_times};
 use crate::lab::sockets;
 
 /// Limit on opening all connections.

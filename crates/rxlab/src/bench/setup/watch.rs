@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use anyhow::Result;
+use rxsteer::host::cpu_times::{CpuTimes, busy_shares, cpu_times};
 use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::softnet::{self, Softnet};
 
-use crate::lab::cpu_times::{CpuTimes, busy_shares, cpu_times};
 use crate::lab::netns::Netns;
 use crate::lab::snmp;
 
@@ -111,7 +111,7 @@ impl Watch {
     pub fn end(self) -> Result<Seen> {
         let seconds = self.start.elapsed().as_secs_f64();
         let cpus = cpu_times()?;
-        let softnet = grown(&self.softnet, &softnet::read()?);
+        let softnet = softnet::since(&self.softnet, &softnet::read()?);
         let (softnet, astray): (BTreeMap<_, _>, BTreeMap<_, _>) = softnet
             .into_iter()
             .partition(|(cpu, _)| self.host.contains(*cpu));
@@ -156,41 +156,5 @@ impl Seen {
     /// Packets dropped by the kernel's flow limit.
     pub fn flow_limit(&self) -> u64 {
         self.softnet.values().map(|s| s.flow_limit).sum()
-    }
-}
-
-/// Differences of counters with 32 bits, which wrap.
-fn grown(before: &[Softnet], now: &[Softnet]) -> BTreeMap<u32, Softnet> {
-    let less = |now: u64, before: u64| u64::from((now as u32).wrapping_sub(before as u32));
-    let of = |now: &Softnet| {
-        let zero = Softnet::default();
-        let before = before.iter().find(|b| b.cpu == now.cpu).unwrap_or(&zero);
-        let grown = Softnet {
-            cpu: now.cpu,
-            waiting: now.waiting,
-            processed: less(now.processed, before.processed),
-            dropped: less(now.dropped, before.dropped),
-            time_squeeze: less(now.time_squeeze, before.time_squeeze),
-            received_rps: less(now.received_rps, before.received_rps),
-            flow_limit: less(now.flow_limit, before.flow_limit),
-        };
-        (now.cpu, grown)
-    };
-    now.iter().map(of).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn counters_wrap_at_32_bits() {
-        let at = |processed| Softnet {
-            cpu: 1,
-            processed,
-            ..Default::default()
-        };
-        let grown = grown(&[at(0xffff_fffe)], &[at(3)]);
-        assert_eq!(grown[&1].processed, 5);
     }
 }

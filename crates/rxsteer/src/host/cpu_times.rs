@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! CPU times from /proc/stat. The procfs crate loses CPU numbers when a CPU is offline.
+//! CPU times from /proc/stat; rxlab uses them as well. The procfs crate loses CPU numbers when a CPU
+//! is offline.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,6 +14,10 @@ pub struct CpuTimes {
     pub cpu: u32,
     /// All time except idle and waiting for I/O.
     pub busy_ns: u64,
+    /// The part of `busy_ns` spent in programs, also of guests.
+    pub user_ns: u64,
+    /// The part of `busy_ns` spent in system calls and kernel threads.
+    pub system_ns: u64,
     /// The part of `busy_ns` spent in softirq.
     pub softirq_ns: u64,
     /// Idle, or waiting for I/O.
@@ -22,6 +27,9 @@ pub struct CpuTimes {
 }
 
 /// Reads /proc/stat: one entry per online CPU.
+///
+/// # Errors
+/// When the file can't be read, or lacks columns.
 pub fn cpu_times() -> Result<Vec<CpuTimes>> {
     // SAFETY: no memory is involved.
     let hz = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as u64;
@@ -56,6 +64,8 @@ fn parse_cpu_times(text: &str, tick_ns: u64) -> Result<Vec<CpuTimes>> {
         times.push(CpuTimes {
             cpu,
             busy_ns: (ticks.iter().sum::<u64>() - idle) * tick_ns,
+            user_ns: (ticks[0] + ticks[1]) * tick_ns,
+            system_ns: ticks[2] * tick_ns,
             softirq_ns: ticks[6] * tick_ns,
             idle_ns: idle * tick_ns,
             steal_ns: ticks[7] * tick_ns,
@@ -88,6 +98,8 @@ mod tests {
         let expected = CpuTimes {
             cpu: 1,
             busy_ns: 27 * 10,
+            user_ns: 3 * 10,
+            system_ns: 3 * 10,
             softirq_ns: 7 * 10,
             idle_ns: 9 * 10,
             steal_ns: 8 * 10,
