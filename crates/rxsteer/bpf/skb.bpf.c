@@ -102,15 +102,11 @@ static __always_inline int skb_steer(struct __sk_buff *skb, struct rx *rx)
 
 	if (!flow)
 		return SKB_NEXT;
-	if (config.dry_run) {
-		rx_dry_run(rx, rx_base(rx));
-		return SKB_NEXT;
-	}
 	if (unlikely(!flow_lock(flow))) {
 		rx->q->nr_inline++;
 		return SKB_NEXT;
 	}
-	verdict = rx_steer(rx, flow);
+	verdict = config.dry_run ? rx_dry_run(rx, flow, rx_base(rx)) : rx_steer(rx, flow);
 	location = flow->location;
 	flow_unlock(flow);
 	switch (verdict) {

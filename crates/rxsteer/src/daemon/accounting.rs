@@ -148,7 +148,7 @@ impl Steering {
             ..Query::default()
         };
         if queues.any(|queue| queue.dropped() > 0) {
-            status.dropped_flows = Some(self.reader()?.flows(&query)?);
+            status.dropped_flows = Some(self.reader().flows(&query)?);
         }
         Ok(status)
     }

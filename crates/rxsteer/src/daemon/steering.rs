@@ -425,27 +425,31 @@ impl Steering {
                 panics::provoke();
                 reply(&self.flows(query)?)
             }
-            Request::Explain(question) => reply(&self.reader()?.explain(question)?),
+            Request::Explain(question) => {
+                if self.datapath.config().dry_run {
+                    bail!(
+                        "a dry run moves no flow: there is nothing to explain (`rxsteer flows` lists them)"
+                    );
+                }
+                reply(&self.reader().explain(question)?)
+            }
         }
     }
 
-    pub(super) fn reader(&self) -> Result<Reader<'_>> {
-        if self.datapath.config().dry_run {
-            bail!("a dry run moves no flow, and keeps no account of flows");
-        }
-        Ok(Reader::new(
+    pub(super) fn reader(&self) -> Reader<'_> {
+        Reader::new(
             &self.datapath,
             &self.devices,
             self.policy,
             &self.not_followed,
-        ))
+        )
     }
 
     fn flows(&mut self, query: &Query) -> Result<Flows> {
         if query.device.is_some() {
             find(&self.devices, query.device.as_deref())?;
         }
-        self.reader()?.flows(query)
+        self.reader().flows(query)
     }
 }
 

@@ -517,7 +517,12 @@ fn missing_flows_are_one_line() -> Result<()> {
         ..options(&bed)
     };
     let active = Active::steer(dut, dry)?;
-    refused(&dut.netns, &["flows"], "a dry run")?;
+    refused(&dut.netns, &["explain", "port:9"], "a dry run")?;
+    bed.send(Frames::Udp(UdpFlows::to(dut, 3)), 3)?;
+    at_rest(&active, 0, 3)?;
+    let list = flows(&dut.netns, 9)?;
+    ensure!(list.total == 3, "{list:?}");
+    ensure!(list.flows.iter().all(|flow| flow.packets == 1), "{list:?}");
     active.stop()
 }
 
