@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Wrong usage: exit status 2 and a message with a remedy. No test needs root.
 
+use clap::CommandFactory;
 use rxlab::testing::usage::{Program, SECONDS};
+use rxsteer::cli::Cli;
 
 const RXSTEER: Program = Program(env!("CARGO_BIN_EXE_rxsteer"));
 
@@ -15,10 +17,11 @@ fn commands() {
     wrong(&[], &["Usage", "run", "status", "set", "poll"]);
     wrong(&["steer"], &["unrecognized subcommand", "steer"]);
     wrong(&["run", "lo", "--polcy=rps"], &["--polcy", "--policy"]);
-    for command in [
-        "run", "status", "flows", "explain", "set", "poll", "napi", "doctor", "check", "reload",
-        "mode", "import",
-    ] {
+    let cli = Cli::command();
+    let shown = cli
+        .get_subcommands()
+        .filter(|command| !command.is_hide_set());
+    for command in shown.map(|command| command.get_name()) {
         wrong(&[command, "--no-such-option"], &["--no-such-option"]);
         let help = RXSTEER.run(&[command, "--help"]);
         assert_eq!(help.status.code(), Some(0), "{command}");
@@ -169,6 +172,17 @@ fn status() {
     for (seconds, why) in SECONDS {
         wrong(&["status", &format!("--interval={seconds}")], &[why]);
     }
+}
+
+#[test]
+fn advise() {
+    for (seconds, why) in SECONDS {
+        wrong(&["advise", &format!("--seconds={seconds}")], &[why]);
+    }
+    wrong(
+        &["advise", "--rps-cpus=3-1"],
+        &["write the lower CPU first"],
+    );
 }
 
 #[test]

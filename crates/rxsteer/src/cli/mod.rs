@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The command line: a file for each subcommand, with its options, its request and its output.
 
+pub mod advise;
 pub mod check;
 pub mod config;
 pub mod doctor;
@@ -73,6 +74,9 @@ pub enum Command {
     /// Child process of `run`, which puts back what `--prepare` changed
     #[command(hide = true)]
     PutBackOffloads,
+    /// Say whether steering would help, by how much, and with which command, from what the host does for
+    /// some seconds. Changes nothing
+    Advise(advise::AdviseArgs),
     /// Say what stands in the way on this host and its devices, and what the settings of NAPI
     /// instances amount to. Exit status: 1 if something does, of the host or of a device that is
     /// named
@@ -115,6 +119,7 @@ impl Command {
             Self::Set(args) => args.run(),
             Self::Poll(args) => args.run(),
             Self::Napi(args) => args.run(),
+            Self::Advise(args) => args.run(),
             Self::Doctor(args) => args.run(),
             Self::Check(args) => args.run(Cli::command()),
             Self::Mode(args) => args.run(),

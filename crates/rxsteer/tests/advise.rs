@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `rxsteer advise`: the answer and its reason under different loads; nothing is left behind.
+
+mod common;
+
+use std::fs;
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::process::Stdio;
+
+use anyhow::{Context, Result, ensure};
+use common::container::Container;
+use common::process::{RXSTEER, attached, rxsteer};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::generator::{Generator, GeneratorConfig};
+use rxlab::lab::link::LinkConfig;
+use rxlab::lab::receiver::{Receiver, ReceiverConfig};
+use rxlab::testing::not_run;
+use rxlab::testing::testbed::*;
+use rxlab::{in_lab, test_name};
+use rxsteer::host::ethtool::TX_VLAN;
+use rxsteer::host::setting::Setting;
+use serde_json::Value;
+
+/// Packets per second that leave time on any machine.
+const LIGHT: u64 = 2_000;
+
+/// Whether the answer is `yes`, `no` or `no answer` depends on the time that other work leaves on
+/// CPU 0: attempts until that work has paused.
+const TRIES: usize = 5;
+
+/// A link that is steered in native mode: its other end can be reached.
+struct Bed {
+    bed: Testbed,
+    _far: Container,
+}
+
+impl Deref for Bed {
+    type Target = Testbed;
+
+    fn deref(&self) -> &Testbed {
+        &self.bed
+    }
+}
+
+fn link() -> Result<Bed> {
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let far = Container::start(&bed.link.tester.netns)?;
+    bed.link.tester.ethtool.set_features(TX_VLAN, false)?;
+    Ok(Bed { bed, _far: far })
+}
+
+/// Its output, and whether it succeeded.
+fn advise(bed: &Testbed, args: &[&str]) -> Result<(String, bool)> {
+    let output = rxsteer(&bed.link.dut.netns, &[&["advise"], args].concat())?;
+    let text = String::from_utf8([output.stdout, output.stderr].concat())?;
+    Ok((text, output.status.success()))
+}
+
+/// As [`advise`], as JSON; it must succeed.
+fn answer(bed: &Testbed, args: &[&str]) -> Result<Value> {
+    let (text, success) = advise(bed, &[args, &["--json"]].concat())?;
+    ensure!(success, "{text}");
+    serde_json::from_str(&text).with_context(|| text)
+}
+
+/// Traffic of some flows at a rate, or at the generator's maximum.
+fn traffic(bed: &Testbed, nr_flows: u32, rate: Option<u64>) -> Result<(Generator, Receiver)> {
+    let flows = UdpFlows::to(&bed.link.dut, nr_flows);
+    let to = SocketAddr::new(flows.daddr, flows.dport);
+    let receiver = ReceiverConfig {
+        threads: vec![Some(OTHER_CPU)],
+        ..ReceiverConfig::new(to)
+    };
+    let receiver = Receiver::start(&bed.link.dut.netns, &receiver)?;
+    let config = GeneratorConfig {
+        rate,
+        ..GeneratorConfig::flood(Frames::Udp(flows))
+    };
+    let generator = Generator::start(&bed.link, POLLING_CPU, &config)?;
+    until("traffic", || Ok((receiver.received() > 100).then_some(())))?;
+    Ok((generator, receiver))
+}
+
+/// Programs, kernel RPS and offloads are as before.
+fn nothing_is_left(bed: &Testbed) -> Result<()> {
+    until("no program is attached", || {
+        Ok(attached(bed)?.is_none().then_some(()))
+    })
+}
+
+#[test]
+fn light_traffic_needs_no_steering() -> Result<()> {
+    in_lab!();
+    let bed = link()?;
+    let (generator, receiver) = traffic(&bed, 64, Some(LIGHT))?;
+    let name = bed.link.dut.name.clone();
+    for no_attach in [false, true] {
+        let mut args = vec![&name[..], "--seconds=0.5"];
+        args.extend(no_attach.then_some("--no-attach"));
+        let mut answers = Vec::new();
+        let mut room = None;
+        while room.is_none() && answers.len() < TRIES {
+            let answer = answer(&bed, &args);
+            let has_room = |a: &&Value| a["verdict"]["reason"] == "room";
+            room = answer.as_ref().ok().filter(has_room).cloned();
+            answers.push(answer);
+        }
+        let Some(answer) = room else {
+            let reason = |answer: Result<Value>| Ok(answer?["verdict"]["reason"].to_string());
+            let reasons: Vec<String> = answers.into_iter().map(reason).collect::<Result<_>>()?;
+            ensure!(!reasons.iter().any(|r| r.contains("gain")), "{reasons:?}");
+            let busy = "CPU 0 had no time left beside light traffic: the machine is busy";
+            not_run(test_name!(), busy);
+            break;
+        };
+        let sentence = answer["sentence"].as_str().unwrap_or_default();
+        ensure!(
+            sentence.starts_with("no: CPU 0, which receives, has ")
+                && sentence.ends_with("steering would add a hop and gain nothing"),
+            "{sentence}"
+        );
+        ensure!(
+            answer["command"].is_null() && answer["ratio"] == 1.0,
+            "{answer}"
+        );
+        let dry_run = &answer["devices"][0]["dry_run"];
+        ensure!(dry_run.is_null() == no_attach, "{answer}");
+        ensure!(answer["flows"].is_null() == no_attach, "{answer}");
+        if !no_attach {
+            ensure!(answer["flows"]["number"] == 64, "{answer}");
+        }
+    }
+    generator.stop()?;
+    receiver.stop()?;
+    nothing_is_left(&bed)
+}
+
+#[test]
+fn a_flood_of_many_flows_is_worth_it() -> Result<()> {
+    in_lab!();
+    let bed = link()?;
+    let (generator, receiver) = traffic(&bed, 512, None)?;
+    let name = &bed.link.dut.name;
+    let mut answers = Vec::new();
+    let mut yes = None;
+    for _ in 0..TRIES {
+        let answer = answer(&bed, &[name, "--seconds=1"])?;
+        if answer["verdict"]["reason"] == "gain" {
+            yes = Some(answer);
+            break;
+        }
+        answers.push(answer["sentence"].to_string());
+    }
+    generator.stop()?;
+    receiver.stop()?;
+    nothing_is_left(&bed)?;
+    let Some(answer) = yes else {
+        let why = format!("a flood did not saturate CPU 0 alone: {answers:?}");
+        not_run(test_name!(), &why);
+        return Ok(());
+    };
+    let sentence = answer["sentence"].as_str().unwrap_or_default();
+    ensure!(
+        sentence.starts_with("yes: with steering about "),
+        "{answer}"
+    );
+    ensure!(answer["ratio"].as_f64() >= Some(1.1), "{answer}");
+    let command = answer["command"].as_str().unwrap_or_default();
+    ensure!(command == format!("rxsteer run {name}"), "{answer}");
+    ensure!(answer["pollers"][0]["cpu"] == POLLING_CPU, "{answer}");
+    Ok(())
+}
+
+#[test]
+fn devices_without_traffic_or_existence_are_named() -> Result<()> {
+    in_lab!();
+    let bed = link()?;
+    let name = &bed.link.dut.name;
+    let (text, success) = advise(&bed, &["--seconds=0.3"])?;
+    ensure!(success, "{text}");
+    let none = format!("no answer: hardly any packet came to {name} in ");
+    for part in [&none[..], "Run this when the host is busy"] {
+        ensure!(text.contains(part), "not {part:?}: {text}");
+    }
+    let (text, success) = advise(&bed, &["eth-none"])?;
+    ensure!(!success && text.contains("there are: lo, "), "{text}");
+    nothing_is_left(&bed)
+}
+
+#[test]
+fn kernel_rps_is_left_alone() -> Result<()> {
+    in_lab!();
+    let bed = link()?;
+    let (dut, name) = (&bed.link.dut, &bed.link.dut.name);
+    let (generator, receiver) = traffic(&bed, 16, Some(LIGHT))?;
+    let files = vec![format!("/sys/class/net/{name}/queues/rx-0/rps_cpus")];
+    let read = || dut.netns.run(|| Ok(fs::read_to_string(&files[0])?));
+    let setting = dut.netns.run(|| Setting::keep_all(files.clone()))?;
+    dut.netns.run(|| setting.set("3"))?;
+    let with_rps = read()?;
+    let answer = answer(&bed, &[name, "--seconds=0.3"])?;
+    ensure!(read()? == with_rps);
+    let watched = &answer["devices"][0];
+    ensure!(watched["kernel_rps"][0] == "rx-0/rps_cpus", "{answer}");
+    ensure!(watched["dry_run"].is_null(), "{answer}");
+    let why = watched["not_counted"].as_str().unwrap_or_default();
+    ensure!(why.contains("kernel RPS is on"), "{answer}");
+    // With time left on all CPUs there is an answer, else none.
+    let reason = answer["verdict"]["reason"].as_str().unwrap_or_default();
+    ensure!(["room", "kernel-rps"].contains(&reason), "{answer}");
+    generator.stop()?;
+    receiver.stop()?;
+    Ok(())
+}
+
+#[test]
+fn a_stop_leaves_nothing_behind() -> Result<()> {
+    in_lab!();
+    let bed = link()?;
+    let name = &bed.link.dut.name;
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGKILL] {
+        let mut command = bed.link.dut.netns.command(RXSTEER)?;
+        command.args(["advise", name, "--seconds=600"]);
+        let child = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = child.spawn()?;
+        // The control: it has attached a program.
+        until("a program is attached", || {
+            ensure!(child.try_wait()?.is_none(), "it has ended");
+            Ok(attached(&bed)?.map(drop))
+        })?;
+        kill(Pid::from_raw(child.id() as i32), signal)?;
+        let output = child.wait_with_output()?;
+        let said = String::from_utf8(output.stderr)?;
+        ensure!(output.stdout.is_empty() && !output.status.success());
+        if signal != Signal::SIGKILL {
+            ensure!(said.contains("stopped before the time was over"), "{said}");
+        }
+        nothing_is_left(&bed)?;
+    }
+    Ok(())
+}
