@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The scenarios, one file each.
 
+pub mod advise;
 pub mod busypoll;
 pub mod closed_loop;
 pub mod crr;
@@ -67,6 +68,8 @@ pub enum Scenario {
     /// Packets that overtake an earlier one of their flow while masks, applications, interrupts and
     /// CPUs change, against the same without the rule of order
     Reorder,
+    /// What `rxsteer advise` predicts, against what steering gains
+    Advise,
 }
 
 impl Scenario {
@@ -78,7 +81,7 @@ impl Scenario {
             Self::Decide | Self::Record | Self::Follow => false,
             Self::Flood | Self::Fairness | Self::Lossfree | Self::Forward => false,
             Self::Crr | Self::Nat | Self::Firewall | Self::Busypoll | Self::Reorder => false,
-            Self::Ramp | Self::Wakeup => false,
+            Self::Ramp | Self::Wakeup | Self::Advise => false,
         }
     }
 
@@ -135,6 +138,7 @@ impl Scenario {
             Self::Forward => possible("forward", Forward::new(effort, Ruleset::Stateful))?,
             Self::Firewall => possible("firewall", Forward::new(effort, Ruleset::Blocklist))?,
             Self::Reorder => Box::new(reorder::Reorder::new(effort)),
+            Self::Advise => Box::new(advise::Advise::new(effort)?),
         })
     }
 }
