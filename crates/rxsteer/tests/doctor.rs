@@ -4,8 +4,10 @@
 mod common;
 
 use std::fs;
+use std::path::Path;
+use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use common::container::Container;
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab::link::{End, Link, LinkConfig};
@@ -15,6 +17,8 @@ use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, mask};
 use rxlab::{in_lab, test_name};
 use rxsteer::daemon::options::{Mode, Options};
 use rxsteer::host::ethtool::TX_VLAN;
+use rxsteer::host::kthread;
+use rxsteer::host::netdev;
 use rxsteer::host::topology::Topology;
 use serde_json::Value;
 
@@ -147,5 +151,126 @@ fn queues_spread_over_all_cpus_need_no_steering() -> Result<()> {
     assert!(!says(&bed)?);
     bed.nic.move_to(1, OTHER_CPU)?;
     assert!(says(&bed)?);
+    Ok(())
+}
+
+/// Subjects and commands of what it recommends for the device.
+fn recommended(end: &End) -> Result<Vec<(String, String)>> {
+    let (json, _) = doctor(end, &[&end.name, "--json"])?;
+    let answer: Value = serde_json::from_str(&json).with_context(|| json.clone())?;
+    let all = answer["recommendations"].as_array().context("a list")?;
+    let of_device = all.iter().filter(|one| one["device"] == *end.name);
+    let text = |value: &Value| value.as_str().map(str::to_owned).context("text");
+    let pairs = of_device.map(|one| Ok((text(&one["subject"])?, text(&one["command"])?)));
+    pairs.collect()
+}
+
+/// It recommends one change, the expected one, and nothing after the command has run.
+fn helps(end: &End, subject: &str, command: &str) -> Result<()> {
+    let expected = vec![(subject.to_owned(), command.to_owned())];
+    ensure!(recommended(end)? == expected, "{:?}", recommended(end)?);
+    let (text, _) = doctor(end, &[&end.name])?;
+    for part in ["what would help, in the order of gain\n  1. ", command] {
+        ensure!(text.contains(part), "not {part:?}: {text}");
+    }
+    run(end, command)?;
+    ensure!(recommended(end)?.is_empty(), "{:?}", recommended(end)?);
+    let (text, _) = doctor(end, &[&end.name])?;
+    ensure!(!text.contains(command), "{text}");
+    Ok(())
+}
+
+/// Runs a shell command in the device's namespace.
+fn run(end: &End, command: &str) -> Result<()> {
+    let output = end.netns.command("sh")?.args(["-c", command]).output()?;
+    ensure!(output.status.success(), "{command}: {output:?}");
+    Ok(())
+}
+
+/// Whether the host has a program; reports the test as not run if not.
+fn has(program: &str, test: &str) -> bool {
+    let found = Command::new(program).arg("--version").output().is_ok();
+    if !found {
+        not_run(test, &format!("there is no {program}"));
+    }
+    found
+}
+
+#[test]
+fn unused_queues_and_gro_come_by_the_commands() -> Result<()> {
+    in_lab!();
+    if !has("ethtool", test_name!()) {
+        return Ok(());
+    }
+    let link = Link::new(
+        &Netns::new("tester")?,
+        &Netns::new("dut")?,
+        &LinkConfig {
+            queues: 2,
+            ..LinkConfig::default()
+        },
+    )?;
+    let (dut, name) = (&link.dut, &link.dut.name);
+    // The control: nothing is recommended without the fault.
+    ensure!(recommended(dut)?.is_empty(), "{:?}", recommended(dut)?);
+    run(dut, &format!("ethtool -L {name} rx 1"))?;
+    let command = format!("ethtool -L {name} rx 2");
+    let told = recommended(dut)?;
+    match &told[..] {
+        // Linux 6.8 and later.
+        [_] => helps(dut, "channels", &command)?,
+        _ => {
+            ensure!(
+                netdev::napis(1)?.is_none() && told.is_empty(),
+                "the instances are known: {told:?}"
+            );
+            not_run(
+                test_name!(),
+                "before Linux 6.8 a veth does not show its NAPI instances",
+            );
+        }
+    }
+    let without = self::link(false)?;
+    let command = format!("ethtool -K {} gro on", without.dut.name);
+    helps(&without.dut, "gro", &command)
+}
+
+#[test]
+fn kernel_rps_goes_by_the_command() -> Result<()> {
+    in_lab!();
+    let link = link(true)?;
+    let (dut, name) = (&link.dut, &link.dut.name);
+    let file = format!("/sys/class/net/{name}/queues/rx-0/rps_cpus");
+    ensure!(recommended(dut)?.is_empty(), "{:?}", recommended(dut)?);
+    run(dut, &format!("echo 1 > {file}"))?;
+    let command = format!("for f in {file}; do echo 0 > $f; done");
+    helps(dut, "kernel-rps", &command)
+}
+
+#[test]
+fn napi_threads_on_one_cpu_are_moved_by_the_command() -> Result<()> {
+    in_lab!();
+    if !has("taskset", test_name!()) {
+        return Ok(());
+    }
+    let mut bed = Testbed::new(&LinkConfig {
+        queues: 2,
+        ..LinkConfig::default()
+    })?;
+    let dut = &bed.link.dut;
+    let threads = kthread::numbered(Path::new("/proc"), &format!("napi/{}-", dut.name));
+    let [_, (_, second)] = threads[..] else {
+        bail!("not two threads: {threads:?}");
+    };
+    let to = Topology::host().housekeeping()?;
+    let to = to
+        .without(&mask(&[POLLING_CPU]))
+        .first()
+        .context("another CPU")?;
+    helps(dut, "interrupts", &format!("taskset -cp {to} {second}"))?;
+    // The control: with each thread on a CPU of its own nothing is recommended.
+    bed.nic.move_to(0, OTHER_CPU)?;
+    bed.nic.move_to(1, POLLING_CPU)?;
+    ensure!(recommended(&bed.link.dut)?.is_empty());
     Ok(())
 }

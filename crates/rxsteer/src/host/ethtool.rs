@@ -39,6 +39,10 @@ pub const TX_CHECKSUM: &[&str] = &[
 ];
 /// The feature by which the stack merges frames of a flow before it looks at them.
 pub const RX_GRO: &str = "rx-gro";
+/// The feature by which the device verifies checksums of received frames.
+pub const RX_CHECKSUM: &str = "rx-checksum";
+/// Filters for flows in the device, which accelerated RFS needs.
+pub const NTUPLE: &str = "rx-ntuple-filter";
 /// Features that merge frames in the device, with which most drivers refuse XDP.
 pub const RX_MERGE: &[&str] = &["rx-lro", "rx-gro-hw"];
 
