@@ -92,6 +92,12 @@ int BPF_PROG(on_sched_switch, bool preempt, struct task_struct *prev, struct tas
 
 /* ---- called by user space ------------------------------------------------ */
 
+/*
+ * Pinned steering brings the programs from here to queue_return() with it: a rxsteer of any version
+ * calls those of the version that it replaces, whose maps it can't read. Their names and arguments
+ * therefore stay (docs/order.md, "Take-over").
+ */
+
 /* Whether all frames that entered the backlog with this index have been delivered. */
 SEC("syscall")
 int backlog_drained(__u32 *index)
@@ -114,8 +120,40 @@ int backlog_settled(struct backlog_flushed *flushed)
 	return b && backlog_settle(b, flushed->tail);
 }
 
-/* The same for a softnet backlog. Only when the CPU has passed up all of the first `tail` skbs that
- * were not lost. */
+/* Fills in the number of frames that ever entered the backlog with this index. Returns whether
+ * frames of these are queued, or have vanished. */
+SEC("syscall")
+int backlog_tail(struct backlog_flushed *flushed)
+{
+	__u32 key = flushed->index;
+	struct backlog *b = bpf_map_lookup_elem(&backlogs, &key);
+
+	if (!b)
+		return 0;
+	flushed->tail = backlog_read(b->tail);
+	return flushed->tail != backlog_gone(b);
+}
+
+/* Gives all flows of a queue one location, and the queue no policy. */
+SEC("syscall")
+int queue_return(struct queue_return *wish)
+{
+	__u32 queue = wish->queue;
+	struct rx_queue *q = bpf_map_lookup_elem(&rx_queues, &queue);
+	struct rps_map *map = bpf_map_lookup_elem(&rps_maps, &queue);
+	__u16 location = wish->location;
+	int slot;
+
+	if (!q || !map)
+		return 0;
+	*(volatile __u16 *)&q->policy = 0;
+	for (slot = 0; slot < RPS_MAP_SLOTS; slot++)
+		*(volatile __u16 *)&map->location[slot] = location;
+	return 1;
+}
+
+/* As backlog_settled(), for a softnet backlog. Only when the CPU has passed up all of the first
+ * `tail` skbs that were not lost. */
 SEC("syscall")
 int backlog_healed(struct backlog_flushed *flushed)
 {

@@ -16,6 +16,7 @@ struct shared_types {
 	struct backlog backlog;
 	struct backlog_flushed backlog_flushed;
 	struct backlog_request backlog_request;
+	struct queue_return queue_return;
 	struct rx_queue rx_queue;
 	struct cpu cpu;
 	struct rx_config rx_config;

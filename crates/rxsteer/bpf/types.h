@@ -245,11 +245,17 @@ struct backlog_id {
 	__u32 map_id;
 };
 
-/* Argument of backlog_settled(). */
+/* Argument of backlog_settled() and backlog_tail(). */
 struct backlog_flushed {
 	__u32 index; /* in `backlogs` */
 	__u32 pad;
 	__u64 tail;
+};
+
+/* Argument of queue_return(). */
+struct queue_return {
+	__u32 queue;
+	__u32 location; /* enum rps_location */
 };
 
 /* The ring buffer's record: a flow of `queue` wants `cpu`, and there is no backlog yet. */

@@ -223,6 +223,9 @@ fn values(arg: &Arg, name: &str, value: &Value) -> Result<Vec<String>, String> {
     let flag = !arg.get_action().takes_values();
     Ok(match value {
         Value::Boolean(value) if flag => vec![value.to_string()],
+        // An option whose value may be left out.
+        Value::Boolean(true) if arg.is_require_equals_set() => vec!["true".to_owned()],
+        Value::Boolean(false) if arg.is_require_equals_set() => Vec::new(),
         _ if flag => return Err(format!("{name}: true or false is expected")),
         Value::String(text) => vec![text.clone()],
         Value::Integer(number) => vec![number.to_string()],
@@ -260,6 +263,7 @@ fn check(command: &Command, arg: &Arg, name: &str, values: &[String]) -> Result<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::daemon::options::Pin;
     use crate::datapath::policy::Policy;
 
     /// The options of files with these texts.
@@ -384,6 +388,21 @@ mod tests {
         assert_eq!(ports("inline-ports = []", &[]), [0; 0]);
         assert_eq!(ports("inline-ports = []", &["--inline-ports=1,2"]), [1, 2]);
         assert_eq!(ports("", &["--inline-ports=0"]), [0]);
+    }
+
+    #[test]
+    fn the_folder_of_pins_may_be_left_out() {
+        let pin = |text: &str, given: &[&str]| read(text, given).unwrap().pin;
+        let folder = Some(Pin::Folder("/sys/fs/bpf/x".into()));
+        assert_eq!(pin("", &[]), None);
+        assert_eq!(pin("pin = false", &[]), None);
+        assert_eq!(pin("pin = true", &[]), Some(Pin::Default));
+        assert_eq!(pin("pin = \"/sys/fs/bpf/x\"", &[]), folder);
+        assert_eq!(pin("pin = true", &["--pin=/sys/fs/bpf/x"]), folder);
+        assert_eq!(pin("", &["--pin"]), Some(Pin::Default));
+        for wrong in ["pin = \"x\"", "pin = 3", "metrics = true"] {
+            assert!(read(wrong, &[]).is_err(), "{wrong}");
+        }
     }
 
     #[test]

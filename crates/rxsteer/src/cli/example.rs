@@ -89,10 +89,11 @@ fn value(key: &str, arg: &Arg) -> Value {
     if values.is_empty() {
         values = example(key).into_iter().collect();
     }
-    // As in TOML: numbers without quotes.
-    let typed = |text: String| match text.parse() {
-        Ok(number) => Value::Integer(number),
-        Err(_) => Value::String(text),
+    // As in TOML: numbers and truth values without quotes.
+    let typed = |text: String| match (text.parse(), text.parse()) {
+        (Ok(number), _) => Value::Integer(number),
+        (_, Ok(truth)) => Value::Boolean(truth),
+        _ => Value::String(text),
     };
     let mut values = values.into_iter().map(typed);
     match arg.get_action() {
@@ -108,6 +109,7 @@ fn example(key: &str) -> Option<String> {
         "queue" => "eth0:0=0-3",
         "backlog" => "1000",
         "metrics" => "127.0.0.1:14779",
+        "pin" => "true",
         "tunnels" => "vxlan",
         "policy" => return Some(Policy::default().to_string()),
         "pid" => "1234",

@@ -4,6 +4,7 @@
 pub mod advise;
 pub mod check;
 pub mod config;
+pub mod detach;
 pub mod doctor;
 pub mod endpoints;
 pub mod example;
@@ -60,6 +61,8 @@ pub enum Command {
     Set(set::SetArgs),
     /// Let a running rxsteer read its configuration again and apply it: all of it, or nothing
     Reload(reload::ReloadArgs),
+    /// End steering that `run --pin` has left: return every flow to its polling CPU, detach, unpin
+    Detach(detach::DetachArgs),
     /// Let the sockets of applications poll their device's queue, until stopped
     Poll(poll::PollArgs),
     /// Child process of `poll`, which restores the settings if `poll` is killed
@@ -117,6 +120,7 @@ impl Command {
             Self::Flows(args) => args.run(),
             Self::Explain(args) => args.run(),
             Self::Set(args) => args.run(),
+            Self::Detach(args) => args.run(),
             Self::Poll(args) => args.run(),
             Self::Napi(args) => args.run(),
             Self::Advise(args) => args.run(),

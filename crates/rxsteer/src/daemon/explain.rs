@@ -11,6 +11,7 @@ use crate::api::explain::{
 };
 use crate::api::flows::{Entry, Location, Query};
 use crate::api::status;
+use crate::datapath::Backlogged;
 use crate::datapath::flow::{Flow, FlowHash};
 use crate::datapath::load::{self, Load};
 use crate::datapath::native;

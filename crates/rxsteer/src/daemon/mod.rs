@@ -21,6 +21,7 @@ mod more_queues;
 pub mod options;
 pub mod panics;
 mod patterns;
+pub mod pin;
 mod plan;
 mod prepare;
 mod queue;
@@ -74,6 +75,9 @@ pub fn run(options: &Options, told: &Told<'_>) -> Result<()> {
     let outcome = panics::caught(|| session.serve(told, &hotplug));
     manager::stopping();
     // Also after an error or a panic: later packets must not overtake queued ones.
-    let stopped = panics::caught(|| session.end());
+    let stopped = panics::caught(|| match outcome.is_ok() {
+        true => session.leave(),
+        false => session.end(),
+    });
     outcome.and(stopped).and(session.put_back())
 }

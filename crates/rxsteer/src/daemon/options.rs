@@ -3,6 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use anyhow::{Result, anyhow};
 use clap::builder::RangedI64ValueParser;
@@ -156,6 +157,27 @@ impl Tunnel {
     }
 }
 
+/// Where steering is pinned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Pin {
+    /// The folder of the network namespace.
+    Default,
+    /// This folder, with its whole path.
+    Folder(PathBuf),
+}
+
+impl std::str::FromStr for Pin {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "true" => Ok(Self::Default),
+            _ if text.starts_with('/') => Ok(Self::Folder(text.into())),
+            _ => Err("give the whole path of a folder, as /sys/fs/bpf/rxsteer".to_owned()),
+        }
+    }
+}
+
 /// What to steer, and how.
 #[derive(Clone, Debug, PartialEq, Eq, Args)]
 #[group(skip)]
@@ -284,6 +306,22 @@ pub struct Options {
     #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, require_equals = true,
           default_missing_value = METRICS)]
     pub metrics: Option<SocketAddr>,
+
+    /// Steering goes on when rxsteer stops, and a later start with --pin takes it over; `rxsteer detach`
+    /// ends it
+    ///
+    /// Everything is pinned in FOLDER, in a BPF file system; without FOLDER in
+    /// /sys/fs/bpf/rxsteer/net-INODE, by network namespace. Devices are steered in native mode, or in
+    /// generic mode. A start with the same programs and options goes on without a gap; another one
+    /// first returns every flow to its polling CPU. Either way no packet is lost or overtaken. In the
+    /// configuration also true.
+    #[arg(long, value_name = "FOLDER", num_args = 0..=1, require_equals = true,
+          default_missing_value = "true")]
+    pub pin: Option<Pin>,
+
+    /// Ids of pinned XDP programs, which this start takes over.
+    #[arg(skip)]
+    pub own_programs: BTreeSet<u32>,
 
     /// Devices that `--mode auto` steers in skb mode because their drivers refused the program, by
     /// name.

@@ -263,6 +263,9 @@ fn nothing_to_gain(steered: &Steered, masks: &[QueueMask]) -> Option<String> {
 /// A device that can be steered, and its mode.
 fn examine(name: &str, options: &Options) -> Result<(Device, RxMode)> {
     let mut device = Device::open(name)?;
+    device
+        .xdp
+        .take_if(|xdp| options.own_programs.contains(&xdp.id));
     let least_queues = options.least_queues.get(name).copied().unwrap_or(0);
     device.rx_queues = device.rx_queues.max(least_queues);
     let mode = match options.mode {

@@ -12,6 +12,7 @@ use super::budget;
 use super::choice;
 use super::hotplug::Hotplug;
 use super::options::{Mode, Options, QueueCpus};
+use super::pin;
 use super::plan::{Named, QueueMask, Refused, Steered};
 use super::prepare::Prepared;
 use super::services::Services;
@@ -49,14 +50,14 @@ impl<'a> Session<'a> {
     ///
     /// # Errors
     /// With the reason and the remedy; then nothing has been started.
-    pub(super) fn start(options: Options, server: &'a Server) -> Result<Self> {
-        let services = Services::start(&options, &server.asker())?;
+    pub(super) fn start(configured: Options, server: &'a Server) -> Result<Self> {
+        let options = pin::checked(&configured)?;
         let mut session = Self {
             server,
-            configured: options.clone(),
-            options: options.clone(),
+            services: Services::start(&options, &server.asker())?,
             prepared: Prepared::new(&options)?,
-            services,
+            options: options.clone(),
+            configured,
             running: None,
         };
         session.steer(options)?;
@@ -177,6 +178,7 @@ impl<'a> Session<'a> {
     /// Ends steering, and starts it by these options, with what belongs to it.
     fn restart(&mut self, options: Options) -> Result<()> {
         self.end()?;
+        let options = pin::checked(&options)?;
         if !self.prepared.suits(&options) {
             std::mem::take(&mut self.prepared).put_back()?;
             self.prepared = Prepared::new(&options)?;
@@ -189,8 +191,21 @@ impl<'a> Session<'a> {
         self.steer(options)
     }
 
-    /// Returns every flow to INLINE and detaches, once.
+    /// Returns every flow to INLINE and detaches, once. What is pinned is unpinned.
     pub(super) fn end(&mut self) -> Result<()> {
+        self.end_by(Steering::stop)
+    }
+
+    /// Ends, once, and lets steering go on if it is pinned.
+    pub(super) fn leave(&mut self) -> Result<()> {
+        if self.options.pin.is_none() {
+            return self.end();
+        }
+        pin::say_it_goes_on(&self.options)?;
+        self.end_by(|_steering| Ok(()))
+    }
+
+    fn end_by(&mut self, end: impl FnOnce(Steering) -> Result<()>) -> Result<()> {
         let Some(Running {
             steering,
             backlogs,
@@ -200,7 +215,7 @@ impl<'a> Session<'a> {
         else {
             return Ok(());
         };
-        let stopped = steering.stop();
+        let stopped = end(steering);
         for cpu in makers.end() {
             backlogs.hurry(cpu);
         }

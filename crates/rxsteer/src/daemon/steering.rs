@@ -15,6 +15,7 @@ use super::manager;
 use super::options::{Hash, Mode, Options, Tunnel};
 use super::panics;
 use super::patterns::Patterns;
+use super::pin;
 use super::plan::{
     Named, Plan, QueueMask, Refused, Steered, backlog_limit, find, inline_ports, plan,
 };
@@ -28,8 +29,9 @@ use crate::api::flows::{Flows, Query};
 use crate::api::server::{Asked, Server};
 use crate::datapath::bounds::WorstCase;
 use crate::datapath::maker::Makers;
+use crate::datapath::pins::Pins;
 use crate::datapath::policy::{Base, Policy};
-use crate::datapath::{Config, Datapath, Drain, Requests, draw_secret};
+use crate::datapath::{Backlogged, Config, Datapath, Drain, Requests, draw_secret};
 use crate::host::caps;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::RxMode;
@@ -80,11 +82,15 @@ impl Steering {
             );
         }
         let backlog_limit = backlog_limit(options.backlog)?;
+        let found = pin::found(options)?;
         let Plan {
             devices,
             masks,
             refused,
-        } = plan(options)?;
+        } = plan(&Options {
+            own_programs: found.iter().flat_map(Pins::programs).collect(),
+            ..options.clone()
+        })?;
         let patterns = Patterns::of(options)?;
         let config = Config {
             backlog_limit,
@@ -108,7 +114,7 @@ impl Steering {
             can_follow(&config, &devices)?;
         }
         let queues: Vec<_> = devices.iter().map(Steered::config).collect();
-        let datapath = Datapath::load(&config, &queues)?;
+        let (datapath, before) = pin::load(&config, &queues, found)?;
         let worst = WorstCase::of(&config, datapath.nr_queues(), datapath.nr_cpus());
         match options.dry_run {
             true => info!("steering would have {worst}"),
@@ -134,6 +140,9 @@ impl Steering {
             not_followed: Vec::new(),
         };
         steering.apply()?;
+        before.end(&mut steering.datapath, options, PATIENCE)?;
+        let displaced = steering.datapath.displaced_cpus()?;
+        steering.cpus_changed(Some(displaced.iter().collect()))?;
         for device in 0..steering.devices.len() {
             manager::alive();
             if let Err(e) = steering.attach(device) {
@@ -324,7 +333,7 @@ impl Steering {
     /// another network namespace now would go on.
     pub(super) fn look_for_gone(&mut self) -> Result<()> {
         for index in self.unsteered.absent.gone(&self.devices) {
-            self.datapath.give_up(index);
+            self.datapath.give_up(index)?;
         }
         Ok(())
     }
@@ -352,6 +361,10 @@ impl Steering {
     pub(super) fn attach(&mut self, index: usize) -> Result<()> {
         let steered = &self.devices[index];
         let name = &steered.device.name;
+        if self.datapath.is_attached(index) {
+            self.say_masks(index);
+            return Ok(());
+        }
         self.datapath.attach(index).map_err(|e| {
             let Some(errno) = errno(&e) else {
                 return e;
@@ -365,8 +378,14 @@ impl Steering {
                 _ => anyhow!("{objection}"),
             }
         })?;
+        self.say_masks(index);
+        Ok(())
+    }
+
+    fn say_masks(&self, index: usize) {
+        let steered = &self.devices[index];
         if steered.named == Named::Pattern {
-            return Ok(());
+            return;
         }
         for queue in 0..steered.device.rx_queues {
             let mask = &self.masks[(steered.first_queue + queue) as usize];
@@ -378,7 +397,6 @@ impl Steering {
                 mask.cpus
             );
         }
-        Ok(())
     }
 
     pub(super) fn stop(mut self) -> Result<()> {
@@ -386,7 +404,7 @@ impl Steering {
         if !self.datapath.return_inline(PATIENCE)? {
             warn!("some packets were still queued: what follows may overtake them");
         }
-        self.datapath.detach();
+        self.datapath.detach()?;
         for device in self.accounts() {
             for q in device.queues {
                 info!(

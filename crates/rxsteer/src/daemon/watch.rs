@@ -11,8 +11,8 @@ use anyhow::Result;
 use tracing::{info, warn};
 
 use super::plan::Steered;
-use crate::datapath::Datapath;
 use crate::datapath::bounds::Place;
+use crate::datapath::{Backlogged, Datapath};
 use crate::types::{backlog, backlog_closed};
 
 /// Time between two looks.
@@ -124,7 +124,7 @@ impl Watch {
     /// recovered or are gone.
     ///
     /// # Errors
-    /// When frames that vanished can't be counted ([`Datapath::find_vanished`]).
+    /// When frames that vanished can't be counted ([`Backlogged::find_vanished`]).
     pub(super) fn look(&mut self, datapath: &Datapath, devices: &[Steered]) -> Result<()> {
         if self.due(datapath) > Duration::ZERO {
             return Ok(());
@@ -166,9 +166,7 @@ impl Watch {
             }
         }
         match vanished {
-            true => datapath
-                .find_vanished()
-                .and_then(|()| datapath.find_vanished_skbs()),
+            true => datapath.find_vanished(),
             false => Ok(()),
         }
     }

@@ -9,9 +9,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use nix::errno::Errno;
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
 
 use super::bounds::{Admission, Ledger, Numbers, Place, RING_SLACK};
 use super::config::Config;
+use crate::host::cpumask::CpuMask;
 use crate::host::sched::Class;
 use crate::host::topology::Topology;
 use crate::host::{kthread, sched};
@@ -39,6 +42,23 @@ impl Backlogs {
             sched: config.backlog_sched,
             ledger: Mutex::new(Ledger::new(config.most_backlogs)),
         }
+    }
+
+    /// Those of these cpumaps that exist already, in the scheduling class that is wanted now.
+    ///
+    /// # Errors
+    /// When a cpumap can't be read.
+    pub(super) fn adopt(cpumaps: Vec<MapHandle>, nr_cpus: u32, config: &Config) -> Result<Self> {
+        let backlogs = Self::new(cpumaps, config);
+        for (queue, cpumap) in (0..).zip(&backlogs.cpumaps) {
+            for cpu in 0..nr_cpus {
+                if cpumap.lookup(&cpu.to_ne_bytes(), MapFlags::ANY)?.is_some() {
+                    backlogs.ledger().created((queue, cpu));
+                    backlogs.schedule_or_say(queue, cpu);
+                }
+            }
+        }
+        Ok(backlogs)
     }
 
     pub(crate) fn cpumap(&self, queue: u32) -> BorrowedFd<'_> {
@@ -93,13 +113,17 @@ impl Backlogs {
         cpumap
             .update(&key, &self.ring_size.to_ne_bytes(), MapFlags::ANY)
             .with_context(|| format!("no backlog for CPU {cpu}"))?;
+        self.schedule_or_say(queue, cpu);
+        Ok(())
+    }
+
+    fn schedule_or_say(&self, queue: u32, cpu: u32) {
         if let Err(e) = self.schedule(queue, cpu) {
             tracing::warn!(
                 "the backlog's thread on CPU {cpu} is not {}: {e:#}",
                 self.sched
             );
         }
-        Ok(())
     }
 
     /// The name of the kernel thread of the backlog of `queue` for `cpu`, if there is one.
@@ -183,6 +207,23 @@ impl Backlogs {
         pids.collect()
     }
 
+    /// CPUs that have been offline since their backlogs were created: these backlogs' threads are no
+    /// longer bound to them.
+    ///
+    /// # Errors
+    /// When the online CPUs can't be read.
+    pub(super) fn displaced(&self) -> Result<CpuMask> {
+        let online = Topology::host().online()?;
+        let bound = |queue, cpu| {
+            self.pids(queue, cpu)
+                .into_iter()
+                .all(|pid| is_bound(pid, cpu))
+        };
+        let places = self.exist().into_iter();
+        let displaced = places.filter(|&(queue, cpu)| !online.contains(cpu) || !bound(queue, cpu));
+        Ok(displaced.map(|(_, cpu)| cpu).collect())
+    }
+
     /// Puts the backlog's thread into its scheduling class.
     fn schedule(&self, queue: u32, cpu: u32) -> Result<()> {
         let pids = self.pids(queue, cpu);
@@ -195,6 +236,15 @@ impl Backlogs {
         }
         Ok(())
     }
+}
+
+/// Whether a thread may run on this CPU alone. A thread that has ended is.
+fn is_bound(pid: u32, cpu: u32) -> bool {
+    let Ok(may) = sched_getaffinity(Pid::from_raw(pid as i32)) else {
+        return true;
+    };
+    let other = |id: &usize| *id != cpu as usize && may.is_set(*id).unwrap_or(false);
+    !(0..CpuSet::count()).any(|id| other(&id))
 }
 
 /// Prefix of the names of a CPU's cpumap threads; the map's id follows.

@@ -16,11 +16,6 @@ use crate::host::cpumask::CpuMask;
 use crate::host::topology::Topology;
 use crate::types::cpu;
 
-/// Whether a program of `bpf/trace.bpf.c` is attached here, not with the others.
-pub(crate) fn owns(program: &str) -> bool {
-    ["on_nr_running", "on_sched_switch"].contains(&program)
-}
-
 /// Selects the programs to load: the one on the tracepoint that shows run queues, if the kernel has
 /// it (5.9 and later), and the one on `sched_switch`, which replaces it at a cost for each switch
 /// of tasks.
@@ -39,7 +34,7 @@ pub(crate) fn choose(progs: &mut OpenTraceProgs<'_>) -> Result<()> {
 pub(crate) struct Cpus {
     /// CPUs that were visited, or should have been.
     visited: CpuMask,
-    _watching: Option<Link>,
+    pub(super) watching: Option<Link>,
 }
 
 impl Cpus {
@@ -79,10 +74,7 @@ impl Cpus {
             let running = u32::from(watching.is_none());
             cpus.set_field(number, offset_of!(cpu, running), running);
         }
-        Ok(Self {
-            visited,
-            _watching: watching,
-        })
+        Ok(Self { visited, watching })
     }
 
     /// Whether all CPUs of these masks that are online were to be visited.

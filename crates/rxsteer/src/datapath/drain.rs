@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Return of flows to INLINE, and the check that backlogs are drained (docs/order.md).
+//! The backlogs of the loaded data path: drained, taken down, and frames that vanished
+//! (docs/order.md).
 
 use std::mem::offset_of;
-use std::os::fd::AsRawFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Result;
-use libbpf_rs::{MapCore, MapFlags};
 
+use super::backlogged::{Backlogged, Drain, grace_period};
 use super::bounds::Place;
 use super::loaded::Datapath;
 use super::policy::Policy;
@@ -15,119 +15,46 @@ use super::rps_map::RpsMap;
 use crate::host::softnet;
 use crate::types::{backlog, backlog_closed, backlog_flushed};
 
-/// Whether the backlogs of some CPUs are drained: all frames that entered have been delivered, and
-/// no more enter.
-///
-/// A program that ran during the first check may still hold a flow there and add frames. The second
-/// check, after a grace period, therefore compares the number of frames that ever entered.
-pub struct Drain {
-    /// `None`: all.
-    queue: Option<u32>,
-    cpus: std::ops::Range<u32>,
-}
-
-impl Drain {
-    /// Time between two checks.
-    pub const TICK: Duration = Duration::from_millis(1);
-
-    /// The backlogs of all queues for these CPUs.
-    pub fn of(cpus: std::ops::Range<u32>) -> Self {
-        Self { queue: None, cpus }
+impl Backlogged for Datapath {
+    fn nr_queues(&self) -> u32 {
+        self.nr_queues()
     }
 
-    fn of_backlog(queue: u32, cpu: u32) -> Self {
-        Self {
-            queue: Some(queue),
-            cpus: cpu..cpu + 1,
-        }
+    fn nr_cpus(&self) -> u32 {
+        self.nr_cpus
     }
 
-    /// Returns whether the backlogs are drained. If the first check succeeds, the call takes a
-    /// grace period of RCU, some tens of milliseconds.
-    ///
-    /// # Errors
-    /// When a map can't be read.
-    pub fn check(&self, datapath: &Datapath) -> Result<bool> {
-        let Some(entered) = self.drained(datapath)? else {
-            return Ok(false);
-        };
-        datapath.grace_period()?;
-        Ok(self.drained(datapath)? == Some(entered))
+    fn send(&self, queue: u32, location: u16) -> Result<()> {
+        self.set_queue(queue, Policy::OFF);
+        self.set_rps_map(queue, &RpsMap::all(location));
+        Ok(())
     }
 
-    /// The number of frames that ever entered, if all have been delivered.
-    fn drained(&self, datapath: &Datapath) -> Result<Option<u64>> {
-        let mut entered = 0;
-        let queues = match self.queue {
-            Some(queue) => queue..queue + 1,
-            None => 0..datapath.nr_queues(),
-        };
-        for queue in queues {
-            for cpu in self.cpus.clone() {
-                entered += datapath.backlog(queue, cpu).tail;
-                if !datapath.drained(queue, cpu)? {
-                    return Ok(None);
-                }
-            }
-        }
-        Ok(Some(entered))
+    fn entered(&self, queue: u32, cpu: u32) -> Result<u64> {
+        Ok(self.backlog(queue, cpu).tail)
+    }
+
+    fn drained(&self, queue: u32, cpu: u32) -> Result<bool> {
+        let index = queue * self.nr_cpus + cpu;
+        Ok(self.call(&self.trace.progs.backlog_drained, index)? == 1)
+    }
+
+    fn find_vanished(&self) -> Result<()> {
+        self.find_vanished_frames()?;
+        self.find_vanished_skbs()
+    }
+
+    fn grace_period(&self) -> Result<()> {
+        grace_period(&self.trace.maps.cpumaps, self.backlogs.cpumap(0))
     }
 }
 
 impl Datapath {
-    /// Returns every flow to INLINE, so that plain traffic can't overtake queued frames. For half
-    /// of `patience`, flows move when their frames have been delivered; after that, frames of flows
-    /// that can't move yet are dropped (and counted as shed) until these flows can move.
-    ///
-    /// Returns whether all flows have returned.
-    ///
-    /// # Errors
-    /// When a map can't be read or written.
-    pub fn return_inline(&self, patience: Duration) -> Result<bool> {
-        for queue in 0..self.nr_queues() {
-            self.set_queue(queue, Policy::OFF);
-        }
-        for (map, wait) in [
-            (RpsMap::inline(), patience / 2),
-            (RpsMap::inline_shed(), patience / 2),
-        ] {
-            for queue in 0..self.nr_queues() {
-                self.set_rps_map(queue, &map);
-            }
-            if self.drain(wait)? {
-                return Ok(true);
-            }
-        }
-        Ok(false)
-    }
-
-    /// Waits until every backlog is drained; returns false after `patience`.
-    fn drain(&self, patience: Duration) -> Result<bool> {
-        let deadline = Instant::now() + patience;
-        let drain = Drain::of(0..self.nr_cpus);
-        for check in 1.. {
-            if drain.check(self)? {
-                return Ok(true);
-            }
-            if Instant::now() > deadline {
-                break;
-            }
-            // The account takes a grace period, in which most backlogs drain.
-            if check % 64 == 0 {
-                self.find_vanished()?;
-                self.find_vanished_skbs()?;
-            }
-            std::thread::sleep(Drain::TICK);
-        }
-        Ok(false)
-    }
-
-    /// Counts frames that vanished on the way into a backlog (docs/backlog.md), for flows and
-    /// backlogs that see no more packets. Takes a grace period if a backlog holds frames.
+    /// [`Backlogged::find_vanished`] without skb mode.
     ///
     /// # Errors
     /// When a map can't be read, or when the kernel can't run the program.
-    pub fn find_vanished(&self) -> Result<()> {
+    pub fn find_vanished_frames(&self) -> Result<()> {
         let flushed = self.flushed(0..self.skb_queue().unwrap_or(self.nr_queues()));
         if flushed.is_empty() {
             return Ok(());
@@ -139,7 +66,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// As [`Self::find_vanished`], for skbs on their way to other CPUs: their device was deleted or set
+    /// As [`Self::find_vanished_frames`], for skbs on their way to other CPUs: their device was deleted or set
     /// down, or another program has dropped them. Later skbs show that too (`backlog_heal()` in
     /// bpf/core/backlog.h).
     ///
@@ -149,7 +76,7 @@ impl Datapath {
     /// for good, and have been passed up after the third. Takes these times if skbs are missing.
     ///
     /// # Errors
-    /// As [`Self::find_vanished`]; when the softnet backlogs can't be read.
+    /// As [`Self::find_vanished_frames`]; when the softnet backlogs can't be read.
     pub fn find_vanished_skbs(&self) -> Result<()> {
         let Some(first) = self.skb_queue() else {
             return Ok(());
@@ -193,16 +120,6 @@ impl Datapath {
         let softnet = self.flushed(queues).into_iter();
         let softnet = softnet.map(|f| (f.index / self.nr_cpus, f.index % self.nr_cpus));
         self.backlogs.exist().into_iter().chain(softnet).collect()
-    }
-
-    /// Whether all frames that entered the backlog of `queue` for `cpu` have been delivered, as far
-    /// as can be proven now (docs/order.md).
-    ///
-    /// # Errors
-    /// When the kernel can't run the program.
-    pub fn drained(&self, queue: u32, cpu: u32) -> Result<bool> {
-        let index = queue * self.nr_cpus + cpu;
-        Ok(self.call(&self.trace.progs.backlog_drained, index)? == 1)
     }
 
     /// Removes the entries of a CPU's backlogs from the cpumaps; new entries are created when flows
@@ -288,19 +205,5 @@ impl Datapath {
         let index = queue * self.nr_cpus + cpu;
         let offset = offset_of!(backlog, closed);
         self.backlog_counts.set_field(index, offset, now);
-    }
-
-    /// Returns when every program that was running has ended, and also the poll in which it ran,
-    /// since polls run with softirqs off.
-    pub(super) fn grace_period(&self) -> Result<()> {
-        // An update of a map of maps waits for a grace period (maybe_wait_bpf_programs() in
-        // kernel/bpf/syscall.c). This update changes nothing.
-        let queue = 0u32;
-        let fd = self.backlogs.cpumap(queue).as_raw_fd().to_ne_bytes();
-        Ok(self
-            .trace
-            .maps
-            .cpumaps
-            .update(&queue.to_ne_bytes(), &fd, MapFlags::ANY)?)
     }
 }

@@ -60,7 +60,7 @@ impl Hops {
         let constants = rx_config {
             hop_mark: mark,
             queue_base,
-            ..constants(config, nr_cpus, tables)
+            ..constants(config, nr_cpus, tables.sizes())
         };
         set_constants(open.open_object_mut(), &constants)?;
         lend_maps(open.open_object_mut(), trace.object(), tables)?;
@@ -164,7 +164,7 @@ impl Hops {
             hop_mark: self.mark,
             without_mac: without_mac.into(),
             device_hash: config.rx_hash.into(),
-            ..constants(config, self.nr_cpus, tables)
+            ..constants(config, self.nr_cpus, tables.sizes())
         };
         let mut open = open(SkbSkelBuilder::default())?;
         set_constants(open.open_object_mut(), &constants)?;

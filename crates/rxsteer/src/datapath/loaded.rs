@@ -3,7 +3,8 @@
 //!
 //! The order is fixed: load, fill the maps, attach the tracepoints (they count frames that the XDP
 //! programs redirect), attach the XDP programs. All of these are held by file descriptors alone, so
-//! that the kernel removes them with the process, however the process ends.
+//! that the kernel removes them with the process, however the process ends; unless they are pinned
+//! (`pin.rs`).
 
 use std::mem::offset_of;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -12,9 +13,10 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use libbpf_rs::skel::{OpenSkel, Skel};
-use libbpf_rs::{Link, MapCore, MapFlags, ProgramInput, ProgramMut, ProgramType};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, ProgramMut};
 
 use super::backlogs::{self, Backlogs};
+use super::call;
 use super::config::{Config, DeviceConfig};
 use super::cpus::{self, Cpus};
 use super::hasher::Hasher;
@@ -22,13 +24,13 @@ use super::hops::Hops;
 use super::load::WHOLE;
 use super::mapped::Mapped;
 use super::objects::{Device, load_device};
+use super::pins::{COUNTING, Generation, MAPS, TABLES, TRACE, XDP};
 use super::policy::Policy;
 use super::requests::Requests;
 use super::rps_map::RpsMap;
 use super::shared::{constants, lend_maps, set_constants};
 use super::sockets::Sockets;
 use super::tables::Tables;
-use super::value::bytes_of;
 use crate::bpf::open;
 use crate::bpf::socket_skel::SocketSkelBuilder;
 use crate::bpf::trace_skel::{TraceSkel, TraceSkelBuilder};
@@ -51,12 +53,13 @@ pub struct Datapath {
     hasher: Option<Hasher>,
     /// If devices may be steered in skb mode.
     pub(super) hops: Option<Hops>,
-    sockets: Option<Sockets>,
-    scheduler: Option<Cpus>,
-    _tracepoints: Vec<Link>,
+    pub(super) sockets: Option<Sockets>,
+    pub(super) scheduler: Option<Cpus>,
+    /// Those that count, by name.
+    pub(super) tracepoints: Vec<(String, Link)>,
     pub(super) backlogs: Arc<Backlogs>,
     pub(super) trace: TraceSkel<'static>,
-    rx_queues: Mapped<rx_queue>,
+    pub(super) rx_queues: Mapped<rx_queue>,
     foreign_frames: Mapped<u64>,
     rps_maps: Mapped<types::rps_map>,
     pub(super) backlog_counts: Mapped<backlog>,
@@ -64,6 +67,8 @@ pub struct Datapath {
     pub(super) config: Config,
     pub(super) epoch: u16,
     pub(super) nr_cpus: u32,
+    /// Where all of this is pinned, if it is.
+    pub(super) pins: Option<Generation>,
 }
 
 impl Datapath {
@@ -74,6 +79,15 @@ impl Datapath {
     /// # Errors
     /// When the kernel refuses a map or a program: the verifier's messages are in the log.
     pub fn load(config: &Config, devices: &[DeviceConfig]) -> Result<Self> {
+        Self::build(config, devices, None)
+    }
+
+    /// As [`Self::load`]; with the maps and the tracepoints of `pinned`, if given.
+    pub(super) fn build(
+        config: &Config,
+        devices: &[DeviceConfig],
+        pinned: Option<&Generation>,
+    ) -> Result<Self> {
         let nr_cpus = Topology::host().nr_cpu_ids()?;
         let of_devices = devices.iter().filter(|d| d.mode != RxMode::Skb);
         let of_devices: u32 = of_devices.map(|d| d.nr_rx_queues).sum();
@@ -81,7 +95,10 @@ impl Datapath {
         // Without devices, as while all of them are gone, there is a queue without packets.
         let nr_queues = (of_devices + u32::from(skb) * nr_cpus).max(1);
         let nr_tables = nr_queues - u32::from(skb) * (nr_cpus - 1);
-        let tables = Tables::new(config, nr_tables)?;
+        let tables = match pinned {
+            None => Tables::new(config, nr_tables)?,
+            Some(pinned) => Tables::pinned(config, nr_tables, |name| pinned.map(TABLES, name))?,
+        };
 
         let mut open_trace = open(TraceSkelBuilder::default())?;
         {
@@ -96,37 +113,39 @@ impl Datapath {
             maps.poll_cpus.set_max_entries(nr_cpus)?;
             maps.cpus.set_max_entries(nr_cpus)?;
         }
-        let base = constants(config, nr_cpus, &tables);
+        let base = constants(config, nr_cpus, tables.sizes());
         let constants = rx_config {
             napi_state_in_busy_poll: caps::napi_state_in_busy_poll().unwrap_or(0),
             ..base
         };
         set_constants(open_trace.open_object_mut(), &constants)?;
         for mut map in open_trace.open_object_mut().maps_mut() {
-            let table = tables.named(&map.name().to_string_lossy()).is_some();
+            let name = map.name().to_string_lossy().into_owned();
+            let table = tables.named(&name).is_some();
             map.set_autocreate(!table)?;
+            if let Some(pinned) = pinned.filter(|_| !table && is_shared(&name)) {
+                map.reuse_fd(pinned.map(MAPS, &name)?.as_fd())?;
+            }
         }
         cpus::choose(&mut open_trace.progs)?;
+        if pinned.is_some() {
+            // One program counts each frame: the pinned one.
+            for mut prog in open_trace.open_object_mut().progs_mut() {
+                if COUNTING.iter().any(|name| prog.name() == *name) {
+                    prog.set_autoload(false);
+                }
+            }
+        }
         let trace = open_trace
             .load()
             .context("the kernel refused the tracepoint programs")?;
 
         let rx_queues = Mapped::of(&trace.maps.rx_queues)?;
         let rps_maps = Mapped::of(&trace.maps.rps_maps)?;
-        let mut cpumaps = Vec::new();
-        for queue in 0..nr_queues {
-            let cpumap = backlogs::create_cpumap(nr_cpus)?;
-            let id = cpumap.info()?.info.id;
-            let key = queue.to_ne_bytes();
-            let fd = cpumap.as_fd().as_raw_fd().to_ne_bytes();
-            trace.maps.cpumaps.update(&key, &fd, MapFlags::ANY)?;
-            trace
-                .maps
-                .cpumap_queues
-                .update(&id.to_ne_bytes(), &key, MapFlags::ANY)?;
-            rps_maps.set(queue, RpsMap::inline().raw());
-            cpumaps.push(cpumap);
-        }
+        let cpumaps = match pinned {
+            Some(pinned) => pinned.cpumaps()?,
+            None => new_cpumaps(&trace, nr_queues, nr_cpus)?,
+        };
 
         let hasher = match config.follow_nat {
             true => Some(Hasher::load(&trace, &tables, &base)?),
@@ -142,7 +161,10 @@ impl Datapath {
                 epoch: FIRST_EPOCH,
                 ..Default::default()
             };
-            rx_queues.set(queue, &value);
+            if pinned.is_none() {
+                rps_maps.set(queue, RpsMap::inline().raw());
+                rx_queues.set(queue, &value);
+            }
         };
         (of_devices..nr_queues).for_each(|queue| set_queue(queue, 0));
         let mut queue = 0u32;
@@ -170,22 +192,35 @@ impl Datapath {
         let tracepoints = trace
             .object()
             .progs_mut()
-            .filter(|prog| prog.autoload() && prog.prog_type() == ProgramType::Tracing)
-            .filter(|prog| !cpus::owns(&prog.name().to_string_lossy()))
-            .map(|prog| {
-                prog.attach_trace()
-                    .with_context(|| format!("attaching {}", prog.name().display()))
+            .map(|prog| (prog.name().to_string_lossy().into_owned(), prog))
+            .filter(|(name, _)| COUNTING.contains(&&**name))
+            .map(|(name, prog)| {
+                let link = match pinned {
+                    None => prog.attach_trace(),
+                    Some(pinned) => Link::open(pinned.at(TRACE, &name)),
+                };
+                Ok((
+                    name.clone(),
+                    link.with_context(|| format!("attaching {name}"))?,
+                ))
             })
             .collect::<Result<_>>()?;
 
+        let epoch = match pinned {
+            None => FIRST_EPOCH,
+            Some(_) => rx_queues.get(0).epoch,
+        };
         Ok(Self {
             devices: loaded,
             hasher,
             hops,
             sockets: None,
             scheduler: None,
-            _tracepoints: tracepoints,
-            backlogs: Arc::new(Backlogs::new(cpumaps, config)),
+            tracepoints,
+            backlogs: Arc::new(match pinned {
+                None => Backlogs::new(cpumaps, config),
+                Some(_) => Backlogs::adopt(cpumaps, nr_cpus, config)?,
+            }),
             backlog_counts: Mapped::of(&trace.maps.backlogs)?,
             foreign_frames: Mapped::of(&trace.maps.foreign_frames)?,
             rx_queues,
@@ -193,8 +228,9 @@ impl Datapath {
             trace,
             tables,
             config: config.clone(),
-            epoch: FIRST_EPOCH,
+            epoch,
             nr_cpus,
+            pins: None,
         })
     }
 
@@ -228,6 +264,7 @@ impl Datapath {
         if !looks {
             self.scheduler = None;
         }
+        self.pin_watchers()?;
         Ok(unseen)
     }
 
@@ -240,7 +277,7 @@ impl Datapath {
         if self.scheduler.is_some() {
             self.scheduler = Some(Cpus::learn(&self.trace, &self.named_cpus())?);
         }
-        Ok(())
+        self.pin_watchers()
     }
 
     /// Reads the host's settings on which the programs depend. Others may change them at any time,
@@ -259,7 +296,7 @@ impl Datapath {
                  rps_flow_cnt must not be 0"
             );
         }
-        let constants = constants(&self.config, self.nr_cpus, &self.tables);
+        let constants = constants(&self.config, self.nr_cpus, self.tables.sizes());
         let mut open = open(SocketSkelBuilder::default())?;
         set_constants(open.open_object_mut(), &constants)?;
         lend_maps(open.open_object_mut(), self.trace.object(), &self.tables)?;
@@ -298,12 +335,7 @@ impl Datapath {
 
     /// Runs a program that user space may call; returns the program's result.
     pub(super) fn call<T: Copy>(&self, program: &ProgramMut<'_>, argument: T) -> Result<u32> {
-        let mut context = bytes_of(&argument);
-        let input = ProgramInput {
-            context_in: Some(&mut context),
-            ..Default::default()
-        };
-        Ok(program.test_run(input)?.return_value)
+        Ok(call::call(program.as_fd(), &mut { argument })?)
     }
 
     /// Adds a device in skb mode, whose index is the next one. Attaches nothing to it.
@@ -355,21 +387,50 @@ impl Datapath {
             let hashed = hasher.attach(device.config.ifindex);
             device.hashed = Some(hashed.map_err(|e| anyhow!("--follow-nat: {e:#}"))?);
         }
-        device.attach(self.hops.as_ref())
+        device.attach(self.hops.as_ref())?;
+        if let Some(pins) = &self.pins
+            && let Err(e) = device.pin(pins)
+        {
+            device.attached = None;
+            return Err(e);
+        }
+        Ok(())
     }
 
-    /// Detaches every XDP program. Frames in the backlogs are still delivered.
-    pub fn detach(&mut self) {
+    /// Whether the device's program is attached.
+    pub fn is_attached(&self, device: usize) -> bool {
+        self.devices[device].attached.is_some()
+    }
+
+    /// Detaches every XDP program, and unpins everything. Frames in the backlogs are still delivered.
+    ///
+    /// # Errors
+    /// When a pin can't be removed.
+    pub fn detach(&mut self) -> Result<()> {
+        let pins = self.pins.take();
+        // The kernel detaches at once when the last holder of a link is a process.
+        let unpinned = pins.as_ref().map_or(Ok(()), |pins| pins.unpin(XDP));
         for device in &mut self.devices {
             device.attached = None;
             device.hashed = None;
         }
+        unpinned?;
+        pins.map_or(Ok(()), |pins| pins.remove())
     }
 
     /// Detaches the program of a device that is gone. Frames in the backlogs are still delivered;
     /// skbs on their way to another CPU vanish.
-    pub fn give_up(&mut self, device: usize) {
-        self.devices[device].attached = None;
+    ///
+    /// # Errors
+    /// When a pin can't be removed.
+    pub fn give_up(&mut self, device: usize) -> Result<()> {
+        let device = &mut self.devices[device];
+        let unpinned = match &self.pins {
+            None => Ok(()),
+            Some(pins) => pins.unpin_device(device.config.ifindex),
+        };
+        device.attached = None;
+        unpinned
     }
 
     /// The cpumaps, for the threads that create their entries.
@@ -492,4 +553,26 @@ impl Datapath {
     pub fn requests(&self) -> Result<Requests> {
         Requests::of(&self.trace.maps.backlog_requests)
     }
+}
+
+/// Whether a map with this name is shared by all objects: an object's constants and variables, which
+/// have a dot in their names, are not.
+pub(super) fn is_shared(map: &str) -> bool {
+    !map.contains('.')
+}
+
+/// Creates the cpumap of each queue.
+fn new_cpumaps(trace: &TraceSkel<'_>, nr_queues: u32, nr_cpus: u32) -> Result<Vec<MapHandle>> {
+    let cpumap = |queue: u32| {
+        let cpumap = backlogs::create_cpumap(nr_cpus)?;
+        let id = cpumap.info()?.info.id;
+        let key = queue.to_ne_bytes();
+        let fd = cpumap.as_fd().as_raw_fd().to_ne_bytes();
+        let maps = &trace.maps;
+        maps.cpumaps.update(&key, &fd, MapFlags::ANY)?;
+        maps.cpumap_queues
+            .update(&id.to_ne_bytes(), &key, MapFlags::ANY)?;
+        Ok(cpumap)
+    };
+    (0..nr_queues).map(cpumap).collect()
 }

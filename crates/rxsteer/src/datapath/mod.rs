@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The kernel side: the objects, their maps, and the content of the maps.
 
+mod backlogged;
 pub mod backlogs;
 pub mod bounds;
+mod call;
 mod config;
 pub mod cpus;
 mod drain;
@@ -15,7 +17,10 @@ pub mod maker;
 mod mapped;
 pub mod native;
 mod objects;
+mod pin;
+pub mod pins;
 pub mod policy;
+mod record;
 mod requests;
 mod resize;
 pub mod rps_map;
@@ -25,10 +30,10 @@ pub mod tables;
 mod value;
 mod visit;
 
+pub use backlogged::{Backlogged, Drain};
 pub use config::{
     Config, DeviceConfig, FLOW_LIMIT, INLINE_PORTS, InlinePorts, RPS_FLOW_CNT,
     RPS_SOCK_FLOW_ENTRIES, draw_secret, inline_ports,
 };
-pub use drain::Drain;
 pub use loaded::Datapath;
 pub use requests::Requests;

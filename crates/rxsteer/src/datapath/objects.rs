@@ -8,7 +8,8 @@ use libbpf_rs::skel::{OpenSkel, Skel};
 
 use super::config::{Config, DeviceConfig};
 use super::hops::Hops;
-use super::shared::{constants, lend_maps, set_constants};
+use super::pins::{Generation, XDP};
+use super::shared::{constants_of_device, lend_maps, set_constants};
 use super::tables::Tables;
 use crate::bpf::open;
 use crate::bpf::rx_skel::{RxSkel, RxSkelBuilder};
@@ -17,7 +18,6 @@ use crate::host::caps;
 use crate::host::device::RxMode;
 use crate::host::tc::{self, TcLink};
 use crate::host::xdp;
-use crate::types::rx_config;
 
 pub(super) struct Device {
     pub(super) config: DeviceConfig,
@@ -67,6 +67,17 @@ impl Device {
         Ok(())
     }
 
+    /// Pins the link of the attached XDP program.
+    pub(super) fn pin(&self, pins: &Generation) -> Result<()> {
+        match &self.attached {
+            Some(Attached::Xdp(link)) => {
+                pins.pin(XDP, &self.config.ifindex.to_string(), link.as_fd())
+            }
+            Some(Attached::Tc { .. }) => bail!("programs at tc are not pinned"),
+            None => Ok(()),
+        }
+    }
+
     /// Replaces the attached program by the loaded one, if a program is attached and the device
     /// still exists. In skb mode packets pass in between, as they do while flows are INLINE.
     pub(super) fn update(&mut self, hops: Option<&Hops>) -> Result<()> {
@@ -107,13 +118,7 @@ pub(super) fn load_device(
     if device.mode == RxMode::Skb {
         return Ok(None);
     }
-    let constants = rx_config {
-        queue_base,
-        nr_rx_queues: device.nr_rx_queues,
-        ifindex: device.ifindex,
-        generic: (device.mode == RxMode::Generic).into(),
-        ..constants(config, nr_cpus, tables)
-    };
+    let constants = constants_of_device(config, nr_cpus, tables.sizes(), queue_base, device);
     let mut open = open(RxSkelBuilder::default())?;
     set_constants(open.open_object_mut(), &constants)?;
     lend_maps(open.open_object_mut(), trace.object(), tables)?;

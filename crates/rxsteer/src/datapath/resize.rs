@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Result, bail};
 
+use super::backlogged::Backlogged;
 use super::config::Config;
 use super::hops::{Hops, Programs};
 use super::loaded::{Datapath, FIRST_EPOCH};
@@ -62,6 +63,9 @@ impl Datapath {
         self.steer_by(Policy::OFF)?;
         // Every program sees the new epoch before any flow may want to move again.
         self.grace_period()?;
+        if swapped.is_ok() {
+            self.pin_tables()?;
+        }
         swapped
     }
 

@@ -8,7 +8,7 @@ pub const SLOTS: usize = size_of::<rps_map>() / size_of::<u16>();
 
 /// Locations that are no CPU (`enum rps_location` in bpf/types.h).
 pub const INLINE: u16 = rps_location::RPS_INLINE.0 as u16;
-/// See [`INLINE`].
+/// As [`INLINE`], and frames of flows that can't move there yet are dropped.
 pub const INLINE_SHED: u16 = rps_location::RPS_INLINE_SHED.0 as u16;
 /// See [`INLINE`].
 pub const NO_CPU: u16 = rps_location::RPS_NO_CPU.0 as u16;
@@ -25,15 +25,13 @@ pub struct RpsMap(rps_map);
 impl RpsMap {
     /// Every flow stays in the NAPI poll that received it.
     pub fn inline() -> Self {
-        Self(rps_map {
-            location: [INLINE; SLOTS],
-        })
+        Self::all(INLINE)
     }
 
-    /// Like [`Self::inline`], and frames of flows that can't move there yet are dropped.
-    pub fn inline_shed() -> Self {
+    /// Every flow has this location.
+    pub fn all(location: u16) -> Self {
         Self(rps_map {
-            location: [INLINE_SHED; SLOTS],
+            location: [location; SLOTS],
         })
     }
 

@@ -7,28 +7,46 @@ use std::os::fd::AsFd;
 use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, Object, OpenObject};
 
-use super::config::Config;
+use super::config::{Config, DeviceConfig};
 use super::load;
-use super::tables::{self, Tables};
+use super::tables::{self, Sizes, Tables};
 use super::value::bytes_of;
+use crate::host::device::RxMode;
 use crate::types::rx_config;
 
 /// The constants that are the same in all objects.
-pub(super) fn constants(config: &Config, nr_cpus: u32, tables: &Tables) -> rx_config {
+pub(super) fn constants(config: &Config, nr_cpus: u32, sizes: &Sizes) -> rx_config {
     rx_config {
         flow_secret: config.secret,
         backlog_limit: config.backlog_limit.into(),
         nr_cpus,
         flow_limit: config.flow_limit * load::WHOLE / 100,
-        flow_shift: tables.flow_shift(),
+        flow_shift: sizes.flow_shift(),
         flow_options: config.flow_options(),
         inline_ports: config.inline_ports,
-        sock_flow_mask: tables.sock_flow_mask(),
+        sock_flow_mask: sizes.sock_flow_mask(),
         sock_flow_cpu_mask: tables::cpu_mask(nr_cpus),
         dry_run: config.dry_run.into(),
         unguarded: config.unguarded.into(),
         follow_nat: config.follow_nat.into(),
         ..Default::default()
+    }
+}
+
+/// The constants of a device's XDP program.
+pub(super) fn constants_of_device(
+    config: &Config,
+    nr_cpus: u32,
+    sizes: &Sizes,
+    queue_base: u32,
+    device: &DeviceConfig,
+) -> rx_config {
+    rx_config {
+        queue_base,
+        nr_rx_queues: device.nr_rx_queues,
+        ifindex: device.ifindex,
+        generic: (device.mode == RxMode::Generic).into(),
+        ..constants(config, nr_cpus, sizes)
     }
 }
 

@@ -33,7 +33,8 @@ const UNCONNECTED: [&str; 2] = ["on_udp4_recv", "on_udp6_recv"];
 
 /// The attached programs; dropping it detaches them.
 pub(crate) struct Sockets {
-    links: Vec<Link>,
+    /// By name of the program.
+    pub(super) links: Vec<(String, Link)>,
     /// Whether programs are attached to functions. Detaching the last one of a function waits until
     /// every task has slept once (`synchronize_rcu_tasks()`), which on a loaded host can take any
     /// time.
@@ -99,10 +100,12 @@ impl Sockets {
         {
             let name = prog.name().to_string_lossy().into_owned();
             match (prog.prog_type(), &cgroup) {
-                (ProgramType::Tracing, _) => links.push(prog.attach_trace().with_context(hint)?),
+                (ProgramType::Tracing, _) => {
+                    links.push((name, prog.attach_trace().with_context(hint)?));
+                }
                 (_, Err(_)) => {}
                 (_, Ok(root)) => match prog.attach_cgroup(root.as_raw_fd()) {
-                    Ok(link) => links.push(link),
+                    Ok(link) => links.push((name, link)),
                     Err(e) => unseen.push(format!(
                         "unconnected UDP sockets are not followed: the root cgroup refuses \
                          {name}: {e}"

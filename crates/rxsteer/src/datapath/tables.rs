@@ -7,8 +7,8 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 
-use anyhow::{Context, Result, anyhow};
-use libbpf_rs::{MapHandle, MapType};
+use anyhow::{Context, Result, anyhow, ensure};
+use libbpf_rs::{MapCore, MapHandle, MapType};
 
 use super::config::{Config, RPS_FLOW_CNT};
 use super::mapped::Mapped;
@@ -27,9 +27,45 @@ pub struct Tables {
     sock_flows: Mapped<rps_sock_flow>,
     dev_flows: Mapped<rps_dev_flow>,
     names: Mapped<flow_name>,
+    sizes: Sizes,
+}
+
+/// Sizes of the tables, rounded up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
     sock_flow_entries: u32,
     flow_cnt: u32,
 }
+
+impl Sizes {
+    pub(crate) fn of(config: &Config) -> Self {
+        Self {
+            sock_flow_entries: rounded(config.rps_sock_flow_entries).max(1),
+            flow_cnt: match rounded(config.rps_flow_cnt) {
+                0 => RPS_FLOW_CNT,
+                cnt => cnt,
+            },
+        }
+    }
+
+    /// `rps_sock_flow_entries` less one: the bits of a hash that select an entry.
+    pub(crate) fn sock_flow_mask(&self) -> u32 {
+        self.sock_flow_entries - 1
+    }
+
+    /// The number of bits of a hash that don't select a slot: 32 less those of `rps_flow_cnt`.
+    pub(crate) fn flow_shift(&self) -> u32 {
+        32 - self.flow_cnt.ilog2()
+    }
+}
+
+/// The names of the tables in `bpf/maps.h`.
+pub(super) const NAMES: [&str; 4] = [
+    "sock_flow_table",
+    "sock_flow_consumers",
+    "dev_flow_tables",
+    "flow_names",
+];
 
 /// Bits of a `sock_flow_table`'s entry for a CPU, the lowest: 0 for none, the CPU's number plus one,
 /// or all bits set for an application that polls.
@@ -51,15 +87,7 @@ impl Tables {
     /// # Errors
     /// When the tables are too large for the kernel's memory.
     pub(crate) fn new(config: &Config, nr_tables: u32) -> Result<Self> {
-        let sock_flow_entries = rounded(config.rps_sock_flow_entries).max(1);
-        let flow_cnt = match rounded(config.rps_flow_cnt) {
-            0 => RPS_FLOW_CNT,
-            cnt => cnt,
-        };
-        let slots = flow_cnt
-            .checked_mul(nr_tables)
-            .ok_or_else(|| anyhow!("{nr_tables} × {flow_cnt} flow slots are too many"))?;
-        let array = |name, size: usize, entries: u32| {
+        Self::by(config, nr_tables, |name, size, entries| {
             let opts = libbpf_sys::bpf_map_create_opts {
                 sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
                 map_flags: libbpf_sys::BPF_F_MMAPABLE,
@@ -67,7 +95,41 @@ impl Tables {
             };
             MapHandle::create(MapType::Array, Some(name), 4, size as u32, entries, &opts)
                 .with_context(|| format!("no memory for {entries} × {size} bytes of {name}"))
-        };
+        })
+    }
+
+    /// These pinned tables.
+    ///
+    /// # Errors
+    /// When one is missing, or has another size.
+    pub(super) fn pinned(
+        config: &Config,
+        nr_tables: u32,
+        open: impl Fn(&str) -> Result<MapHandle>,
+    ) -> Result<Self> {
+        Self::by(config, nr_tables, |name, size, entries| {
+            let map = open(name)?;
+            ensure!(
+                (map.value_size(), map.max_entries()) == (size as u32, entries),
+                "{name} has another size"
+            );
+            Ok(map)
+        })
+    }
+
+    fn by(
+        config: &Config,
+        nr_tables: u32,
+        array: impl Fn(&str, usize, u32) -> Result<MapHandle>,
+    ) -> Result<Self> {
+        let sizes = Sizes::of(config);
+        let Sizes {
+            sock_flow_entries,
+            flow_cnt,
+        } = sizes;
+        let slots = flow_cnt
+            .checked_mul(nr_tables)
+            .ok_or_else(|| anyhow!("{nr_tables} × {flow_cnt} flow slots are too many"))?;
         let sock_flow_table = array(
             "sock_flow_table",
             size_of::<rps_sock_flow>(),
@@ -83,8 +145,7 @@ impl Tables {
             sock_flow_consumers: array("sock_flow_consumers", size_of::<u64>(), sock_flow_entries)?,
             dev_flow_tables,
             flow_names,
-            sock_flow_entries,
-            flow_cnt,
+            sizes,
         })
     }
 
@@ -102,17 +163,21 @@ impl Tables {
 
     /// `rps_sock_flow_entries` less one: the bits of a hash that select an entry.
     pub fn sock_flow_mask(&self) -> u32 {
-        self.sock_flow_entries - 1
+        self.sizes.sock_flow_mask()
     }
 
     /// The number of bits of a hash that don't select a slot: 32 less those of `rps_flow_cnt`.
     pub fn flow_shift(&self) -> u32 {
-        32 - self.flow_cnt.ilog2()
+        self.sizes.flow_shift()
     }
 
     /// `rps_flow_cnt`, rounded up.
     pub fn flow_cnt(&self) -> u32 {
-        self.flow_cnt
+        self.sizes.flow_cnt
+    }
+
+    pub(super) fn sizes(&self) -> &Sizes {
+        &self.sizes
     }
 
     /// The `sock_flow_table`'s entry for a hash (tables.h, `sock_flow_entry()`).

@@ -2,6 +2,7 @@
 //! Facts about the host, and handles to change it.
 
 pub mod auto;
+pub mod bpffs;
 pub mod caps;
 pub mod carrier;
 pub mod channels;

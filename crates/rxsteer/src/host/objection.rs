@@ -148,7 +148,11 @@ impl Device {
             "" => String::new(),
             name => format!(" `{name}`"),
         };
-        let (holder, remedy) = if xdp.holders.is_empty() {
+        let (holder, remedy) = if xdp.holders.is_empty() && xdp.name == "rxsteer" {
+            let remedy =
+                "it is pinned: go on with `rxsteer run --pin`, or end it: `rxsteer detach`";
+            (String::new(), remedy.to_owned())
+        } else if xdp.holders.is_empty() {
             let word = match xdp.mode.as_str() {
                 "native" => "xdpdrv",
                 "generic" => "xdpgeneric",

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Attaching XDP programs; rxlab uses this as well.
 
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
+use libbpf_rs::query::{LinkInfo, LinkTypeInfo, ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{MapCore, MapHandle, MapInfo};
 
 use crate::host::device::RxMode;
@@ -72,6 +73,26 @@ pub fn attach(program: BorrowedFd<'_>, ifindex: u32, mode: RxMode) -> std::io::R
     }
     // SAFETY: the kernel has just opened this descriptor; nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// The interface index of a link's device, 0 if the device is gone, and the id of its program.
+///
+/// # Errors
+/// When it is no link of an XDP program.
+pub fn facts(link: &OwnedFd) -> libbpf_rs::Result<(u32, u32)> {
+    let facts = LinkInfo::from_fd(link.as_fd())?;
+    match facts.info {
+        LinkTypeInfo::Xdp(xdp) => Ok((xdp.ifindex, facts.prog_id)),
+        _ => Err(std::io::Error::from_raw_os_error(libc::EINVAL).into()),
+    }
+}
+
+/// Ids of the maps that a loaded program uses; none if it is gone.
+pub fn maps_of(program: u32) -> Vec<u32> {
+    let options = ProgInfoQueryOptions::default().include_map_ids(true);
+    let mut programs = ProgInfoIter::with_query_opts(options);
+    let program = programs.find(|info| info.id == program);
+    program.map(|info| info.map_ids).unwrap_or_default()
 }
 
 /// Atomically replaces the program of the link with `program`.

@@ -7,6 +7,7 @@ pub mod container;
 pub mod descriptors;
 pub mod maps;
 pub mod mutate;
+pub mod pinned;
 pub mod process;
 pub mod scrape;
 pub mod threads;

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `rxsteer detach`.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Result;
+use clap::Args;
+
+use crate::daemon::options::Pin;
+use crate::daemon::pin::{Detached, detach};
+
+/// Time in which flows return to their polling CPUs.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Options of `rxsteer detach`.
+#[derive(Debug, Args)]
+pub struct DetachArgs {
+    /// The folder, if `run --pin=FOLDER` named one
+    #[arg(long, value_name = "FOLDER")]
+    pin: Option<Pin>,
+
+    /// Detach also if flows can't be returned in order, or the pins are damaged or of an unknown
+    /// version
+    ///
+    /// Packets may then overtake those of their flow that are still queued.
+    #[arg(long)]
+    force: bool,
+}
+
+impl DetachArgs {
+    /// Ends pinned steering.
+    ///
+    /// # Errors
+    /// With the reason and the remedy.
+    pub fn run(self) -> Result<ExitCode> {
+        let pin = self.pin.unwrap_or(Pin::Default);
+        println!("{}", words(&detach(&pin, self.force, PATIENCE)?));
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+fn words(detached: &Detached) -> String {
+    let folder = detached.folder.display();
+    let devices = match detached.nr_devices {
+        None => return format!("nothing is pinned at {folder}"),
+        Some(0) => return format!("removed what was left at {folder}; no device was steered"),
+        Some(1) => "1 device".to_owned(),
+        Some(n) => format!("{n} devices"),
+    };
+    match &detached.disorder {
+        None => format!("{devices} detached, every flow in order; {folder} is removed"),
+        Some(why) => format!(
+            "{devices} detached; {folder} is removed. Packets that come now may overtake those of \
+             their flow that were queued for other CPUs: {why}"
+        ),
+    }
+}

@@ -1,0 +1,245 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! `--pin`: steering goes on without this process, and a later start takes it over; `rxsteer detach`
+//! ends it (docs/order.md, "Take-over").
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use tracing::{info, warn};
+
+use super::options::{Hash, Mode, Options, Pin};
+use super::patterns::is_pattern;
+use crate::api::control::Role;
+use crate::api::server::Server;
+use crate::datapath::pins::Pins;
+use crate::datapath::{Config, Datapath, DeviceConfig};
+use crate::host::bpffs;
+use crate::host::netns;
+use crate::host::sched::Class;
+
+/// The parent of the folders of network namespaces.
+const FOLDER: &str = "/sys/fs/bpf/rxsteer";
+
+/// The log's words for packets that may be overtaken.
+const OVERTAKEN: &str = "some packets were still queued: what follows may overtake them";
+
+/// The folder that this names, in the network namespace of the calling thread.
+///
+/// # Errors
+/// When /proc does not show the namespace.
+pub fn folder(pin: &Pin) -> Result<PathBuf> {
+    Ok(match pin {
+        Pin::Folder(folder) => folder.clone(),
+        Pin::Default => PathBuf::from(FOLDER).join(format!("net-{}", netns::inode()?)),
+    })
+}
+
+/// The options with a mode in which steering can be pinned. Without `--pin`: as they are.
+///
+/// # Errors
+/// When something else in them stands against `--pin`; when steering is pinned and these options
+/// don't take it over.
+pub(super) fn checked(options: &Options) -> Result<Options> {
+    let mut options = options.clone();
+    let Some(pin) = &options.pin else {
+        let default = folder(&Pin::Default)?;
+        ensure!(
+            bpffs::names(&default)?.is_empty(),
+            "steering is pinned at {}: take it over with `rxsteer run --pin`, or end it with \
+             `rxsteer detach`",
+            default.display()
+        );
+        return Ok(options);
+    };
+    bpffs::ensure_is_in(&folder(pin)?)?;
+    let skb = "skb mode ends with its process: with --pin, name devices that native or generic mode \
+               can steer";
+    let objections = [
+        (
+            options.dry_run,
+            "--dry-run steers nothing that could go on: leave --pin",
+        ),
+        (
+            options.prepare,
+            "--prepare puts settings back at the end, and pinned steering needs them: change them \
+             for good (`rxsteer doctor` names them), or leave --pin",
+        ),
+        (
+            options.follow_nat,
+            "--follow-nat has programs at tc ingress, which are not pinned: leave it or --pin",
+        ),
+        (
+            options.hash == Hash::Device,
+            "--hash device binds the program to its device, which can't be pinned safely: leave it \
+             or --pin",
+        ),
+        (
+            options.backlog_sched == Class::Fifo,
+            "--backlog-sched fifo needs a process that keeps the threads' budget: take another class, \
+             or leave --pin",
+        ),
+        (options.mode == Mode::Skb, skb),
+        (options.devices.iter().any(|name| is_pattern(name)), skb),
+    ];
+    if let Some((_, why)) = objections.into_iter().find(|(stands, _)| *stands) {
+        bail!("{why}");
+    }
+    if options.mode == Mode::Auto {
+        info!("with --pin, devices are steered in native mode");
+        options.mode = Mode::Native;
+    }
+    Ok(options)
+}
+
+/// What an earlier start has pinned.
+///
+/// # Errors
+/// When it can't be taken over.
+pub(super) fn found(options: &Options) -> Result<Option<Pins>> {
+    let Some(pin) = &options.pin else {
+        return Ok(None);
+    };
+    let pins = Pins::open(&folder(pin)?)?;
+    pins.are_sound().with_context(|| {
+        let folder = pins.folder().display();
+        format!(
+            "what is pinned at {folder} can't be taken over: `rxsteer detach --force --pin \
+             {folder}` removes it"
+        )
+    })?;
+    Ok(Some(pins))
+}
+
+/// Steering from before this start that goes on until [`Before::end`].
+pub(super) struct Before(Option<Pins>);
+
+/// The data path: the pinned one if this start may go on with it, else a new one.
+///
+/// # Errors
+/// When the kernel refuses it.
+pub(super) fn load(
+    config: &Config,
+    devices: &[DeviceConfig],
+    found: Option<Pins>,
+) -> Result<(Datapath, Before)> {
+    let Some(pins) = found.filter(|pins| !pins.devices().is_empty()) else {
+        return Ok((Datapath::load(config, devices)?, Before(None)));
+    };
+    let folder = pins.folder().display().to_string();
+    match pins.difference(config, devices)? {
+        None => {
+            let datapath = Datapath::adopt(config, devices, pins)?;
+            info!(
+                "the steering pinned at {folder} goes on: programs, tables and counters are the same"
+            );
+            Ok((datapath, Before(None)))
+        }
+        Some(why) => {
+            info!(
+                "the steering pinned at {folder} is replaced, since {why}: first every flow returns \
+                 to its polling CPU"
+            );
+            Ok((Datapath::load(config, devices)?, Before(Some(pins))))
+        }
+    }
+}
+
+impl Before {
+    /// Pins a new data path, and ends the steering from before.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(super) fn end(
+        self,
+        datapath: &mut Datapath,
+        options: &Options,
+        patience: Duration,
+    ) -> Result<()> {
+        let Some(pin) = options.pin.as_ref().filter(|_| !datapath.is_pinned()) else {
+            return Ok(());
+        };
+        let folder = folder(pin)?;
+        if self.0.is_none() {
+            // Leftovers of a process that was killed while it unpinned them.
+            Pins::open(&folder)?.remove()?;
+        }
+        datapath.pin(&folder)?;
+        let Some(pins) = self.0 else {
+            return Ok(());
+        };
+        let replaced = datapath.replace(pins, patience)?;
+        if !replaced.returned {
+            warn!("{OVERTAKEN}");
+        }
+        if !replaced.carried {
+            info!("counters begin at 0: those from before have another layout");
+        }
+        Ok(())
+    }
+}
+
+/// Says that steering goes on.
+pub(super) fn say_it_goes_on(options: &Options) -> Result<()> {
+    if let Some(pin) = &options.pin {
+        info!(
+            "steering goes on, pinned at {}: `rxsteer run --pin` takes it over, `rxsteer detach` ends \
+             it",
+            folder(pin)?.display()
+        );
+    }
+    Ok(())
+}
+
+/// What `rxsteer detach` has done.
+#[derive(Debug)]
+pub struct Detached {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Number of devices that were steered; `None` if nothing was pinned.
+    pub nr_devices: Option<usize>,
+    /// Why later packets may overtake those that are queued, in words; `None` if they can't.
+    pub disorder: Option<String>,
+}
+
+/// Returns every flow to INLINE, and detaches and unpins everything. With `force` also if flows can't
+/// be returned.
+///
+/// # Errors
+/// With the reason, while rxsteer runs here, or if flows did not return and there is no `force`: it
+/// is pinned as before then.
+pub fn detach(pin: &Pin, force: bool, patience: Duration) -> Result<Detached> {
+    let folder = folder(pin)?;
+    let _alone = Server::new(Role::Steer)
+        .context("`rxsteer detach` ends what is pinned, once no rxsteer runs")?;
+    let detached = |nr_devices, disorder| Detached {
+        folder: folder.clone(),
+        nr_devices,
+        disorder,
+    };
+    if !folder.exists() {
+        return Ok(detached(None, None));
+    }
+    let pins = Pins::open(&folder)?;
+    let nr_devices = pins.devices().len();
+    let returned = pins.are_sound().and_then(|()| {
+        ensure!(
+            pins.return_inline(patience)?,
+            "some packets are still queued"
+        );
+        Ok(())
+    });
+    let disorder = match returned {
+        Ok(()) => None,
+        Err(e) if force => Some(format!("{e:#}")),
+        Err(e) => bail!(
+            "{} is left as it is, since flows can't be returned to their polling CPUs: {e:#}. Try \
+             again; `rxsteer detach --force` removes it all the same, and packets may then overtake \
+             those of their flow that are still queued",
+            folder.display()
+        ),
+    };
+    let nothing = pins.is_empty();
+    pins.remove()?;
+    Ok(detached((!nothing).then_some(nr_devices), disorder))
+}

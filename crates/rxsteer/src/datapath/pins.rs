@@ -1,0 +1,469 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Steering that is pinned in a folder of a BPF file system (docs/order.md, "Take-over").
+//!
+//! The folder has one generation, and two while one replaces the other. A generation is a folder:
+//! `record`, `maps/`, `tables/`, `programs/` (those that return flows to INLINE), and links:
+//! `trace/`, `sockets/`, `scheduler/` and `xdp/`, by interface index. The links of XDP programs are
+//! pinned last and removed first: without one, a generation steers nothing.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+
+use super::backlogged::{Backlogged, grace_period};
+use super::call::call;
+use super::record::Record;
+use crate::host::bpffs;
+use crate::host::xdp;
+use crate::types::{backlog_flushed, queue_return};
+
+/// The links of XDP programs.
+pub(super) const XDP: &str = "xdp";
+/// Maps that live as long as the generation.
+pub(super) const MAPS: &str = "maps";
+/// Maps that a change of their sizes replaces.
+pub(super) const TABLES: &str = "tables";
+/// Programs that return flows to INLINE.
+pub(super) const PROGRAMS: &str = "programs";
+/// The links of tracepoints that count.
+pub(super) const TRACE: &str = "trace";
+/// The links of programs that watch sockets.
+pub(super) const SOCKETS: &str = "sockets";
+/// The link of the program that watches the scheduler, if there is one.
+pub(super) const SCHEDULER: &str = "scheduler";
+
+/// The programs on tracepoints that are attached as long as the data path exists.
+pub(super) const COUNTING: [&str; 4] = [
+    "on_cpumap_kthread",
+    "on_cpumap_enqueue",
+    "on_redirect_err",
+    "on_napi_poll",
+];
+
+const RECORD: &str = "record";
+const NEW_RECORD: &str = "record-new";
+
+/// The folders of a generation, in the order of their removal.
+const KINDS: [&str; 7] = [XDP, SOCKETS, SCHEDULER, TRACE, PROGRAMS, TABLES, MAPS];
+
+/// What is pinned in a folder.
+pub struct Pins {
+    folder: PathBuf,
+    pub(super) generations: Vec<Generation>,
+}
+
+/// See the module's documentation.
+pub(super) struct Generation {
+    path: PathBuf,
+    record: Result<Record>,
+    /// Those whose devices exist.
+    pub(super) links: Vec<XdpPin>,
+}
+
+/// A pinned link of an XDP program.
+pub(super) struct XdpPin {
+    pub(super) ifindex: u32,
+    /// Id of the program.
+    pub(super) program: u32,
+    pub(super) path: PathBuf,
+    pub(super) link: OwnedFd,
+}
+
+impl Pins {
+    /// Reads a folder, which may not exist.
+    ///
+    /// # Errors
+    /// When the folder is not in a BPF file system.
+    pub fn open(folder: &Path) -> Result<Self> {
+        bpffs::ensure_is_in(folder)?;
+        let names = bpffs::names(folder)?;
+        // Those of others must never be removed with it.
+        let other = |name: &&String| name.len() != 16 || u64::from_str_radix(name, 16).is_err();
+        if let Some(name) = names.iter().find(other) {
+            bail!(
+                "{} holds {name:?}, which rxsteer has not pinned: give --pin a folder of its own",
+                folder.display()
+            );
+        }
+        let generations = names.iter().map(|name| Generation::open(folder.join(name)));
+        Ok(Self {
+            folder: folder.to_owned(),
+            generations: generations.collect::<Result<_>>()?,
+        })
+    }
+
+    /// The folder.
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Whether nothing is pinned here, not even leftovers.
+    pub fn is_empty(&self) -> bool {
+        self.generations.is_empty()
+    }
+
+    /// Ids of the XDP programs that are attached.
+    pub fn programs(&self) -> BTreeSet<u32> {
+        let links = self.generations.iter().flat_map(|g| &g.links);
+        links.map(|link| link.program).collect()
+    }
+
+    /// Interface indices of the devices that are steered.
+    pub fn devices(&self) -> BTreeSet<u32> {
+        let links = self.generations.iter().flat_map(|g| &g.links);
+        links.map(|link| link.ifindex).collect()
+    }
+
+    /// Fails unless the pins can be taken over: complete, of a known format, of this network
+    /// namespace. Pins that steer nothing always can.
+    ///
+    /// # Errors
+    /// With the reason.
+    pub fn are_sound(&self) -> Result<()> {
+        for generation in self.steering() {
+            generation.record()?.is_of_this_netns()?;
+            Pinned::open(generation)?;
+        }
+        Ok(())
+    }
+
+    /// Returns every flow to INLINE. Whether all have returned within `patience`.
+    ///
+    /// # Errors
+    /// When pins are missing or unknown.
+    pub fn return_inline(&self, patience: std::time::Duration) -> Result<bool> {
+        let mut returned = true;
+        for generation in self.steering() {
+            returned &= Pinned::open(generation)?.return_inline(patience)?;
+        }
+        Ok(returned)
+    }
+
+    /// The generations that steer.
+    pub(super) fn steering(&self) -> impl Iterator<Item = &Generation> {
+        let steers = |generation: &&Generation| !generation.links.is_empty();
+        self.generations.iter().filter(steers)
+    }
+
+    /// Detaches and unpins everything.
+    ///
+    /// # Errors
+    /// When a file can't be removed.
+    pub fn remove(self) -> Result<()> {
+        for generation in &self.generations {
+            generation.remove()?;
+        }
+        remove_empty(&self.folder)
+    }
+}
+
+impl Generation {
+    /// A new one, without pins.
+    ///
+    /// # Errors
+    /// When its folders can't be made.
+    pub(super) fn create(folder: &Path) -> Result<Self> {
+        bpffs::ensure_is_in(folder)?;
+        let path = folder.join(format!("{:016x}", super::config::draw()?));
+        for kind in KINDS {
+            let path = path.join(kind);
+            fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
+        }
+        Ok(Self {
+            path,
+            record: Err(anyhow!("there is no record")),
+            links: Vec::new(),
+        })
+    }
+
+    fn open(path: PathBuf) -> Result<Self> {
+        let mut links = Vec::new();
+        for name in bpffs::names(&path.join(XDP))? {
+            let path = path.join(XDP).join(name);
+            let link = bpffs::open(&path)?;
+            let (ifindex, program) = xdp::facts(&link)?;
+            // The device is gone: the kernel has detached the program.
+            if ifindex == 0 {
+                continue;
+            }
+            links.push(XdpPin {
+                ifindex,
+                program,
+                path,
+                link,
+            });
+        }
+        Ok(Self {
+            record: Record::open(&path.join(RECORD)),
+            path,
+            links,
+        })
+    }
+
+    /// The record.
+    ///
+    /// # Errors
+    /// When there is none that can be read.
+    pub(super) fn record(&self) -> Result<&Record> {
+        let why = |e: &anyhow::Error| anyhow!("{}: {e:#}", self.path.display());
+        self.record.as_ref().map_err(why)
+    }
+
+    /// Writes the record, or replaces it.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(super) fn write(&mut self, record: Record) -> Result<()> {
+        let new = self.path.join(NEW_RECORD);
+        bpffs::pin(record.map()?.as_fd(), &new)?;
+        fs::rename(&new, self.path.join(RECORD))?;
+        self.record = Ok(record);
+        Ok(())
+    }
+
+    /// Pins an object.
+    ///
+    /// # Errors
+    /// As [`bpffs::pin`].
+    pub(super) fn pin(&self, kind: &str, name: &str, object: BorrowedFd<'_>) -> Result<()> {
+        bpffs::pin(object, &self.at(kind, name))
+    }
+
+    /// Pins these objects, and removes all others of their kind.
+    ///
+    /// # Errors
+    /// As [`bpffs::pin`].
+    pub(super) fn repin<'a>(
+        &self,
+        kind: &str,
+        objects: impl IntoIterator<Item = (&'a str, BorrowedFd<'a>)>,
+    ) -> Result<()> {
+        self.unpin(kind)?;
+        for (name, object) in objects {
+            self.pin(kind, name, object)?;
+        }
+        Ok(())
+    }
+
+    /// Removes all files of a kind.
+    ///
+    /// # Errors
+    /// When a file can't be removed.
+    pub(super) fn unpin(&self, kind: &str) -> Result<()> {
+        for name in bpffs::names(&self.path.join(kind))? {
+            fs::remove_file(self.at(kind, &name))?;
+        }
+        Ok(())
+    }
+
+    /// Removes the link of a device, if it is pinned.
+    ///
+    /// # Errors
+    /// When the file can't be removed.
+    pub(super) fn unpin_device(&self, ifindex: u32) -> Result<()> {
+        match fs::remove_file(self.link_of(ifindex)) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The file of a device's link.
+    pub(super) fn link_of(&self, ifindex: u32) -> PathBuf {
+        self.at(XDP, &ifindex.to_string())
+    }
+
+    /// A pinned object, or where to pin one.
+    pub(super) fn at(&self, kind: &str, name: &str) -> PathBuf {
+        self.path.join(kind).join(name)
+    }
+
+    /// A pinned map.
+    ///
+    /// # Errors
+    /// When it is not pinned.
+    pub(super) fn map(&self, kind: &str, name: &str) -> Result<MapHandle> {
+        let path = self.at(kind, name);
+        MapHandle::from_pinned_path(&path).with_context(|| format!("opening {}", path.display()))
+    }
+
+    /// The cpumap of each queue.
+    ///
+    /// # Errors
+    /// When one is missing.
+    pub(super) fn cpumaps(&self) -> Result<Vec<MapHandle>> {
+        let cpumaps = self.map(MAPS, "cpumaps")?;
+        let cpumap = |queue: u32| {
+            // The value that user space reads is the map's id.
+            let id = cpumaps.lookup(&queue.to_ne_bytes(), MapFlags::ANY)?;
+            let id = id.and_then(|id| id.try_into().ok());
+            let id = id.with_context(|| format!("queue {queue} has no cpumap"))?;
+            Ok(MapHandle::from_map_id(u32::from_ne_bytes(id))?)
+        };
+        (0..cpumaps.max_entries()).map(cpumap).collect()
+    }
+
+    /// Fails unless every device of the record has a link, whose program uses the pinned tables, and
+    /// frames are counted.
+    ///
+    /// # Errors
+    /// With the reason.
+    pub(super) fn is_whole(&self) -> Result<()> {
+        let record = self.record()?;
+        let counts = |name: &&str| self.at(TRACE, name).exists();
+        ensure!(COUNTING.iter().all(counts), "nothing counts its frames");
+        let table = self.map(TABLES, "dev_flow_tables")?.info()?.info.id;
+        for device in &record.devices {
+            let link = self.links.iter().find(|l| l.ifindex == device.ifindex);
+            let link = link.context("a device has no program any more")?;
+            ensure!(
+                xdp::maps_of(link.program).contains(&table),
+                "a change of its tables was not completed"
+            );
+        }
+        ensure!(
+            record.devices.len() == self.links.len(),
+            "it steers devices that are not in its record"
+        );
+        Ok(())
+    }
+
+    /// Detaches and unpins everything. XDP programs that no process holds are detached at once.
+    ///
+    /// # Errors
+    /// When a file can't be removed.
+    pub(super) fn remove(&self) -> Result<()> {
+        for kind in KINDS {
+            self.unpin(kind)?;
+            remove_empty(&self.path.join(kind))?;
+        }
+        for name in bpffs::names(&self.path)? {
+            fs::remove_file(self.path.join(name))?;
+        }
+        remove_empty(&self.path)?;
+        self.path.parent().map_or(Ok(()), remove_empty)
+    }
+}
+
+/// Removes a folder and its parent of this program's, if they are empty.
+pub(super) fn remove_empty(folder: &Path) -> Result<()> {
+    let is_ours = |path: &&Path| path.file_name().is_some_and(|name| name == "rxsteer");
+    let parent = folder.parent().filter(is_ours);
+    for path in std::iter::once(folder).chain(parent) {
+        match fs::remove_dir(path) {
+            Err(e) if is_kept(&e) => {}
+            Err(e) => return Err(e).with_context(|| format!("removing {}", path.display())),
+            Ok(()) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Another generation, or another namespace's folder, is still in it.
+fn is_kept(error: &std::io::Error) -> bool {
+    let kinds = [
+        std::io::ErrorKind::NotFound,
+        std::io::ErrorKind::DirectoryNotEmpty,
+    ];
+    kinds.contains(&error.kind())
+}
+
+/// Pinned steering of any version, with the programs by which its flows return to INLINE.
+struct Pinned {
+    nr_queues: u32,
+    nr_cpus: u32,
+    queue_return: OwnedFd,
+    backlog_tail: OwnedFd,
+    backlog_drained: OwnedFd,
+    backlog_settled: OwnedFd,
+    cpumaps: MapHandle,
+    cpumap: MapHandle,
+}
+
+/// The programs of [`Pinned`].
+pub(super) const RETURNING: [&str; 4] = [
+    "queue_return",
+    "backlog_tail",
+    "backlog_drained",
+    "backlog_settled",
+];
+
+impl Pinned {
+    fn open(generation: &Generation) -> Result<Self> {
+        let record = generation.record()?;
+        let open = |name: &str| bpffs::open(&generation.at(PROGRAMS, name));
+        let [queue_return, backlog_tail, backlog_drained, backlog_settled] = RETURNING;
+        let cpumap = generation.cpumaps()?.into_iter().next();
+        Ok(Self {
+            nr_queues: record.nr_queues,
+            nr_cpus: record.nr_cpus,
+            queue_return: open(queue_return)?,
+            backlog_tail: open(backlog_tail)?,
+            backlog_drained: open(backlog_drained)?,
+            backlog_settled: open(backlog_settled)?,
+            cpumaps: generation.map(MAPS, "cpumaps")?,
+            cpumap: cpumap.context("there is no cpumap")?,
+        })
+    }
+
+    /// The backlog's index and the frames that ever entered it, and whether some are queued or have
+    /// vanished.
+    fn look(&self, index: u32) -> Result<(backlog_flushed, bool)> {
+        let mut flushed = backlog_flushed {
+            index,
+            ..Default::default()
+        };
+        let holds = call(self.backlog_tail.as_fd(), &mut flushed)? == 1;
+        Ok((flushed, holds))
+    }
+}
+
+impl Backlogged for Pinned {
+    fn nr_queues(&self) -> u32 {
+        self.nr_queues
+    }
+
+    fn nr_cpus(&self) -> u32 {
+        self.nr_cpus
+    }
+
+    fn send(&self, queue: u32, location: u16) -> Result<()> {
+        let mut wish = queue_return {
+            queue,
+            location: location.into(),
+        };
+        match call(self.queue_return.as_fd(), &mut wish)? {
+            1 => Ok(()),
+            _ => bail!("there is no queue {queue}"),
+        }
+    }
+
+    fn entered(&self, queue: u32, cpu: u32) -> Result<u64> {
+        Ok(self.look(queue * self.nr_cpus + cpu)?.0.tail)
+    }
+
+    fn drained(&self, queue: u32, cpu: u32) -> Result<bool> {
+        let mut index = queue * self.nr_cpus + cpu;
+        Ok(call(self.backlog_drained.as_fd(), &mut index)? == 1)
+    }
+
+    fn find_vanished(&self) -> Result<()> {
+        let mut flushed = Vec::new();
+        for index in 0..self.nr_queues * self.nr_cpus {
+            let (backlog, holds) = self.look(index)?;
+            flushed.extend(holds.then_some(backlog));
+        }
+        self.grace_period()?;
+        for mut backlog in flushed {
+            call(self.backlog_settled.as_fd(), &mut backlog)?;
+        }
+        Ok(())
+    }
+
+    fn grace_period(&self) -> Result<()> {
+        grace_period(&self.cpumaps, self.cpumap.as_fd())
+    }
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Steering pinned in a namespace's own BPF file system, which ends with the namespace.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use nix::mount::{MsFlags, mount};
+use rxlab::lab::netns::Netns;
+use rxlab::testing::testbed::Testbed;
+use rxsteer::types::backlog;
+
+/// Where BPF file systems are.
+const BPFFS: &str = "/sys/fs/bpf";
+
+/// Mounts a BPF file system that this namespace alone sees.
+pub fn mount_bpffs(netns: &Netns) -> Result<()> {
+    netns.run(|| {
+        let none = None::<&str>;
+        mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), none).context("no bpffs")
+    })
+}
+
+/// The default folder of a namespace.
+pub fn folder(netns: &Netns) -> Result<PathBuf> {
+    Ok(Path::new(BPFFS).join(format!("rxsteer/net-{}", netns.inode()?)))
+}
+
+/// All files below a folder of the namespace's BPF file system; empty if there is none.
+pub fn files(netns: &Netns, folder: &Path) -> Result<Vec<PathBuf>> {
+    fn below(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            match path.is_dir() {
+                true => below(&path, files)?,
+                false => files.push(path),
+            }
+        }
+        Ok(())
+    }
+    netns.run(|| {
+        let mut files = Vec::new();
+        if folder.exists() {
+            below(folder, &mut files)?;
+        }
+        Ok(files)
+    })
+}
+
+/// A pinned map with this name.
+pub fn map(netns: &Netns, name: &str) -> Result<MapHandle> {
+    let files = files(netns, &folder(netns)?)?;
+    let mut files = files.into_iter();
+    let path = files.find(|path| path.file_name().is_some_and(|file| file == name));
+    let path = path.with_context(|| format!("{name} is not pinned"))?;
+    netns.run(|| Ok(MapHandle::from_pinned_path(path)?))
+}
+
+/// Frames that have been redirected and dequeued, by the pinned counters.
+pub fn redirected(bed: &Testbed) -> Result<(u64, u64)> {
+    let backlogs = map(&bed.link.dut.netns, "backlogs")?;
+    let mut sums = (0, 0);
+    for index in 0..backlogs.max_entries() {
+        let bytes = backlogs.lookup(&index.to_ne_bytes(), MapFlags::ANY)?;
+        let bytes = bytes.context("an array has all elements")?;
+        assert!(bytes.len() >= size_of::<backlog>());
+        // SAFETY: the bytes are long enough, and any are a value.
+        let b = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<backlog>()) };
+        sums = (sums.0 + b.tail, sums.1 + b.dequeued);
+    }
+    Ok(sums)
+}
