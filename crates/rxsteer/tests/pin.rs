@@ -5,6 +5,9 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::fd::AsFd;
+use std::process::Stdio;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use common::pinned::{files, folder, map, mount_bpffs, redirected};
@@ -21,6 +24,7 @@ use rxlab::lab::link::LinkConfig;
 use rxlab::lab::witness::Witness;
 use rxlab::testing::testbed::*;
 use rxsteer::daemon::options::{Options, Pin};
+use rxsteer::host::bpffs;
 
 /// So few that several packets of each are queued at a time.
 const NR_FLOWS: u32 = 16;
@@ -427,7 +431,7 @@ fn what_can_not_be_pinned_is_refused() -> Result<()> {
         .link
         .dut
         .netns
-        .run(|| rxsteer::host::bpffs::ensure_is_in("/sys/fs/bpf".as_ref()));
+        .run(|| bpffs::ensure_is_in("/sys/fs/bpf".as_ref()));
     if there.is_err() {
         refused(&bed, &[name, "--pin"], &["mount -t bpf bpf /sys/fs/bpf"])?;
     }
@@ -517,5 +521,83 @@ fn an_error_ends_pinned_steering() -> Result<()> {
     let ended = rxsteer.ended()?;
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert_eq!(attached(&bed)?, None);
+    nothing_is_left(&bed)
+}
+
+/// Pins of a generation without links and without a record, or with a record, beside one that steers.
+#[test]
+fn an_interrupted_take_over_is_completed() -> Result<()> {
+    in_lab!();
+    let bed = testbed()?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, 500);
+    let sink = bed.receiver_in_order(&flows)?;
+    let wire = traffic(&bed, &flows)?;
+    for with_record in [false, true] {
+        let first = pinning(&bed, &[])?;
+        goes_on(&bed)?;
+        let received = counted(&first)?;
+        first.stop(Signal::SIGKILL)?;
+        dut.netns.run(|| pin_again(&bed, with_record))?;
+        let second = pinning(&bed, &[])?;
+        assert!(with_record || counted(&second)? > received);
+        goes_on(&bed)?;
+        let ended = second.stop(Signal::SIGKILL)?;
+        assert!(ended.log.contains("was not completed"), "{ended:?}");
+        let folders = dut.netns.run(|| bpffs::names(&folder(&dut.netns)?))?;
+        assert_eq!(folders.len(), 1, "{folders:?}");
+    }
+    says(&bed, &["detach"])?;
+    let sent = wire.stop()?;
+    assert_eq!(sent.lost, 0);
+    all_arrive_in_order(sink, sent.sent)?;
+    nothing_is_left(&bed)
+}
+
+/// Pins the objects of the only generation, but its XDP links, in a second one.
+fn pin_again(bed: &Testbed, with_record: bool) -> Result<()> {
+    let folder = folder(&bed.link.dut.netns)?;
+    let first = folder.join(&bpffs::names(&folder)?[0]);
+    let second = folder.join("0000000000000001");
+    for file in files(&bed.link.dut.netns, &first)? {
+        let name = file.strip_prefix(&first)?;
+        if name.starts_with("xdp") || (name.starts_with("record") && !with_record) {
+            continue;
+        }
+        let again = second.join(name);
+        fs::create_dir_all(again.parent().context("a folder")?)?;
+        bpffs::pin(bpffs::open(&file)?.as_fd(), &again)?;
+    }
+    Ok(())
+}
+
+/// Starts that go on and starts that replace, each killed after a time by chance.
+#[test]
+fn a_kill_at_any_time_of_a_take_over_keeps_order() -> Result<()> {
+    in_lab!();
+    let times: u64 = std::env::var("RXSTEER_KILLS").map_or(Ok(8), |times| times.parse())?;
+    let bed = testbed()?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, NR_FLOWS);
+    let sink = bed.receiver_in_order(&flows)?;
+    pinning(&bed, &[])?.stop(Signal::SIGTERM)?;
+    let wire = traffic(&bed, &flows)?;
+    for number in 0..times {
+        let limit = format!("--flow-limit={}", number % 2 * 50);
+        let args = ["--pin", "--rps-cpus=1", "--policy=rps", &limit];
+        let mut child = Rxsteer::command(&dut.netns, &roomy(&dut.name, &args))?
+            .stderr(Stdio::null())
+            .spawn()?;
+        std::thread::sleep(Duration::from_millis(number * 2_000 / times));
+        child.kill()?;
+        child.wait()?;
+    }
+    let last = pinning(&bed, &[])?;
+    goes_on(&bed)?;
+    last.stop(Signal::SIGTERM)?;
+    says(&bed, &["detach"])?;
+    let sent = wire.stop()?;
+    assert_eq!(sent.lost, 0);
+    all_arrive_in_order(sink, sent.sent)?;
     nothing_is_left(&bed)
 }

@@ -173,7 +173,7 @@ impl Before {
             warn!("{OVERTAKEN}");
         }
         if !replaced.carried {
-            info!("counters begin at 0: those from before have another layout");
+            info!("counters begin at 0: this version can't read those from before");
         }
         Ok(())
     }

@@ -152,6 +152,7 @@ impl Steering {
                 }
                 // The devices before this one are steered already.
                 steering.datapath.return_inline(PATIENCE)?;
+                steering.datapath.detach()?;
                 return Err(e);
             }
         }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The backlogs' rings and threads: one cpumap per receive queue, an entry per CPU.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -54,8 +55,12 @@ impl Backlogs {
             for cpu in 0..nr_cpus {
                 if cpumap.lookup(&cpu.to_ne_bytes(), MapFlags::ANY)?.is_some() {
                     backlogs.ledger().created((queue, cpu));
-                    backlogs.schedule_or_say(queue, cpu);
                 }
+            }
+        }
+        for ((_, cpu), pid) in backlogs.threads()? {
+            if let Err(e) = backlogs.set_class(pid) {
+                backlogs.say_class(cpu, &e);
             }
         }
         Ok(backlogs)
@@ -113,17 +118,10 @@ impl Backlogs {
         cpumap
             .update(&key, &self.ring_size.to_ne_bytes(), MapFlags::ANY)
             .with_context(|| format!("no backlog for CPU {cpu}"))?;
-        self.schedule_or_say(queue, cpu);
-        Ok(())
-    }
-
-    fn schedule_or_say(&self, queue: u32, cpu: u32) {
         if let Err(e) = self.schedule(queue, cpu) {
-            tracing::warn!(
-                "the backlog's thread on CPU {cpu} is not {}: {e:#}",
-                self.sched
-            );
+            self.say_class(cpu, &e);
         }
+        Ok(())
     }
 
     /// The name of the kernel thread of the backlog of `queue` for `cpu`, if there is one.
@@ -214,27 +212,45 @@ impl Backlogs {
     /// When the online CPUs can't be read.
     pub(super) fn displaced(&self) -> Result<CpuMask> {
         let online = Topology::host().online()?;
-        let bound = |queue, cpu| {
-            self.pids(queue, cpu)
-                .into_iter()
-                .all(|pid| is_bound(pid, cpu))
+        let threads = self.threads()?.into_iter();
+        let displaced =
+            threads.filter(|&((_, cpu), pid)| !online.contains(cpu) || !is_bound(pid, cpu));
+        Ok(displaced.map(|((_, cpu), _)| cpu).collect())
+    }
+
+    /// The threads of all backlogs that exist.
+    fn threads(&self) -> Result<Vec<(Place, u32)>> {
+        let mut queues = BTreeMap::new();
+        for (queue, cpumap) in (0u32..).zip(&self.cpumaps) {
+            queues.insert(cpumap.info()?.info.id, queue);
+        }
+        let cpus: BTreeSet<u32> = self.exist().into_iter().map(|(_, cpu)| cpu).collect();
+        let of_cpu = |cpu: u32| {
+            let threads = kthread::numbered(Path::new("/proc"), &thread_prefix(cpu));
+            threads.into_iter().map(move |(map, pid)| (map, cpu, pid))
         };
-        let places = self.exist().into_iter();
-        let displaced = places.filter(|&(queue, cpu)| !online.contains(cpu) || !bound(queue, cpu));
-        Ok(displaced.map(|(_, cpu)| cpu).collect())
+        let threads = cpus.into_iter().flat_map(of_cpu);
+        let known = |(map, cpu, pid)| Some(((*queues.get(&map)?, cpu), pid));
+        Ok(threads.filter_map(known).collect())
     }
 
     /// Puts the backlog's thread into its scheduling class.
     fn schedule(&self, queue: u32, cpu: u32) -> Result<()> {
         let pids = self.pids(queue, cpu);
         ensure!(!pids.is_empty(), "it is not in /proc");
-        for pid in pids {
-            match self.sched.set(pid) {
-                Ok(()) | Err(Errno::ESRCH) => {}
-                Err(e) => return Err(e.into()),
-            }
+        pids.into_iter().try_for_each(|pid| self.set_class(pid))
+    }
+
+    fn set_class(&self, pid: u32) -> Result<()> {
+        match self.sched.set(pid) {
+            Ok(()) | Err(Errno::ESRCH) => Ok(()),
+            Err(e) => Err(e.into()),
         }
-        Ok(())
+    }
+
+    fn say_class(&self, cpu: u32, why: &anyhow::Error) {
+        let class = self.sched;
+        tracing::warn!("the backlog's thread on CPU {cpu} is not {class}: {why:#}");
     }
 }
 

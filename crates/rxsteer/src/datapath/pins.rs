@@ -4,10 +4,11 @@
 //! The folder has one generation, and two while one replaces the other. A generation is a folder:
 //! `record`, `maps/`, `tables/`, `programs/` (those that return flows to INLINE), and links:
 //! `trace/`, `sockets/`, `scheduler/` and `xdp/`, by interface index. The links of XDP programs are
-//! pinned last and removed first: without one, a generation steers nothing.
+//! pinned last and removed first, then the record: without both, a generation steers nothing.
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
@@ -47,7 +48,7 @@ pub(super) const COUNTING: [&str; 4] = [
 const RECORD: &str = "record";
 const NEW_RECORD: &str = "record-new";
 
-/// The folders of a generation, in the order of their removal.
+/// The folders of a generation.
 const KINDS: [&str; 7] = [XDP, SOCKETS, SCHEDULER, TRACE, PROGRAMS, TABLES, MAPS];
 
 /// What is pinned in a folder.
@@ -143,9 +144,11 @@ impl Pins {
         Ok(returned)
     }
 
-    /// The generations that steer.
+    /// The generations that steer. One whose pins are complete may do so by a link that is still
+    /// pinned in another: a take-over was interrupted between the two.
     pub(super) fn steering(&self) -> impl Iterator<Item = &Generation> {
-        let steers = |generation: &&Generation| !generation.links.is_empty();
+        let any = self.generations.iter().any(|g| !g.links.is_empty());
+        let steers = move |g: &&Generation| any && (g.record.is_ok() || !g.links.is_empty());
         self.generations.iter().filter(steers)
     }
 
@@ -265,10 +268,7 @@ impl Generation {
     /// # Errors
     /// When the file can't be removed.
     pub(super) fn unpin_device(&self, ifindex: u32) -> Result<()> {
-        match fs::remove_file(self.link_of(ifindex)) {
-            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(e.into()),
-            _ => Ok(()),
-        }
+        remove_if_there(&self.link_of(ifindex))
     }
 
     /// The file of a device's link.
@@ -336,15 +336,26 @@ impl Generation {
     /// # Errors
     /// When a file can't be removed.
     pub(super) fn remove(&self) -> Result<()> {
+        self.unpin(XDP)?;
+        // Without a record, the rest are leftovers.
+        for name in [RECORD, NEW_RECORD] {
+            remove_if_there(&self.path.join(name))?;
+        }
         for kind in KINDS {
             self.unpin(kind)?;
             remove_empty(&self.path.join(kind))?;
         }
-        for name in bpffs::names(&self.path)? {
-            fs::remove_file(self.path.join(name))?;
-        }
         remove_empty(&self.path)?;
         self.path.parent().map_or(Ok(()), remove_empty)
+    }
+}
+
+fn remove_if_there(file: &Path) -> Result<()> {
+    match fs::remove_file(file) {
+        Err(e) if e.kind() != ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("removing {}", file.display()))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -364,11 +375,7 @@ pub(super) fn remove_empty(folder: &Path) -> Result<()> {
 
 /// Another generation, or another namespace's folder, is still in it.
 fn is_kept(error: &std::io::Error) -> bool {
-    let kinds = [
-        std::io::ErrorKind::NotFound,
-        std::io::ErrorKind::DirectoryNotEmpty,
-    ];
-    kinds.contains(&error.kind())
+    [ErrorKind::NotFound, ErrorKind::DirectoryNotEmpty].contains(&error.kind())
 }
 
 /// Pinned steering of any version, with the programs by which its flows return to INLINE.
