@@ -13,7 +13,7 @@ tell() {
 }
 
 # Repetitions are slow here; the default is 100.
-export RXSTEER_TIMES=10
+export RXSTEER_TIMES=10 RXSTEER_UPGRADES=4 RXSTEER_KILLS=3
 
 run() {
     file=$1 binary=$2 test=$3

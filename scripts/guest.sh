@@ -14,7 +14,7 @@ set -euo pipefail
 shopt -s inherit_errexit
 
 # The test files that load BPF programs or make network namespaces.
-end_to_end=(verifier flow symmetric steer tc esp rfs nat sock_flow explain busy_poll poll napi advise doctor lifetime panic hotplug starved vanished
+end_to_end=(verifier flow symmetric steer tc esp rfs nat sock_flow explain busy_poll poll napi advise doctor lifetime reload mode pin panic hotplug starved vanished
     skb skb_devices skb_metadata vanished_skbs patterns loopback prepare device_gone virtio
     unsteered idle rx_hash auto gaps fuzz_kernel fuzz_input backlog idle_backlogs client lab peer
     reorder overload bench control)

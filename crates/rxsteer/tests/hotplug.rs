@@ -5,9 +5,12 @@ mod common;
 
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+use common::pinned::{goes_on, mount_bpffs};
 use common::process::Rxsteer;
+use common::threads::{cpumaps, kthreads};
 use nix::sys::signal::Signal;
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
@@ -16,6 +19,8 @@ use rxlab::lab::link::LinkConfig;
 use rxlab::testing::testbed::{OTHER_CPU, Testbed, received_in_order, status, until};
 use rxlab::{in_lab, test_name};
 use rxsteer::api::status::{Queue, Status};
+use rxsteer::daemon::options::{Options, Pin};
+use rxsteer::daemon::pin::detach;
 use rxsteer::host::kthread;
 use rxsteer::host::setting::Setting;
 
@@ -166,4 +171,57 @@ fn a_start_anew_waits_for_the_cpus_of_the_mask() -> Result<()> {
     let refused = refused.err().context("it starts")?;
     assert!(refused.log.contains("is online"), "{refused:?}");
     Ok(())
+}
+
+/// The threads of its backlogs run elsewhere meanwhile. The next process creates them again.
+#[test]
+fn a_cpu_that_goes_while_no_process_runs_is_found_by_the_next() -> Result<()> {
+    in_lab!();
+    let Some(online) = switch(test_name!()) else {
+        return Ok(());
+    };
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    mount_bpffs(&dut.netns)?;
+    let flows = UdpFlows::to(dut, 500);
+    let sink = bed.receiver_in_order(&flows)?;
+    let steer = || {
+        let options = Options {
+            pin: Some(Pin::Default),
+            ..bed.options(&[OTHER_CPU])
+        };
+        Active::steer(dut, options)
+    };
+    let first = steer()?;
+    let paced = GeneratorConfig::lossless(Frames::Udp(flows), None).at(20_000);
+    let wire = Generator::start(&bed.link, 0, &paced)?;
+    goes_on(&bed)?;
+    let cpumaps = cpumaps(std::process::id())?;
+    let threads = || kthreads(&cpumaps);
+    let old = threads()?;
+    first.stop()?;
+    online.set("0")?;
+    goes_on(&bed)?;
+    online.set("1")?;
+    assert_eq!(threads()?, old);
+    let bound = || Ok::<_, anyhow::Error>(cpus_allowed(threads()?[0])? == OTHER_CPU.to_string());
+    assert!(!bound()?);
+    let second = steer()?;
+    until("a new thread, bound to its CPU", || {
+        let new = threads()?;
+        Ok((!new.is_empty() && new != old && bound()?).then_some(()))
+    })?;
+    goes_on(&bed)?;
+    // The control: nothing is created again for a CPU that stayed.
+    let new = threads()?;
+    second.stop()?;
+    steer()?.stop()?;
+    assert_eq!(threads()?, new);
+    let ended = dut
+        .netns
+        .run(|| detach(&Pin::Default, false, Duration::from_secs(2)))?;
+    assert_eq!(ended.disorder, None);
+    let sent = wire.stop()?;
+    assert_eq!(sent.lost, 0);
+    received_in_order(sink, sent.sent)
 }

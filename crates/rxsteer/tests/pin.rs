@@ -10,7 +10,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use common::pinned::{files, folder, map, mount_bpffs, redirected};
+use common::pinned::{files, folder, goes_on, map, mount_bpffs, redirected};
 use common::process::*;
 use common::threads::{cpumaps, kthreads};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Program};
@@ -54,16 +54,6 @@ fn says(bed: &Testbed, args: &[&str]) -> Result<String> {
     let output = rxsteer(&bed.link.dut.netns, args)?;
     ensure!(output.status.success(), "{output:?}");
     Ok(String::from_utf8(output.stdout)?)
-}
-
-/// Waits until more frames are redirected and dequeued, by the pinned counters.
-fn goes_on(bed: &Testbed) -> Result<()> {
-    let before = redirected(bed)?;
-    until("frames are redirected and counted", || {
-        let now = redirected(bed)?;
-        Ok((now.0 > before.0 + 1_000 && now.1 > before.1 + 1_000).then_some(()))
-    })
-    .with_context(|| format!("{before:?}, {:?}", redirected(bed)))
 }
 
 #[test]

@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::mount::{MsFlags, mount};
 use rxlab::lab::netns::Netns;
-use rxlab::testing::testbed::Testbed;
+use rxlab::testing::testbed::{Testbed, until};
 use rxsteer::types::backlog;
 
 /// Where BPF file systems are.
@@ -70,4 +70,14 @@ pub fn redirected(bed: &Testbed) -> Result<(u64, u64)> {
         sums = (sums.0 + b.tail, sums.1 + b.dequeued);
     }
     Ok(sums)
+}
+
+/// Waits until more frames are redirected and dequeued, by the pinned counters.
+pub fn goes_on(bed: &Testbed) -> Result<()> {
+    let before = redirected(bed)?;
+    until("frames are redirected and counted", || {
+        let now = redirected(bed)?;
+        Ok((now.0 > before.0 + 1_000 && now.1 > before.1 + 1_000).then_some(()))
+    })
+    .with_context(|| format!("{before:?}, {:?}", redirected(bed)))
 }
