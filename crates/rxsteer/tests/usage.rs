@@ -186,6 +186,14 @@ fn advise() {
 }
 
 #[test]
+fn top() {
+    wrong(&["top", "eth0", "eth1"], &["eth1"]);
+    for (seconds, why) in SECONDS {
+        wrong(&["top", &format!("--interval={seconds}")], &[why]);
+    }
+}
+
+#[test]
 fn flows_and_explain() {
     wrong(&["flows", "eth0"], &["eth0"]);
     wrong(&["explain"], &["<FLOW|HASH|PID|PORT>"]);

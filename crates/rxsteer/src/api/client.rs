@@ -17,6 +17,14 @@ pub fn status() -> Result<status::Status> {
     ask(&Request::Status)
 }
 
+/// The same without flows: no table is read.
+///
+/// # Errors
+/// When none runs in this network namespace.
+pub fn counters() -> Result<status::Status> {
+    ask(&Request::Counters)
+}
+
 /// Changes a running rxsteer without reordering packets. Returns the new settings, one per line.
 ///
 /// # Errors

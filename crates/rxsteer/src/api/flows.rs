@@ -3,6 +3,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -172,6 +173,9 @@ pub struct Query {
     pub limit: usize,
     /// The flows to select up to the limit.
     pub most: Most,
+    /// Only flows with a packet in this time, to the kernel's tick; at most 24 days at 1000 Hz.
+    #[serde(default)]
+    pub within: Option<Duration>,
 }
 
 /// The answer to a [`Query`], ordered as it asks.

@@ -43,7 +43,7 @@ impl FlowsArgs {
 }
 
 /// The reason for a flow's wanted location, in few words.
-fn why(entry: &Entry) -> String {
+pub(super) fn why(entry: &Entry) -> String {
     // If the CPU that the flow wants polls, the wanted location is INLINE.
     let rps = match (entry.wanted, entry.polling_cpu) {
         (Location::Inline, Some(cpu)) => format!("RPS: CPU {cpu}, which polls"),

@@ -25,6 +25,7 @@ mod source;
 pub mod status;
 mod steer;
 pub mod table;
+mod top;
 pub mod value;
 
 use std::process::ExitCode;
@@ -55,6 +56,8 @@ pub enum Command {
     Status(status::StatusArgs),
     /// Show the flows of a running rxsteer: where they are, and where they want to be
     Flows(flows::FlowsArgs),
+    /// Show rates, backlogs and the busiest flows of a running rxsteer, again and again
+    Top(top::TopArgs),
     /// Say why a flow is on the CPU where it is
     Explain(explain::ExplainArgs),
     /// Change what a running rxsteer does: CPUs, policy, sizes of tables
@@ -118,6 +121,7 @@ impl Command {
             Self::Reload(args) => args.run(),
             Self::Status(args) => args.run(),
             Self::Flows(args) => args.run(),
+            Self::Top(args) => args.run(),
             Self::Explain(args) => args.run(),
             Self::Set(args) => args.run(),
             Self::Detach(args) => args.run(),

@@ -64,6 +64,7 @@ impl<'a> Reader<'a> {
         let limit = query.limit.min(LIMIT_MAX);
         let mut most = BinaryHeap::new();
         let mut total = 0;
+        let recent = self.recent(query.within)?;
         for table in 0..self.datapath.nr_tables() {
             let shared = self.is_shared(table);
             let other = |device: &str| query.device.as_ref().is_some_and(|d| *d != device);
@@ -77,7 +78,8 @@ impl<'a> Reader<'a> {
                     Most::Packets => Some(flow.nr_packets),
                     Most::Dropped => Some(flow.nr_dropped).filter(|dropped| *dropped > 0),
                 };
-                let Some(rank) = rank.filter(|_| queue::in_use(&queue.counters, &flow)) else {
+                let listed = |_: &u32| queue::in_use(&queue.counters, &flow) && recent(&flow);
+                let Some(rank) = rank.filter(listed) else {
                     continue;
                 };
                 if shared && other(self.device_of(queue, slot)) {
@@ -105,6 +107,17 @@ impl<'a> Reader<'a> {
             flows: flows.collect::<Result<_>>()?,
             total,
             slots: u64::from(per_queue) * u64::from(self.datapath.nr_tables()),
+        })
+    }
+
+    /// Whether a flow has had a packet in this time. Times of packets that come meanwhile are later
+    /// than the present one, which is read once.
+    fn recent(&self, within: Option<Duration>) -> Result<impl Fn(&rps_dev_flow) -> bool> {
+        let (now, tick) = (self.datapath.jiffies()?, tick()?);
+        let ticks = within.map(|time| time.div_duration_f64(tick));
+        Ok(move |flow: &rps_dev_flow| {
+            let idle = now.wrapping_sub(flow.last_seen).cast_signed();
+            ticks.is_none_or(|ticks| f64::from(idle) <= ticks)
         })
     }
 

@@ -10,6 +10,7 @@ pub mod mutate;
 pub mod pinned;
 pub mod process;
 pub mod scrape;
+pub mod terminal;
 pub mod threads;
 pub mod transfer;
 
