@@ -10,6 +10,7 @@
 
 #include "core/backlog.h"
 #include "core/tables.h"
+#include "core/wait.h"
 #include "kernel.h"
 #include "maps.h"
 #include "types.h"
@@ -90,7 +91,7 @@ static __noinline int backlog_learn(__u32 map_id)
 }
 
 /* The backlog that the current kthread serves, or NULL if the cpumap is not rxsteer's. */
-static __always_inline struct backlog *backlog_current(__u32 map_id)
+static __always_inline const struct backlog_id *backlog_current(__u32 map_id)
 {
 	__u64 task = bpf_get_current_task();
 	struct backlog_id *id = bpf_map_lookup_elem(&backlog_kthreads, &task);
@@ -101,7 +102,20 @@ static __always_inline struct backlog *backlog_current(__u32 map_id)
 		if (!id || id->map_id != map_id)
 			return NULL;
 	}
-	return bpf_map_lookup_elem(&backlogs, &id->index);
+	return id;
+}
+
+/* As backlog_dequeue(), for the backlog with this index; ends the sample whose frame is among
+ * these. */
+static __always_inline void backlog_dequeue_timed(struct backlog *b, __u32 index, __u32 n,
+						  bool gro_empty, __u64 jiffies)
+{
+	struct backlog_wait *w = bpf_map_lookup_elem(&backlog_waits, &index);
+	bool pending = w && wait_is_pending(w);
+
+	backlog_dequeue(b, n, gro_empty, jiffies);
+	if (unlikely(pending) && wait_is_over(w, b))
+		wait_end(w, b, bpf_ktime_get_ns());
 }
 
 /* Counts n frames of tail that the kernel did not queue: a full ring, or a failed redirect. */

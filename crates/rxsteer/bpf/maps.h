@@ -116,6 +116,15 @@ struct {
 	__type(value, struct backlog);
 } backlogs SEC(".maps");
 
+/* Indexed as `backlogs`. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct backlog_wait);
+} backlog_waits SEC(".maps");
+
 /* The backlog of a kthread, by task; entered at the kthread's first batch. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

@@ -112,6 +112,23 @@ static __always_inline bool rx_consumer_waits(const struct rx *rx, __u32 cpu)
 	return sock_consumer_waits(rx->hash) || cpu_is_idle(cpu);
 }
 
+/* A global function, as policy_decide(). */
+__noinline int wait_measure(__u32 queue, __u32 cpu)
+{
+	__u32 index = queue * config.nr_cpus + cpu;
+	struct backlog_wait *w = bpf_map_lookup_elem(&backlog_waits, &index);
+	struct backlog *b = backlog_of(queue, cpu);
+
+	if (w && b && !wait_is_pending(w))
+		wait_begin(w, b, bpf_ktime_get_ns());
+	return 0;
+}
+
+static __always_inline void rx_measure_wait(const struct rx *rx, __u32 cpu)
+{
+	wait_measure(rx->queue, cpu);
+}
+
 /* A global function: the verifier checks it once, not once per way of a packet to it. */
 __noinline int policy_decide(__u32 queue, __u32 hash, __u32 slot, __u32 cpu, bool followed)
 {

@@ -19,19 +19,26 @@ SEC("tp_btf/xdp_cpumap_kthread")
 int BPF_PROG(on_cpumap_kthread, int map_id, unsigned int processed, unsigned int drops)
 {
 	struct task_struct *task = (void *)bpf_get_current_task();
+	const struct backlog_id *id;
 	struct backlog *b;
+	__u32 index;
 
 	/* An empty batch changes no count; and a thread that is told to end must not be learnt
 	 * again. */
 	if (!processed)
 		return 0;
-	b = backlog_current(map_id);
+	id = backlog_current(map_id);
+	if (!id)
+		return 0;
+	index = id->index;
+	b = bpf_map_lookup_elem(&backlogs, &index);
 	if (!b)
 		return 0;
 	b->nr_unbuilt += drops;
 	if (unlikely(!b->in_loop))
 		b->in_loop = BPF_CORE_READ(task, __state) == TASK_RUNNING;
-	backlog_dequeue(b, processed, backlog_gro_empty((void *)b->entry), bpf_jiffies64());
+	backlog_dequeue_timed(b, index, processed, backlog_gro_empty((void *)b->entry),
+			      bpf_jiffies64());
 	return 0;
 }
 

@@ -17,6 +17,7 @@ struct shared_types {
 	struct backlog_flushed backlog_flushed;
 	struct backlog_request backlog_request;
 	struct queue_return queue_return;
+	struct backlog_wait backlog_wait;
 	struct rx_queue rx_queue;
 	struct cpu cpu;
 	struct rx_config rx_config;
@@ -32,5 +33,6 @@ struct shared_types {
 	enum rx_verdict rx_verdict;
 	enum rx_pressure rx_pressure;
 	enum load_unit load_unit;
+	enum wait_sample wait_sample;
 };
 const struct shared_types shared_types = {};

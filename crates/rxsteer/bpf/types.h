@@ -232,6 +232,29 @@ struct backlog {
 };
 _Static_assert(sizeof(struct backlog) == 256, "two pairs of cache lines");
 
+/* How the time that frames wait in a backlog is sampled (wait.h). */
+enum wait_sample {
+	WAIT_EVERY = 64,   /* one frame in so many; a power of two */
+	WAIT_BUCKETS = 21, /* of times below 2, 4 ... 2^20 us, and longer ones */
+};
+
+/* The times that frames wait in a backlog. */
+struct backlog_wait {
+	/* The latest sample; written by the queue's NAPI owner. */
+	__u64 nr_begun;
+	__u64 number; /* frames that are dequeued before the sample's */
+	__u64 since;  /* ns of the monotonic clock */
+	__u64 losses; /* wait_losses() then */
+	__u64 pad_producer[4];
+
+	/* Written by what dequeues the frames. */
+	__u64 nr_ended;
+	__u64 nr_left_out; /* of nr_ended: frames were lost meanwhile */
+	__u64 ns;	   /* sum of the samples that were not left out */
+	__u64 nr[WAIT_BUCKETS];
+};
+_Static_assert(sizeof(struct backlog_wait) == 256, "two pairs of cache lines");
+
 /* Bits of backlog.closed: reasons why no flow may want a backlog. */
 enum backlog_closed {
 	BACKLOG_OFFLINE = 1 << 0, /* its CPU is offline, or was and it has not drained since */

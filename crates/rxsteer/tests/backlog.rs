@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A backlog whose thread does not get its CPU: a real-time thread occupies it.
 
+mod common;
+
+use std::mem::offset_of;
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use common::maps::map_of;
+use libbpf_rs::{MapCore, MapFlags};
 use rxlab::bench::setup::mode::Active;
 use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
@@ -17,6 +22,7 @@ use rxsteer::api::status::{Backlog, Queue};
 use rxsteer::daemon::options::Options;
 use rxsteer::host::kthread;
 use rxsteer::host::sched::Class;
+use rxsteer::types::backlog_wait;
 
 /// Flows that begin one after the other, each with a frame. Between two of them is a frame of a flow
 /// that goes on.
@@ -147,6 +153,74 @@ fn new_flows_avoid_a_backlog_without_progress() -> Result<()> {
     // The control.
     assert!(overtaken_in_a_round(false)? > 0);
     Ok(())
+}
+
+/// Samples in this bucket and the next one are of half a second and more.
+const LONG: usize = 19;
+
+/// Number of long samples and of all samples of the backlog of the CPU that is occupied.
+fn samples(active: &Active<'_>) -> Result<[u64; 2]> {
+    let waits = backlog(active)?.waits;
+    Ok([waits.buckets[LONG..].iter().sum(), waits.samples()])
+}
+
+/// A number of the samples of the first queue's backlog for a CPU, as the kernel side has it.
+fn counted(cpu: u32, offset: usize) -> Result<u64> {
+    let map = map_of(std::process::id(), "backlog_waits")?;
+    let value = map.lookup(&cpu.to_ne_bytes(), MapFlags::ANY)?;
+    let value = value.context("an array has all elements")?;
+    Ok(u64::from_ne_bytes(value[offset..offset + 8].try_into()?))
+}
+
+#[test]
+fn a_stall_is_seen_as_a_long_wait() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let active = Active::steer(dut, bed.options(&[OTHER_CPU]))?;
+    let paced = GeneratorConfig::lossless(Frames::Udp(UdpFlows::to(dut, 10)), None).at(RATE);
+    let wire = Generator::start(&bed.link, POLLING_CPU, &paced)?;
+    // The control: while the thread has its CPU, waits are short.
+    until("twenty short waits", || {
+        let [long, all] = samples(&active)?;
+        let now = until("samples", || {
+            let now = samples(&active)?;
+            Ok((now[1] >= all + 20).then_some(now))
+        })?;
+        Ok((now[0] == long).then_some(()))
+    })?;
+    let [before, _] = samples(&active)?;
+    let mut is_seen = false;
+    for _ in 0..ROUNDS {
+        let hog = stall(&active)?;
+        is_seen = until("a long wait, or the end of the round", || {
+            let is_seen = samples(&active)?[0] > before;
+            Ok((is_seen || !hog.runs()).then_some(is_seen))
+        })?;
+        drop(hog);
+        until("it recovers", || {
+            Ok((!backlog(&active)?.stalled).then_some(()))
+        })?;
+        is_seen = is_seen || samples(&active)?[0] > before;
+        if is_seen {
+            break;
+        }
+    }
+    assert!(is_seen, "{:?}", backlog(&active)?.waits);
+
+    let sent = wire.stop()?;
+    at_rest(&active, 0, sent.sent)?;
+    // Nothing was lost: each sample that began is in a bucket.
+    let backlog = backlog(&active)?;
+    let begun = counted(OTHER_CPU, offset_of!(backlog_wait, nr_begun))?;
+    assert_eq!(
+        counted(OTHER_CPU, offset_of!(backlog_wait, nr_left_out))?,
+        0
+    );
+    assert_eq!(backlog.waits.samples(), begun, "{backlog:?}");
+    let due = backlog.terms.redirected.div_ceil(64);
+    assert!((20..=due).contains(&begun), "{backlog:?}");
+    active.stop()
 }
 
 /// Scheduling policy and nice value of a thread.

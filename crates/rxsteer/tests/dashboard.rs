@@ -123,6 +123,7 @@ fn queries_find_what_they_name() -> Result<()> {
             "rxsteer_queue_sent_frames_total",
         ),
         ("sum by (flow) (rxsteer_backlog_stalled)", "flow"),
+        ("sum by (le) (rxsteer_backlog_wait_seconds_count)", "le"),
         ("rxsteer_queue_moves_total{device=\"x\", cpu=\"1\"}", "cpu"),
     ] {
         assert_eq!(unknown(query, &metrics), [wrong], "{query}");

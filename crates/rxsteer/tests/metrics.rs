@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use common::process::{Rxsteer, rxsteer};
-use common::scrape::{ADDRESS, Labels, NEW, after_traffic, parse, promtool, request, scrape};
+use common::scrape::{
+    ADDRESS, Family, Labels, NEW, after_traffic, parse, promtool, request, scrape,
+};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use rxlab::in_lab;
@@ -52,6 +54,45 @@ fn expected(prefix: &str, object: &Value, labels: &Labels) -> Vec<(String, Label
         .collect()
 }
 
+/// The histogram of a CPU's backlogs is that of the only one, of this device.
+fn compare_waits(
+    metrics: &BTreeMap<String, Family>,
+    device: &Value,
+    backlog: &Value,
+) -> Result<()> {
+    const NAME: &str = "rxsteer_backlog_wait_seconds";
+    let labels = labelled(&[("device", device), ("cpu", &backlog["cpu"])]);
+    let of = |suffix: &str| -> Vec<(Labels, f64)> {
+        let samples = metrics[&format!("{NAME}{suffix}")].samples.iter();
+        let own = |is: &Labels| {
+            labels
+                .iter()
+                .all(|(name, value)| is.get(name) == Some(value))
+        };
+        samples.filter(|(is, _)| own(is)).cloned().collect()
+    };
+    let waits = &backlog["waits"];
+    let buckets = waits["buckets"].as_array().context("buckets")?;
+    let is = of("_bucket");
+    assert_eq!(is.len(), buckets.len());
+    let (mut sum, mut bound) = (0.0, 2e-6);
+    for (bucket, (labels, value)) in buckets.iter().zip(is) {
+        sum += bucket.as_f64().context("a number")?;
+        assert_eq!(value, sum, "{labels:?}");
+        match &labels["le"][..] {
+            "+Inf" => assert!(bound > 1.05, "{bound}"),
+            le => assert_eq!(le.parse::<f64>()?, bound),
+        }
+        bound *= 2.0;
+    }
+    assert!(sum > 0.0, "{waits}");
+    let one = |samples: Vec<(Labels, f64)>| samples.first().map(|(_, value)| *value);
+    assert_eq!(one(of("_count")), Some(sum));
+    let ns = waits["sum_ns"].as_f64().context("a sum")?;
+    assert_eq!(one(of("_sum")), Some(ns / 1e9));
+    Ok(())
+}
+
 #[test]
 fn the_metrics_say_what_the_status_says() -> Result<()> {
     in_lab!();
@@ -71,6 +112,7 @@ fn the_metrics_say_what_the_status_says() -> Result<()> {
             let mut labels = labels.clone();
             labels.extend(labelled(&[("cpu", &backlog["cpu"])]));
             should.extend(expected("rxsteer_backlog", backlog, &labels));
+            compare_waits(&metrics, &device["device"], backlog)?;
         }
     }
     let mut compared = BTreeSet::new();
@@ -90,12 +132,17 @@ fn the_metrics_say_what_the_status_says() -> Result<()> {
             .iter()
             .any(|start| name.starts_with(start))
     });
-    // Of a load: busy, polls, polling CPU, pressure; and of the process the limit of backlogs.
+    // Of a load: busy, polls, polling CPU, pressure; and of the process the limit of backlogs. The
+    // histogram has been compared.
     let left: Vec<_> = nr_compared
         .filter(|name| !compared.contains(*name))
         .collect();
     let others = [
         "rxsteer_backlog_limit_frames",
+        "rxsteer_backlog_wait_seconds",
+        "rxsteer_backlog_wait_seconds_bucket",
+        "rxsteer_backlog_wait_seconds_count",
+        "rxsteer_backlog_wait_seconds_sum",
         "rxsteer_queue_busy_ratio",
         "rxsteer_queue_polling_cpu",
         "rxsteer_queue_polls_ratio",
@@ -140,7 +187,7 @@ fn prometheus_accepts_the_metrics() -> Result<()> {
     let metrics = parse(&text)?;
     assert!(metrics.len() > 25, "{:?}", metrics.keys());
     let known = [
-        "cpu", "device", "mode", "policy", "pressure", "queue", "version",
+        "cpu", "device", "le", "mode", "policy", "pressure", "queue", "version",
     ];
     for (labels, _) in metrics.values().flat_map(|family| &family.samples) {
         let unknown = labels.keys().find(|name| !known.contains(&&name[..]));

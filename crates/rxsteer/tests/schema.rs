@@ -25,7 +25,7 @@ fn the_status_is_as_its_schema_says() -> Result<()> {
     assert!(errors.is_empty(), "{errors:?}\n{status}");
     // What may be missing is there.
     for place in [
-        "/devices/0/queues/0/backlogs/0",
+        "/devices/0/queues/0/backlogs/0/waits/half_below_us",
         "/devices/0/queues/0/load/pressure",
     ] {
         ensure!(status.pointer(place).is_some(), "no {place}: {status}");
@@ -36,6 +36,7 @@ fn the_status_is_as_its_schema_says() -> Result<()> {
         ("/devices", json!({})),
         ("/devices/0/queues/0/received", json!(-1)),
         ("/devices/0/queues/0/backlogs/0/cpu", json!(1.5)),
+        ("/devices/0/queues/0/backlogs/0/waits/buckets", json!([1])),
         ("/devices/0/queues/0/load/pressure", json!("heavy")),
         ("/busy_poll", json!(0)),
     ] {

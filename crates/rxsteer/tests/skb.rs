@@ -52,6 +52,13 @@ fn a_plain_veth_needs_no_preparation() -> Result<()> {
     let sums = rxsteer.at_rest()?;
     ensure!(sums.redirected > 0 && sums.lost == 0, "{sums:?}");
     ensure!(sums.delivered == sums.redirected, "{sums:?}");
+    // The first frame of each backlog is measured.
+    for queue in &rxsteer.status()?.devices[0].queues {
+        for backlog in queue.backlogs.iter().filter(|b| b.terms.redirected > 0) {
+            let most = backlog.terms.redirected.div_ceil(64);
+            ensure!((1..=most).contains(&backlog.waits.samples()), "{backlog:?}");
+        }
+    }
     ensure!(rxsteer.stop(Signal::SIGTERM)?.code == Some(0));
     ensure!(carriers(&dut.netns)?.is_empty(), "the carrier stays");
     transfer(&link.tester.netns, &dut.netns, dut.ipv4)

@@ -33,6 +33,9 @@ static struct backlog *rx_backlog(const struct rx *rx, __u32 cpu);
 /* Redirects the packet to the queue's backlog for the CPU. If the backlog does not exist: requests
  * it, and returns false. */
 static bool rx_enqueue(const struct rx *rx, __u32 cpu);
+/* Begins a sample with the frame that enters the queue's backlog for the CPU next, unless another
+ * one is pending (wait.h). */
+static void rx_measure_wait(const struct rx *rx, __u32 cpu);
 /* poll_stamp() of the present poll; marks the poll as the queue's. 0 if this CPU's polls are not
  * counted. */
 static __u64 rx_poll_stamp(const struct rx *rx);

@@ -14,6 +14,7 @@
 #include "env.h"
 #include "tables.h"
 #include "types.h"
+#include "wait.h"
 
 /* ---- INLINE's own backlog ------------------------------------------------- */
 
@@ -206,6 +207,8 @@ static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev
 		if (!backlog_asleep(b))
 			backlog_settle(b, b->tail);
 	}
+	if (unlikely(wait_is_due(b)))
+		rx_measure_wait(rx, cpu);
 	b->tail++;
 	rx_locate(rx, flow, cpu, backlog_entered(b));
 	return RX_REDIRECTED;

@@ -147,6 +147,12 @@ static void rx_flow_new(const struct rx *rx)
 	facts->nr_flows_new++;
 }
 
+static void rx_measure_wait(const struct rx *rx, __u32 cpu)
+{
+	(void)rx;
+	(void)cpu;
+}
+
 static bool rx_consumer_waits(const struct rx *rx, __u32 cpu)
 {
 	(void)rx;
@@ -322,6 +328,30 @@ bool native_backlog_settle(struct rx_facts *f, struct backlog *b, __u32 cpu, __u
 void native_backlog_dequeue(struct backlog *b, __u32 n, __u32 gro_empty, __u64 jiffies)
 {
 	backlog_dequeue(b, n, gro_empty, jiffies);
+}
+
+/* ---- wait.h ----------------------------------------------------------------- */
+
+void native_wait_begin(struct backlog_wait *w, const struct backlog *b, __u64 now)
+{
+	if (wait_is_due(b) && !wait_is_pending(w))
+		wait_begin(w, b, now);
+}
+
+bool native_wait_is_pending(const struct backlog_wait *w)
+{
+	return wait_is_pending(w);
+}
+
+void native_wait_end(struct backlog_wait *w, const struct backlog *b, __u64 now)
+{
+	if (wait_is_over(w, b))
+		wait_end(w, b, now);
+}
+
+__u32 native_wait_bucket(__u64 ns)
+{
+	return wait_bucket(ns);
 }
 
 __u16 native_poll_stamp_cpu(__u64 stamp)

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::flows::Flows;
 use crate::datapath::load::Load;
+use crate::datapath::waits::Waits;
 
 /// Frames meant for other CPUs, by outcome.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -51,6 +52,8 @@ pub struct Backlog {
     /// Its part of the queue's sums.
     #[serde(flatten)]
     pub terms: Terms,
+    /// How long frames have waited there.
+    pub waits: Waits,
 }
 
 /// One receive queue.

@@ -18,6 +18,7 @@ use crate::api::flows::Entry;
 use crate::api::status::{Device, Queue, Status};
 use crate::api::{busy_poll, client};
 use crate::cli::table::{align_left, table};
+use crate::datapath::waits::Waits;
 
 /// Options of `rxsteer status`.
 #[derive(Debug, Args)]
@@ -223,6 +224,8 @@ fn backlogs(device: &Device, dry_run: bool) -> Table {
         "dropped",
         "shed",
         "limited",
+        "half <",
+        "99 % <",
     ];
     if dry_run {
         header.push("would redirect");
@@ -233,8 +236,8 @@ fn backlogs(device: &Device, dry_run: bool) -> Table {
         .iter()
         .flat_map(|q: &Queue| q.backlogs.iter().map(move |b| (q, b)));
     for (q, b) in rows {
-        let mut row = vec![
-            q.queue.into(),
+        let mut row = [
+            u64::from(q.queue),
             b.cpu.into(),
             b.terms.redirected,
             b.terms.delivered,
@@ -244,13 +247,28 @@ fn backlogs(device: &Device, dry_run: bool) -> Table {
             b.terms.dropped,
             b.terms.shed,
             b.terms.limited,
-        ];
+        ]
+        .map(|number| number.to_string())
+        .to_vec();
+        row.extend([b.waits.half_below_us, b.waits.p99_below_us].map(|us| below(&b.waits, us)));
         if dry_run {
-            row.push(b.terms.would_redirect);
+            row.push(b.terms.would_redirect.to_string());
         }
         table.add_row(row);
     }
     table
+}
+
+/// The upper bound of a share of the times, in a suitable unit.
+pub(super) fn below(waits: &Waits, us: Option<u64>) -> String {
+    match us {
+        Some(us @ 0..1000) => format!("{us} us"),
+        Some(us @ 1000..10_000) => format!("{:.1} ms", us as f64 / 1e3),
+        Some(us @ 10_000..1_000_000) => format!("{:.0} ms", us as f64 / 1e3),
+        Some(us) => format!("{:.1} s", us as f64 / 1e6),
+        None if waits.samples() == 0 => "-".to_owned(),
+        None => "longer".to_owned(),
+    }
 }
 
 /// The loads of queues with policies that depend on the load.
@@ -302,6 +320,7 @@ mod tests {
     use crate::api::status::{Backlog, Terms};
     use crate::cli::flows;
     use crate::datapath::load::{Load, Pressure};
+    use crate::datapath::waits::BUCKETS;
 
     fn status(queue: Queue, dropped_flows: Option<Flows>) -> Status {
         Status {
@@ -327,6 +346,29 @@ mod tests {
         }
     }
 
+    /// Samples of 8 to 16 us and of 16 to 33 ms.
+    fn waits(short: u64, long: u64) -> Waits {
+        let mut buckets = [0; BUCKETS];
+        (buckets[3], buckets[14]) = (short, long);
+        Waits::new(buckets, 0)
+    }
+
+    #[test]
+    fn bounds_have_the_unit_that_suits_them() {
+        for (us, text) in [
+            (Some(2), "2 us"),
+            (Some(512), "512 us"),
+            (Some(2048), "2.0 ms"),
+            (Some(1 << 14), "16 ms"),
+            (Some(1 << 19), "524 ms"),
+            (Some(1 << 20), "1.0 s"),
+            (None, "longer"),
+        ] {
+            assert_eq!(below(&waits(1, 0), us), text);
+        }
+        assert_eq!(below(&Waits::default(), None), "-");
+    }
+
     #[test]
     fn what_was_dropped_and_for_whom() {
         let terms = Terms {
@@ -350,6 +392,7 @@ mod tests {
                 cpu: 1,
                 stalled: true,
                 terms,
+                waits: waits(98, 2),
             }],
             ..Queue::default()
         };
@@ -371,8 +414,8 @@ eth0 (native mode)
  queue  CPUs  received  inline  redirected  dropped  shed  limited  no flow  moves  held
      0     1        97      50          40        0     0        7        0      0     0
 
- queue  to CPU  redirected  delivered  lost  vanished  queued  dropped  shed  limited
-     0       1          40         40     0         0       0        0     0        7
+ queue  to CPU  redirected  delivered  lost  vanished  queued  dropped  shed  limited  half <  99 % <
+     0       1          40         40     0         0       0        0     0        7   16 us   33 ms
 
  queue  polled on       load  busy  in polls
      0      CPU 0  saturated  97 %      61 %

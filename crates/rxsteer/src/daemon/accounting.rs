@@ -52,6 +52,7 @@ impl Queue {
                     cpu,
                     stalled: b.closed & u64::from(backlog_closed::BACKLOG_STALLED.0) != 0,
                     terms,
+                    waits: datapath.waits(index, cpu),
                 });
             }
         }

@@ -31,6 +31,7 @@ use super::rps_map::RpsMap;
 use super::shared::{constants, lend_maps, set_constants};
 use super::sockets::Sockets;
 use super::tables::Tables;
+use super::waits::Waits;
 use crate::bpf::open;
 use crate::bpf::socket_skel::SocketSkelBuilder;
 use crate::bpf::trace_skel::{TraceSkel, TraceSkelBuilder};
@@ -40,7 +41,9 @@ use crate::host::device::RxMode;
 use crate::host::kthread;
 use crate::host::softnet;
 use crate::host::topology::Topology;
-use crate::types::{self, backlog, cpu, rx_config, rx_load, rx_policy, rx_pressure, rx_queue};
+use crate::types::{
+    self, backlog, backlog_wait, cpu, rx_config, rx_load, rx_policy, rx_pressure, rx_queue,
+};
 
 /// The first epoch; 0 is the epoch of unset slots.
 pub(super) const FIRST_EPOCH: u16 = 1;
@@ -63,6 +66,7 @@ pub struct Datapath {
     foreign_frames: Mapped<u64>,
     rps_maps: Mapped<types::rps_map>,
     pub(super) backlog_counts: Mapped<backlog>,
+    backlog_waits: Mapped<backlog_wait>,
     pub(super) tables: Tables,
     pub(super) config: Config,
     pub(super) epoch: u16,
@@ -107,6 +111,7 @@ impl Datapath {
             maps.rps_maps.set_max_entries(nr_queues)?;
             maps.foreign_frames.set_max_entries(nr_queues)?;
             maps.backlogs.set_max_entries(nr_queues * nr_cpus)?;
+            maps.backlog_waits.set_max_entries(nr_queues * nr_cpus)?;
             maps.backlog_kthreads.set_max_entries(nr_queues * nr_cpus)?;
             maps.cpumaps.set_max_entries(nr_queues)?;
             maps.cpumap_queues.set_max_entries(nr_queues)?;
@@ -222,6 +227,7 @@ impl Datapath {
                 Some(_) => Backlogs::adopt(cpumaps, nr_cpus, config)?,
             }),
             backlog_counts: Mapped::of(&trace.maps.backlogs)?,
+            backlog_waits: Mapped::of(&trace.maps.backlog_waits)?,
             foreign_frames: Mapped::of(&trace.maps.foreign_frames)?,
             rx_queues,
             rps_maps,
@@ -470,6 +476,11 @@ impl Datapath {
     /// existed.
     pub fn backlog(&self, queue: u32, cpu: u32) -> backlog {
         self.backlog_counts.get(queue * self.nr_cpus + cpu)
+    }
+
+    /// How long frames have waited in the queue's backlog for `cpu`.
+    pub fn waits(&self, queue: u32, cpu: u32) -> Waits {
+        Waits::from(&self.backlog_waits.get(queue * self.nr_cpus + cpu))
     }
 
     /// The name of the kernel thread of the queue's backlog for `cpu`, if it exists.

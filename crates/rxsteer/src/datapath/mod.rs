@@ -29,6 +29,7 @@ mod sockets;
 pub mod tables;
 mod value;
 mod visit;
+pub mod waits;
 
 pub use backlogged::{Backlogged, Drain};
 pub use config::{

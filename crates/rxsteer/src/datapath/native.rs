@@ -6,8 +6,8 @@ use std::net::{IpAddr, SocketAddr};
 use super::config::InlinePorts;
 use crate::types::rx_facts;
 use crate::types::{
-    backlog, flow_key, flow_result, flow_secret, load_unit, rps_dev_flow, rps_map, rx_queue,
-    rx_verdict,
+    backlog, backlog_wait, flow_key, flow_result, flow_secret, load_unit, rps_dev_flow, rps_map,
+    rx_queue, rx_verdict,
 };
 
 unsafe extern "C" {
@@ -90,6 +90,10 @@ unsafe extern "C" {
         cpu: u32,
         flushed: u64,
     ) -> bool;
+    fn native_wait_begin(w: *mut backlog_wait, b: *const backlog, now: u64);
+    fn native_wait_is_pending(w: *const backlog_wait) -> bool;
+    fn native_wait_end(w: *mut backlog_wait, b: *const backlog, now: u64);
+    fn native_wait_bucket(ns: u64) -> u32;
     fn native_backlog_dequeue(b: *mut backlog, n: u32, gro_empty: u32, jiffies: u64);
     fn native_poll_stamp_cpu(stamp: u64) -> u16;
 }
@@ -365,6 +369,32 @@ pub fn backlog_settle(
 pub fn backlog_dequeue(b: &mut backlog, n: u32, gro_empty: bool, jiffies: u64) {
     // SAFETY: the callee only writes the backlog.
     unsafe { native_backlog_dequeue(b, n, gro_empty.into(), jiffies) }
+}
+
+/// Begins a sample at `now`, in ns, with the frame that enters the backlog next, if one is due and
+/// none is pending (wait.h).
+pub fn wait_begin(w: &mut backlog_wait, b: &backlog, now: u64) {
+    // SAFETY: the callee only writes the sample.
+    unsafe { native_wait_begin(w, b, now) }
+}
+
+/// Whether a sample is pending (wait.h).
+pub fn wait_is_pending(w: &backlog_wait) -> bool {
+    // SAFETY: the callee only reads.
+    unsafe { native_wait_is_pending(w) }
+}
+
+/// Ends a pending sample at `now`, in ns, if its frame has been dequeued (wait.h). Before these frames
+/// were counted by [`backlog_dequeue`], [`wait_is_pending`] must have been true.
+pub fn wait_end(w: &mut backlog_wait, b: &backlog, now: u64) {
+    // SAFETY: the callee only writes the sample.
+    unsafe { native_wait_end(w, b, now) }
+}
+
+/// The bucket of a time in ns (wait.h).
+pub fn wait_bucket(ns: u64) -> u32 {
+    // SAFETY: no memory is involved.
+    unsafe { native_wait_bucket(ns) }
 }
 
 /// The CPU that ran the poll with this stamp, which must not be zero (tables.h).

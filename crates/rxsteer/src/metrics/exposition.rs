@@ -20,6 +20,7 @@ use schemars::JsonSchema;
 
 use crate::api::status::{Backlog, Device, Queue, Status, Terms};
 use crate::datapath::load::{Load, Pressure};
+use crate::datapath::waits::{Waits, bound_us};
 
 /// The label `device` of the queues that devices in skb mode share. The name of the device that has
 /// their account in `rxsteer status` would change whenever this device goes. No device can have a
@@ -193,6 +194,7 @@ impl Collector for Exposition {
             .map(|(labels, b)| (labels.clone(), &b.terms));
         encode(out, &BACKLOG, &terms.collect::<Vec<_>>())?;
         encode(out, &*STALLED, &backlogs)?;
+        waits(out, &status.devices)?;
         let loads = queues.into_iter();
         let loads = loads.filter_map(|(labels, q)| Some((labels, q.load.as_ref()?)));
         let loads: Vec<_> = loads.collect();
@@ -254,6 +256,33 @@ fn info(
 ) -> fmt::Result {
     let info = Info::new(vec![(label, value.to_owned())]);
     info.encode(out.encode_descriptor(name, help, None, info.metric_type())?)
+}
+
+/// How long frames have waited, over the queues of a device: fewer series than for each backlog.
+fn waits(out: &mut DescriptorEncoder<'_>, devices: &[Device]) -> fmt::Result {
+    let mut sums = BTreeMap::<Labels, Waits>::new();
+    for device in devices {
+        for backlog in device.queues.iter().flat_map(|q| &q.backlogs) {
+            let labels = vec![device_label(device), ("cpu", backlog.cpu.to_string())];
+            *sums.entry(labels).or_default() += &backlog.waits;
+        }
+    }
+    let help = "Time that frames wait in the backlogs for a CPU, by samples: one frame in 64.";
+    let kind = MetricType::Histogram;
+    let mut family = out.encode_descriptor("backlog_wait_seconds", help, None, kind)?;
+    for (labels, waits) in &sums {
+        let buckets = waits.buckets.iter().enumerate().map(|(bucket, number)| {
+            let bound = bound_us(bucket).map_or(f64::INFINITY, |us| us as f64 / 1e6);
+            (bound, *number)
+        });
+        family.encode_family(labels)?.encode_histogram::<Labels>(
+            waits.sum_ns as f64 / 1e9,
+            waits.samples(),
+            &buckets.collect::<Vec<_>>(),
+            None,
+        )?;
+    }
+    Ok(())
 }
 
 fn device_label(device: &Device) -> (&'static str, String) {

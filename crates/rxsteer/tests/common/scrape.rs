@@ -62,7 +62,7 @@ pub fn scrape(netns: &Netns) -> Result<String> {
 
 pub type Labels = BTreeMap<String, String>;
 
-/// A metric with all its series.
+/// A metric with all its series; of a histogram, those of each of its suffixes.
 #[derive(Debug, Default)]
 pub struct Family {
     pub kind: String,
@@ -86,7 +86,10 @@ pub fn parse(text: &str) -> Result<BTreeMap<String, Family>> {
             if let Some(of) = line.strip_prefix("# TYPE ") {
                 let (name, kind) = of.split_once(' ').context("a name without TYPE")?;
                 ensure!(helped.as_deref() == Some(name), "TYPE without HELP");
-                ensure!(["counter", "gauge"].contains(&kind), "another type");
+                ensure!(
+                    ["counter", "gauge", "histogram"].contains(&kind),
+                    "another type"
+                );
                 ensure!(name.starts_with("rxsteer_"), "another prefix");
                 ensure!(name.ends_with("_total") == (kind == "counter"), "a suffix");
                 let kind = kind.to_owned();
@@ -98,9 +101,18 @@ pub fn parse(text: &str) -> Result<BTreeMap<String, Family>> {
             }
             let (series, value) = line.rsplit_once(' ').context("no value")?;
             let (name, labels) = series.split_once('{').unwrap_or((series, "}"));
-            ensure!(now.as_deref() == Some(name), "a sample without TYPE");
+            let of = now.as_deref().context("a sample without TYPE")?;
+            let suffix = name.strip_prefix(of).context("a sample without TYPE")?;
+            let kind = families[of].kind.clone();
+            let suffixes = match &kind[..] {
+                "histogram" => &["_bucket", "_sum", "_count"][..],
+                _ => &[""],
+            };
+            ensure!(suffixes.contains(&suffix), "a sample without TYPE");
             let labels = self::labels(labels)?;
-            let samples = &mut families.get_mut(name).expect("it is the last").samples;
+            let family = families.entry(name.to_owned()).or_default();
+            family.kind = kind;
+            let samples = &mut family.samples;
             let twice = samples.iter().any(|(others, _)| *others == labels);
             ensure!(!twice, "a series occurs twice");
             samples.push((labels, value.parse().context("not a number")?));

@@ -32,6 +32,16 @@ pub fn maybe(rate: Option<f64>) -> String {
     rate.map_or("-".to_owned(), figure)
 }
 
+/// A time in us, which is an upper bound; `None` is longer than a second.
+pub fn time(us: Option<u64>) -> String {
+    match us {
+        Some(us @ 0..1000) => format!("{us}us"),
+        Some(us @ 1000..1_000_000) => format!("{}ms", us / 1000),
+        Some(us) => format!("{:.1}s", us as f64 / 1e6),
+        None => ">1s".to_owned(),
+    }
+}
+
 /// The power of ten of a rate as one character; a dot for none.
 pub fn magnitude(rate: f64) -> char {
     match rate {
@@ -73,6 +83,22 @@ mod tests {
         }
         assert_eq!([0, 999, 1000].map(count), ["0", "999", "1.00k"]);
         assert_eq!([None, Some(7.0)].map(maybe), ["-", "7.0"]);
+    }
+
+    #[test]
+    fn times_fit() {
+        let bounds = [
+            Some(2),
+            Some(512),
+            Some(2048),
+            Some(1 << 19),
+            Some(1 << 20),
+            None,
+        ];
+        assert_eq!(
+            bounds.map(time),
+            ["2us", "512us", "2ms", "524ms", "1.0s", ">1s"]
+        );
     }
 
     #[test]

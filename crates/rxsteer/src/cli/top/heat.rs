@@ -7,7 +7,7 @@ use ratatui::style::Style;
 use ratatui::text::Text;
 use ratatui::widgets::{self, Table};
 
-use super::figures::{WIDTH, count, figure, magnitude};
+use super::figures::{WIDTH, count, figure, magnitude, time};
 use super::keys::{Focus, State};
 use super::model::{Cell, Row, View};
 use super::palette::Palette;
@@ -21,7 +21,7 @@ const NUMBER: u16 = 6;
 const NUMBERS: [&str; 5] = ["recv/s", "drop/s", "queued", "move/s", "INLINE"];
 
 /// Lines below the queues, with sums over them.
-const SUMS: usize = 2;
+const SUMS: usize = 3;
 
 /// How a backlog's rate is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -130,7 +130,7 @@ impl<'a> Plan<'a> {
             right(figure(rates.inline)).style(palette.heat(rates.inline, largest)),
         ];
         let cells = self.cpus.iter().map(|cpu| {
-            let cell = row.cells.get(cpu).copied().unwrap_or_default();
+            let cell = row.cells.get(cpu).cloned().unwrap_or_default();
             let text = match cell.stalled {
                 true => "!".to_owned(),
                 false => self.rate(cell.redirected),
@@ -149,7 +149,7 @@ impl<'a> Plan<'a> {
         text: impl Fn(&Cell) -> (String, Style),
     ) -> widgets::Row<'static> {
         let cells = self.cpus.iter().map(|cpu| {
-            let (text, style) = text(&view.totals.get(cpu).copied().unwrap_or_default());
+            let (text, style) = text(&view.totals.get(cpu).cloned().unwrap_or_default());
             right(text).style(style)
         });
         let label = widgets::Cell::from(name.to_owned());
@@ -210,7 +210,17 @@ pub fn draw(frame: &mut Frame<'_>, area: Rect, view: &View, state: &mut State, p
         };
         (plan.rate(cell.dropped), style)
     });
-    let lines = view.rows[shown].iter().map(queue).chain([queued, dropped]);
+    let waits = plan.sums("99 % <", view, |cell| {
+        let text = match (plan.scale, cell.waits.samples(), cell.waits.p99_below_us) {
+            (_, 0, _) => "·".to_owned(),
+            (Scale::Figures, _, us) => time(us),
+            // Longer ones are those of seconds.
+            (Scale::Magnitudes, _, us) => magnitude(us.unwrap_or(1_000_000) as f64).to_string(),
+        };
+        (text, Style::new())
+    });
+    let sums = [queued, dropped, waits];
+    let lines = view.rows[shown].iter().map(queue).chain(sums);
     let table = Table::new(lines, plan.widths())
         .header(plan.header(palette))
         .column_spacing(1);

@@ -9,6 +9,7 @@ use std::time::Instant;
 use super::flows::{self, FlowRow};
 use crate::api::flows::Flows;
 use crate::api::status::{Backlog, Device, Queue, Status, Terms};
+use crate::datapath::waits::Waits;
 use crate::host::cpumask::CpuMask;
 
 /// The answers of a running rxsteer at one time.
@@ -51,7 +52,7 @@ impl AddAssign for Rates {
 }
 
 /// A queue's backlog for a CPU.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Cell {
     /// Frames redirected into it, per second.
     pub redirected: f64,
@@ -61,14 +62,17 @@ pub struct Cell {
     pub queued: u64,
     /// Frames wait there without progress.
     pub stalled: bool,
+    /// How long frames have waited in it, in the interval.
+    pub waits: Waits,
 }
 
-impl AddAssign for Cell {
-    fn add_assign(&mut self, b: Self) {
+impl AddAssign<&Self> for Cell {
+    fn add_assign(&mut self, b: &Self) {
         self.redirected += b.redirected;
         self.dropped += b.dropped;
         self.queued += b.queued;
         self.stalled |= b.stalled;
+        self.waits += &b.waits;
     }
 }
 
@@ -119,7 +123,13 @@ fn increase(before: u64, now: u64) -> f64 {
     now.saturating_sub(before) as f64
 }
 
-fn cell(before: &Terms, now: &Backlog, seconds: f64) -> Cell {
+fn cell(before: Option<&Backlog>, now: &Backlog, seconds: f64) -> Cell {
+    let none = Backlog::default();
+    let Backlog {
+        terms: before,
+        waits,
+        ..
+    } = before.unwrap_or(&none);
     let terms = &now.terms;
     let dropped = |t: &Terms| t.dropped + t.shed + t.limited;
     Cell {
@@ -127,6 +137,7 @@ fn cell(before: &Terms, now: &Backlog, seconds: f64) -> Cell {
         dropped: increase(dropped(before), dropped(terms)) / seconds,
         queued: terms.queued,
         stalled: now.stalled,
+        waits: now.waits.since(waits),
     }
 }
 
@@ -138,8 +149,7 @@ fn row(device: &str, before: Option<&Queue>, now: &Queue, seconds: f64) -> Row {
         .unwrap_or(&none);
     let cell = |now: &Backlog| {
         let same = before.backlogs.iter().find(|b| b.cpu == now.cpu);
-        let terms = same.map_or(Terms::default(), |b| b.terms.clone());
-        (now.cpu, cell(&terms, now, seconds))
+        (now.cpu, cell(same, now, seconds))
     };
     let rate = |of: fn(&Queue) -> u64| increase(of(before), of(now)) / seconds;
     Row {
@@ -222,7 +232,7 @@ impl View {
         for row in &rows {
             rates += row.rates;
             for (cpu, cell) in &row.cells {
-                *totals.entry(*cpu).or_default() += *cell;
+                *totals.entry(*cpu).or_default() += cell;
             }
         }
         let mode = |d: &&Device| format!("{} {}", d.device, d.mode);
@@ -249,6 +259,7 @@ pub mod tests {
 
     use super::*;
     use crate::cli::flows::tests::entry;
+    use crate::datapath::waits::BUCKETS;
 
     /// A queue that has received and redirected these numbers of frames, to CPU 3.
     pub fn queue(queue: u32, received: u64, redirected: u64) -> Queue {
@@ -306,6 +317,13 @@ pub mod tests {
         }
     }
 
+    /// Samples of 8 to 16 us and of 16 to 33 ms.
+    fn buckets(short: u64, long: u64) -> [u64; BUCKETS] {
+        let mut buckets = [0; BUCKETS];
+        (buckets[3], buckets[14]) = (short, long);
+        buckets
+    }
+
     fn view(before: &Sample, now: &Sample) -> View {
         View::between(before, now, None).expect("two samples of one process")
     }
@@ -313,16 +331,14 @@ pub mod tests {
     #[test]
     fn rates_are_differences_by_time() {
         let start = Instant::now();
-        let before = sample(
-            start,
-            0,
-            vec![device("eth0", vec![queue(0, 1000, 900)])],
-            10,
-        );
+        let mut earlier = queue(0, 1000, 900);
+        earlier.backlogs[0].waits = Waits::new(buckets(90, 0), 0);
+        let before = sample(start, 0, vec![device("eth0", vec![earlier])], 10);
         let mut later = queue(0, 5000, 4500);
         later.moves = 10;
         later.sums.shed = 20;
         later.backlogs[0].terms.shed = 20;
+        later.backlogs[0].waits = Waits::new(buckets(100, 2), 0);
         let now = sample(start, 2, vec![device("eth0", vec![later])], 30);
         let view = view(&before, &now);
         assert_eq!(view.seconds, 2.0);
@@ -340,12 +356,13 @@ pub mod tests {
             dropped: 10.0,
             queued: 12,
             stalled: false,
+            waits: Waits::new(buckets(10, 2), 0),
         };
         let row = Row {
             name: "eth0:0".to_owned(),
             rates: expected,
             queued: 12,
-            cells: [(3, cell)].into(),
+            cells: [(3, cell.clone())].into(),
         };
         assert_eq!(view.rows, [row]);
         assert_eq!(view.totals, [(3, cell)].into());

@@ -39,7 +39,8 @@ left right   scroll CPUs
 
 A queue's line: frames received, dropped in XDP, waiting in backlogs,
 moves of flows, frames processed INLINE, and those that go to each CPU.
-! is a backlog without progress. - is a rate that is not known yet.";
+! is a backlog without progress. - is a rate that is not known yet.
+99 % <: 99 % of the frames waited for less in the CPU's backlogs.";
 
 /// What is shown.
 #[derive(Debug, Default)]
@@ -231,9 +232,11 @@ mod tests {
     use ratatui::style::Color;
 
     use super::*;
+    use crate::api::status::Queue;
     use crate::cli::top::flows::Sort;
     use crate::cli::top::model::Sample;
     use crate::cli::top::model::tests::{device, queue, sample};
+    use crate::datapath::waits::{BUCKETS, Waits};
 
     fn state() -> State {
         State::new(Duration::from_secs(1))
@@ -243,7 +246,13 @@ mod tests {
     fn shown(queues: u32) -> Shown {
         let start = Instant::now();
         let at = |seconds, received| {
-            let queues = (0..queues).map(|q| queue(q, received, received / 2));
+            let waits = |mut queue: Queue| {
+                let mut buckets = [0; BUCKETS];
+                buckets[3] = received;
+                queue.backlogs[0].waits = Waits::new(buckets, 0);
+                queue
+            };
+            let queues = (0..queues).map(|q| waits(queue(q, received, received / 2)));
             sample(
                 start,
                 seconds,
@@ -299,6 +308,7 @@ eth0:0      250k      0     12      0   125k     ·  125k
 eth0:1      250k      0     12      0   125k     ·  125k
 queued                                           ·    24
 dropped/s                                        ·     ·
+99 % <                                           ·  16us
 1 of 9 flows by rate
 flow                                        pkts/s drop/s move/s   is at   wants
 udp/192.0.2.1:1024/9                          250k      0      0   CPU 3   CPU 3";
@@ -317,7 +327,7 @@ udp/192.0.2.1:1024/9                          250k      0      0   CPU 3   CPU 3
             "{text}"
         );
         let flow = "CPU 3   CPU 3       eth0     2    251k       0   12 ms application on CPU 3";
-        assert!(lines[10].ends_with(flow), "{text}");
+        assert!(lines[11].ends_with(flow), "{text}");
         assert_eq!(lines[49], KEYS);
     }
 
@@ -325,16 +335,16 @@ udp/192.0.2.1:1024/9                          250k      0      0   CPU 3   CPU 3
     fn what_does_not_fit_is_scrolled_to() {
         let (shown, mut state) = (shown(64), state());
         let text = lines((80, 24), &shown, &mut state).join("\n");
-        assert!(text.contains("queues 1-12 of 64"), "{text}");
+        assert!(text.contains("queues 1-11 of 64"), "{text}");
         assert!(
-            text.contains("eth0:11 ") && !text.contains("eth0:12 "),
+            text.contains("eth0:10 ") && !text.contains("eth0:11 "),
             "{text}"
         );
         state.first_queue = 1000;
         let text = lines((80, 24), &shown, &mut state).join("\n");
-        assert!(text.contains("queues 53-64 of 64"), "{text}");
+        assert!(text.contains("queues 54-64 of 64"), "{text}");
         assert!(text.contains("eth0:63 "), "{text}");
-        assert_eq!(state.first_queue, 52);
+        assert_eq!(state.first_queue, 53);
     }
 
     #[test]
