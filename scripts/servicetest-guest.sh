@@ -93,7 +93,9 @@ echo "started: ready when it steers"
 send
 received() { [ "$(counter received)" -ge 1000 ]; }
 until_true "1000 frames are received" received
-[ "$(counter redirected)" -gt 0 ] || fail "no frame is redirected: $(rxsteer status)"
+# The first frames only ask for a backlog, which a busy machine makes late.
+redirects() { send && [ "$(counter redirected)" -gt 0 ]; }
+until_true "frames are redirected" redirects
 [ "$(offload)" = off ] || fail "the other end still leaves checksums out"
 echo "steers: $(counter received) frames received, $(counter redirected) redirected"
 
