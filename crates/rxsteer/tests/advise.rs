@@ -100,21 +100,40 @@ fn light_traffic_needs_no_steering() -> Result<()> {
     for no_attach in [false, true] {
         let mut args = vec![&name[..], "--seconds=0.5"];
         args.extend(no_attach.then_some("--no-attach"));
-        let mut answers = Vec::new();
+        let mut reasons = Vec::new();
         let mut room = None;
-        while room.is_none() && answers.len() < TRIES {
-            let answer = answer(&bed, &args);
-            let has_room = |a: &&Value| a["verdict"]["reason"] == "room";
-            room = answer.as_ref().ok().filter(has_room).cloned();
-            answers.push(answer);
+        while room.is_none() && reasons.len() < TRIES {
+            let answer = answer(&bed, &args)?;
+            let reason = answer["verdict"]["reason"].as_str().unwrap_or_default();
+            reasons.push(reason.to_owned());
+            ensure!(
+                answer["command"].is_null() && answer["ratio"] == 1.0,
+                "{answer}"
+            );
+            // The generator has the lowest priority, and may not have run.
+            if reason == "no-traffic" {
+                continue;
+            }
+            // Without a dry run, the system time of a CPU with a NAPI thread counts as polls.
+            let others = ["not-receiving", if no_attach { "no-time" } else { "" }];
+            ensure!(reason == "room" || others.contains(&reason), "{answer}");
+            let watched = &answer["devices"][0];
+            ensure!(watched["dry_run"].is_null() == no_attach, "{answer}");
+            ensure!(answer["flows"].is_null() == no_attach, "{answer}");
+            if !no_attach {
+                // Flows that share a slot count once, and some may not have had a packet.
+                let number = answer["flows"]["number"].as_u64();
+                ensure!((Some(1)..=Some(64)).contains(&number), "{answer}");
+                ensure!(answer["pollers"][0]["cpu"] == POLLING_CPU, "{answer}");
+            }
+            if reason == "room" {
+                room = Some(answer);
+            }
         }
         let Some(answer) = room else {
-            let reason = |answer: Result<Value>| Ok(answer?["verdict"]["reason"].to_string());
-            let reasons: Vec<String> = answers.into_iter().map(reason).collect::<Result<_>>()?;
-            ensure!(!reasons.iter().any(|r| r.contains("gain")), "{reasons:?}");
-            let busy = "CPU 0 had no time left beside light traffic: the machine is busy";
-            not_run(test_name!(), busy);
-            break;
+            let busy = format!("CPU 0 had no time left beside light traffic: {reasons:?}");
+            not_run(test_name!(), &busy);
+            continue;
         };
         let sentence = answer["sentence"].as_str().unwrap_or_default();
         ensure!(
@@ -122,16 +141,6 @@ fn light_traffic_needs_no_steering() -> Result<()> {
                 && sentence.ends_with("steering would add a hop and gain nothing"),
             "{sentence}"
         );
-        ensure!(
-            answer["command"].is_null() && answer["ratio"] == 1.0,
-            "{answer}"
-        );
-        let dry_run = &answer["devices"][0]["dry_run"];
-        ensure!(dry_run.is_null() == no_attach, "{answer}");
-        ensure!(answer["flows"].is_null() == no_attach, "{answer}");
-        if !no_attach {
-            ensure!(answer["flows"]["number"] == 64, "{answer}");
-        }
     }
     generator.stop()?;
     receiver.stop()?;
@@ -147,7 +156,7 @@ fn a_flood_of_many_flows_is_worth_it() -> Result<()> {
     let mut answers = Vec::new();
     let mut yes = None;
     for _ in 0..TRIES {
-        let answer = answer(&bed, &[name, "--seconds=1"])?;
+        let answer = answer(&bed, &[name, "--seconds=1", "--mode=native"])?;
         if answer["verdict"]["reason"] == "gain" {
             yes = Some(answer);
             break;
@@ -169,7 +178,10 @@ fn a_flood_of_many_flows_is_worth_it() -> Result<()> {
     );
     ensure!(answer["ratio"].as_f64() >= Some(1.1), "{answer}");
     let command = answer["command"].as_str().unwrap_or_default();
-    ensure!(command == format!("rxsteer run {name}"), "{answer}");
+    ensure!(
+        command == format!("rxsteer run {name} --mode native"),
+        "{answer}"
+    );
     ensure!(answer["pollers"][0]["cpu"] == POLLING_CPU, "{answer}");
     Ok(())
 }
@@ -210,7 +222,10 @@ fn kernel_rps_is_left_alone() -> Result<()> {
     ensure!(why.contains("kernel RPS is on"), "{answer}");
     // With time left on all CPUs there is an answer, else none.
     let reason = answer["verdict"]["reason"].as_str().unwrap_or_default();
-    ensure!(["room", "kernel-rps"].contains(&reason), "{answer}");
+    ensure!(
+        ["room", "kernel-rps", "no-traffic"].contains(&reason),
+        "{answer}"
+    );
     generator.stop()?;
     receiver.stop()?;
     Ok(())

@@ -9,7 +9,7 @@ use anyhow::Result;
 use indexmap::IndexMap;
 use rxsteer::cli::advise::advise;
 use rxsteer::cli::advise::asked::Asked;
-use rxsteer::daemon::options::RpsCpus;
+use rxsteer::daemon::options::{self, RpsCpus};
 
 use crate::bench::experiment::{
     CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Unfit, Values, detail, fit, headline,
@@ -167,6 +167,7 @@ impl Advise {
             let asked = Asked {
                 time,
                 cpus: &cpus,
+                mode: options::Mode::Native,
                 attach: true,
                 pause: &|time| {
                     sleep(time);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Result;
 
-use crate::daemon::options::RpsCpus;
+use crate::daemon::options::{Mode, RpsCpus};
 
 /// A stop signal came before the time was over.
 #[derive(Debug, thiserror::Error)]
@@ -18,6 +18,8 @@ pub struct Asked<'a> {
     pub time: Duration,
     /// CPUs that may process packets.
     pub cpus: &'a RpsCpus,
+    /// Where packets would be steered.
+    pub mode: Mode,
     /// With a dry run where it is possible.
     pub attach: bool,
     /// Waits for a time; fails with [`Stopped`] if this is to stop.

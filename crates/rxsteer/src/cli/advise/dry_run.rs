@@ -10,11 +10,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 use nix::fcntl::OFlag;
 
+use super::asked::Asked;
 use crate::api::client;
 use crate::api::flows::{Flows, LIMIT_MAX, Query};
 use crate::api::status::Status;
 use crate::daemon;
-use crate::daemon::options::{Options, RpsCpus, Tunnel};
+use crate::daemon::options::{Options, Tunnel};
 use crate::daemon::told::Told;
 
 /// Limit on the start. An emulated machine takes 20 s to load the programs.
@@ -32,19 +33,14 @@ pub(super) struct DryRun {
 
 impl DryRun {
     /// Starts in the calling thread's network namespace, and returns once the programs count.
-    /// `pause` waits, and fails if this is to stop.
     ///
     /// # Errors
-    /// As [`daemon::run`]; when `pause` fails.
-    pub(super) fn start(
-        devices: &[String],
-        cpus: &RpsCpus,
-        tunnels: &[Tunnel],
-        pause: &dyn Fn(Duration) -> Result<()>,
-    ) -> Result<Self> {
+    /// As [`daemon::run`]; when the pause fails.
+    pub(super) fn start(devices: &[String], asked: &Asked<'_>, tunnels: &[Tunnel]) -> Result<Self> {
         let options = Options {
             dry_run: true,
-            rps_cpus: cpus.clone(),
+            mode: asked.mode,
+            rps_cpus: asked.cpus.clone(),
             tunnels: tunnels.to_vec(),
             ..Options::new(devices.iter().cloned())
         };
@@ -64,7 +60,7 @@ impl DryRun {
             if start.elapsed() > TIMEOUT {
                 bail!("the dry run has not started within {TIMEOUT:?}");
             }
-            pause(LOOK)?;
+            (asked.pause)(LOOK)?;
         }
         Ok(this)
     }

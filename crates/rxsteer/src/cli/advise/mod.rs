@@ -24,7 +24,7 @@ use self::words::Advice;
 use super::program::{end_with_the_reader, print_answer, stop_signals};
 use super::value::seconds;
 use crate::api::client;
-use crate::daemon::options::{RpsCpus, Tunnel};
+use crate::daemon::options::{Mode, RpsCpus, Tunnel};
 use crate::host::caps::{self, Need};
 use crate::host::device::{self, Device};
 use crate::host::lower::bond_ports;
@@ -52,6 +52,10 @@ pub struct AdviseArgs {
     #[arg(long, value_name = "CPUS", default_value = "auto")]
     pub rps_cpus: RpsCpus,
 
+    /// Where packets would be steered, as for `rxsteer run`
+    #[arg(long, value_enum, default_value_t)]
+    pub mode: Mode,
+
     /// Attach no program: read /proc and /sys alone, which don't show the flows
     #[arg(long)]
     pub no_attach: bool,
@@ -72,6 +76,7 @@ impl AdviseArgs {
         let asked = Asked {
             time: self.seconds,
             cpus: &self.rps_cpus,
+            mode: self.mode,
             attach: !self.no_attach,
             pause: &pause,
         };
@@ -111,9 +116,7 @@ pub fn advise(names: &[String], asked: &Asked<'_>) -> Result<Advice> {
     });
     let verdict = seen.facts(inside.as_ref()).verdict();
     let tunnels = inside.as_ref().map_or(&[][..], |_| &hidden[..]);
-    let command = verdict
-        .is_yes()
-        .then(|| command(&seen, asked.cpus, tunnels));
+    let command = verdict.is_yes().then(|| command(&seen, asked, tunnels));
     Ok(Advice {
         ratio: verdict.ratio(),
         sentence: words::sentence(&seen, inside.as_ref(), &verdict),
@@ -160,7 +163,7 @@ fn hidden(seen: &Seen) -> Vec<Tunnel> {
 }
 
 /// The command that steers the devices that receive.
-fn command(seen: &Seen, cpus: &RpsCpus, tunnels: &[Tunnel]) -> String {
+fn command(seen: &Seen, asked: &Asked<'_>, tunnels: &[Tunnel]) -> String {
     /// Devices with less than this of the packets are left out.
     const RECEIVES: f64 = 0.05;
     let all: f64 = seen.devices.iter().map(|d| d.packets_per_second).sum();
@@ -168,7 +171,12 @@ fn command(seen: &Seen, cpus: &RpsCpus, tunnels: &[Tunnel]) -> String {
     let devices = seen.devices.iter().filter(receive);
     let mut words = vec!["rxsteer run".to_owned()];
     words.extend(devices.map(|watched| watched.device.clone()));
-    if let RpsCpus::Mask(mask) = cpus {
+    if asked.mode != Mode::Auto
+        && let Some(mode) = asked.mode.to_possible_value()
+    {
+        words.push(format!("--mode {}", mode.get_name()));
+    }
+    if let RpsCpus::Mask(mask) = asked.cpus {
         words.push(format!("--rps-cpus {mask}"));
     }
     let names: Vec<String> = tunnels

@@ -14,7 +14,7 @@ use super::prediction::{Facts, Helper, Poller};
 use super::tunnels::Kind;
 use crate::api::flows::Flows;
 use crate::api::status::Status;
-use crate::daemon::options::{RpsCpus, Tunnel};
+use crate::daemon::options::{Mode, RpsCpus, Tunnel};
 use crate::host::cpu_times::{CpuTimes, cpu_times};
 use crate::host::cpumask::CpuMask;
 use crate::host::device::{Device, RxMode};
@@ -125,7 +125,8 @@ impl Seen {
 /// When counters can't be read, or [`Stopped`].
 pub(super) fn watch(asked: &Asked<'_>, devices: &[Device], tunnels: &[Tunnel]) -> Result<Seen> {
     let (fit, mut why): (Vec<&Device>, BTreeMap<_, _>) = match asked.attach {
-        true => fitting(devices),
+        true if asked.mode == Mode::Auto => fitting(devices),
+        true => (devices.iter().collect(), BTreeMap::new()),
         false => {
             let not = |d: &Device| (d.name.clone(), "--no-attach".to_owned());
             (Vec::new(), devices.iter().map(not).collect())
@@ -134,7 +135,7 @@ pub(super) fn watch(asked: &Asked<'_>, devices: &[Device], tunnels: &[Tunnel]) -
     let names: Vec<String> = fit.iter().map(|device| device.name.clone()).collect();
     let mut dry_run = None;
     if !names.is_empty() {
-        match DryRun::start(&names, asked.cpus, tunnels, asked.pause) {
+        match DryRun::start(&names, asked, tunnels) {
             Ok(started) => dry_run = Some(started),
             Err(e) if e.is::<Stopped>() => return Err(e),
             Err(e) => why.extend(names.iter().map(|name| (name.clone(), format!("{e:#}")))),
@@ -183,7 +184,10 @@ pub(super) fn watch(asked: &Asked<'_>, devices: &[Device], tunnels: &[Tunnel]) -
         .filter(|(_, d)| why.contains_key(&d.name));
     let pollers = pollers(&loads, &after, &before, by_counters, &cpus);
     let skb = |watched: &Watched| watched.dry_run.as_deref() == Some("skb");
-    let native = devices.iter().all(|d| d.objection_to_native().is_none());
+    let native = match asked.mode {
+        Mode::Auto => devices.iter().all(|d| d.objection_to_native().is_none()),
+        mode => mode == Mode::Native,
+    };
     Ok(Seen {
         seconds: after.at.duration_since(before.at).as_secs_f64(),
         helpers: helpers(asked.cpus, &pollers, &cpus)?,

@@ -51,9 +51,9 @@ pub(super) fn sentence(seen: &Seen, inside: Option<&FlowsSeen>, verdict: &Verdic
     match verdict {
         Verdict::Gain(gain) => format!("yes: {}. {}", more(seen, gain), limit(seen, gain.limit)),
         Verdict::NoTraffic => format!(
-            "no answer: hardly any packet came to {} in {:.0} s. Run this when the host is busy",
+            "no answer: hardly any packet came to {} in {} s. Run this when the host is busy",
             names(seen),
-            seen.seconds
+            (seen.seconds * 10.0).round() / 10.0
         ),
         Verdict::Room(poller) => format!(
             "no: CPU {}, which receives, has {} of its time left; steering would add a hop and gain \
