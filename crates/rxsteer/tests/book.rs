@@ -86,15 +86,17 @@ fn command(line: &str) -> Option<Vec<String>> {
     (is_program && !first.starts_with(|c: char| c.is_ascii_digit())).then_some(words)
 }
 
-/// The commands in blocks of code, and those in cells of tables.
+/// The commands in blocks of code, and those in cells of tables. In a block with a prompt, lines without
+/// it are output.
 fn commands(text: &str) -> Vec<Vec<String>> {
     let mut found = Vec::new();
-    let mut is_code = false;
+    let (mut is_code, mut has_prompt) = (false, false);
     for line in text.lines() {
         if line.starts_with("```") {
-            is_code = !is_code;
+            (is_code, has_prompt) = (!is_code, false);
         } else if is_code {
-            found.extend(command(line));
+            has_prompt |= line.starts_with("$ ");
+            found.extend(command(line).filter(|_| !has_prompt || line.starts_with("$ ")));
         } else if line.starts_with("| ") {
             let cells = line.split(" | ").map(|cell| cell.trim_matches([' ', '|']));
             let code = |cell: &str| {

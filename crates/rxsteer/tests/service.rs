@@ -20,6 +20,7 @@ use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::link::LinkConfig;
 use rxlab::testing::testbed::*;
 use rxsteer::api::client;
+use rxsteer::host::privileges::NEEDED;
 
 const UNIT: &str = include_str!("../../../dist/rxsteer.service");
 
@@ -103,6 +104,50 @@ fn capabilities() -> Result<Vec<String>> {
     names
         .map(|full| name(full).with_context(|| full.to_owned()))
         .collect()
+}
+
+/// The capabilities of each thread of a process, in all their sets, and whether it can get no new ones.
+fn privileges(pid: u32) -> Result<BTreeSet<String>> {
+    let mut found = BTreeSet::new();
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let status = std::fs::read_to_string(task?.path().join("status"))?;
+        let about = |line: &&str| line.starts_with("Cap") || line.starts_with("NoNewPrivs");
+        let lines = status.lines().filter(about).map(str::to_owned);
+        found.insert(lines.collect::<Vec<_>>().join(" "));
+    }
+    Ok(found)
+}
+
+#[test]
+fn what_steering_does_not_need_is_given_back() -> Result<()> {
+    in_lab!();
+    let mut needed: Vec<_> = NEEDED.map(|c| c.to_string().to_lowercase()).to_vec();
+    needed.sort();
+    let mut unit: Vec<_> = capabilities()?
+        .iter()
+        .map(|name| format!("cap_{name}"))
+        .collect();
+    unit.sort();
+    assert_eq!(needed, unit);
+    let bits = NEEDED.iter().fold(0, |bits, c| bits | c.bitmask());
+    let only = format!(
+        "CapInh:\t{:016x} CapPrm:\t{bits:016x} CapEff:\t{bits:016x} CapBnd:\t{bits:016x} CapAmb:\t{:016x} \
+         NoNewPrivs:\t1",
+        0, 0
+    );
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let rxsteer = Rxsteer::steering(
+        &dut.netns,
+        &[&dut.name, "--metrics", "--backlog-sched=fifo"],
+    )?;
+    assert_eq!(
+        privileges(rxsteer.child.id())?,
+        BTreeSet::from([only.clone()])
+    );
+    // The control: this process has more.
+    ensure!(!privileges(std::process::id())?.contains(&only));
+    Ok(())
 }
 
 #[test]

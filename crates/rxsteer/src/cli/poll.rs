@@ -14,6 +14,7 @@ use super::table::table;
 use crate::api::busy_poll::{Application, IN_VAIN, Status};
 use crate::busy_poll::Service;
 use crate::busy_poll::rule::Rule;
+use crate::host::privileges;
 
 /// Options of `rxsteer poll`.
 #[derive(Debug, Args)]
@@ -34,6 +35,7 @@ pub struct PollArgs {
 
 impl PollArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
+        privileges::keep_needed()?;
         let signals = stop_signals()?;
         let service = Service::new(&[self.rule], self.host_wide)?;
         service.serve(signals.as_fd())?;

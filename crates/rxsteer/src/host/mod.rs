@@ -28,6 +28,7 @@ pub mod objection;
 pub mod offloads;
 pub mod peer;
 pub mod polling;
+pub mod privileges;
 pub mod rings;
 pub mod rss;
 pub mod sched;
