@@ -6,6 +6,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use procfs::process::Process;
 use serde::Serialize;
 
 use super::asked::{Asked, Stopped};
@@ -227,6 +228,27 @@ struct Reading {
     softnet: Vec<Softnet>,
     /// Received and dropped packets of each device.
     devices: Vec<[u64; 2]>,
+    /// Those of threaded NAPI, by process id.
+    threads: BTreeMap<u32, PollingThread>,
+}
+
+/// A kernel thread that polls a device.
+struct PollingThread {
+    /// On which it ran last.
+    cpu: u32,
+    /// Of its CPU time.
+    ns: u64,
+}
+
+impl PollingThread {
+    /// `None` if it has ended.
+    fn read(pid: u32) -> Option<Self> {
+        let process = Process::new(pid.try_into().ok()?).ok()?;
+        Some(Self {
+            cpu: process.stat().ok()?.processor?.try_into().ok()?,
+            ns: process.schedstat().ok()?.sum_exec_runtime,
+        })
+    }
 }
 
 impl Reading {
@@ -242,6 +264,9 @@ impl Reading {
         });
         Ok(Self {
             devices: counts.collect::<Result<_>>()?,
+            threads: polling_threads(devices)
+                .filter_map(|pid| Some((pid, PollingThread::read(pid)?)))
+                .collect(),
             times: cpu_times()?,
             softnet: softnet::read()?,
             at: Instant::now(),
@@ -259,6 +284,16 @@ impl Reading {
             now.saturating_sub(then) as f64 / self.seconds(before)
         };
         [rate(0), rate(1)]
+    }
+
+    /// Share of a CPU's time that threads have used which poll these devices.
+    fn threads(&self, before: &Self, devices: &[Device], cpu: u32) -> f64 {
+        let ns = polling_threads(devices).filter_map(|pid| {
+            let now = self.threads.get(&pid).filter(|thread| thread.cpu == cpu)?;
+            let then = before.threads.get(&pid).map_or(0, |thread| thread.ns);
+            Some(now.ns.saturating_sub(then) as f64)
+        });
+        ns.sum::<f64>() / 1e9 / self.seconds(before)
     }
 
     fn cpus(&self, before: &Self) -> Vec<Cpu> {
@@ -286,6 +321,14 @@ impl Reading {
         };
         self.times.iter().filter_map(cpu).collect()
     }
+}
+
+/// The process ids of threaded NAPI.
+fn polling_threads(devices: &[Device]) -> impl Iterator<Item = u32> + '_ {
+    let napis = devices
+        .iter()
+        .flat_map(|device| device.napis.iter().flatten());
+    napis.filter_map(|napi: &Napi| napi.pid)
 }
 
 /// The loads of the queues that a dry run counts.
@@ -362,8 +405,6 @@ fn pollers<'a>(
         let known: Option<CpuMask> = (0..device.rx_queues)
             .map(|queue| device.interrupt_cpu(&topology, queue))
             .collect();
-        let thread = |napi: &Napi| napi.pid.is_some();
-        let threaded = device.napis.iter().flatten().any(thread);
         for cpu in cpus {
             let receives = match &known {
                 Some(known) => known.contains(cpu.cpu),
@@ -373,8 +414,8 @@ fn pollers<'a>(
                 pollers.push(Poller {
                     cpu: cpu.cpu,
                     packets_per_second: cpu.packets_per_second,
-                    // The threads of threaded NAPI are part of the system time.
-                    polls: cpu.softirq + if threaded { cpu.system } else { 0.0 },
+                    polls: cpu.softirq
+                        + after.threads(before, std::slice::from_ref(device), cpu.cpu),
                     idle: cpu.idle,
                 });
             }
