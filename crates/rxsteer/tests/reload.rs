@@ -7,6 +7,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
+use common::pinned::{folder, mount_bpffs};
 use common::process::*;
 use nix::sys::signal::Signal;
 use rxlab::in_lab;
@@ -220,6 +221,35 @@ fn metrics_come_and_go() -> Result<()> {
     running.write(&text(""))?;
     running.reload()?;
     ensure!(!listens(14_802)?);
+    Ok(())
+}
+
+#[test]
+fn pins_come_and_go() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let [plain, pinned] = ["", "pin = true\n"].map(|more| roomy_text(dut, more));
+    mount_bpffs(&dut.netns)?;
+    let folder = folder(&dut.netns)?;
+    let there = || dut.netns.run(|| Ok(folder.exists()));
+    let running = Configured::start(dut, &plain)?;
+    for (text, is_pinned) in [(&pinned, true), (&plain, false), (&pinned, true)] {
+        running.write(text)?;
+        let said = running.reload()?;
+        ensure!(said.contains("started anew"), "{said}");
+        assert_eq!(there()?, is_pinned);
+    }
+    running.write(&pinned.replace("16368", "16000"))?;
+    running.reload()?;
+    assert_eq!(running.settings()?.1, 16000);
+    let ended = running.rxsteer.stop(Signal::SIGTERM)?;
+    ensure!(ended.code == Some(0), "{ended:?}");
+    // It goes on, until it is ended.
+    ensure!(attached(&bed)?.is_some() && there()?);
+    let detached = rxsteer(&dut.netns, &["detach"])?;
+    ensure!(detached.status.success(), "{detached:?}");
+    ensure!(attached(&bed)?.is_none() && !there()?);
     Ok(())
 }
 
