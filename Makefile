@@ -11,10 +11,10 @@ PROFILE ?=
 REPORT ?= bench.html
 MANY ?= many.html
 
-.PHONY: help demo test fuzz soak faults guest lint bench many install deb service docs
+.PHONY: help demo test fuzz soak faults guest lint bench many install deb service docs arm64
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
 
 demo: ## before and after, on real packets, in a minute (ARGS=--json)
 	@scripts/run.sh demo $(ARGS)
@@ -55,3 +55,6 @@ service: ## the unit under a real systemd in namespaces of its own, as root
 
 docs: ## the book in target/book: concepts, manual, operation
 	@scripts/docs.sh
+
+arm64: ## rxsteer on arm64 in an emulated machine: examines the host, steers, stops, as root
+	@scripts/arm64.sh

@@ -114,6 +114,10 @@ probe() {
         need lintian "judges packages" have lintian
         need mmdebstrap "makes the root folders in which packages are tested" have mmdebstrap
         need systemd-container "boots them" have systemd-nspawn
+        need binutils "tells whether a program is static" have readelf
+        need qemu-system-arm "emulates an arm64 machine" have qemu-system-aarch64
+        need cpio "packs its files" have cpio
+        need xz-utils "unpacks a module of its kernel" have xz
         need python3-venv "runs the check of the Kubernetes manifest" have_venv
         ;;
     docs)
