@@ -133,9 +133,8 @@ impl<'a> Session<'a> {
                  it with `rxsteer set`, or start it with --config FILE"
             )),
         };
-        match &outcome {
-            Ok(lines) => lines.iter().for_each(|line| info!("reload: {line}")),
-            Err(e) => warn!("reload: nothing has changed: {e:#}"),
+        if let Err(e) = &outcome {
+            warn!("reload: nothing has changed: {e:#}");
         }
         if let Some(asked) = asked {
             asked.answer(outcome.and_then(|lines| reply(&lines)));
@@ -150,6 +149,10 @@ impl<'a> Session<'a> {
     /// possible either.
     fn reload(&mut self, options: Options) -> Result<Vec<String>> {
         let steering = &mut running(&mut self.running)?.steering;
+        let say = |line: &str| {
+            info!("{line}");
+            vec![line.to_owned()]
+        };
         let lines = if options.need_a_start_after(&self.configured) {
             let before = as_it_is(steering, &self.options);
             let mut now = options.clone();
@@ -157,12 +160,11 @@ impl<'a> Session<'a> {
                 (now.refused, now.chosen) = (before.refused.clone(), before.chosen.clone());
             }
             if let Err(e) = self.restart(now) {
-                self.end()?;
                 self.restart(before)
                     .with_context(|| format!("{e:#}; and steering as before is not possible"))?;
                 return Err(e);
             }
-            vec!["steering has started anew, with the new options".to_owned()]
+            say("steering has started anew, with the new options")
         } else {
             let lines = steering.adopt(&options)?;
             self.options.take_live(&options);
@@ -170,7 +172,7 @@ impl<'a> Session<'a> {
         };
         self.configured = options;
         Ok(match lines.is_empty() {
-            true => vec!["all settings are as before".to_owned()],
+            true => say("all settings are as before"),
             false => lines,
         })
     }
