@@ -277,7 +277,7 @@ fn examine(name: &str, options: &Options) -> Result<(Device, RxMode)> {
     if options.mode == Mode::Auto && !known {
         say_why(&device);
     }
-    check(&device, mode)?;
+    check(&device, mode, options.pin.is_some())?;
     if mode == RxMode::Skb {
         device.rx_queues = Topology::host().nr_cpu_ids()?;
     }
@@ -425,9 +425,10 @@ fn say_why(device: &Device) {
 }
 
 /// Fails if an objection to the device is fatal; logs the others as warnings.
-fn check(device: &Device, mode: RxMode) -> Result<()> {
-    let (fatal, advice): (Vec<_>, Vec<_>) =
-        device.objections(mode).into_iter().partition(|o| o.fatal);
+fn check(device: &Device, mode: RxMode, pinned: bool) -> Result<()> {
+    let objections = device.objections(mode).into_iter();
+    let objections = objections.map(|objection| objection.if_pinned(pinned));
+    let (fatal, advice): (Vec<_>, Vec<_>) = objections.partition(|o| o.fatal);
     if !fatal.is_empty() {
         let why: Vec<_> = fatal.iter().map(ToString::to_string).collect();
         bail!(why.join("\n"));

@@ -11,6 +11,7 @@ use crate::host::device::{Device, RxMode};
 use crate::host::loopback::Routing;
 use crate::host::objection::Objection;
 use crate::host::offloads::{TurnedOff, lock};
+use crate::host::remedy::Remedy;
 use crate::host::setting::Setting;
 
 /// Changed settings. They are put back on drop, the last device first.
@@ -136,7 +137,7 @@ fn remaining(device: &Device, mode: Mode) -> Option<Objection> {
         }
         Mode::Skb | Mode::Generic => Some(Objection {
             reason: "only native mode needs it".to_owned(),
-            remedy: String::new(),
+            remedy: Remedy::default(),
             fatal: false,
         }),
     }

@@ -366,11 +366,13 @@ impl Steering {
             self.say_masks(index);
             return Ok(());
         }
+        let pinned = self.datapath.is_pinned();
         self.datapath.attach(index).map_err(|e| {
             let Some(errno) = errno(&e) else {
                 return e;
             };
             let objection = steered.device.attach_objection(steered.mode, errno, None);
+            let objection = objection.if_pinned(pinned);
             match steered.mode {
                 RxMode::Native => anyhow!(Refused {
                     device: name.clone(),

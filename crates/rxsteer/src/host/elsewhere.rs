@@ -4,6 +4,7 @@
 use super::device::{Device, RxMode};
 use super::lower::Lower;
 use super::objection::Objection;
+use super::remedy::Remedy;
 
 /// Driver of MediaTek's Ethernet (drivers/net/ethernet/mediatek/mtk_eth_soc.c), as it calls itself.
 const MEDIATEK: &str = "mtk_soc_eth";
@@ -16,7 +17,7 @@ impl Device {
             Lower::None => None,
             Lower::Ports(ports) if ports.is_empty() => Some(Objection {
                 reason: format!("{name} is a bond without ports: there is nothing to steer"),
-                remedy: format!("add ports first: `ip link set dev PORT master {name}`"),
+                remedy: format!("add ports first: `ip link set dev PORT master {name}`").into(),
                 fatal: true,
             }),
             Lower::Ports(ports) => Some(Objection {
@@ -24,14 +25,14 @@ impl Device {
                     "the packets of {name} arrive on its ports ({})",
                     ports.join(", ")
                 ),
-                remedy: format!("`rxsteer run {name}` steers those"),
+                remedy: format!("`rxsteer run {name}` steers those").into(),
                 fatal: false,
             }),
             Lower::VirtualFunction(vf) => Some(Objection {
                 reason: format!(
                     "the packets of {name} arrive on its virtual function {vf}, in queues of its own"
                 ),
-                remedy: format!("steer that instead: `rxsteer run {vf}`"),
+                remedy: format!("steer that instead: `rxsteer run {vf}`").into(),
                 fatal: true,
             }),
         }
@@ -46,7 +47,7 @@ impl Device {
                  packet arrived",
                 self.name
             ),
-            remedy: "use `--mode skb`".to_owned(),
+            remedy: Remedy::skb_mode(),
             fatal: true,
         })
     }

@@ -5,7 +5,7 @@
 use super::device::{Device, RxMode};
 use super::ethtool::Offload;
 use super::objection::Objection;
-use super::peer::Peer;
+use super::remedy::Remedy;
 
 impl Device {
     /// Objections because of what is lost in `mode`: generic and skb mode queue skbs.
@@ -26,8 +26,9 @@ impl Device {
         let reason = format!(
             "{name} hands over VLAN tags outside of the frame, where a redirect loses them"
         );
-        let reach =
-            |by_hand: String| format!("`--prepare` turns that off until the end, or {by_hand}");
+        let reach = |by_hand| {
+            Remedy::with_the_process("`--prepare` turns that off until the end").or(by_hand)
+        };
         let (offload, remedy) = match (&self.peer, self.driver.as_str()) {
             // The sending end stores the tag; a veth itself takes none out of a frame.
             (Some(peer), _) => {
@@ -45,7 +46,7 @@ impl Device {
                      tx-vlan-stag-hw-insert off`, then here `ethtool -K {name} rxvlan off \
                      rx-vlan-stag-hw-parse off`"
                 );
-                (self.rx_vlan_offload, off)
+                (self.rx_vlan_offload, off.into())
             }
             (None, _) => {
                 let off = format!("`ethtool -K {name} rxvlan off rx-vlan-stag-hw-parse off`");
@@ -55,7 +56,9 @@ impl Device {
         let remedy = match offload {
             Offload::Off => return None,
             Offload::On => remedy,
-            Offload::Fixed => "use `--mode skb`: the driver can't turn it off".to_owned(),
+            Offload::Fixed => {
+                Remedy::with_the_process("use `--mode skb`: the driver can't turn it off")
+            }
         };
         Some(Objection {
             reason,
@@ -69,13 +72,16 @@ impl Device {
     pub(super) fn checksums_missing(&self) -> Option<Objection> {
         let remedy = match &self.peer {
             Some(peer) if peer.checksums == Offload::Off => return None,
-            Some(Peer { name, .. }) => format!(
-                "use `--mode skb`, or `--prepare`, which makes it fill them in until the end, or \
-                 `{}ethtool -K {name} tx off`",
-                self.peer.as_ref().map(Peer::prefix).unwrap_or_default()
-            ),
-            None => "use `--mode skb`, or make it fill them in: there `ethtool -K PEER tx off`"
-                .to_owned(),
+            Some(peer) => Remedy::skb_mode()
+                .or(Remedy::with_the_process(
+                    "`--prepare`, which makes it fill them in until the end",
+                ))
+                .or(format!(
+                    "`{}ethtool -K {} tx off`",
+                    peer.prefix(),
+                    peer.name
+                )),
+            None => Remedy::skb_mode().or("make it fill them in: there `ethtool -K PEER tx off`"),
         };
         (self.driver == "veth").then(|| Objection {
             reason: format!(
@@ -97,7 +103,7 @@ impl Device {
                 "{name} merges segments before the kernel sees them, and stops that under an XDP \
                  program: bulk TCP costs more CPU"
             ),
-            remedy: "use `--mode skb` for hosts that receive much by TCP".to_owned(),
+            remedy: Remedy::with_the_process("use `--mode skb` for hosts that receive much by TCP"),
             fatal: false,
         })
     }
@@ -107,6 +113,7 @@ impl Device {
 mod tests {
     use super::*;
     use crate::host::objection::tests::{card, only, veth};
+    use crate::host::peer::Peer;
 
     fn with_peer(tags: Offload, checksums: Offload) -> Device {
         let peer = Peer {
@@ -146,10 +153,10 @@ mod tests {
         };
         let first = device.objections(RxMode::Native)[0].clone();
         assert!(
-            first.fatal && first.remedy.contains("PEER txvlan off"),
+            first.fatal && first.to_string().contains("PEER txvlan off"),
             "{first}"
         );
-        assert!(!first.remedy.contains("--prepare"), "{first}");
+        assert!(!first.to_string().contains("--prepare"), "{first}");
         assert!(only(&veth(), RxMode::Native, false).contains("PEER tx off"));
     }
 

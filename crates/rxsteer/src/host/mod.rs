@@ -29,6 +29,8 @@ pub mod offloads;
 pub mod peer;
 pub mod polling;
 pub mod privileges;
+mod refusal;
+pub mod remedy;
 pub mod rings;
 pub mod rss;
 pub mod sched;

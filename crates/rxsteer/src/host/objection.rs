@@ -2,12 +2,12 @@
 //! Reasons against steering a device, with a remedy for each.
 
 use std::fmt;
-use std::io;
 
 use anyhow::{Result, bail};
 use serde::Serialize;
 
 use super::device::{AttachedXdp, Device, RxMode};
+use super::remedy::Remedy;
 
 /// Index of the loopback device, in every network namespace.
 const LOOPBACK: u32 = 1;
@@ -16,8 +16,7 @@ const LOOPBACK: u32 = 1;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Objection {
     pub reason: String,
-    /// A command, or an action in words.
-    pub remedy: String,
+    pub remedy: Remedy,
     /// Steering would lose, reorder or misdirect packets, or would not work.
     pub fatal: bool,
 }
@@ -25,6 +24,19 @@ pub struct Objection {
 impl fmt::Display for Objection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}; {}", self.reason, self.remedy)
+    }
+}
+
+impl Objection {
+    /// With the remedies that remain for steering which is `pinned`.
+    pub fn if_pinned(self, pinned: bool) -> Self {
+        match pinned {
+            true => Self {
+                remedy: self.remedy.pinned(),
+                ..self
+            },
+            false => self,
+        }
     }
 }
 
@@ -82,58 +94,6 @@ impl Device {
             .or_else(|| self.merging_ends())
     }
 
-    /// Why attaching failed, from the error number and the kernel's extended acknowledgement, if
-    /// any (libbpf prints it as `Kernel error message: …`).
-    pub fn attach_objection(&self, mode: RxMode, errno: i32, extack: Option<&str>) -> Objection {
-        let name = &self.name;
-        let said = extack.unwrap_or_default().trim();
-        let lower = said.to_ascii_lowercase();
-        let mentions = |words: &[&str]| words.iter().any(|word| lower.contains(word));
-        let error = io::Error::from_raw_os_error(errno);
-        let why = if said.is_empty() {
-            error.to_string()
-        } else {
-            said.to_string()
-        };
-
-        let remedy = match errno {
-            libc::EPERM | libc::EACCES => "run it as root".to_string(),
-            libc::EBUSY | libc::EEXIST => {
-                format!("see what else is attached: `ip -details link show dev {name}`")
-            }
-            _ if mentions(&["lro", "gro_hw", "gro-hw", "hw gro", "hw-gro"]) => {
-                format!(
-                    "turn it off by `--prepare`, or by `ethtool -K {name} lro off rx-gro-hw off`"
-                )
-            }
-            _ if mentions(&["mtu", "multi-buff", "frags", "frame size"])
-                || errno == libc::ERANGE =>
-            {
-                format!(
-                    "the MTU is {}; lower it (`ip link set dev {name} mtu 1500`), or use \
-                     `--mode skb`",
-                    self.mtu
-                )
-            }
-            _ if mentions(&["queue", "channel", "ring"])
-                || matches!(errno, libc::ENOMEM | libc::ENOSPC) =>
-            {
-                format!(
-                    "the driver needs transmit queues of its own for XDP; use fewer channels: \
-                     `ethtool -L {name} combined {}`",
-                    (self.rx_queues / 2).max(1)
-                )
-            }
-            _ if mode == RxMode::Native => "use `--mode skb`".to_string(),
-            _ => "see the kernel's log: `dmesg`".to_string(),
-        };
-        Objection {
-            reason: format!("{name} takes no XDP program in {mode} mode: {why}"),
-            remedy,
-            fatal: true,
-        }
-    }
-
     /// Fails if an XDP program is attached to the device; rxsteer never replaces one.
     pub fn without_xdp(&self) -> Result<()> {
         match self.attached_xdp() {
@@ -176,7 +136,7 @@ impl Device {
                 "an XDP program is attached to {} already:{name} (id {}, {} mode{holder})",
                 self.name, xdp.id, xdp.mode
             ),
-            remedy,
+            remedy: remedy.into(),
             fatal: true,
         })
     }
@@ -196,7 +156,8 @@ impl Device {
             remedy: format!(
                 "turn it off: `for f in /sys/class/net/{}/queues/rx-*/rps_*; do echo 0 > $f; done`",
                 self.name
-            ),
+            )
+            .into(),
             fatal: true,
         })
     }
@@ -218,17 +179,17 @@ impl Device {
             RxMode::Skb if routing.strict => (
                 "its packets lose their route on the way to another CPU, and rp_filter takes them \
                  for forged",
-                "set it to 2, loose: `sysctl -w net.ipv4.conf.all.rp_filter=2`".to_owned(),
+                "set it to 2, loose: `sysctl -w net.ipv4.conf.all.rp_filter=2`".into(),
             ),
             RxMode::Skb => (
                 "its packets lose their route on the way to another CPU, and the stack takes them \
                  for forged",
-                format!(
-                    "use `--prepare`, or `sysctl -w net.ipv4.conf.{name}.accept_local=1 \
+                Remedy::with_the_process("use `--prepare`").or(format!(
+                    "`sysctl -w net.ipv4.conf.{name}.accept_local=1 \
                      net.ipv4.conf.{name}.route_localnet=1`"
-                ),
+                )),
             ),
-            _ => ("no NAPI polls it", "use `--mode skb`".to_owned()),
+            _ => ("no NAPI polls it", Remedy::skb_mode()),
         };
         Some(Objection {
             reason: format!("{name} is the loopback device: {reason}"),
@@ -244,7 +205,7 @@ impl Device {
                 self.name,
                 self.driver_name()
             ),
-            remedy: "use `--mode skb`".to_string(),
+            remedy: Remedy::skb_mode(),
             fatal: true,
         })
     }
@@ -258,7 +219,7 @@ impl Device {
                  order can't be kept",
                 self.name
             ),
-            remedy: "use `--mode skb`".to_string(),
+            remedy: Remedy::skb_mode(),
         })
     }
 
@@ -273,17 +234,16 @@ impl Device {
         }
         let name = &self.name;
         let remedy = if self.ifindex == LOOPBACK {
-            "use `--mode skb`, or steer a device that receives from others, of those that \
-             `ip -brief link` lists"
-                .to_string()
+            Remedy::skb_mode().or("steer a device that receives from others, of those that \
+                                   `ip -brief link` lists")
         } else if !self.up {
-            format!("it may be because {name} is down: `ip link set dev {name} up`")
+            format!("it may be because {name} is down: `ip link set dev {name} up`").into()
         } else if self.native_xdp == Some(false) {
-            "use `--mode skb`".to_string()
+            Remedy::skb_mode()
         } else if self.driver == "veth" && self.napis.is_some() {
-            format!("use native mode, or give it NAPI: `ethtool -K {name} gro on`")
+            format!("use native mode, or give it NAPI: `ethtool -K {name} gro on`").into()
         } else {
-            "use native mode".to_string()
+            "use native mode".into()
         };
         let told = match &self.napis {
             Some(_) => "",
@@ -299,7 +259,7 @@ impl Device {
     fn down(&self) -> Option<Objection> {
         (!self.up).then(|| Objection {
             reason: format!("{} is down: there is nothing to steer yet", self.name),
-            remedy: format!("`ip link set dev {} up`", self.name),
+            remedy: format!("`ip link set dev {} up`", self.name).into(),
             fatal: false,
         })
     }
@@ -559,40 +519,5 @@ pub(super) mod tests {
             .map(|o| o.fatal)
             .collect();
         assert_eq!(fatal, [true, false, false]);
-    }
-
-    #[test]
-    fn errors_of_attaching_have_a_remedy() {
-        let remedy = |errno, extack| {
-            card()
-                .attach_objection(RxMode::Native, errno, extack)
-                .remedy
-        };
-        assert!(remedy(libc::EOPNOTSUPP, None).contains("--mode skb"));
-        assert!(remedy(libc::EPERM, None).contains("root"));
-        assert!(remedy(libc::EBUSY, None).contains("ip -details link"));
-        assert!(remedy(libc::ENOMEM, None).contains("ethtool -L eth0 combined 4"));
-        assert!(remedy(libc::ERANGE, None).contains("mtu 1500"));
-        let cases = [
-            ("Peer MTU is too large to set XDP", "mtu 1500"),
-            ("MTU too large to enable XDP", "mtu 1500"),
-            (
-                "Can't set XDP while host is implementing GRO_HW/CSUM",
-                "rx-gro-hw off",
-            ),
-            (
-                "the Rx/Tx channel count should be at most half of the maximum",
-                "ethtool -L",
-            ),
-            (
-                "XDP expects number of rx queues not less than peer tx queues",
-                "ethtool -L",
-            ),
-        ];
-        for (said, part) in cases {
-            let objection = card().attach_objection(RxMode::Native, libc::EINVAL, Some(said));
-            assert!(objection.reason.contains(said), "{objection}");
-            assert!(objection.remedy.contains(part), "{objection}");
-        }
     }
 }
