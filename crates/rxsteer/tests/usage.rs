@@ -148,6 +148,43 @@ fn run() {
     wrong(&["run", "lo", "--dry-run=yes"], &["--dry-run"]);
 }
 
+/// What a start refuses on any host is refused in files, with file, line and keys.
+#[test]
+fn check() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let path = file.path().display().to_string();
+    let checked = |text: &str| {
+        std::fs::write(&file, text).expect("the file can be written");
+        let output = RXSTEER.run(&["check", &path]);
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), errors)
+    };
+    for (key, word) in [
+        ("prepare = true", "puts settings back"),
+        ("dry-run = true", "nothing that could go on"),
+        ("follow-nat = true", "programs at tc ingress"),
+        ("mode = \"skb\"", "skb mode ends with its process"),
+        ("hash = \"device\"", "can't be pinned safely"),
+        ("backlog-sched = \"fifo\"", "threads' budget"),
+        ("devices = [\"veth*\"]", "skb mode ends with its process"),
+    ] {
+        let (code, errors) = checked(&format!("pin = true\n\n{key}\n"));
+        let name = key.split(' ').next().expect("a key");
+        let place = format!("{path}:3: {name}, with pin ({path}:1): ");
+        let told = errors.contains(&place) && errors.contains(word);
+        assert!(code == Some(1) && told, "{key}: {errors}");
+        // The control: each is possible without the other.
+        assert_eq!(checked(&format!("{key}\npin = false")).0, Some(0), "{key}");
+    }
+    let (code, errors) = checked("policy = \"rfs\"\nhash = \"symmetric\"");
+    let place = format!("{path}:2: hash, with policy ({path}:1): ");
+    assert!(code == Some(1) && errors.contains(&place), "{errors}");
+    let (code, errors) = checked("devices = [\"eth0\", \"eth1\"]\nqueue = [\"0=1\"]");
+    let place = format!("{path}:2: queue, with devices ({path}:1): say which device");
+    assert!(code == Some(1) && errors.contains(&place), "{errors}");
+    assert_eq!(checked("pin = true\nmetrics = true").0, Some(0));
+}
+
 #[test]
 fn set() {
     let all = [

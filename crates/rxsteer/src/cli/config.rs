@@ -8,14 +8,17 @@ use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::error::{ContextKind, ContextValue};
-use clap::{Arg, Args, Command, FromArgMatches};
+use clap::parser::ValueSource;
+use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 use serde::Deserialize;
 use toml::{Spanned, Value};
 
+use super::places::{Places, line_of, located, place};
 use super::run::RunArgs;
 use crate::busy_poll::rule::Rule;
+use crate::daemon::contradiction::contradictions;
 use crate::daemon::options::Options;
 
 /// Content of a file besides options.
@@ -45,6 +48,7 @@ struct Content {
     devices: Option<Vec<String>>,
     busy_poll: Vec<Rule>,
     defaults: Defaults,
+    places: Places,
 }
 
 impl Content {
@@ -53,6 +57,7 @@ impl Content {
         self.devices = later.devices.or(self.devices.take());
         self.busy_poll.extend(later.busy_poll);
         self.defaults.extend(later.defaults);
+        self.places.extend(later.places);
     }
 }
 
@@ -60,7 +65,8 @@ impl Content {
 /// line, which takes precedence over all; `cli` has the subcommand `run`. There may be no device.
 ///
 /// # Errors
-/// When a file can't be read, or contains anything but options and their values: with each line.
+/// When a file can't be read, or contains anything but options and their values, or options that
+/// contradict each other: with each line.
 pub fn read(
     files: &[PathBuf],
     cli: Command,
@@ -79,7 +85,19 @@ pub fn read(
         options.devices = content.devices.unwrap_or_default();
     }
     options.busy_poll = content.busy_poll;
+    let mut places = content.places;
+    places.retain(|key, _| !is_on_command_line(run, key));
+    let found = contradictions(&options).into_iter();
+    let found: Vec<_> = found.map(|found| located(&places, &found)).collect();
+    ensure!(found.is_empty(), found.join("\n"));
     Ok(options)
+}
+
+fn is_on_command_line(run: &ArgMatches, key: &str) -> bool {
+    let command = RunArgs::augment_args(Command::new("run"));
+    let named = |arg: &&Arg| arg.get_long().unwrap_or(arg.get_id().as_str()) == key;
+    let arg = command.get_arguments().find(named);
+    arg.is_some_and(|arg| run.value_source(arg.get_id().as_str()) == Some(ValueSource::CommandLine))
 }
 
 /// What these files have together.
@@ -87,9 +105,12 @@ fn content(files: &[PathBuf]) -> Result<Content> {
     let (mut all, mut mistakes) = (Content::default(), Vec::new());
     for path in files {
         let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        match content_of(&text) {
+        match content_of(path, &text) {
             Ok(content) => all.add(content),
-            Err(found) => mistakes.extend(found.into_iter().map(|mistake| in_file(path, mistake))),
+            Err(found) => mistakes.extend(found.into_iter().map(|(line, why)| {
+                let place = place(path, line);
+                format!("{place}: {why}")
+            })),
         }
     }
     match &mistakes[..] {
@@ -101,20 +122,21 @@ fn content(files: &[PathBuf]) -> Result<Content> {
 /// A mistake, after its line.
 type Mistake = (usize, String);
 
-fn in_file(path: &Path, (line, why): Mistake) -> String {
-    format!("{}:{line}: {why}", path.display())
-}
-
 /// Values by the argument's id.
 type Defaults = BTreeMap<String, Vec<String>>;
 
 /// All mistakes are returned, except those after one in the syntax or in the tables.
-fn content_of(text: &str) -> Result<Content, Vec<Mistake>> {
+fn content_of(path: &Path, text: &str) -> Result<Content, Vec<Mistake>> {
     let line = |span: Range<usize>| line_of(text, span.start);
     let toml = |e: toml::de::Error| (e.span().map_or(1, line), e.message().to_owned());
     let keys: BTreeMap<Spanned<String>, Value> = toml::from_str(text).map_err(|e| vec![toml(e)])?;
     let command = RunArgs::augment_args(Command::new("run").no_binary_name(true));
     let (mut defaults, mut mistakes) = (Defaults::new(), Vec::new());
+    let places = keys.keys().map(|key| {
+        let place = place(path, line(key.span()));
+        (key.get_ref().clone(), place)
+    });
+    let places = places.collect();
     for (key, value) in &keys {
         let name = key.get_ref().as_str();
         if TABLES.contains(&name) {
@@ -146,6 +168,7 @@ fn content_of(text: &str) -> Result<Content, Vec<Mistake>> {
                     devices: tables.devices,
                     busy_poll,
                     defaults,
+                    places,
                 });
             }
         }
@@ -175,14 +198,9 @@ fn unknown_rule_keys(text: &str) -> Vec<(Range<usize>, String)> {
 /// The argument's id and the values of a key.
 fn default(command: &Command, name: &str, value: &Value) -> Result<(String, Vec<String>), String> {
     let arg = argument(command, name)?;
-    let values = values(arg, name, value)?;
+    let values = values(command, arg, name, value)?;
     check(command, arg, name, &values)?;
     Ok((arg.get_id().to_string(), values))
-}
-
-/// The number of the line with this offset, from 1.
-fn line_of(text: &str, offset: usize) -> usize {
-    text[..offset].matches('\n').count() + 1
 }
 
 /// The option that a key names.
@@ -219,22 +237,38 @@ fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
 }
 
 /// A key's values as on the command line, and those of a flag.
-fn values(arg: &Arg, name: &str, value: &Value) -> Result<Vec<String>, String> {
+fn values(command: &Command, arg: &Arg, name: &str, value: &Value) -> Result<Vec<String>, String> {
     let flag = !arg.get_action().takes_values();
+    let value_may_be_left_out = arg
+        .get_num_args()
+        .is_some_and(|number| number.min_values() == 0);
     Ok(match value {
         Value::Boolean(value) if flag => vec![value.to_string()],
-        // An option whose value may be left out.
-        Value::Boolean(true) if arg.is_require_equals_set() => vec!["true".to_owned()],
-        Value::Boolean(false) if arg.is_require_equals_set() => Vec::new(),
+        Value::Boolean(true) if value_may_be_left_out => without_value(command, arg, name)?,
+        Value::Boolean(false) if value_may_be_left_out => Vec::new(),
         _ if flag => return Err(format!("{name}: true or false is expected")),
         Value::String(text) => vec![text.clone()],
         Value::Integer(number) => vec![number.to_string()],
         Value::Array(all) => {
-            let each = all.iter().map(|value| values(arg, name, value));
+            let each = all.iter().map(|value| values(command, arg, name, value));
             each.collect::<Result<Vec<_>, _>>()?.concat()
+        }
+        _ if value_may_be_left_out => {
+            return Err(format!("{name}: true, false or a text is expected"));
         }
         _ => return Err(format!("{name}: a text or a number is expected")),
     })
+}
+
+/// The values that an option has on the command line without one.
+fn without_value(command: &Command, arg: &Arg, name: &str) -> Result<Vec<String>, String> {
+    let given = [format!("--{name}")];
+    let matches = command.clone().try_get_matches_from(given);
+    let matches = matches.map_err(|e| e.to_string())?;
+    let values = matches.get_raw(arg.get_id().as_str()).into_iter().flatten();
+    Ok(values
+        .map(|value| value.to_string_lossy().into_owned())
+        .collect())
 }
 
 /// Checks the values of an option. The error is clap's message, without the usage of the command
@@ -391,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn the_folder_of_pins_may_be_left_out() {
+    fn values_that_may_be_left_out() {
         let pin = |text: &str, given: &[&str]| read(text, given).unwrap().pin;
         let folder = Some(Pin::Folder("/sys/fs/bpf/x".into()));
         assert_eq!(pin("", &[]), None);
@@ -400,9 +434,70 @@ mod tests {
         assert_eq!(pin("pin = \"/sys/fs/bpf/x\"", &[]), folder);
         assert_eq!(pin("pin = true", &["--pin=/sys/fs/bpf/x"]), folder);
         assert_eq!(pin("", &["--pin"]), Some(Pin::Default));
-        for wrong in ["pin = \"x\"", "pin = 3", "metrics = true"] {
-            assert!(read(wrong, &[]).is_err(), "{wrong}");
+        let metrics = |text: &str, given: &[&str]| read(text, given).unwrap().metrics;
+        let default = "127.0.0.1:14779".parse().ok();
+        assert_eq!(metrics("metrics = true", &[]), default);
+        assert_eq!(metrics("", &["--metrics"]), default);
+        assert_eq!(metrics("metrics = false", &[]), None);
+        let later = |later| read_all(&["metrics = true\npin = true", later], &[]).unwrap();
+        let options = later("metrics = false\npin = false");
+        assert_eq!((options.metrics, options.pin), (None, None));
+        assert_eq!(later("").metrics, default);
+        for (wrong, why) in [
+            ("pin = \"x\"", "whole path"),
+            ("pin = 3", "whole path"),
+            ("pin = {}", "pin: true, false or a text is expected"),
+            (
+                "metrics = 1.5",
+                "metrics: true, false or a text is expected",
+            ),
+            ("metrics = \"x\"", "metrics"),
+            // The control: no other option takes a truth value.
+            ("backlog = true", "backlog: a text or a number is expected"),
+        ] {
+            let error = format!("{:#}", read(wrong, &[]).unwrap_err());
+            assert!(error.contains(why), "{wrong}: {error}");
         }
+    }
+
+    #[test]
+    fn contradictions_are_named_with_their_lines() {
+        let error = |texts: &[&str], given: &[&str]| {
+            let error = read_all(texts, given).map(|_| ()).unwrap_err();
+            format!("{error:#}")
+        };
+        let text = error(&["devices = [\"eth0\"]\npin = true\n\nprepare = true"], &[]);
+        assert!(text.contains("/0:4: prepare, with pin ("), "{text}");
+        assert!(
+            text.contains("/0:2): --prepare puts settings back"),
+            "{text}"
+        );
+        let text = error(&["pin = true", "\nmode = \"skb\"\nhash = \"device\""], &[]);
+        let lines: Vec<&str> = text.lines().collect();
+        let [hash, mode] = lines[..] else {
+            panic!("{text}")
+        };
+        assert!(
+            hash.contains("/1:3: hash, with pin (") && hash.contains("/0:1): "),
+            "{text}"
+        );
+        assert!(
+            mode.contains("/1:2: mode, with pin (") && mode.contains("/0:1): "),
+            "{text}"
+        );
+        // What the command line gives has no place, and may end a contradiction.
+        let text = error(&["\npin = true"], &["--prepare"]);
+        assert!(
+            text.contains("/0:2: pin: --prepare puts settings back"),
+            "{text}"
+        );
+        let text = error(&[""], &["--pin", "--prepare"]);
+        assert!(text.starts_with("--prepare puts settings back"), "{text}");
+        let options = read("pin = true\nmode = \"skb\"", &["--mode=native"]).unwrap();
+        assert_eq!(options.pin, Some(Pin::Default));
+        // The controls.
+        read("pin = true", &[]).unwrap();
+        read("prepare = true\npin = false", &[]).unwrap();
     }
 
     #[test]

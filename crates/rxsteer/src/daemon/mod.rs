@@ -11,7 +11,9 @@ mod budget;
 mod change;
 mod choice;
 pub mod chosen;
+pub mod contradiction;
 mod explain;
+mod following;
 mod foreign;
 pub mod hotplug;
 mod kernel_rps;
@@ -53,6 +55,7 @@ use crate::host::caps::{self, Need};
 /// With the reason and the remedy, if the host or a device can't be steered. No program stays
 /// attached then.
 pub fn run(options: &Options, told: &Told<'_>) -> Result<()> {
+    contradiction::none_in(options)?;
     let missing = caps::missing(Need::Steer);
     if !missing.is_empty() {
         let mut obstacles: Vec<_> = missing.iter().map(ToString::to_string).collect();

@@ -302,7 +302,8 @@ pub struct Options {
 
     /// Serve the counters of `rxsteer status` to Prometheus over HTTP, at /metrics
     ///
-    /// Without an address, at 127.0.0.1:14779. Whoever can reach the address can read them.
+    /// Without an address, at 127.0.0.1:14779; in the configuration also true. Whoever can reach the
+    /// address can read them.
     #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, require_equals = true,
           default_missing_value = METRICS)]
     pub metrics: Option<SocketAddr>,

@@ -8,15 +8,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use tracing::{info, warn};
 
-use super::options::{Hash, Mode, Options, Pin};
-use super::patterns::is_pattern;
+use super::options::{Mode, Options, Pin};
 use crate::api::control::Role;
 use crate::api::server::Server;
 use crate::datapath::pins::Pins;
 use crate::datapath::{Config, Datapath, DeviceConfig};
 use crate::host::bpffs;
 use crate::host::netns;
-use crate::host::sched::Class;
 
 /// The parent of the folders of network namespaces.
 const FOLDER: &str = "/sys/fs/bpf/rxsteer";
@@ -38,8 +36,7 @@ pub fn folder(pin: &Pin) -> Result<PathBuf> {
 /// The options with a mode in which steering can be pinned. Without `--pin`: as they are.
 ///
 /// # Errors
-/// When something else in them stands against `--pin`; when steering is pinned and these options
-/// don't take it over.
+/// Without a BPF file system; when steering is pinned and these options don't take it over.
 pub(super) fn checked(options: &Options) -> Result<Options> {
     let mut options = options.clone();
     let Some(pin) = &options.pin else {
@@ -53,38 +50,6 @@ pub(super) fn checked(options: &Options) -> Result<Options> {
         return Ok(options);
     };
     bpffs::ensure_is_in(&folder(pin)?)?;
-    let skb = "skb mode ends with its process: with --pin, name devices that native or generic mode \
-               can steer";
-    let objections = [
-        (
-            options.dry_run,
-            "--dry-run steers nothing that could go on: leave --pin",
-        ),
-        (
-            options.prepare,
-            "--prepare puts settings back at the end, and pinned steering needs them: change them \
-             for good (`rxsteer doctor` names them), or leave --pin",
-        ),
-        (
-            options.follow_nat,
-            "--follow-nat has programs at tc ingress, which are not pinned: leave it or --pin",
-        ),
-        (
-            options.hash == Hash::Device,
-            "--hash device binds the program to its device, which can't be pinned safely: leave it \
-             or --pin",
-        ),
-        (
-            options.backlog_sched == Class::Fifo,
-            "--backlog-sched fifo needs a process that keeps the threads' budget: take another class, \
-             or leave --pin",
-        ),
-        (options.mode == Mode::Skb, skb),
-        (options.devices.iter().any(|name| is_pattern(name)), skb),
-    ];
-    if let Some((_, why)) = objections.into_iter().find(|(stands, _)| *stands) {
-        bail!("{why}");
-    }
     if options.mode == Mode::Auto {
         info!("with --pin, devices are steered in native mode");
         options.mode = Mode::Native;

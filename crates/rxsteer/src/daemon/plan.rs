@@ -146,7 +146,7 @@ pub(super) fn plan(options: &Options) -> Result<Plan> {
     for name in names.iter().filter(|name| !is_pattern(name)) {
         match examine(name, options) {
             Ok((device, _)) if knows(&devices, &device) => {
-                refused.push((name.clone(), format!("{name} is named twice")))
+                refused.push((name.clone(), named_twice(name)))
             }
             Ok((device, mode)) => devices.push(Steered {
                 named: Named::Name(name.clone()),
@@ -298,11 +298,22 @@ pub(super) fn find(devices: &[Steered], name: Option<&str>) -> Result<usize> {
             .position(|known| known == name)
             .ok_or_else(|| anyhow!("{name} is not steered; steered: {}", names.join(", "))),
         None if devices.len() == 1 => Ok(0),
-        None => bail!(
-            "say which device the queue belongs to, DEVICE:QUEUE=CPUS; one of {}",
-            names.join(", ")
-        ),
+        None => bail!(which_device(&names)),
     }
+}
+
+/// The error when one of several devices is not named.
+pub(super) fn which_device(names: &[impl AsRef<str>]) -> String {
+    let names: Vec<&str> = names.iter().map(AsRef::as_ref).collect();
+    format!(
+        "say which device the queue belongs to, DEVICE:QUEUE=CPUS; one of {}",
+        names.join(", ")
+    )
+}
+
+/// The error when a device is there already.
+pub(super) fn named_twice(name: &str) -> String {
+    format!("{name} is named twice")
 }
 
 impl Steered {

@@ -9,6 +9,7 @@ use tracing::{debug, info, warn};
 
 use super::auto::AutoMasks;
 use super::choice::Choice;
+use super::following;
 use super::hotplug::Hotplug;
 use super::looks::Looks;
 use super::manager;
@@ -479,27 +480,14 @@ fn errno(error: &anyhow::Error) -> Option<i32> {
     error.downcast_ref::<std::io::Error>()?.raw_os_error()
 }
 
-/// Fails unless flows can follow applications by their hash. Sockets may not know it, but keep that
-/// of their packets with `--follow-nat`; in native mode a redirected packet has lost the device's.
+/// As [`following::can_follow`], by devices and data path.
 pub(super) fn can_follow(config: &Config, devices: &[Steered]) -> Result<()> {
+    let hash = match (config.rx_hash, config.symmetric) {
+        (true, _) => Hash::Device,
+        (_, true) => Hash::Symmetric,
+        _ => Hash::Packet,
+    };
     let native = devices.iter().find(|d| d.mode != RxMode::Skb);
-    match (config.follow_nat, native) {
-        _ if config.sockets_know_hash() => Ok(()),
-        (true, None) => Ok(()),
-        (true, _) if !config.rx_hash => Ok(()),
-        (true, Some(device)) => bail!(
-            "{} is steered in {} mode, where sockets don't see the device's hash: flows follow \
-             applications by it with --mode skb; or leave --hash device",
-            device.device.name,
-            device.mode
-        ),
-        (false, _) if config.symmetric => bail!(
-            "flows can't follow applications by a symmetric hash, which sockets don't know: add \
-             --follow-nat, leave --hash symmetric, or use --policy rps"
-        ),
-        (false, _) => bail!(
-            "flows can't follow applications by the device's hash, which sockets don't know: add \
-             --follow-nat and --mode skb, leave --hash device, or use --policy rps"
-        ),
-    }
+    let native = native.map(|d| (d.device.name.as_str(), d.mode));
+    following::can_follow(hash, config.follow_nat, native)
 }

@@ -84,11 +84,6 @@ impl Config {
         }
     }
 
-    /// Whether sockets know the hash of their packets by their addresses.
-    pub fn sockets_know_hash(&self) -> bool {
-        !self.rx_hash && !self.symmetric
-    }
-
     /// Whether the tables have the entries needed to follow applications.
     pub fn can_follow(&self) -> bool {
         self.rps_sock_flow_entries > 0 && self.rps_flow_cnt > 0

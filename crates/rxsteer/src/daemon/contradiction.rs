@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Options that contradict each other on any host: a start refuses them, and `rxsteer check` does so
+//! before, in files.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, bail};
+
+use super::following::can_follow;
+use super::options::{Hash, Mode, Options};
+use super::patterns::{Patterns, is_pattern};
+use super::plan::{inline_ports, named_twice, which_device};
+use crate::host::sched::Class;
+
+/// See the module's documentation.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Contradiction {
+    /// The options by their long names, and `devices`.
+    pub keys: Vec<&'static str>,
+    /// Why they can't be together, with what to change.
+    pub why: String,
+}
+
+/// Fails if these options contradict each other.
+///
+/// # Errors
+/// With each reason and what to change, a line each.
+pub(super) fn none_in(options: &Options) -> Result<()> {
+    let found = contradictions(options).into_iter();
+    match &found.map(|found| found.why).collect::<Vec<_>>()[..] {
+        [] => Ok(()),
+        all => bail!(all.join("\n")),
+    }
+}
+
+/// The contradictions in these options.
+pub fn contradictions(options: &Options) -> Vec<Contradiction> {
+    let mut found = with_pin(options);
+    let mut add = |keys: &[&'static str], outcome: Result<()>| {
+        found.extend(outcome.err().map(|e| Contradiction {
+            keys: keys.to_vec(),
+            why: format!("{e:#}"),
+        }));
+    };
+    add(&["devices", "mode"], Patterns::of(options).map(|_| ()));
+    add(&["devices"], each_device_once(options));
+    add(&["queue", "devices"], queues_have_devices(options));
+    add(&["inline-ports"], inline_ports(options).map(|_| ()));
+    let following = match options.follow_nat {
+        true => &["follow-nat", "hash", "mode"],
+        false => &["hash", "policy", "follow-nat"],
+    };
+    add(following, sockets_can_be_followed(options));
+    found
+}
+
+/// What stands against `--pin`.
+fn with_pin(options: &Options) -> Vec<Contradiction> {
+    if options.pin.is_none() {
+        return Vec::new();
+    }
+    let skb = "skb mode ends with its process: with --pin, name devices that native or generic mode \
+               can steer, or leave --pin";
+    let patterns = options.devices.iter().any(|name| is_pattern(name));
+    let all = [
+        (
+            options.dry_run,
+            "dry-run",
+            "--dry-run steers nothing that could go on: leave --pin",
+        ),
+        (
+            options.prepare,
+            "prepare",
+            "--prepare puts settings back at the end, and pinned steering needs them: change them \
+             for good (`rxsteer doctor` names them), or leave --pin",
+        ),
+        (
+            options.follow_nat,
+            "follow-nat",
+            "--follow-nat has programs at tc ingress, which are not pinned: leave it or --pin",
+        ),
+        (
+            options.hash == Hash::Device,
+            "hash",
+            "--hash device binds the program to its device, which can't be pinned safely: leave it \
+             or --pin",
+        ),
+        (
+            options.backlog_sched == Class::Fifo,
+            "backlog-sched",
+            "--backlog-sched fifo needs a process that keeps the threads' budget: take another class, \
+             or leave --pin",
+        ),
+        (options.mode == Mode::Skb, "mode", skb),
+        (patterns, "devices", skb),
+    ];
+    let stand = all.into_iter().filter(|(stands, ..)| *stands);
+    let contradiction = |(_, key, why): (_, _, &str)| Contradiction {
+        keys: vec![key, "pin"],
+        why: why.to_owned(),
+    };
+    stand.map(contradiction).collect()
+}
+
+fn each_device_once(options: &Options) -> Result<()> {
+    let mut names = BTreeSet::new();
+    match options.devices.iter().find(|name| !names.insert(*name)) {
+        Some(name) => bail!(named_twice(name)),
+        None => Ok(()),
+    }
+}
+
+/// Of several devices, `--queue` names one. A pattern may match none.
+fn queues_have_devices(options: &Options) -> Result<()> {
+    let names = options.devices.iter().filter(|name| !is_pattern(name));
+    let names: Vec<&str> = names.map(String::as_str).collect();
+    match options.queues.iter().any(|queue| queue.device.is_none()) && names.len() > 1 {
+        true => bail!(which_device(&names)),
+        false => Ok(()),
+    }
+}
+
+/// As far as the mode is known.
+fn sockets_can_be_followed(options: &Options) -> Result<()> {
+    if !options.follow_nat && !options.policy.follows() {
+        return Ok(());
+    }
+    let mode = match options.mode {
+        Mode::Native => Some("native"),
+        Mode::Generic => Some("generic"),
+        Mode::Auto | Mode::Skb => None,
+    };
+    let devices = options.devices.first().map_or("the device", String::as_str);
+    can_follow(
+        options.hash,
+        options.follow_nat,
+        mode.map(|mode| (devices, mode)),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::daemon::options::{Pin, QueueCpus, RpsCpus};
+    use crate::datapath::policy::Policy;
+
+    fn keys(options: &Options) -> Vec<Vec<&'static str>> {
+        let found = contradictions(options).into_iter();
+        found.map(|found| found.keys).collect()
+    }
+
+    #[test]
+    fn what_a_start_refuses_on_any_host() {
+        let plain = || Options::new(["eth0"]);
+        let pinned = || Options {
+            pin: Some(Pin::Default),
+            ..plain()
+        };
+        let queue = || QueueCpus {
+            device: None,
+            queue: 0,
+            cpus: RpsCpus::Auto,
+        };
+        let symmetric = || Options {
+            hash: Hash::Symmetric,
+            policy: Policy::RFS,
+            ..plain()
+        };
+        // The controls: each lacks one of the two.
+        for options in [
+            plain(),
+            pinned(),
+            Options {
+                prepare: true,
+                ..plain()
+            },
+            Options {
+                queues: vec![queue()],
+                ..plain()
+            },
+            Options::new(["eth0", "eth1", "veth*"]),
+            Options {
+                policy: Policy::RPS,
+                ..symmetric()
+            },
+            Options {
+                follow_nat: true,
+                ..symmetric()
+            },
+        ] {
+            assert_eq!(keys(&options), [[""; 0]; 0], "{options:?}");
+        }
+        for (options, expected) in [
+            (
+                Options {
+                    prepare: true,
+                    ..pinned()
+                },
+                &["prepare", "pin"][..],
+            ),
+            (
+                Options {
+                    mode: Mode::Skb,
+                    ..pinned()
+                },
+                &["mode", "pin"],
+            ),
+            (
+                Options {
+                    follow_nat: true,
+                    ..pinned()
+                },
+                &["follow-nat", "pin"],
+            ),
+            (
+                Options {
+                    mode: Mode::Native,
+                    ..Options::new(["veth*"])
+                },
+                &["devices", "mode"],
+            ),
+            (Options::new(["eth0", "eth0"]), &["devices"]),
+            (
+                Options {
+                    queues: vec![queue()],
+                    ..Options::new(["eth0", "eth1"])
+                },
+                &["queue", "devices"],
+            ),
+            (
+                Options {
+                    inline_ports: (1..=17).collect(),
+                    ..plain()
+                },
+                &["inline-ports"],
+            ),
+            (symmetric(), &["hash", "policy", "follow-nat"]),
+            (
+                Options {
+                    hash: Hash::Device,
+                    follow_nat: true,
+                    mode: Mode::Native,
+                    ..plain()
+                },
+                &["follow-nat", "hash", "mode"],
+            ),
+        ] {
+            assert_eq!(keys(&options), [expected], "{options:?}");
+        }
+        let both = Options {
+            prepare: true,
+            dry_run: true,
+            ..pinned()
+        };
+        assert_eq!(keys(&both).len(), 2);
+        assert_eq!(none_in(&both).unwrap_err().to_string().lines().count(), 2);
+    }
+}
