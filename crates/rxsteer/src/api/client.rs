@@ -17,6 +17,14 @@ pub fn status() -> Result<status::Status> {
     ask(&Request::Status)
 }
 
+/// The same; `None` if none runs in this network namespace.
+///
+/// # Errors
+/// When it does not answer.
+pub fn status_if_there() -> Result<Option<status::Status>> {
+    ask_if_there(&Request::Status)
+}
+
 /// The same without flows: no table is read.
 ///
 /// # Errors

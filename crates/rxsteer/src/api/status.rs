@@ -158,6 +158,28 @@ pub struct Device {
     pub shares_queues: bool,
 }
 
+/// Steering that goes on without a rxsteer, since it is pinned.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Pinned {
+    /// The folder.
+    pub folder: String,
+    /// The version that has pinned it; null if its record can't be read.
+    pub version: Option<String>,
+    /// Steered devices.
+    pub devices: Vec<PinnedDevice>,
+}
+
+/// A device of [`Pinned`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct PinnedDevice {
+    /// Interface name; null if it is in another network namespace.
+    pub device: Option<String>,
+    /// Interface index.
+    pub ifindex: u32,
+    /// When steering of it was pinned, in UTC (RFC 3339). A take-over does not change it.
+    pub since: String,
+}
+
 /// The answer of `rxsteer status`.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Status {

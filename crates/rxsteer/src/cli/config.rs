@@ -19,7 +19,7 @@ use super::places::{Places, line_of, located, place};
 use super::run::RunArgs;
 use crate::busy_poll::rule::Rule;
 use crate::daemon::contradiction::contradictions;
-use crate::daemon::options::Options;
+use crate::daemon::options::{Options, Pin};
 
 /// Content of a file besides options.
 #[derive(Debug, Deserialize)]
@@ -91,6 +91,20 @@ pub fn read(
     let found: Vec<_> = found.map(|found| located(&places, &found)).collect();
     ensure!(found.is_empty(), found.join("\n"));
     Ok(options)
+}
+
+/// The `pin` of these files.
+///
+/// # Errors
+/// As [`read`], but for contradictions.
+pub(super) fn pin(files: &[PathBuf]) -> Result<Option<Pin>> {
+    let content = content(files)?;
+    let text = content
+        .defaults
+        .get("pin")
+        .and_then(|values| values.first());
+    let pin = text.map(|text| text.parse().map_err(anyhow::Error::msg));
+    pin.transpose()
 }
 
 fn is_on_command_line(run: &ArgMatches, key: &str) -> bool {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use clap::Args;
 
+use super::pinned;
 use crate::daemon::options::Pin;
 use crate::daemon::pin::{Detached, detach};
 
@@ -16,7 +17,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Options of `rxsteer detach`.
 #[derive(Debug, Args)]
 pub struct DetachArgs {
-    /// The folder, if `run --pin=FOLDER` named one
+    /// The folder, if `run --pin=FOLDER` named one; without it, that of the network namespace and that
+    /// of the configuration
     #[arg(long, value_name = "FOLDER")]
     pin: Option<Pin>,
 
@@ -34,9 +36,18 @@ impl DetachArgs {
     /// # Errors
     /// With the reason and the remedy.
     pub fn run(self) -> Result<ExitCode> {
-        let pin = self.pin.unwrap_or(Pin::Default);
-        println!("{}", words(&detach(&pin, self.force, PATIENCE)?));
-        Ok(ExitCode::SUCCESS)
+        let places = match self.pin {
+            Some(pin) => vec![pin],
+            None => pinned::places(),
+        };
+        let mut outcome = Ok(ExitCode::SUCCESS);
+        for pin in places {
+            match detach(&pin, self.force, PATIENCE) {
+                Ok(detached) => println!("{}", words(&detached)),
+                Err(e) => outcome = outcome.and(Err(e)),
+            }
+        }
+        outcome
     }
 }
 

@@ -16,6 +16,7 @@ mod log;
 pub mod man;
 pub mod mode;
 pub mod napi;
+mod pinned;
 mod places;
 pub mod poll;
 pub mod program;

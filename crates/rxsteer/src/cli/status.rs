@@ -11,11 +11,11 @@ use comfy_table::Table;
 use schemars::{JsonSchema, Schema};
 use serde::Serialize;
 
-use super::poll;
 use super::program::end_with_the_reader;
 use super::value::seconds;
+use super::{pinned, poll};
 use crate::api::flows::Entry;
-use crate::api::status::{Device, Queue, Status};
+use crate::api::status::{Device, Pinned, Queue, Status};
 use crate::api::{busy_poll, client};
 use crate::cli::table::{align_left, table};
 use crate::datapath::waits::Waits;
@@ -37,14 +37,23 @@ impl StatusArgs {
         end_with_the_reader()?;
         loop {
             let polling = client::busy_poll()?;
-            let steering = match client::status() {
+            let steering = match client::status_if_there() {
                 Err(_) if polling.is_some() => None,
-                steering => Some(steering?),
+                steering => steering?,
             };
+            let pinned = match &steering {
+                Some(_) => Vec::new(),
+                None => pinned::in_force()?,
+            };
+            if steering.is_none() && polling.is_none() && pinned.is_empty() {
+                // With the error that says how to start one.
+                client::status()?;
+            }
+            let (steering, polling) = (steering.as_ref(), polling.as_ref());
             if self.json {
-                println!("{}", json(steering.as_ref(), polling.as_ref())?);
+                println!("{}", json(steering, &pinned, polling)?);
             } else {
-                print!("{}", text(steering.as_ref(), polling.as_ref()));
+                print!("{}", text(steering, &pinned, polling));
             }
             match self.interval {
                 Some(interval) => std::thread::sleep(interval),
@@ -54,18 +63,27 @@ impl StatusArgs {
     }
 }
 
-/// The status of steering and of busy polling as text; ends with a newline.
-pub fn text(steering: Option<&Status>, polling: Option<&busy_poll::Status>) -> String {
-    let parts = [steering.map(render), polling.map(poll::render)];
-    parts.into_iter().flatten().collect::<Vec<_>>().join("\n")
+/// The status of steering, of a process or pinned, and of busy polling as text; ends with a newline.
+pub fn text(
+    steering: Option<&Status>,
+    pinned: &[Pinned],
+    polling: Option<&busy_poll::Status>,
+) -> String {
+    let steering = steering.map(render).into_iter();
+    let parts = steering.chain(pinned.iter().map(pinned::render));
+    let parts = parts.chain(polling.map(poll::render));
+    parts.collect::<Vec<_>>().join("\n")
 }
 
-/// The status of steering, with that of busy polling. Without steering, only the latter is there.
+/// The status of steering, with that of busy polling. Without a process that steers, only the fields
+/// below are there.
 #[derive(Serialize, JsonSchema)]
 #[schemars(title = "rxsteer status --json")]
 struct Both<'a> {
     #[serde(flatten)]
     steering: Option<&'a Status>,
+    /// Steering that goes on without a process, since it is pinned; empty if a process steers.
+    pinned: &'a [Pinned],
     /// Null if no sockets are set to poll.
     busy_poll: Option<&'a busy_poll::Status>,
 }
@@ -81,10 +99,12 @@ pub fn schema() -> Schema {
 /// When the status can't be written as JSON.
 pub fn json(
     steering: Option<&Status>,
+    pinned: &[Pinned],
     polling: Option<&busy_poll::Status>,
 ) -> serde_json::Result<String> {
     serde_json::to_string(&Both {
         steering,
+        pinned,
         busy_poll: polling,
     })
 }

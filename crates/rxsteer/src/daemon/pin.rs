@@ -11,9 +11,11 @@ use tracing::{info, warn};
 use super::options::{Mode, Options, Pin};
 use crate::api::control::Role;
 use crate::api::server::Server;
+use crate::api::status::{Pinned, PinnedDevice};
 use crate::datapath::pins::Pins;
 use crate::datapath::{Config, Datapath, DeviceConfig};
 use crate::host::bpffs;
+use crate::host::device::name_of;
 use crate::host::netns;
 
 /// The parent of the folders of network namespaces.
@@ -154,6 +156,29 @@ pub(super) fn say_it_goes_on(options: &Options) -> Result<()> {
         );
     }
     Ok(())
+}
+
+/// The steering that is pinned there and in force; `None` if there is none.
+///
+/// # Errors
+/// When the pins can't be read.
+pub fn in_force(pin: &Pin) -> Result<Option<Pinned>> {
+    let folder = folder(pin)?;
+    if !folder.exists() {
+        return Ok(None);
+    }
+    let pins = Pins::open(&folder)?;
+    let device = |(ifindex, since)| PinnedDevice {
+        device: name_of(ifindex),
+        ifindex,
+        since: humantime::format_rfc3339_seconds(since).to_string(),
+    };
+    let devices: Vec<_> = pins.since()?.into_iter().map(device).collect();
+    Ok((!devices.is_empty()).then(|| Pinned {
+        folder: folder.display().to_string(),
+        version: pins.version().map(str::to_owned),
+        devices,
+    }))
 }
 
 /// What `rxsteer detach` has done.

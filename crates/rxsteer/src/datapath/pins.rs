@@ -6,11 +6,12 @@
 //! `trace/`, `sockets/`, `scheduler/` and `xdp/`, by interface index. The links of XDP programs are
 //! pinned last and removed first, then the record: without both, a generation steers nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use libbpf_rs::{MapCore, MapFlags, MapHandle};
@@ -117,6 +118,26 @@ impl Pins {
     pub fn devices(&self) -> BTreeSet<u32> {
         let links = self.generations.iter().flat_map(|g| &g.links);
         links.map(|link| link.ifindex).collect()
+    }
+
+    /// The version that pinned what steers, if its record can be read.
+    pub fn version(&self) -> Option<&str> {
+        let records = self.steering().filter_map(|g| g.record.as_ref().ok());
+        records.map(Record::version).next()
+    }
+
+    /// When the program of each device was pinned, by interface index.
+    ///
+    /// # Errors
+    /// When a pin is removed meanwhile.
+    pub fn since(&self) -> Result<BTreeMap<u32, SystemTime>> {
+        let links = self.generations.iter().flat_map(|g| &g.links);
+        let since = |link: &XdpPin| {
+            let facts = link.path.metadata();
+            let facts = facts.with_context(|| link.path.display().to_string())?;
+            Ok((link.ifindex, facts.modified()?))
+        };
+        links.map(since).collect()
     }
 
     /// Fails unless the pins can be taken over: complete, of a known format, of this network

@@ -120,6 +120,11 @@ impl Record {
         serde_json::from_slice(&text).context("the record can't be read")
     }
 
+    /// The version that wrote it.
+    pub(super) fn version(&self) -> &str {
+        &self.version
+    }
+
     /// Whether counters can be read as those of this version.
     pub(super) fn has_this_layout(&self) -> bool {
         self.layout == env!("RXSTEER_BPF_LAYOUT")

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use libbpf_rs::query::ProgInfoIter;
 use nix::errno::Errno;
-use nix::net::if_::{Interface, if_nameindex, if_nametoindex};
+use nix::net::if_::{Interface, if_indextoname, if_nameindex, if_nametoindex};
 use serde::Serialize;
 
 use crate::host::cpumask::CpuMask;
@@ -249,6 +249,13 @@ pub fn names() -> Result<Vec<String>> {
     let devices = if_nameindex().context("cannot list the network devices")?;
     let name = |device: &Interface| device.name().to_string_lossy().into_owned();
     Ok(devices.iter().map(name).collect())
+}
+
+/// The name of a device in the network namespace of the calling thread; `None` if it has none with this
+/// index.
+pub fn name_of(ifindex: u32) -> Option<String> {
+    let name = if_indextoname(ifindex).ok()?;
+    Some(name.to_string_lossy().into_owned())
 }
 
 /// Reads a sysfs number: decimal, or hex after `0x`.
