@@ -7,12 +7,14 @@ mod common;
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::os::unix::net::UnixDatagram;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use common::process::*;
+use nix::errno::Errno;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use rxlab::in_lab;
@@ -284,5 +286,57 @@ fn the_unit_is_tight() -> Result<()> {
     std::fs::write(&unit, head)?;
     let loose = exposure(&unit)?.context("the program was there")?;
     ensure!(loose > LIMIT, "exposure {loose} without limits");
+    Ok(())
+}
+
+/// rxsteer to which a filter refuses a system call, as one of systemd does.
+fn without(call: libc::c_long, bed: &Testbed) -> Result<Rxsteer> {
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    let step = |code, k, jf| libc::sock_filter { code, jt: 0, jf, k };
+    // The number of the call is first in struct seccomp_data.
+    let mut steps = [
+        step(LOAD, 0, 0),
+        step(JUMP, u32::try_from(call)?, 1),
+        step(RETURN, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0),
+        step(RETURN, libc::SECCOMP_RET_ALLOW, 0),
+    ];
+    let dut = &bed.link.dut;
+    let mut command = Rxsteer::command(&dut.netns, &[&dut.name, "--policy=rfs"])?;
+    let refuse = move || {
+        let filter = libc::sock_fprog {
+            len: steps.len() as u16,
+            filter: steps.as_mut_ptr(),
+        };
+        // SAFETY: the kernel copies the filter, which lives until then.
+        let ret = unsafe { libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &filter) };
+        Errno::result(ret).map(drop).map_err(Into::into)
+    };
+    // SAFETY: between fork and exec it makes a system call alone.
+    unsafe { command.pre_exec(refuse) };
+    let started = Rxsteer::spawn(&dut.netns, command, true)?;
+    started.map_err(|ended| anyhow::anyhow!("{ended:?}"))
+}
+
+#[test]
+fn a_filter_of_system_calls_is_named_as_the_reason() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let log = |call| anyhow::Ok(without(call, &bed)?.stop(Signal::SIGTERM)?.log);
+    for call in [libc::SYS_fsopen, libc::SYS_fsconfig, libc::SYS_fsmount] {
+        let log = log(call)?;
+        for part in [
+            "unconnected UDP sockets are not followed",
+            "EPERM",
+            "SystemCallFilter=, as in rxsteer.service",
+            "--ignore-unconnected",
+        ] {
+            ensure!(log.contains(part), "no {part}: {log}");
+        }
+    }
+    // The control: a call that rxsteer does not make.
+    let log = log(libc::SYS_swapon)?;
+    ensure!(!log.contains("are not followed"), "{log}");
     Ok(())
 }

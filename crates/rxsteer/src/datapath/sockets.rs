@@ -5,7 +5,7 @@
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use libbpf_rs::skel::{OpenSkel, Skel};
 use libbpf_rs::{Link, ProgramType};
 use nix::errno::Errno;
@@ -127,6 +127,20 @@ impl Sockets {
     }
 }
 
+/// Why the hierarchy can't be had, with what to do. It need not be mounted.
+fn no_hierarchy(error: Errno) -> anyhow::Error {
+    let remedy = match error {
+        Errno::EPERM | Errno::EACCES | Errno::ENOSYS => {
+            "this takes CAP_SYS_ADMIN and the system calls fsopen, fsconfig and fsmount: allow them \
+             (in a unit by SystemCallFilter=, as in rxsteer.service; in a container by its seccomp \
+             profile)"
+        }
+        Errno::ENODEV => "boot a kernel with CONFIG_CGROUPS=y and CONFIG_CGROUP_BPF=y",
+        _ => "mount one: `mount -t cgroup2 none /sys/fs/cgroup`",
+    };
+    anyhow!("no cgroup v2 hierarchy can be had ({error}); {remedy}, or give --ignore-unconnected")
+}
+
 /// The root of the cgroup v2 hierarchy, by a mount that is attached to no folder and ends with the
 /// descriptor: the host's mount may be invisible to this process (`ip netns exec` hides /sys).
 fn cgroup_root() -> Result<OwnedFd> {
@@ -135,7 +149,7 @@ fn cgroup_root() -> Result<OwnedFd> {
     const FSCONFIG_CMD_CREATE: u32 = 6;
     const FSMOUNT_CLOEXEC: u32 = 1;
     let opened = |fd: libc::c_long| {
-        let fd = Errno::result(fd).context("no cgroup v2 hierarchy can be had")?;
+        let fd = Errno::result(fd).map_err(no_hierarchy)?;
         // SAFETY: the kernel has just returned this descriptor, and there is no other owner.
         Ok::<_, anyhow::Error>(unsafe { OwnedFd::from_raw_fd(fd as i32) })
     };
@@ -154,7 +168,7 @@ fn cgroup_root() -> Result<OwnedFd> {
             0,
         )
     })
-    .context("no cgroup v2 hierarchy can be had")?;
+    .map_err(no_hierarchy)?;
     // SAFETY: a descriptor and flags.
     let root =
         opened(unsafe { libc::syscall(libc::SYS_fsmount, fs.as_raw_fd(), FSMOUNT_CLOEXEC, 0) })?;
