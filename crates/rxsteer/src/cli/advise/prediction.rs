@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::host::device::RxMode;
 
 /// Rate below which there is no traffic to judge, packets/s.
-const LITTLE_TRAFFIC: f64 = 10.0;
+pub(super) const LITTLE_TRAFFIC: f64 = 10.0;
 
 /// A polling CPU is saturated if less of its time than this is left, and polls take more of it than
 /// `BY_POLLS`: the limits at which the policy `+adapt` lets flows leave (LOAD_SATURATED and

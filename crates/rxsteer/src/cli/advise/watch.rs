@@ -16,9 +16,11 @@ use super::tunnels::Kind;
 use crate::api::flows::Flows;
 use crate::api::status::Status;
 use crate::daemon::options::{Mode, RpsCpus, Tunnel};
+use crate::host::channels::Channels;
 use crate::host::cpu_times::{CpuTimes, cpu_times};
 use crate::host::cpumask::CpuMask;
 use crate::host::device::{Device, RxMode};
+use crate::host::ethtool::Ethtool;
 use crate::host::netdev::Napi;
 use crate::host::softnet::{self, Softnet};
 use crate::host::topology::Topology;
@@ -60,6 +62,8 @@ pub struct Watched {
     pub device: String,
     /// Receive queues in use.
     pub rx_queues: u32,
+    /// Receive queues that it can have; null if the driver does not tell.
+    pub most_queues: Option<u32>,
     /// The mode of the dry run that counted; null: /proc and /sys alone were read.
     pub dry_run: Option<String>,
     /// Why there was no dry run.
@@ -170,6 +174,7 @@ pub(super) fn watch(asked: &Asked<'_>, devices: &[Device], tunnels: &[Tunnel]) -
         Watched {
             device: device.name.clone(),
             rx_queues: device.rx_queues,
+            most_queues: most_queues(device),
             dry_run: mode
                 .filter(|_| !why.contains_key(&device.name))
                 .map(|steered| steered.mode.clone()),
@@ -201,6 +206,12 @@ pub(super) fn watch(asked: &Asked<'_>, devices: &[Device], tunnels: &[Tunnel]) -
         pollers,
         flows,
     })
+}
+
+/// Receive queues that a device can have (`ethtool -l`); `None` if the driver does not tell.
+fn most_queues(device: &Device) -> Option<u32> {
+    let channels = Channels::of(&Ethtool::open(&device.name).ok()?)?;
+    Some(channels.max_combined.max(channels.max_rx)).filter(|&most| most > 0)
 }
 
 /// The devices of which `run` would accept all, and why it would not accept the others.

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use serde::Serialize;
 
-use super::prediction::{Gain, Limit, Verdict};
+use super::prediction::{Gain, LITTLE_TRAFFIC, Limit, Verdict};
 use super::tunnels::Kind;
 use super::watch::{FlowsSeen, Seen, Watched};
 use crate::cli::table::table;
@@ -50,11 +50,7 @@ fn percent(share: f64) -> String {
 pub(super) fn sentence(seen: &Seen, inside: Option<&FlowsSeen>, verdict: &Verdict) -> String {
     match verdict {
         Verdict::Gain(gain) => format!("yes: {}. {}", more(seen, gain), limit(seen, gain.limit)),
-        Verdict::NoTraffic => format!(
-            "no answer: hardly any packet came to {} in {} s. Run this when the host is busy",
-            names(seen),
-            (seen.seconds * 10.0).round() / 10.0
-        ),
+        Verdict::NoTraffic => no_traffic(seen),
         Verdict::Room(poller) => format!(
             "no: CPU {}, which receives, has {} of its time left; steering would add a hop and gain \
              nothing",
@@ -94,6 +90,48 @@ pub(super) fn sentence(seen: &Seen, inside: Option<&FlowsSeen>, verdict: &Verdic
             limit(seen, gain.limit)
         ),
     }
+}
+
+fn no_traffic(seen: &Seen) -> String {
+    let packets = |watched: &Watched| watched.packets_per_second * seen.seconds;
+    let packets: f64 = seen.devices.iter().map(packets).sum();
+    let many = match packets.round() {
+        0.0 => "no packet".to_owned(),
+        1.0 => "one packet".to_owned(),
+        n => format!("{} packets", count(n)),
+    };
+    let devices = seen.devices.iter().map(|watched| &watched.device[..]);
+    format!(
+        "no answer: {many} came to {} in {} s, and a judgement takes {LITTLE_TRAFFIC:.0} packets/s at \
+         least. Run this again under the load that matters: `rxsteer advise {}`",
+        names(seen),
+        (seen.seconds * 10.0).round() / 10.0,
+        devices.collect::<Vec<_>>().join(" ")
+    )
+}
+
+/// What can be said of a device without traffic.
+fn without_traffic(watched: &Watched, nr_cpus: usize) -> String {
+    let name = &watched.device;
+    let queues = watched.rx_queues;
+    let of = match watched.most_queues {
+        Some(most) if most > queues => {
+            format!(" of {most} (`ethtool -L {name} combined {most}` sets all up)")
+        }
+        _ => String::new(),
+    };
+    let spread: &str = match queues as usize >= nr_cpus {
+        true => "the device itself can spread flows over all of them",
+        false => &format!("without steering its packets come to at most {queues} of them"),
+    };
+    let rps = match watched.kernel_rps.first() {
+        Some(file) => format!("kernel RPS is on ({file}), which `rxsteer run` refuses"),
+        None => "kernel RPS is off".to_owned(),
+    };
+    format!(
+        "{name}: {queues} receive queue{}{of} for {nr_cpus} CPUs: {spread}; {rps}",
+        if queues == 1 { "" } else { "s" }
+    )
 }
 
 fn names(seen: &Seen) -> String {
@@ -175,6 +213,11 @@ pub(super) fn render(advice: &Advice) -> String {
     }
     for line in facts(advice) {
         let _ = writeln!(out, "{line}");
+    }
+    if advice.verdict == Verdict::NoTraffic {
+        for watched in &seen.devices {
+            let _ = writeln!(out, "{}", without_traffic(watched, seen.cpus.len()));
+        }
     }
     let _ = writeln!(out, "\n{}\n", cpus(seen));
     let _ = writeln!(out, "{}", advice.sentence);
@@ -315,6 +358,7 @@ mod tests {
             devices: vec![Watched {
                 device: "eth0".to_owned(),
                 rx_queues: 1,
+                most_queues: Some(4),
                 dry_run: Some("native".to_owned()),
                 not_counted: None,
                 packets_per_second: 412_345.0,
@@ -349,7 +393,8 @@ mod tests {
             ),
             (
                 Verdict::NoTraffic,
-                "no answer: hardly any packet came to eth0 in 10 s. Run this when the host is busy",
+                "no answer: 4.12 M packets came to eth0 in 10 s, and a judgement takes 10 packets/s at \
+                 least. Run this again under the load that matters: `rxsteer advise eth0`",
             ),
             (
                 Verdict::Room(Poller {
@@ -429,13 +474,51 @@ mod tests {
     }
 
     #[test]
+    fn without_traffic_what_is_known_is_said() {
+        let quiet = |packets: f64| {
+            let mut seen = seen();
+            seen.devices[0].packets_per_second = packets / seen.seconds;
+            seen
+        };
+        let many = |packets| sentence(&quiet(packets), None, &Verdict::NoTraffic);
+        assert!(many(0.0).starts_with("no answer: no packet came to eth0 in 10 s"));
+        assert!(many(1.0).starts_with("no answer: one packet came "));
+        assert!(many(37.0).starts_with("no answer: 37 packets came "));
+        let advice = |seen: Seen, verdict| {
+            render(&Advice {
+                sentence: sentence(&seen, None, &verdict),
+                seen,
+                inside: None,
+                verdict,
+                ratio: 1.0,
+                command: None,
+            })
+        };
+        let line = "\neth0: 1 receive queue of 4 (`ethtool -L eth0 combined 4` sets all up) for 2 CPUs: \
+                    without steering its packets come to at most 1 of them; kernel RPS is off\n";
+        let text = advice(quiet(0.0), Verdict::NoTraffic);
+        assert!(text.contains(line), "{text}");
+        let mut other = quiet(0.0);
+        let device = &mut other.devices[0];
+        (device.rx_queues, device.most_queues) = (2, Some(2));
+        device.kernel_rps = vec!["rx-0/rps_cpus".to_owned()];
+        let line = "\neth0: 2 receive queues for 2 CPUs: the device itself can spread flows over all of \
+                    them; kernel RPS is on (rx-0/rps_cpus), which `rxsteer run` refuses\n";
+        let text = advice(other, Verdict::NoTraffic);
+        assert!(text.contains(line), "{text}");
+        // The control: with traffic the verdict says more.
+        let text = advice(seen(), Verdict::OneFlow { share: 1.0 });
+        assert!(!text.contains("for 2 CPUs"), "{text}");
+    }
+
+    #[test]
     fn the_facts_stand_before_the_verdict() {
         let mut seen = seen();
         let outside = seen.flows.as_mut().unwrap();
         outside.tunnels = BTreeMap::from([(Kind::Vxlan, 0.95)]);
         let advice = Advice {
             inside: seen.flows.clone(),
-            verdict: Verdict::NoTraffic,
+            verdict: Verdict::OneFlow { share: 1.0 },
             ratio: 1.0,
             command: Some("rxsteer run eth0 --tunnels vxlan".to_owned()),
             sentence: "yes: because".to_owned(),
