@@ -336,7 +336,7 @@ fn two_devices_in_skb_mode_are_both_counted() -> Result<()> {
     })?;
     let sentence = answer["sentence"].as_str().unwrap_or_default();
     ensure!(!sentence.starts_with("no answer: no packet"), "{answer}");
-    // The control: one device alone has no more than its flows.
+    // The control: one device alone has no more than its flows, and some frames of the hosts' own.
     let [on_first, on_second] = both;
     on_second.stop()?;
     let answer = until("the second device is quiet", || {
