@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# The part of servicetest.sh that runs under the systemd that it boots. The packages are in /opt.
+# The part of servicetest.sh that runs under the systemd that it boots. The packages are in /opt, and
+# those of a newer version in /opt/newer.
 set -euo pipefail
 shopt -s inherit_errexit
 
@@ -168,3 +169,73 @@ dpkg --purge rxsteer rxlab >/dev/null
 [ ! -e /etc/rxsteer ] || fail "/etc/rxsteer is left after the purge"
 [ "$(systemctl show --value --property LoadState rxsteer)" = not-found ] || fail "the unit is left"
 echo "removed while it steered: nothing is left"
+
+# With `pin`, what steering needs is set for good.
+until_true "the offload of the other end is on again" offload_is_on
+ip netns exec far ethtool --offload far tx off txvlan off tx-vlan-stag-hw-insert off >/dev/null
+mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf
+# start_pinned WHERE: installs the package, and starts it with `pin = WHERE`.
+start_pinned() {
+    dpkg --install /opt/rxsteer_*.deb >/opt/log 2>&1 || fail "$(cat /opt/log)"
+    printf 'devices = ["wan"]\npolicy = "rps"\nrps-cpus = "0-1"\npin = %s\n' "$1" >/etc/rxsteer/rxsteer.toml
+    systemctl start rxsteer || fail "it does not start with pin = $1"
+    until_true "frames are redirected with pin = $1" redirects
+}
+pins() { find /sys/fs/bpf/rxsteer /sys/fs/bpf/own -type f 2>/dev/null || true; }
+
+start_pinned true
+program=$(programs)
+received=$(counter received)
+redirected=$(counter redirected)
+systemctl stop rxsteer
+expect ActiveState inactive
+expect Result success
+! pgrep -x rxsteer >/dev/null || fail "a process is left: $(pgrep -ax rxsteer)"
+[ "$(programs)" = "$program" ] || fail "a stop ends pinned steering"
+send
+systemctl start rxsteer || fail "it does not take pinned steering over"
+[ "$(programs)" = "$program" ] || fail "a start replaces pinned steering"
+counted() { [ "$(counter received)" -ge $((received + 1000)) ] && [ "$(counter redirected)" -gt "$redirected" ]; }
+until_true "frames are counted that came without a process" counted
+echo "pinned: steering and counters go on over a stop"
+
+received=$(counter received)
+pid=$(property MainPID)
+dpkg --install /opt/newer/rxsteer_*.deb >/opt/log 2>&1 || fail "$(cat /opt/log)"
+expect ActiveState active
+[ "$(property MainPID)" != "$pid" ] || fail "the old program runs after an upgrade"
+[ "$(programs)" = "$program" ] || fail "an upgrade replaces pinned steering"
+[ "$(counter received)" -ge "$received" ] || fail "counters begin anew after an upgrade"
+echo "pinned: a newer version takes over"
+
+# removed WHAT: removes the package, which has to end pinned steering.
+removed() {
+    dpkg --remove rxsteer >/opt/log 2>&1 || fail "$(cat /opt/log)"
+    [ -z "$(programs)" ] || fail "a program is left at wan after removal, $1: $(cat /opt/log)"
+    [ -z "$(pins)" ] || fail "left after removal, $1: $(pins)"
+    ! pgrep -x rxsteer >/dev/null || fail "removal leaves the process, $1"
+}
+removed "while it runs"
+grep -q 'every flow in order' /opt/log || fail "removal did not return flows: $(cat /opt/log)"
+start_pinned true
+systemctl stop rxsteer
+removed "after a stop"
+start_pinned '"/sys/fs/bpf/own"'
+[[ "$(pins)" == /sys/fs/bpf/own/* ]] || fail "pinned elsewhere: $(pins)"
+removed "with a folder of its own"
+# Flows can't be returned without this program.
+start_pinned true
+systemctl stop rxsteer
+find /sys/fs/bpf/rxsteer -name queue_return -delete
+removed "with a damaged pin"
+grep -q 'may overtake' /opt/log || fail "the damaged pin was not noticed: $(cat /opt/log)"
+# The control: a package that detaches nothing leaves the program.
+start_pinned true
+sed -i 's/^ *rxsteer detach ||.*/:/' /var/lib/dpkg/info/rxsteer.prerm
+dpkg --remove rxsteer >/opt/log 2>&1
+[ -n "$(programs)" ] || fail "removal without detach ends steering too: the check above can't fail"
+dpkg --install /opt/rxsteer_*.deb >/opt/log 2>&1 || fail "$(cat /opt/log)"
+removed "once more"
+dpkg --purge rxsteer >/dev/null
+[ ! -e /etc/rxsteer ] || fail "/etc/rxsteer is left after the purge"
+echo "pinned: removal detaches, in order or else by force"
