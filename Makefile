@@ -11,7 +11,7 @@ PROFILE ?=
 REPORT ?= bench.html
 MANY ?= many.html
 
-.PHONY: help demo test fuzz soak faults guest lint bench many install deb service docs arm64
+.PHONY: help demo test fuzz soak faults guest lint bench many install deb service docs arm64 dist
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +55,9 @@ service: ## the unit under a real systemd in namespaces of its own, as root
 
 docs: ## the book in target/book: concepts, manual, operation
 	@scripts/docs.sh
+
+dist: ## what is published, in target/dist: sources, packages, static programs, components, checksums, as root
+	@scripts/dist.sh
 
 arm64: ## rxsteer on arm64 in an emulated machine: examines the host, steers, stops, as root
 	@scripts/arm64.sh

@@ -115,6 +115,7 @@ probe() {
         need mmdebstrap "makes the root folders in which packages are tested" have mmdebstrap
         need systemd-container "boots them" have systemd-nspawn
         need binutils "tells whether a program is static" have readelf
+        need jq "adds to the lists of their components" have jq
         need qemu-system-arm "emulates an arm64 machine" have qemu-system-aarch64
         need cpio "packs its files" have cpio
         need xz-utils "unpacks a module of its kernel" have xz

@@ -12,7 +12,8 @@ shopt -s inherit_errexit
 architecture=${1-}
 target=$architecture-unknown-linux-gnu
 case $architecture in
-x86_64 | aarch64) ;;
+x86_64) debian=amd64 ;;
+aarch64) debian=arm64 ;;
 *)
     echo "usage: static.sh x86_64|aarch64" >&2
     exit 2
@@ -34,9 +35,16 @@ mkdir -p "$out"
 # Within, nothing is downloaded.
 builder cargo fetch --locked --quiet
 
-# As part of the names of environment variables.
-environment=${target//-/_}
+# Both linkers in both builds: one of them links build scripts, which another linker would have built anew.
+linkers=()
+for machine in x86_64 aarch64; do
+    variable=${machine}_unknown_linux_gnu
+    linkers+=("CARGO_TARGET_${variable^^}_LINKER=$machine-linux-gnu-gcc"
+        "LIBBPF_SYS_LIBRARY_PATH_$variable=/usr/lib/$machine-linux-gnu")
+done
 # libelf and zlib both define crc32(), which is the same function: the linker takes the first one.
+flags=(-Ctarget-feature=+crt-static -Clink-arg=-l:libzstd.a '-Clink-arg=-Wl,--allow-multiple-definition'
+    --remap-path-prefix=/root/cargo=/cargo)
 # shellcheck disable=SC2016 # expanded inside
 unshare --mount bash -euc '
     root=$1 out=$2 cargo_home=$3
@@ -57,14 +65,21 @@ unshare --mount bash -euc '
     exec chroot /mnt/root env -i PATH=/usr/bin:/bin HOME=/root "$@"
 ' static "$root" "$out" "$cargo_home" \
     CARGO_HOME=/root/cargo CARGO_NET_OFFLINE=true CARGO_TARGET_DIR=/out CARGO_PROFILE_RELEASE_STRIP=symbols \
-    SOURCE_DATE_EPOCH="$epoch" \
-    LIBBPF_SYS_LIBRARY_PATH_"$environment"="/usr/lib/$architecture-linux-gnu" \
-    CARGO_TARGET_"${environment^^}"_LINKER=/root/linker \
-    RUSTFLAGS="-Ctarget-feature=+crt-static -Clink-arg=-l:libzstd.a --remap-path-prefix=/root/cargo=/cargo" \
-    sh -c 'echo "exec $0 \"\$@\" -Wl,--allow-multiple-definition" | install -m 755 /dev/stdin /root/linker &&
-        sed -i "1i #!/bin/sh" /root/linker && mkdir /root/cargo && ln -s /cargo /root/cargo/registry && cd /source &&
-        cargo build --frozen --release --target '"$target"' --features libbpf-sys/static &&
-        cargo cyclonedx --quiet --format json --target '"$target"' && cp crates/*/*.cdx.json /out/' "$architecture-linux-gnu-gcc" >&2
+    "${linkers[@]}" \
+    RUSTFLAGS="${flags[*]}" \
+    sh -euc 'mkdir /root/cargo && ln -s /cargo /root/cargo/registry && cd /source
+        cargo build --frozen --release --target "$1" --features libbpf-sys/static
+        # The date of the lists. The programs have none, and would be built anew for each.
+        SOURCE_DATE_EPOCH=$2 cargo cyclonedx --quiet --format json --spec-version 1.5 --target "$1"
+        cp crates/*/*.cdx.json /out/' build "$target" "$epoch" >&2
+
+# What Cargo does not know: the archives of these packages of Debian.
+archives=$(dpkg-query --admindir="$root/var/lib/dpkg" --show --showformat '${source:Package} ${source:Version}\n' \
+    {libc6-dev,libstd-rust-dev,libelf-dev,zlib1g-dev,libzstd-dev}:$debian)
+components=$(jq --raw-input --compact-output 'split(" ") | {
+    type: "library", "bom-ref": "debian:\(.[0])", name: .[0], version: .[1],
+    purl: "pkg:deb/debian/\(.[0])@\(.[1] | @uri)?arch=source"
+}' <<<"$archives")
 
 # The kernel loads a static program without an interpreter.
 for program in rxsteer rxlab; do
@@ -74,6 +89,8 @@ for program in rxsteer rxlab; do
         exit 1
     fi
     install -D "$path" "$out/$architecture/$program"
-    mv "$out/$program.cdx.json" "$out/$architecture/"
+    jq --slurpfile archives <(echo "$components") '.components += $archives' "$out/$program.cdx.json" \
+        >"$out/$architecture/$program.cdx.json"
+    rm "$out/$program.cdx.json"
 done
 echo "$out/$architecture"
