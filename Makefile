@@ -11,7 +11,7 @@ PROFILE ?=
 REPORT ?= bench.html
 MANY ?= many.html
 
-.PHONY: help demo test fuzz soak faults guest lint bench many install deb service docs arm64 dist
+.PHONY: help demo test fuzz soak faults guest lint bench many install deb service docs arm64 dist overhead
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,9 @@ faults: ## random faults under traffic: order, accounts, nothing left behind, as
 
 guest: ## tests in virtual machines, on several kernels (TEST=rfs, ARGS=FILTER, KERNEL=6.12, CPUS=8, RESUME=1)
 	@scripts/guest.sh $(KERNEL:%=--kernel %) $(CPUS:%=--cpus %) $(RESUME:%=--resume) $(TEST) $(ARGS)
+
+overhead: ## what the daemon takes itself: CPU time, memory, time to start; 2 minutes, as root
+	@scripts/overhead.sh
 
 lint: ## layout, warnings, licences
 	@scripts/lint.sh

@@ -16,11 +16,10 @@ use common::scrape::{
     ADDRESS, Family, Labels, NEW, after_traffic, parse, promtool, request, scrape,
 };
 use nix::sys::signal::Signal;
-use nix::unistd::Pid;
 use rxlab::in_lab;
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::netns::Netns;
-use rxlab::lab::{rtnl, run_ns};
+use rxlab::lab::rtnl;
 use rxlab::test_name;
 use rxlab::testing::not_run;
 use rxlab::testing::testbed::{POLLING_CPU, Testbed, until};
@@ -316,29 +315,19 @@ fn an_address_that_is_taken_is_reported() -> Result<()> {
     Ok(())
 }
 
-/// CPU time of all threads of a process.
-fn cpu_time(running: &Rxsteer) -> Result<Duration> {
-    let mut ns = 0;
-    for task in fs::read_dir(format!("/proc/{}/task", running.child.id()))? {
-        let task = task?.file_name().into_string().expect("a number");
-        ns += run_ns(Pid::from_raw(task.parse()?))?;
-    }
-    Ok(Duration::from_nanos(ns))
-}
-
 /// CPU time of rxsteer with a scrape every second, and without.
 fn cost(running: &Rxsteer) -> Result<[Duration; 2]> {
     const SCRAPES: u32 = 10;
     let mut used = [Duration::ZERO; 2];
     for (used, scrapes) in used.iter_mut().zip([true, false]) {
-        let before = cpu_time(running)?;
+        let before = running.cpu_time()?;
         for _ in 0..SCRAPES {
             if scrapes {
                 scrape(&running.netns)?;
             }
             std::thread::sleep(Duration::from_secs(1));
         }
-        *used = (cpu_time(running)? - before) / SCRAPES;
+        *used = (running.cpu_time()? - before) / SCRAPES;
     }
     Ok(used)
 }

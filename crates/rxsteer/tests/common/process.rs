@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rxsteer run` as a process, its end and its log.
 
+use std::fs;
 use std::io::Read;
 use std::process::{Child, Command, Output, Stdio};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
@@ -12,6 +14,7 @@ use rxlab::lab::generator::Generator;
 use rxlab::lab::hog::Hog;
 use rxlab::lab::netns::Netns;
 use rxlab::lab::receiver::Receiver;
+use rxlab::lab::run_ns;
 use rxlab::testing::testbed::*;
 use rxsteer::api::client;
 use rxsteer::api::status::{self, Queue, Status, Terms};
@@ -133,6 +136,16 @@ impl Rxsteer {
             Ok(queues(&status).all(rests).then(|| sums(queues(&status))))
         })
         .with_context(|| format!("{:?}", self.status()))
+    }
+
+    /// CPU time of all threads.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        let mut ns = 0;
+        for task in fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
+            let task = task?.file_name().into_string().expect("a number");
+            ns += run_ns(Pid::from_raw(task.parse()?))?;
+        }
+        Ok(Duration::from_nanos(ns))
     }
 
     pub fn signal(&self, signal: Signal) -> Result<()> {
