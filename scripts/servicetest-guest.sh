@@ -9,6 +9,7 @@ shopt -s inherit_errexit
 fail() {
     echo "FAILED: $*"
     journalctl --unit rxsteer --no-pager --lines 30
+    rxsteer status --json 2>/dev/null | jq -c ".devices[].queues" || true
     exit 1
 }
 # until_true WHAT COMMAND...: waits for the command to succeed, at most 90 s.
@@ -195,8 +196,10 @@ expect Result success
 send
 systemctl start rxsteer || fail "it does not take pinned steering over"
 [ "$(programs)" = "$program" ] || fail "a start replaces pinned steering"
-counted() { [ "$(counter received)" -ge $((received + 1000)) ] && [ "$(counter redirected)" -gt "$redirected" ]; }
-until_true "frames are counted that came without a process" counted
+counted() { [ "$(counter received)" -ge $((received + 1000)) ]; }
+until_true "1000 frames are counted that came without a process, after $received" counted
+more_redirects() { send && [ "$(counter redirected)" -gt "$redirected" ]; }
+until_true "more frames are redirected" more_redirects
 echo "pinned: steering and counters go on over a stop"
 
 received=$(counter received)
@@ -214,6 +217,7 @@ removed() {
     [ -z "$(programs)" ] || fail "a program is left at wan after removal, $1: $(cat /opt/log)"
     [ -z "$(pins)" ] || fail "left after removal, $1: $(pins)"
     ! pgrep -x rxsteer >/dev/null || fail "removal leaves the process, $1"
+    [ ! -e /run/rxsteer ] || fail "left after removal, $1: $(ls -R /run/rxsteer)"
 }
 removed "while it runs"
 grep -q 'every flow in order' /opt/log || fail "removal did not return flows: $(cat /opt/log)"
