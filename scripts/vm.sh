@@ -10,7 +10,7 @@
 # The machine has busybox, added files, and guest-init.sh as its first process, which runs
 # /run-this.
 
-: "${COUNTED_TIME:=mips=2000,quantum=8000}"
+: "${COUNTED_TIME:=mips=2000,quantum=8000,copy=12}"
 export COUNTED_TIME
 
 # Makes $dir, the folder of this run, in folder $1. Removes those of runs that were killed.

@@ -8,10 +8,11 @@
  * one that has executed its instructions waits until every other one has. So no two vCPUs are
  * further apart than a quantum, and all are equally fast.
  *
- * Switched on by the environment: COUNTED_TIME=mips=2000,quantum=8000,pause=50
+ * Switched on by the environment: COUNTED_TIME=mips=2000,quantum=8000,pause=50,copy=12
  *   mips     millions of instructions in a second of the guest
  *   quantum  ns
  *   pause    ns of the instruction PAUSE
+ *   copy     bytes per ns of repeated string instructions, by which the kernel copies; 0: no time
  *
  * Lock order: BQL, then counted_lock. A vCPU that waits for the end of a quantum holds neither.
  */
@@ -41,6 +42,7 @@ typedef struct {
 } CountedCPU;
 
 bool counted_time;
+int64_t counted_time_insns_of_64k;
 
 static CountedCPU counted_cpus[VCPUS_MAX];
 static QemuMutex counted_lock;
@@ -55,6 +57,7 @@ static QEMUBH *warp_bh;
 static int64_t mips = 2000;
 static int64_t quantum_ns = 8000;
 static int64_t pause_ns = 50;
+static int64_t copy_bytes_per_ns = 12;
 
 static int64_t insns(int64_t ns)
 {
@@ -331,6 +334,7 @@ static void parse(const char *text)
             { "mips", &mips, 1 },
             { "quantum", &quantum_ns, 100 },
             { "pause", &pause_ns, 0 },
+            { "copy", &copy_bytes_per_ns, 0 },
         };
         bool found = false;
 
@@ -355,6 +359,9 @@ void counted_time_init(void)
         return;
     }
     parse(text);
+    if (copy_bytes_per_ns) {
+        counted_time_insns_of_64k = insns(65536) / copy_bytes_per_ns;
+    }
     qemu_mutex_init(&counted_lock);
     quantum_end_ns = quantum_ns;
     warp_bh = qemu_bh_new(warp, NULL);
