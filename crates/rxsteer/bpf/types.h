@@ -358,9 +358,9 @@ struct rx_queue {
 	__u64 nr_inline_ports; /* of nr_inline: frames of flows that stay there by their ports */
 
 	/* Written by user space. */
-	__u32 ifindex;
-	__u16 epoch;  /* changes with the meaning of the dev_flow_table's slots */
-	__u16 policy; /* bits of enum rx_policy; 0: RPS alone */
+	__u32 ifindex; /* 0: a queue of skb mode, which is no device's */
+	__u16 epoch;   /* changes with the meaning of the dev_flow_table's slots */
+	__u16 policy;  /* bits of enum rx_policy; 0: RPS alone */
 
 	struct rx_load load;
 };

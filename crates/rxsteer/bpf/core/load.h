@@ -22,6 +22,12 @@
 #define LOAD_SATURATED_BY (LOAD_WHOLE * 3 / 8)
 #define LOAD_RELAXED	  (LOAD_WHOLE * 5 / 8)
 
+/*
+ * The same in skb mode. Many of its devices receive on the CPU that sends (a veth, lo, tun): the
+ * sender has most of that CPU, and the scheduler can't move it away from its packets.
+ */
+#define LOAD_SATURATED_BY_SKB (LOAD_WHOLE / 8)
+
 /* Fewest frames of a window from which the cost of a frame is computed. */
 #define LOAD_SAMPLE 32
 
@@ -130,6 +136,12 @@ static __always_inline bool load_hop_pays(const struct rx_load *l)
 	return (__u64)l->hop_ns * LOAD_WHOLE <= (__u64)l->inline_ns * LOAD_HOP_PAYS;
 }
 
+/* Share of a CPU's time that is a sign of saturation if polls take it. */
+static __always_inline __u32 load_saturated_by(const struct rx_queue *q)
+{
+	return q->ifindex ? LOAD_SATURATED_BY : LOAD_SATURATED_BY_SKB;
+}
+
 /* Stores the time of other queues' polls: `poll_ns` and `over_idle_ns` are those of all polls that
  * the CPU ran in this window. */
 static __always_inline void load_others(struct rx_load *l, __u64 poll_ns, __u64 over_idle_ns)
@@ -197,7 +209,7 @@ static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tas
 	if (busy < l->poll_share)
 		busy = l->poll_share;
 	l->busy_share = busy < LOAD_WHOLE ? busy : LOAD_WHOLE;
-	signs = (busy >= LOAD_SATURATED) + (l->poll_share >= LOAD_SATURATED_BY) + load_behind(l);
+	signs = (busy >= LOAD_SATURATED) + (l->poll_share >= load_saturated_by(q)) + load_behind(l);
 	if (signs >= 2 && pays)
 		l->pressure = RX_SATURATED;
 	else if (busy_polled)

@@ -173,3 +173,22 @@ proptest! {
         }
     }
 }
+
+/// The pressure of a queue of this device, of which polls have taken these 1024ths of a busy CPU.
+fn pressure(ifindex: u32, polls: u32) -> u16 {
+    let mut world = World::new(ADAPT | FOLLOW, 1);
+    world.q.ifindex = ifindex;
+    // None of the polls uses up its budget.
+    world.busy_polls = POLLS;
+    world.q.policy = ADAPT;
+    world.window(polls, WHOLE);
+    world.q.load.pressure
+}
+
+#[test]
+fn in_skb_mode_an_eighth_of_the_time_saturates_a_busy_cpu() {
+    assert_eq!(pressure(1, WHOLE * 3 / 8), SATURATED);
+    assert_eq!(pressure(1, WHOLE * 3 / 8 - 1), FULL);
+    assert_eq!(pressure(0, WHOLE / 8), SATURATED);
+    assert_eq!(pressure(0, WHOLE / 8 - 1), FULL);
+}

@@ -87,6 +87,7 @@ impl World {
                 ..Default::default()
             },
             q: rx_queue {
+                ifindex: 1,
                 epoch: 1,
                 policy,
                 polls_delivered: u64::MAX,

@@ -78,6 +78,7 @@ impl Path {
         }
         Self {
             q: rx_queue {
+                ifindex: 1,
                 epoch: 1,
                 ..Default::default()
             },

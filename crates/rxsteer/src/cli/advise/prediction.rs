@@ -10,10 +10,16 @@ use crate::host::device::RxMode;
 pub(super) const LITTLE_TRAFFIC: f64 = 10.0;
 
 /// A polling CPU is saturated if less of its time than this is left, and polls take more of it than
-/// `BY_POLLS`: the limits at which the policy `+adapt` lets flows leave (LOAD_SATURATED and
-/// LOAD_SATURATED_BY in `bpf/core/load.h`).
+/// [`by_polls`]: the limits at which the policy `+adapt` lets flows leave (LOAD_SATURATED and
+/// `load_saturated_by()` in `bpf/core/load.h`).
 const LEFT: f64 = 1.0 / 8.0;
-const BY_POLLS: f64 = 3.0 / 8.0;
+
+fn by_polls(mode: RxMode) -> f64 {
+    match mode {
+        RxMode::Native | RxMode::Generic => 3.0 / 8.0,
+        RxMode::Skb => 1.0 / 8.0,
+    }
+}
 
 /// A flow with this share of the packets is nearly everything.
 const ONE_FLOW: f64 = 0.9;
@@ -73,8 +79,8 @@ pub struct Poller {
 }
 
 impl Poller {
-    fn is_saturated(&self) -> bool {
-        self.idle < LEFT && self.polls >= BY_POLLS
+    fn is_saturated(&self, mode: RxMode) -> bool {
+        self.idle < LEFT && self.polls >= by_polls(mode)
     }
 }
 
@@ -204,7 +210,8 @@ impl Facts {
                 _ => Verdict::Room(*busiest),
             };
         }
-        let saturated: Vec<&Poller> = self.pollers.iter().filter(|p| p.is_saturated()).collect();
+        let is_saturated = |p: &&Poller| p.is_saturated(self.mode);
+        let saturated: Vec<&Poller> = self.pollers.iter().filter(is_saturated).collect();
         if saturated.is_empty() {
             return match busiest.idle >= LEFT {
                 true => Verdict::Room(*busiest),
