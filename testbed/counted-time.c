@@ -42,7 +42,6 @@ typedef struct {
 } CountedCPU;
 
 bool counted_time;
-int64_t counted_time_insns_of_64k;
 
 static CountedCPU counted_cpus[VCPUS_MAX];
 static QemuMutex counted_lock;
@@ -83,6 +82,12 @@ int64_t counted_time_ns(void)
         return cpu_now_ns(cpu);
     }
     return qatomic_read(&quantum_end_ns) - quantum_ns;
+}
+
+/* Of repeated string instructions that move so many bytes. */
+int64_t counted_time_insns_of(int64_t bytes)
+{
+    return copy_bytes_per_ns ? insns(bytes) / copy_bytes_per_ns : 0;
 }
 
 void counted_time_charge_pause(CPUState *cpu)
@@ -359,9 +364,6 @@ void counted_time_init(void)
         return;
     }
     parse(text);
-    if (copy_bytes_per_ns) {
-        counted_time_insns_of_64k = insns(65536) / copy_bytes_per_ns;
-    }
     qemu_mutex_init(&counted_lock);
     quantum_end_ns = quantum_ns;
     warp_bh = qemu_bh_new(warp, NULL);

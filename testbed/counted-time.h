@@ -3,11 +3,10 @@
 #define ACCEL_TCG_COUNTED_TIME_H
 
 extern bool counted_time;
-/* of repeated string instructions that move 64 KiB */
-extern int64_t counted_time_insns_of_64k;
 
 void counted_time_init(void);
 int64_t counted_time_ns(void);
+int64_t counted_time_insns_of(int64_t bytes);
 void counted_time_wait(CPUState *cpu);
 void counted_time_kick(CPUState *cpu);
 void counted_time_interrupt(CPUState *cpu);
