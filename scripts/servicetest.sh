@@ -43,7 +43,7 @@ boot() {
         echo 0 >"$hierarchy/$cgroup.$$/cgroup.procs"
     done
     # shellcheck disable=SC2016 # expanded inside
-    exec timeout --foreground --kill-after=10 10m unshare --mount --net --pid --fork --kill-child --mount-proc \
+    exec timeout --foreground --kill-after=10 11m unshare --mount --net --pid --fork --kill-child --mount-proc \
         bash -euc '
             root=$1 guest=$2 newer=$3
             shift 3
@@ -61,7 +61,7 @@ boot() {
 		[Service]
 		Type=oneshot
 		TimeoutStartSec=infinity
-		ExecStart=/bin/bash -c "/opt/servicetest; exec systemctl exit \$\$?"
+		ExecStart=/bin/bash -c "timeout --kill-after=10 9m /opt/servicetest; exec systemctl exit \$\$?"
 		StandardOutput=file:/opt/output
 		StandardError=inherit
 		EOF
