@@ -160,6 +160,16 @@ answers() { [[ "$(ip netns exec far bash -c 'exec 3>/dev/tcp/198.18.0.1/9' 2>&1)
 until_true "the host answers without rxsteer" answers
 echo "stopped: no program, no process, offloads as before"
 
+# Skb mode makes a tun device, and writes its settings, which systemd-nspawn mounts read-only.
+mount -o remount,bind,rw /proc/sys
+mount -o remount,rw /sys
+sed -i 's/^policy = .*/policy = "rps"/; s/^prepare = .*/mode = "skb"/' /etc/rxsteer/rxsteer.toml
+systemctl start rxsteer || fail "it does not start in skb mode"
+until_true "frames are redirected in skb mode" redirects
+systemctl stop rxsteer
+sed -i 's/^mode = .*/prepare = true/' /etc/rxsteer/rxsteer.toml
+echo "skb mode: steers, with the devices that the unit has"
+
 # With the default policy, flows follow applications on unconnected sockets too.
 sed -i '/^policy/d' /etc/rxsteer/rxsteer.toml
 start=$(date +%s)
