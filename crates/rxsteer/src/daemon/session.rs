@@ -134,7 +134,7 @@ impl<'a> Session<'a> {
             )),
         };
         if let Err(e) = &outcome {
-            warn!("reload: nothing has changed: {e:#}");
+            warn!("reload: the options stay as before: {e:#}");
         }
         if let Some(asked) = asked {
             asked.answer(outcome.and_then(|lines| reply(&lines)));
@@ -162,7 +162,7 @@ impl<'a> Session<'a> {
             if let Err(e) = self.restart(now) {
                 self.restart(before)
                     .with_context(|| format!("{e:#}; and steering as before is not possible"))?;
-                return Err(e);
+                return Err(e.context("steering has started anew, and counts from zero"));
             }
             say("steering has started anew, with the new options")
         } else {
