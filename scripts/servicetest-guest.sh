@@ -54,7 +54,7 @@ offload() {
     ip netns exec far ethtool --show-features far | sed -n 's/^tx-checksumming: //p'
 }
 # 200 flows of 10 datagrams each, from the other end. Some are not sent: nobody listens, and the sender is told.
-# Callers send until enough have come: one call may be too few, as a full device drops frames.
+# Callers send until enough have come: one call may be too few.
 send() {
     # shellcheck disable=SC2016 # expanded in the namespace
     ip netns exec far bash -c 'for flow in {1..200}; do

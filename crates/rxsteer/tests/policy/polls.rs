@@ -176,11 +176,10 @@ proptest! {
 
 /// The pressure of a queue of this device, of which polls have taken these 1024ths of a busy CPU.
 fn pressure(ifindex: u32, polls: u32) -> u16 {
-    let mut world = World::new(ADAPT | FOLLOW, 1);
+    let mut world = World::new(ADAPT, 1);
     world.q.ifindex = ifindex;
     // None of the polls uses up its budget.
     world.busy_polls = POLLS;
-    world.q.policy = ADAPT;
     world.window(polls, WHOLE);
     world.q.load.pressure
 }
