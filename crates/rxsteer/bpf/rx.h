@@ -129,6 +129,23 @@ static __always_inline void rx_measure_wait(const struct rx *rx, __u32 cpu)
 	wait_measure(rx->queue, cpu);
 }
 
+/* As policy_decide(), which calls it from each of its ways to a CPU. */
+__noinline int policy_read_load(__u32 queue, __u32 cpu)
+{
+	struct backlog *b = backlog_of(queue, cpu);
+
+	if (!b)
+		return 0;
+	b->busy = cpu_busy(cpu);
+	b->demand = cpu_demand(cpu, b);
+	return 0;
+}
+
+static __always_inline void rx_read_load_apart(const struct rx *rx, __u32 cpu, struct backlog *b)
+{
+	policy_read_load(rx->queue, cpu);
+}
+
 /* A global function: the verifier checks it once, not once per way of a packet to it. */
 __noinline int policy_decide(__u32 queue, __u32 hash, __u32 slot, __u32 cpu, bool followed)
 {

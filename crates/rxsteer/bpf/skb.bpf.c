@@ -66,12 +66,20 @@ static __always_inline bool skb_hashed(struct rx *rx, struct __sk_buff *skb)
  * no helpers meanwhile. */
 #define FLOW_LOCK_TRIES 1024
 
-static __always_inline bool flow_lock(struct rps_dev_flow *flow)
+/* A global function: the verifier follows the loop once. */
+__noinline int flow_lock_tried(__u32 slot)
 {
-	for (int i = 0; i < FLOW_LOCK_TRIES; i++)
+	struct rps_dev_flow *flow = bpf_map_lookup_elem(&dev_flow_tables, &slot);
+
+	for (int i = 1; flow && i < FLOW_LOCK_TRIES; i++)
 		if (!__sync_lock_test_and_set(&flow->lock, 1))
 			return true;
 	return false;
+}
+
+static __always_inline bool flow_lock(struct rps_dev_flow *flow, __u32 slot)
+{
+	return likely(!__sync_lock_test_and_set(&flow->lock, 1)) || flow_lock_tried(slot);
 }
 
 static __always_inline void flow_unlock(struct rps_dev_flow *flow)
@@ -102,7 +110,7 @@ static __always_inline int skb_steer(struct __sk_buff *skb, struct rx *rx)
 
 	if (!flow)
 		return SKB_NEXT;
-	if (unlikely(!flow_lock(flow))) {
+	if (unlikely(!flow_lock(flow, rx->slot))) {
 		rx->q->nr_inline++;
 		return SKB_NEXT;
 	}

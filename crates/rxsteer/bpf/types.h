@@ -207,7 +207,7 @@ struct backlog {
 	/* Counted in tail, but the driver dropped them before the kernel saw them
 	 * (backlog_settle()); by user space too: each value is a lower bound. */
 	__u64 nr_vanished;
-	/* The CPU's load in window `looked` - 1 (cpu_busy(), cpu_demand()). */
+	/* The CPU's load in window `looked` - 1 (rx_read_load_apart()). */
 	__u32 looked;
 	__u32 busy;
 	__u32 demand;

@@ -59,9 +59,9 @@ static bool rx_consumer_waits(const struct rx *rx, __u32 cpu);
 static struct cpu *cpu_of(__u32 cpu);
 /* Whether the CPU runs its idle task now. */
 static bool cpu_is_idle(__u32 cpu);
-/* Share of the CPU's time, of 1024, in which it is not idle; averaged over some tens of ms. */
-static __u32 cpu_busy(__u32 cpu);
-/* Average number of runnable tasks on the CPU, times 1024, without the backlog's kthread. */
-static __u32 cpu_demand(__u32 cpu, const struct backlog *b);
+/* Sets the load of the backlog's CPU, in a function of its own: once per window. `busy`: share of
+ * the CPU's time, of 1024, in which it is not idle, averaged over some tens of ms. `demand`:
+ * average number of runnable tasks, times 1024, without the backlog's kthread. */
+static void rx_read_load_apart(const struct rx *rx, __u32 cpu, struct backlog *b);
 /* Share of the queue's frames, of 1024, above which a flow is large; 0: no flow is large. */
 static __u32 flow_limit_of(void);

@@ -130,9 +130,8 @@ static __always_inline struct backlog *rx_look(const struct rx *rx, __u32 cpu)
 
 	if (b && b->looked != rx->q->load.window + 1) {
 		b->looked = rx->q->load.window + 1;
-		b->busy = cpu_busy(cpu);
-		b->demand = cpu_demand(cpu, b);
 		b->left = 0;
+		rx_read_load_apart(rx, cpu, b);
 	}
 	return b;
 }

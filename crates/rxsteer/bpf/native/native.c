@@ -175,15 +175,11 @@ static bool cpu_is_idle(__u32 cpu)
 	return facts->idle >> cpu & 1;
 }
 
-static __u32 cpu_busy(__u32 cpu)
+static void rx_read_load_apart(const struct rx *rx, __u32 cpu, struct backlog *b)
 {
-	return facts->busy[cpu];
-}
-
-static __u32 cpu_demand(__u32 cpu, const struct backlog *b)
-{
-	(void)b;
-	return facts->demand[cpu];
+	(void)rx;
+	b->busy = facts->busy[cpu];
+	b->demand = facts->demand[cpu];
 }
 
 static void rx_decide_apart(const struct rx *rx, struct rps_dev_flow *flow)

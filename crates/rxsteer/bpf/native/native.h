@@ -22,8 +22,8 @@ struct rx_facts {
 	__u32 gro_empty; /* of the polling NAPI instance */
 	__u32 unguarded;
 	__u64 idle;	  /* CPUs that are idle */
-	__u32 busy[64];	  /* by CPU: cpu_busy() */
-	__u32 demand[64]; /* by CPU: cpu_demand() */
+	__u32 busy[64];	  /* by CPU: backlog.busy */
+	__u32 demand[64]; /* by CPU: backlog.demand */
 	__u32 flow_limit;
 	__u32 consumer_waits;
 	__u32 no_stamp;	     /* the polling CPU has no element in poll_cpus */
