@@ -63,9 +63,9 @@ static __always_inline __u32 rx_slot(const struct rx *rx)
 	return flow_slot(rx->queue, rx->hash, shift);
 }
 
-static __always_inline bool rx_came_elsewhere(const struct rx *rx, const struct rps_dev_flow *flow)
+static __always_inline bool rx_shares_flows(void)
 {
-	return config.skb && flow->queue != rx->queue;
+	return config.skb;
 }
 
 /* INLINE, the poll of the last packet has ended if a later one is under way, or none. */

@@ -177,9 +177,9 @@ struct rps_dev_flow {
 	__u32 changed; /* the window in which `wanted` changed last */
 
 	/* For a table that several queues share (skb mode). */
-	__u32 lock;  /* a program changes the slot */
-	__u16 queue; /* that of the flow's last packet */
-	__u16 pad_end;
+	__u32 lock;    /* a program changes the slot */
+	__u16 queue;   /* that of the flow's last packet */
+	__u16 decider; /* that of `window`; its packets decide where the flow wants to be */
 };
 _Static_assert(sizeof(struct rps_dev_flow) == 64, "a cache line");
 

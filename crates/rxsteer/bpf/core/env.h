@@ -41,9 +41,10 @@ static void rx_measure_wait(const struct rx *rx, __u32 cpu);
 static __u64 rx_poll_stamp(const struct rx *rx);
 /* Whether GRO of the polling NAPI instance holds no packets. */
 static bool rx_gro_empty(const struct rx *rx);
-/* Whether the flow's last packet came in another queue, which only tables that queues share allow,
- * and whether that packet and all before it have been delivered. */
-static bool rx_came_elsewhere(const struct rx *rx, const struct rps_dev_flow *flow);
+/* Whether queues share the table of flows: skb mode, where a queue is a CPU that receives. */
+static bool rx_shares_flows(void);
+/* For a flow whose last packet came in another queue: whether that packet and all before it have
+ * been delivered. */
 static bool rx_delivered_elsewhere(struct rps_dev_flow *flow);
 /* rx_decide() in a function of its own: once per window and flow. */
 static void rx_decide_apart(const struct rx *rx, struct rps_dev_flow *flow);

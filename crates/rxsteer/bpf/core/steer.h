@@ -107,7 +107,7 @@ static __always_inline bool rx_delivered(struct rx *rx, struct rps_dev_flow *flo
 		return true;
 	if (unlikely(!set))
 		return inline_delivered(rx, rx_first_poll(rx));
-	if (rx_came_elsewhere(rx, flow))
+	if (rx_shares_flows() && flow->queue != rx->queue)
 		return rx_delivered_elsewhere(flow);
 	if (flow->location == RPS_INLINE)
 		return inline_delivered(rx, flow->last_qtail);
@@ -236,28 +236,48 @@ static __always_inline bool rx_shed(const struct rx *rx, struct rps_dev_flow *fl
 	return true;
 }
 
+/*
+ * Whether the packet has come to the CPU where its flow belongs by the decision of another queue,
+ * or to that of its application: it needs no hop, and decides nothing. A veth's packets come on the
+ * CPU of the sending thread, and on that of its peer, whose acknowledgement lets the sender go on.
+ */
+static __always_inline bool rx_is_there(const struct rx *rx, const struct rps_dev_flow *flow,
+					__u16 base)
+{
+	if (!(rx->q->policy & (RX_IDLE | RX_ADAPT)))
+		return false;
+	return (rx->followed && base == RPS_INLINE) || flow->wanted == rx->cpu;
+}
+
 static __always_inline enum rx_verdict rx_steer(struct rx *rx, struct rps_dev_flow *flow)
 {
 	bool set = likely(flow->epoch == rx->epoch);
 	__u16 location = set ? flow->location : RPS_INLINE;
 	struct rx_queue *q = rx->q;
-	bool new_window, shed_all;
+	bool decided_elsewhere = set && rx_shares_flows() && flow->decider != rx->queue;
+	bool new_window, shed_all, there;
 	__u16 wanted;
 
 	rx_own(rx, flow, set);
 	/* While the polling CPU has room, the tables are not read. */
 	if ((q->policy & RX_ADAPT) && q->load.pressure == RX_RELAXED && set &&
-	    location == RPS_INLINE) {
+	    location == RPS_INLINE && !decided_elsewhere) {
 		flow->wanted = RPS_INLINE;
 		flow->reason = RX_ROOM;
 		return rx_inline(rx, flow);
 	}
-	new_window = flow->window != q->load.window;
-	if (unlikely(new_window))
-		flow_window(&q->load, flow);
 	wanted = rx_base(rx);
+	there = decided_elsewhere && rx_is_there(rx, flow, wanted);
+	new_window = !there && (!set || decided_elsewhere || flow->window != q->load.window);
+	if (unlikely(new_window)) {
+		/* Queues number their windows apart. */
+		if (decided_elsewhere)
+			flow->window = q->load.window - 1;
+		flow->decider = rx->queue;
+		flow_window(&q->load, flow);
+	}
 	shed_all = wanted == RPS_INLINE_SHED;
-	if (shed_all) {
+	if (shed_all || there) {
 		wanted = RPS_INLINE;
 	} else if (q->policy & (RX_IDLE | RX_ADAPT)) {
 		if (unlikely(!set))

@@ -83,17 +83,15 @@ static bool backlog_is_softnet(void)
 	return facts->softnet;
 }
 
-static bool rx_came_elsewhere(const struct rx *rx, const struct rps_dev_flow *flow)
+static bool rx_shares_flows(void)
 {
-	(void)rx;
-	(void)flow;
-	return false;
+	return facts->softnet;
 }
 
 static bool rx_delivered_elsewhere(struct rps_dev_flow *flow)
 {
 	(void)flow;
-	return false;
+	return facts->delivered_elsewhere;
 }
 
 static struct backlog *rx_backlog(const struct rx *rx, __u32 cpu)
@@ -193,10 +191,11 @@ enum rx_verdict native_rx_steer(struct rx_facts *f, struct rx_queue *q, struct b
 				const struct rps_map *map, struct rps_dev_flow *flow, __u32 hash,
 				__u32 cpu)
 {
-	struct rx rx = {.q = q, .hash = hash, .cpu = cpu, .epoch = q->epoch, .map = map};
+	struct rx rx = {.q = q, .queue = f->queue, .hash = hash, .cpu = cpu, .map = map};
 
 	facts = f;
 	backlogs = b;
+	rx.epoch = q->epoch;
 	q->nr_received++;
 	return rx_steer(&rx, flow);
 }

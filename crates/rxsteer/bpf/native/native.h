@@ -26,8 +26,10 @@ struct rx_facts {
 	__u32 demand[64]; /* by CPU: backlog.demand */
 	__u32 flow_limit;
 	__u32 consumer_waits;
-	__u32 no_stamp;	     /* the polling CPU has no element in poll_cpus */
-	__u32 softnet;	     /* backlog_is_softnet() */
+	__u32 no_stamp; /* the polling CPU has no element in poll_cpus */
+	__u32 softnet;	/* skb mode: backlog_is_softnet(), rx_shares_flows() */
+	__u32 queue;	/* the packet's */
+	__u32 delivered_elsewhere;
 	struct cpu cpus[64]; /* with the CPUs near each */
 
 	/* Outputs. */

@@ -8,6 +8,7 @@ mod busy;
 mod common;
 mod limit;
 mod polls;
+mod shared;
 mod world;
 
 use common::cases::{config, fixed};
