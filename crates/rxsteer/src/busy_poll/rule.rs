@@ -6,39 +6,30 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
-use serde_with::{DeserializeFromStr, SerializeDisplay};
-
 use crate::host::polling::Polling;
 
 /// Sockets, and what becomes of them. All conditions that are given must hold; one at least is.
-#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 #[group(skip)]
-#[serde(deny_unknown_fields)]
 pub struct Rule {
     /// Sockets of this process
     #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
-    #[serde(default)]
     pub pid: Option<u32>,
 
     /// Sockets of processes with this name, as `ps -o comm` prints it: 15 characters at most
     #[arg(long, value_name = "NAME")]
-    #[serde(default)]
     pub comm: Option<String>,
 
     /// Sockets of processes that run this file
     #[arg(long, value_name = "FILE")]
-    #[serde(default)]
     pub exe: Option<PathBuf>,
 
     /// Sockets of processes in this cgroup (v2) or below it: /system.slice/nginx.service
     #[arg(long, value_name = "CGROUP")]
-    #[serde(default)]
     pub cgroup: Option<PathBuf>,
 
     /// Sockets with this local port; alone, of all processes in this network namespace
     #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
-    #[serde(default)]
     pub port: Option<u16>,
 
     /// Processes of this user: a name or number; without this, of root, unless a process or cgroup is
@@ -47,7 +38,6 @@ pub struct Rule {
     /// Any user can give a process any name, run any file and use a port: such a process would get
     /// settings that need CAP_NET_ADMIN.
     #[arg(long, value_name = "USER")]
-    #[serde(default)]
     pub user: Option<User>,
 
     /// Maximum time for which a waiting call polls the queue before it sleeps: 50 is recommended
@@ -60,12 +50,10 @@ pub struct Rule {
     ///
     /// The device must be set to defer them: `rxsteer napi` sets this, `rxsteer doctor` shows it.
     #[arg(long)]
-    #[serde(default)]
     pub prefer: bool,
 
     /// Pause busy polling for 1 s to 64 s in processes where most waits find nothing
     #[arg(long)]
-    #[serde(default)]
     pub adaptive: bool,
 }
 
@@ -115,7 +103,7 @@ impl Rule {
 }
 
 /// A user by name or number, as given.
-#[derive(Clone, Debug, PartialEq, Eq, SerializeDisplay, DeserializeFromStr)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
     given: String,
     uid: u32,

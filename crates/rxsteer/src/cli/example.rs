@@ -57,8 +57,13 @@ fn add(text: &mut String, arg: &Arg) {
             comment(text, "#   ", &format!("{}: {help}", value.get_name()));
         }
     }
+    let _ = writeln!(text, "#{}", line(arg));
+}
+
+/// An option's key with its default, or with an example.
+pub(super) fn line(arg: &Arg) -> String {
     let key = arg.get_long().unwrap_or(arg.get_id().as_str());
-    let _ = writeln!(text, "#{key} = {}", value(key, arg));
+    format!("{key} = {}", value(key, arg))
 }
 
 /// Adds a paragraph, broken into lines.

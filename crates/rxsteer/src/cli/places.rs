@@ -16,7 +16,8 @@ pub(super) fn place(path: &Path, line: usize) -> String {
 
 /// The number of the line with this offset, from 1.
 pub(super) fn line_of(text: &str, offset: usize) -> usize {
-    text[..offset].matches('\n').count() + 1
+    let before = text.bytes().take(offset);
+    before.filter(|byte| *byte == b'\n').count() + 1
 }
 
 /// A contradiction after the place of its first key that is in a file, with the places of its others.

@@ -2,31 +2,29 @@
 //! The content of configuration files.
 
 use std::collections::BTreeMap;
-use std::ops::Range;
 use std::path::Path;
 
-use clap::{Arg, Args, Command};
+use clap::{Args, Command, FromArgMatches};
 use serde::Deserialize;
 use toml::{Spanned, Value};
 
-use super::keys::{TABLES, default, unknown_key};
+use super::keys::Keys;
+use super::syntax::{Mistake, mistake, text};
 use crate::busy_poll::rule::Rule;
 use crate::cli::places::{Places, line_of, place};
 use crate::cli::run::RunArgs;
 
-/// Content of a file besides options.
-#[derive(Debug, Deserialize)]
-struct Tables {
-    devices: Option<Vec<String>>,
-    #[serde(default)]
-    busy_poll: Vec<Spanned<Rule>>,
-}
+/// A table with the places of its keys.
+type Table = BTreeMap<Spanned<String>, Value>;
 
-/// The keys of each `[[busy_poll]]` table.
+/// Keys besides options.
+const TABLES: [&str; 2] = ["devices", "busy_poll"];
+
+/// The tables of `busy_poll`.
 #[derive(Deserialize)]
-struct RuleKeys {
+struct Rules {
     #[serde(default)]
-    busy_poll: Vec<BTreeMap<Spanned<String>, Value>>,
+    busy_poll: Vec<Spanned<Table>>,
 }
 
 /// Content of files.
@@ -34,11 +32,50 @@ struct RuleKeys {
 pub(super) struct Content {
     pub(super) devices: Option<Vec<String>>,
     pub(super) busy_poll: Vec<Rule>,
-    pub(super) defaults: Defaults,
+    /// Values by the argument's id.
+    pub(super) defaults: BTreeMap<String, Vec<String>>,
     pub(super) places: Places,
 }
 
 impl Content {
+    /// What a file has.
+    ///
+    /// # Errors
+    /// All mistakes in the order of their lines, except those after one in the syntax.
+    pub(super) fn of(path: &Path, bytes: &[u8]) -> Result<Self, Vec<Mistake>> {
+        let text = text(bytes).map_err(|mistake| vec![mistake])?;
+        let table: Table = toml::from_str(text).map_err(|e| vec![mistake(text, &e)])?;
+        let keys = Keys::of(RunArgs::augment_args(Command::new("run")), &TABLES);
+        let (mut content, mut mistakes) = (Self::default(), Vec::new());
+        for (key, value) in &table {
+            let (name, line) = (key.get_ref().as_str(), line_of(text, key.span().start));
+            let added = match name {
+                "devices" => devices(value).map(|devices| content.devices = Some(devices)),
+                "busy_poll" => match rules(text) {
+                    Ok(rules) => {
+                        content.busy_poll = rules;
+                        Ok(())
+                    }
+                    Err(found) => {
+                        mistakes
+                            .extend(found.into_iter().map(|(at, why)| (at.unwrap_or(line), why)));
+                        Ok(())
+                    }
+                },
+                _ => keys.values(name, value).map(|(id, values)| {
+                    content.defaults.insert(id, values);
+                }),
+            };
+            mistakes.extend(added.err().map(|why| (line, why)));
+            content.places.insert(name.to_owned(), place(path, line));
+        }
+        mistakes.sort();
+        match &mistakes[..] {
+            [] => Ok(content),
+            _ => Err(mistakes),
+        }
+    }
+
     /// Adds a later file: its keys replace those before, its rules are added to them.
     pub(super) fn add(&mut self, later: Self) {
         self.devices = later.devices.or(self.devices.take());
@@ -48,79 +85,62 @@ impl Content {
     }
 }
 
-/// A mistake, after its line.
-pub(super) type Mistake = (usize, String);
-
-/// Values by the argument's id.
-pub(super) type Defaults = BTreeMap<String, Vec<String>>;
-
-/// What a file with this text has. All mistakes are returned, except those after one in the syntax or in
-/// the tables.
-pub(super) fn content_of(path: &Path, text: &str) -> Result<Content, Vec<Mistake>> {
-    let line = |span: Range<usize>| line_of(text, span.start);
-    let toml = |e: toml::de::Error| (e.span().map_or(1, line), e.message().to_owned());
-    let keys: BTreeMap<Spanned<String>, Value> = toml::from_str(text).map_err(|e| vec![toml(e)])?;
-    let command = RunArgs::augment_args(Command::new("run").no_binary_name(true));
-    let (mut defaults, mut mistakes) = (Defaults::new(), Vec::new());
-    let places = keys.keys().map(|key| {
-        let place = place(path, line(key.span()));
-        (key.get_ref().clone(), place)
-    });
-    let places = places.collect();
-    for (key, value) in &keys {
-        let name = key.get_ref().as_str();
-        if TABLES.contains(&name) {
-            continue;
-        }
-        match default(&command, name, value) {
-            Ok((id, values)) => {
-                defaults.insert(id, values);
-            }
-            Err(why) => mistakes.push((line(key.span()), why)),
-        }
-    }
-    let unknown = unknown_rule_keys(text);
-    let all_known = unknown.is_empty();
-    mistakes.extend(unknown.into_iter().map(|(span, why)| (line(span), why)));
-    let tables: Result<Tables, _> = toml::from_str(text).map_err(toml);
-    match tables {
-        Ok(tables) => {
-            let rules = tables.busy_poll.into_iter().map(|rule| {
-                let (span, rule) = (rule.span(), rule.into_inner());
-                if let Some(objection) = rule.objection() {
-                    mistakes.push((line(span), format!("[[busy_poll]]: {objection}")));
-                }
-                rule
-            });
-            let busy_poll = rules.collect();
-            if mistakes.is_empty() {
-                return Ok(Content {
-                    devices: tables.devices,
-                    busy_poll,
-                    defaults,
-                    places,
-                });
-            }
-        }
-        // An unknown key is an error of the tables too.
-        Err(_) if !all_known => {}
-        Err(mistake) => mistakes.push(mistake),
-    }
-    mistakes.sort();
-    Err(mistakes)
+/// The value of `devices`. As with options that are lists, one name needs no brackets.
+fn devices(value: &Value) -> Result<Vec<String>, String> {
+    let names = match value {
+        Value::Array(names) => names.iter().map(Value::as_str).collect(),
+        one => one.as_str().map(|name| vec![name]),
+    };
+    let names: Option<Vec<&str>> = names;
+    let names = names.ok_or("devices: write names in quotes, as devices = [\"eth0\", \"eth1\"]")?;
+    Ok(names.into_iter().map(str::to_owned).collect())
 }
 
-/// Keys of `[[busy_poll]]` tables that no rule has.
-fn unknown_rule_keys(text: &str) -> Vec<(Range<usize>, String)> {
-    // Another mistake, which is reported for the tables.
-    let Ok(RuleKeys { busy_poll }) = toml::from_str(text) else {
-        return Vec::new();
+/// The rules of a text, or mistakes after their lines; without a line: of the key `busy_poll`.
+fn rules(text: &str) -> Result<Vec<Rule>, Vec<(Option<usize>, String)>> {
+    let tables: Result<Rules, _> = toml::from_str(text);
+    let Ok(Rules { busy_poll }) = tables else {
+        let why = "busy_poll: write each rule as a table: a line [[busy_poll]], then a line for each of \
+                   its keys, as usecs = 50";
+        return Err(vec![(None, why.to_owned())]);
     };
-    let command = Rule::augment_args(Command::new("poll"));
-    let known: Vec<&str> = command.get_arguments().filter_map(Arg::get_long).collect();
-    let keys = busy_poll.iter().flat_map(BTreeMap::keys);
-    let unknown = keys.filter(|key| !known.contains(&key.get_ref().as_str()));
-    let why =
-        |key: &Spanned<String>| format!("[[busy_poll]]: {}", unknown_key(key.get_ref(), &known));
-    unknown.map(|key| (key.span(), why(key))).collect()
+    let keys = Keys::of(Rule::augment_args(Command::new("poll")), &[]);
+    let (mut rules, mut mistakes) = (Vec::new(), Vec::new());
+    for table in &busy_poll {
+        let line = |start| Some(line_of(text, start));
+        match rule(&keys, table.get_ref()) {
+            Ok(rule) => rules.push(rule),
+            Err(found) => mistakes.extend(found.into_iter().map(|(at, why)| {
+                let start = at.unwrap_or(table.span().start);
+                (line(start), format!("[[busy_poll]]: {why}"))
+            })),
+        }
+    }
+    match &mistakes[..] {
+        [] => Ok(rules),
+        _ => Err(mistakes),
+    }
+}
+
+/// The rule of a table, or mistakes after the place of their key; without a place: of the table.
+fn rule(keys: &Keys, table: &Table) -> Result<Rule, Vec<(Option<usize>, String)>> {
+    let (mut given, mut mistakes) = (Vec::new(), Vec::new());
+    for (key, value) in table {
+        match keys.arguments(key.get_ref(), value) {
+            Ok(arguments) => given.extend(arguments),
+            Err(why) => mistakes.push((Some(key.span().start), why)),
+        }
+    }
+    let names: Vec<&str> = table.keys().map(|key| key.get_ref().as_str()).collect();
+    mistakes.extend(keys.missing(&names).map(|why| (None, why)));
+    if !mistakes.is_empty() {
+        return Err(mistakes);
+    }
+    let whole = |why: String| vec![(None, why)];
+    let matches = keys.matches(given).map_err(|e| whole(e.to_string()))?;
+    let rule = Rule::from_arg_matches(&matches).map_err(|e| whole(e.to_string()))?;
+    match rule.objection() {
+        None => Ok(rule),
+        Some(objection) => Err(whole(objection)),
+    }
 }

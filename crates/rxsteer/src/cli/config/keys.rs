@@ -1,45 +1,158 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Keys of configuration files: the options of the command line by their names.
 
+use std::error::Error;
+use std::num::ParseIntError;
+
 use clap::error::{ContextKind, ContextValue};
-use clap::{Arg, Command};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use toml::Value;
 
-/// Keys besides options.
-pub(super) const TABLES: [&str; 2] = ["devices", "busy_poll"];
+use crate::cli::example;
 
 /// Similarity from which an unknown key is taken for a mistyped one, as in clap.
 const SIMILAR: f64 = 0.7;
 
-/// The argument's id and the values of a key.
-pub(super) fn default(
-    command: &Command,
-    name: &str,
-    value: &Value,
-) -> Result<(String, Vec<String>), String> {
-    let arg = argument(command, name)?;
-    let values = values(command, arg, name, value)?;
-    check(command, arg, name, &values)?;
-    Ok((arg.get_id().to_string(), values))
+/// The keys that stand for a command's options.
+pub(super) struct Keys {
+    command: Command,
+    /// Keys besides those of options, for messages.
+    others: &'static [&'static str],
 }
 
-/// The option that a key names.
-fn argument<'a>(command: &'a Command, name: &str) -> Result<&'a Arg, String> {
-    if name == "config" {
-        return Err("config: a file can't name another one".to_owned());
+impl Keys {
+    pub(super) fn of(command: Command, others: &'static [&'static str]) -> Self {
+        Self {
+            command: command.no_binary_name(true),
+            others,
+        }
     }
-    let long = |arg: &&'a Arg| arg.get_long().is_some_and(|long| long != "config");
-    let args = || command.get_arguments().filter(long);
-    if let Some(arg) = args().find(|arg| arg.get_long() == Some(name)) {
-        return Ok(arg);
+
+    /// The argument's id and the values of a key.
+    ///
+    /// # Errors
+    /// What is wrong with the key or its value, with what to write instead.
+    pub(super) fn values(
+        &self,
+        name: &str,
+        value: &Value,
+    ) -> Result<(String, Vec<String>), String> {
+        let arg = self.argument(name)?;
+        let values = self.texts(arg, name, value)?;
+        self.check(arg, name, &values)?;
+        Ok((arg.get_id().to_string(), values))
     }
-    let mut keys: Vec<_> = args().filter_map(Arg::get_long).collect();
-    keys.extend(TABLES);
-    Err(unknown_key(name, &keys))
+
+    /// The arguments of the command line that stand for a key with this value.
+    ///
+    /// # Errors
+    /// As [`Self::values`].
+    pub(super) fn arguments(&self, name: &str, value: &Value) -> Result<Vec<String>, String> {
+        let (_, values) = self.values(name, value)?;
+        let arg = self.argument(name)?;
+        Ok(given(arg, name, &values))
+    }
+
+    /// The command with these arguments.
+    ///
+    /// # Errors
+    /// When they don't fit together.
+    pub(super) fn matches(&self, given: Vec<String>) -> clap::error::Result<ArgMatches> {
+        self.command.clone().try_get_matches_from(given)
+    }
+
+    /// What to add to these keys: those that are required.
+    pub(super) fn missing<'a>(&'a self, names: &'a [&str]) -> impl Iterator<Item = String> + 'a {
+        let required = self.command.get_arguments().filter(|a| a.is_required_set());
+        let missing = required.filter(|a| !names.contains(&a.get_long().unwrap_or_default()));
+        missing.map(|arg| {
+            let name = arg.get_long().unwrap_or_default();
+            format!("{name} is missing: add it, as {}", example::line(arg))
+        })
+    }
+
+    /// The option that a key names.
+    fn argument(&self, name: &str) -> Result<&Arg, String> {
+        if name == "config" {
+            return Err("config: a file can't name another one".to_owned());
+        }
+        let long = |arg: &&Arg| arg.get_long().is_some_and(|long| long != "config");
+        let args = || self.command.get_arguments().filter(long);
+        if let Some(arg) = args().find(|arg| arg.get_long() == Some(name)) {
+            return Ok(arg);
+        }
+        let mut keys: Vec<_> = args().filter_map(Arg::get_long).collect();
+        keys.extend(self.others);
+        Err(unknown_key(name, &keys))
+    }
+
+    /// A key's values as on the command line, and those of a flag.
+    fn texts(&self, arg: &Arg, name: &str, value: &Value) -> Result<Vec<String>, String> {
+        let flag = !arg.get_action().takes_values();
+        let expected = |what: &str| {
+            let as_in = example::line(arg);
+            Err(format!("{name}: {what} is expected, as in {as_in}"))
+        };
+        Ok(match value {
+            Value::Boolean(value) if flag => vec![value.to_string()],
+            Value::Boolean(true) if may_be_left_out(arg) => self.without_value(arg, name)?,
+            Value::Boolean(false) if may_be_left_out(arg) => Vec::new(),
+            _ if flag => return expected("true or false"),
+            Value::String(text) => vec![text.clone()],
+            Value::Integer(number) => vec![number.to_string()],
+            Value::Array(all) if all.len() > 1 && !is_list(arg) => return expected("one value"),
+            Value::Array(all) => {
+                let each = all.iter().map(|value| self.texts(arg, name, value));
+                each.collect::<Result<Vec<_>, _>>()?.concat()
+            }
+            _ if may_be_left_out(arg) => return expected("true, false or a text"),
+            _ => return expected("a text or a number"),
+        })
+    }
+
+    /// The values that an option has on the command line without one.
+    fn without_value(&self, arg: &Arg, name: &str) -> Result<Vec<String>, String> {
+        let matches = self.matches(vec![format!("--{name}")]);
+        let matches = matches.map_err(|e| e.to_string())?;
+        let values = matches.get_raw(arg.get_id().as_str()).into_iter().flatten();
+        Ok(values
+            .map(|value| value.to_string_lossy().into_owned())
+            .collect())
+    }
+
+    /// Checks the values of an option alone.
+    fn check(&self, arg: &Arg, name: &str, values: &[String]) -> Result<(), String> {
+        let command = self.command.clone().mut_args(|arg| arg.required(false));
+        let checked = command.try_get_matches_from(given(arg, name, values));
+        checked.map(|_| ()).map_err(|e| why(name, &e))
+    }
+}
+
+/// The arguments for these values of an option.
+fn given(arg: &Arg, name: &str, values: &[String]) -> Vec<String> {
+    match arg.get_action().takes_values() {
+        true => values
+            .iter()
+            .map(|value| format!("--{name}={value}"))
+            .collect(),
+        false if values == ["true"] => vec![format!("--{name}")],
+        false => Vec::new(),
+    }
+}
+
+/// Whether the option has any number of values.
+fn is_list(arg: &Arg) -> bool {
+    matches!(arg.get_action(), ArgAction::Append)
+}
+
+/// Whether the command line may have the option without a value.
+fn may_be_left_out(arg: &Arg) -> bool {
+    let number = arg.get_num_args();
+    arg.get_action().takes_values() && number.is_some_and(|number| number.min_values() == 0)
 }
 
 /// Says that there is no such key, and which one may be meant.
-pub(super) fn unknown_key(name: &str, known: &[&str]) -> String {
+fn unknown_key(name: &str, known: &[&str]) -> String {
     match nearest(name, known) {
         Some(nearest) => format!("unknown key {name:?}: did you mean {nearest:?}?"),
         None => format!("unknown key {name:?}; there are {}", known.join(", ")),
@@ -56,60 +169,26 @@ fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     similar.max_by(|a, b| similarity(a).total_cmp(&similarity(b)))
 }
 
-/// A key's values as on the command line, and those of a flag.
-fn values(command: &Command, arg: &Arg, name: &str, value: &Value) -> Result<Vec<String>, String> {
-    let flag = !arg.get_action().takes_values();
-    let value_may_be_left_out = arg
-        .get_num_args()
-        .is_some_and(|number| number.min_values() == 0);
-    Ok(match value {
-        Value::Boolean(value) if flag => vec![value.to_string()],
-        Value::Boolean(true) if value_may_be_left_out => without_value(command, arg, name)?,
-        Value::Boolean(false) if value_may_be_left_out => Vec::new(),
-        _ if flag => return Err(format!("{name}: true or false is expected")),
-        Value::String(text) => vec![text.clone()],
-        Value::Integer(number) => vec![number.to_string()],
-        Value::Array(all) => {
-            let each = all.iter().map(|value| values(command, arg, name, value));
-            each.collect::<Result<Vec<_>, _>>()?.concat()
-        }
-        _ if value_may_be_left_out => {
-            return Err(format!("{name}: true, false or a text is expected"));
-        }
-        _ => return Err(format!("{name}: a text or a number is expected")),
-    })
-}
-
-/// The values that an option has on the command line without one.
-fn without_value(command: &Command, arg: &Arg, name: &str) -> Result<Vec<String>, String> {
-    let given = [format!("--{name}")];
-    let matches = command.clone().try_get_matches_from(given);
-    let matches = matches.map_err(|e| e.to_string())?;
-    let values = matches.get_raw(arg.get_id().as_str()).into_iter().flatten();
-    Ok(values
-        .map(|value| value.to_string_lossy().into_owned())
-        .collect())
-}
-
-/// Checks the values of an option. The error is clap's message, without the usage of the command
-/// line, and the word that may be meant.
-fn check(command: &Command, arg: &Arg, name: &str, values: &[String]) -> Result<(), String> {
-    if !arg.get_action().takes_values() {
-        return Ok(());
-    }
-    let given = values.iter().map(|value| format!("--{name}={value}"));
-    let Err(error) = command.clone().try_get_matches_from(given) else {
-        return Ok(());
+/// Clap's message about the value of a key, without the usage of the command line, with the word that
+/// may be meant.
+fn why(name: &str, error: &clap::Error) -> String {
+    let value = match error.get(ContextKind::InvalidValue) {
+        Some(ContextValue::String(value)) => value.as_str(),
+        _ => "",
     };
+    if error.source().is_some_and(|why| why.is::<ParseIntError>()) {
+        return format!("{name}: '{value}' is not a whole number in the range of this option");
+    }
     let text = error.to_string();
     let message = text.trim_start_matches("error: ");
     let message = message.split("\n\n").next().unwrap_or_default();
-    Err(match error.get(ContextKind::SuggestedValue) {
+    // A list of all values is a line of its own.
+    let message = message.replace("..=", " to ").replace("\n  ", " ");
+    match error.get(ContextKind::SuggestedValue) {
         Some(ContextValue::String(near)) => {
-            // Without the list of all words, which clap has in the second line.
-            let first = message.lines().next().unwrap_or_default();
+            let (first, _all) = message.split_once(" [possible").unwrap_or((&message, ""));
             format!("{first}: did you mean {near:?}?")
         }
-        _ => message.to_owned(),
-    })
+        _ => message,
+    }
 }

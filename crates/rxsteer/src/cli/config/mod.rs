@@ -4,6 +4,7 @@
 
 mod content;
 mod keys;
+mod syntax;
 
 use std::ffi::OsString;
 use std::fs;
@@ -13,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
-use self::content::{Content, content_of};
+use self::content::Content;
 use super::places::{located, place};
 use super::run::RunArgs;
 use crate::daemon::contradiction::contradictions;
@@ -76,8 +77,8 @@ fn is_on_command_line(run: &ArgMatches, key: &str) -> bool {
 fn content(files: &[PathBuf]) -> Result<Content> {
     let (mut all, mut mistakes) = (Content::default(), Vec::new());
     for path in files {
-        let text = fs::read_to_string(path).with_context(|| path.display().to_string())?;
-        match content_of(path, &text) {
+        let bytes = fs::read(path).with_context(|| path.display().to_string())?;
+        match Content::of(path, &bytes) {
             Ok(content) => all.add(content),
             Err(found) => mistakes.extend(found.into_iter().map(|(line, why)| {
                 let place = place(path, line);

@@ -226,9 +226,66 @@ fn mistakes_are_named_with_their_line() {
         ("policy = {}", ":1: ", "policy: a text"),
         ("policy = false", ":1: ", "policy: a text"),
         ("dry-run = 3", ":1: ", "true or false"),
-        ("backlog = 0", ":1: ", "1..=16368"),
+        ("backlog = 0", ":1: ", "1 to 16368"),
         ("config = \"FILE\"", ":1: ", "another one"),
-        ("devices = \"eth0\"", ":1: ", "sequence"),
+        ("devices = 3", ":1: ", "devices: write names in quotes"),
+        ("devices = [3]", ":1: ", "devices = [\"eth0\", \"eth1\"]"),
+        (
+            "\nbacklog = \"many\"",
+            ":2: ",
+            "backlog: 'many' is not a whole number",
+        ),
+        ("pin = {}", ":1: ", "as in pin = true"),
+        (
+            "backlog = 99999999999999999999",
+            ":1: ",
+            "backlog: the number is too large",
+        ),
+        (
+            "policy = [\"rfs\", \"rps\"]",
+            ":1: ",
+            "policy: one value is expected",
+        ),
+        (
+            "mode = \"x\"",
+            ":1: ",
+            "'--mode <MODE>' [possible values: auto, native",
+        ),
+        (
+            "policy = \"\\q\"",
+            ":1: ",
+            "policy: no character comes after \\",
+        ),
+        ("\n[busy_poll]\nusecs = 50", ":2: ", "a line [[busy_poll]]"),
+        ("busy_poll = 3", ":1: ", "a line [[busy_poll]]"),
+        (
+            "[[busy_poll]]\npid = \"x\"\nusecs = 5",
+            ":2: ",
+            "[[busy_poll]]: pid: 'x'",
+        ),
+        ("[[busy_poll]]\nport = 0\nusecs = 5", ":2: ", "--port"),
+        (
+            "[[busy_poll]]\npid = 1\nusecs = 5\nprefer = 1",
+            ":4: ",
+            "prefer: true or false",
+        ),
+        (
+            "\npolicy = rfs",
+            ":2: ",
+            "policy: the text has no quotes: write KEY = VALUE",
+        ),
+        ("policy: rfs", ":1: ", "policy: there is no value"),
+        ("devices = [\"eth0\"\n", ":1: ", "devices = [\"eth0\"]"),
+        (
+            "pin = true\npin = true",
+            ":2: ",
+            "pin: this key is there twice: keep one",
+        ),
+        (
+            "\n{\n\"devices\": [\"eth0\"]}",
+            ":2: ",
+            "this is JSON, and a configuration is TOML",
+        ),
         ("mode = \"nativ\"", ":1: ", "did you mean \"native\"?"),
         (
             "devices = [\"eth0\"]\n[[busy_poll]]\nusecs = 50",
@@ -238,7 +295,7 @@ fn mistakes_are_named_with_their_line() {
         (
             "devices = [\"eth0\"]\n[[busy_poll]]\npid = 1",
             ":2: ",
-            "usecs",
+            "[[busy_poll]]: usecs is missing: add it, as usecs = 50",
         ),
         (
             "devices = [\"eth0\"]\n[[busy_poll]]\npid = 1\nusecs = 5\nbudget = 3",
@@ -255,6 +312,18 @@ fn mistakes_are_named_with_their_line() {
         let error = format!("{:#}", read(text, &[]).map(|_| ()).unwrap_err());
         assert!(error.contains(why), "{text:?}: {error}");
         assert!(error.contains(line), "{text:?}: {error}");
+        for jargon in [
+            "expected a",
+            "literal",
+            "sequence",
+            "..=",
+            "u32",
+            "u16",
+            "invalid type",
+            "digit",
+        ] {
+            assert!(!error.contains(jargon), "{text:?}: {error}");
+        }
     }
 }
 
@@ -287,4 +356,45 @@ fn all_mistakes_are_named_in_the_order_of_lines() {
     for (line, part) in lines.iter().zip(expected) {
         assert!(line.contains(part), "{error}");
     }
+}
+
+#[test]
+fn one_device_needs_no_brackets() {
+    let devices = |text: &str| read(text, &[]).unwrap().devices;
+    assert_eq!(devices("devices = \"eth0\""), ["eth0"]);
+    assert_eq!(devices("devices = [\"eth0\", \"eth1\"]"), ["eth0", "eth1"]);
+    assert_eq!(devices("devices = []"), [""; 0]);
+}
+
+#[test]
+fn what_is_no_text_is_named_with_its_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("rxsteer.toml");
+    let error = |bytes: &[u8]| {
+        fs::write(&file, bytes).unwrap();
+        content(std::slice::from_ref(&file))
+            .map(|_| ())
+            .map_err(|e| format!("{e:#}"))
+    };
+    let place = |line: u32| format!("{}:{line}: ", file.display());
+    for (bytes, line, why) in [
+        (
+            &b"\x7fELF\x02\x01\x01\0\0\xff"[..],
+            1,
+            "this is not a text file",
+        ),
+        // UTF-16.
+        (b"\xff\xfep\0i\0n\0", 1, "this is not a text file"),
+        // Latin-1.
+        (b"# Ger\xe4t\npin = true", 1, "0xe4"),
+        (b"pin = true\n\n# Ger\xe4t", 3, "encoding UTF-8"),
+    ] {
+        let said = error(bytes).unwrap_err();
+        assert!(
+            said.starts_with(&place(line)) && said.contains(why),
+            "{said}"
+        );
+    }
+    // The control: the same text in UTF-8.
+    assert_eq!(error("# Ger\u{e4}t\npin = true".as_bytes()), Ok(()));
 }
