@@ -146,6 +146,53 @@ fn run() {
         &["packet, symmetric, device"],
     );
     wrong(&["run", "lo", "--dry-run=yes"], &["--dry-run"]);
+    for value in [
+        "99999",
+        "0",
+        "x",
+        "",
+        "192.0.2.7",
+        "::1",
+        "192.0.2.7:0",
+        "[::1]:65536",
+    ] {
+        let option = format!("--metrics={value}");
+        let form = ["--metrics=[ADDRESS:]PORT", "a port from 1 to 65535"];
+        wrong(
+            &["run", "lo", &option],
+            &form[..if value.is_empty() { 0 } else { 2 }],
+        );
+    }
+    // A value after a space is the name of a device.
+    for value in ["192.0.2.7:9", "[::1]:99999", ":9"] {
+        let form =
+            "for the address of --metrics, write --metrics=[ADDRESS:]PORT, with an equals sign";
+        wrong(
+            &["run", "lo", "--metrics", value],
+            &[value, "no device has such a name", form],
+        );
+    }
+    let folder = "/sys/fs/bpf/x";
+    let form = "write --pin=FOLDER, with an equals sign";
+    wrong(
+        &["run", "lo", "--pin", folder],
+        &[folder, "no device has such a name", form],
+    );
+    wrong(&["run", ""], &["no device has such a name"]);
+    // A device may have a number for its name.
+    let meant = |args: &[&str]| {
+        let output = RXSTEER.run(args);
+        assert_eq!(output.status.code(), Some(1), "{args:?}");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            errors.contains("there is no network device `99999`"),
+            "{errors}"
+        );
+        errors.contains("for the port of --metrics, write --metrics=[ADDRESS:]PORT")
+    };
+    assert!(meant(&["run", "99999", "--metrics"]));
+    // The control.
+    assert!(!meant(&["run", "99999"]));
 }
 
 /// What a start refuses on any host is refused in files, with file, line and keys.

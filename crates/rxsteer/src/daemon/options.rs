@@ -2,7 +2,8 @@
 //! The options of `rxsteer run`: on the command line, in the configuration file and in the manual.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
+use std::fmt::Write;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use anyhow::{Result, anyhow};
@@ -186,7 +187,7 @@ pub struct Options {
     ///
     /// A pattern has *, ? or [ ] as in a shell; quote it. Devices that match are steered in skb mode, also
     /// those that come later. Without DEVICE, the configuration names them.
-    #[arg(value_name = "DEVICE")]
+    #[arg(value_name = "DEVICE", value_parser = device_name)]
     pub devices: Vec<String>,
 
     /// How packets find their CPU.
@@ -302,10 +303,10 @@ pub struct Options {
 
     /// Serve the counters of `rxsteer status` to Prometheus over HTTP, at /metrics
     ///
-    /// Without an address, at 127.0.0.1:14779; in the configuration also true. Whoever can reach the
-    /// address can read them.
-    #[arg(long, value_name = "ADDRESS:PORT", num_args = 0..=1, require_equals = true,
-          default_missing_value = METRICS)]
+    /// At 127.0.0.1 if there is no ADDRESS, and without a value at 127.0.0.1:14779; in the configuration
+    /// also true. Whoever can reach the address can read them.
+    #[arg(long, value_name = "[ADDRESS:]PORT", num_args = 0..=1, require_equals = true,
+          default_missing_value = METRICS, value_parser = metrics_address)]
     pub metrics: Option<SocketAddr>,
 
     /// Steering goes on when rxsteer stops, and a later start with --pin takes it over; `rxsteer detach`
@@ -387,13 +388,14 @@ impl Options {
     /// # Panics
     /// Never: all options have defaults.
     pub fn new(devices: impl IntoIterator<Item = impl Into<String>>) -> Self {
-        let devices = devices.into_iter().map(Into::<String>::into);
         let command = Self::augment_args(Command::new("run").no_binary_name(true));
-        let given = std::iter::once("--".to_owned()).chain(devices);
         let options = command
-            .try_get_matches_from(given)
+            .try_get_matches_from([""; 0])
             .and_then(|matches| Self::from_arg_matches(&matches));
-        options.expect("all options have defaults")
+        Self {
+            devices: devices.into_iter().map(Into::into).collect(),
+            ..options.expect("all options have defaults")
+        }
     }
 }
 
@@ -403,4 +405,42 @@ pub(super) const TABLE_MAX: u32 = 1 << 24;
 /// Parser of a flow table's size.
 pub(crate) fn table_size() -> RangedI64ValueParser<u32> {
     clap::value_parser!(u32).range(0..=i64::from(TABLE_MAX))
+}
+
+/// The form of `--metrics`, for messages.
+const METRICS_FORM: &str = "write --metrics=[ADDRESS:]PORT, with an equals sign, an IP address of this \
+                            host and a port from 1 to 65535, as --metrics=192.0.2.7:14779 or \
+                            --metrics=14779";
+
+/// Parses the value of `--metrics`.
+fn metrics_address(text: &str) -> Result<SocketAddr, &'static str> {
+    let port = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let address = text.parse().or_else(|_| text.parse().map(port));
+    address
+        .ok()
+        .filter(|address: &SocketAddr| address.port() > 0)
+        .ok_or(METRICS_FORM)
+}
+
+/// A name that a device may have, or a pattern: dev_valid_name() in net/core/dev.c.
+///
+/// # Errors
+/// What to write instead: `text` may be meant as the value of an option.
+pub(crate) fn device_name(text: &str) -> Result<String, String> {
+    if !text.is_empty() && !text.contains(|c: char| "/:".contains(c) || c.is_whitespace()) {
+        return Ok(text.to_owned());
+    }
+    let mut why = "no device has such a name".to_owned();
+    if text.starts_with('/') {
+        why += "; for the folder of --pin, write --pin=FOLDER, with an equals sign";
+    } else if text.contains(':') {
+        let _ = write!(why, "; for the address of --metrics, {METRICS_FORM}");
+    }
+    Err(why)
+}
+
+/// What to write if a device that is not there is meant as the port of `--metrics`.
+pub(super) fn meant_as_port(name: &str) -> Option<&'static str> {
+    let number = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+    number.then_some(METRICS_FORM)
 }

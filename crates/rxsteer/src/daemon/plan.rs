@@ -8,7 +8,7 @@ use anyhow::{Result, anyhow, bail};
 use tracing::{info, warn};
 
 use super::bonds::{self, with_ports};
-use super::options::{Hash, Mode, Options, QueueCpus, RpsCpus};
+use super::options::{Hash, Mode, Options, QueueCpus, RpsCpus, meant_as_port};
 use super::patterns::{Patterns, is_pattern};
 use crate::datapath::backlogs::LIMIT_MAX;
 use crate::datapath::{self, DeviceConfig, InlinePorts};
@@ -262,7 +262,12 @@ fn nothing_to_gain(steered: &Steered, masks: &[QueueMask]) -> Option<String> {
 
 /// A device that can be steered, and its mode.
 fn examine(name: &str, options: &Options) -> Result<(Device, RxMode)> {
-    let mut device = Device::open(name)?;
+    let mut device = Device::open(name).map_err(|e| match meant_as_port(name) {
+        Some(form) if options.metrics.is_some() => {
+            anyhow!("{e:#}; for the port of --metrics, {form}")
+        }
+        _ => e,
+    })?;
     device
         .xdp
         .take_if(|xdp| options.own_programs.contains(&xdp.id));

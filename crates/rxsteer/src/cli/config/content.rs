@@ -13,6 +13,7 @@ use super::syntax::{Mistake, mistake, text};
 use crate::busy_poll::rule::Rule;
 use crate::cli::places::{Places, line_of, place};
 use crate::cli::run::RunArgs;
+use crate::daemon::options::device_name;
 
 /// A table with the places of its keys.
 type Table = BTreeMap<Spanned<String>, Value>;
@@ -93,7 +94,10 @@ fn devices(value: &Value) -> Result<Vec<String>, String> {
     };
     let names: Option<Vec<&str>> = names;
     let names = names.ok_or("devices: write names in quotes, as devices = [\"eth0\", \"eth1\"]")?;
-    Ok(names.into_iter().map(str::to_owned).collect())
+    let checked = names
+        .into_iter()
+        .map(|name| device_name(name).map_err(|why| format!("devices: {name:?}: {why}")));
+    checked.collect()
 }
 
 /// The rules of a text, or mistakes after their lines; without a line: of the key `busy_poll`.

@@ -12,19 +12,20 @@ const EXAMPLE: &str = "`rxsteer check --example` prints a file with all keys";
 /// The text of a file.
 ///
 /// # Errors
-/// When it is not UTF-8, with the line of the first byte that is not.
+/// When it is not UTF-8, with the line of the first byte that is not; when it has a zero byte.
 pub(super) fn text(bytes: &[u8]) -> Result<&str, Mistake> {
+    let line = |at: usize| bytes[..at].iter().filter(|b| **b == b'\n').count() + 1;
+    if let Some(at) = bytes.iter().position(|byte| *byte == 0) {
+        let why = format!("this is not a text file: a configuration is TOML; {EXAMPLE}");
+        return Err((line(at), why));
+    }
     str::from_utf8(bytes).map_err(|e| {
-        let (valid, rest) = bytes.split_at(e.valid_up_to());
-        let line = valid.iter().filter(|byte| **byte == b'\n').count() + 1;
-        let byte = rest.first().copied().unwrap_or_default();
-        let why = match bytes.contains(&0) {
-            true => format!("this is not a text file: a configuration is TOML; {EXAMPLE}"),
-            false => format!(
-                "the byte 0x{byte:02x} is no character in UTF-8: save the file in the encoding UTF-8"
-            ),
-        };
-        (line, why)
+        let at = e.valid_up_to();
+        let why = format!(
+            "the byte {:#04x} is no character in UTF-8: save the file in the encoding UTF-8",
+            bytes[at]
+        );
+        (line(at), why)
     })
 }
 
