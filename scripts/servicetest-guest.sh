@@ -85,6 +85,14 @@ systemctl reset-failed rxsteer 2>/dev/null || true # forgotten already, if it wa
 until_true "the journal has the reason" logged no-such-device
 echo "a start without the device fails, and the journal says why"
 
+echo 'polcy = "rps"' >/etc/rxsteer/rxsteer.toml
+! systemctl start rxsteer 2>/dev/null || fail "it starts with a mistake in its configuration"
+expect ActiveState failed
+expect ExecMainStatus 2
+expect NRestarts 0
+systemctl reset-failed rxsteer
+echo "a start with a mistake in the configuration is not repeated"
+
 cat >/etc/rxsteer/rxsteer.toml <<'EOF'
 devices = ["wan"]
 policy = "rps"

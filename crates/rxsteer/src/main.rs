@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The `rxsteer` command. Exit status: 0 done, 1 failed, 2 wrong usage.
+//! The `rxsteer` command. Exit status: 0 done, 1 failed, 2 a mistake in the command line
+//! or the configuration.
 
 use std::process::ExitCode;
 

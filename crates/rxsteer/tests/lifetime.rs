@@ -232,11 +232,16 @@ fn status_and_set_reach_the_running_one() -> Result<()> {
 
 /// Exits with status 1 for these reasons, and attaches nothing.
 fn refused(bed: &Testbed, args: &[&str], why: &[&str]) -> Result<()> {
+    refused_with(1, bed, args, why)
+}
+
+/// The same with another exit status.
+fn refused_with(code: i32, bed: &Testbed, args: &[&str], why: &[&str]) -> Result<()> {
     let before = attached(bed)?.map(|xdp| xdp.id);
     let Err(ended) = Rxsteer::start(&bed.link.dut.netns, args)? else {
         bail!("{args:?} was not refused");
     };
-    ensure!(ended.code == Some(1), "{args:?}: {ended:?}");
+    ensure!(ended.code == Some(code), "{args:?}: {ended:?}");
     for why in why {
         ensure!(
             ended.log.contains(why),
@@ -299,7 +304,7 @@ fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
 
     // Devices and queues that don't exist or occur twice.
     refused(&bed, &["eth99"], &["no network device `eth99`", name])?;
-    refused(&bed, &[name, name], &["is named twice"])?;
+    refused_with(2, &bed, &[name, name], &["is named twice"])?;
     refused(&bed, &[name, "--queue=1=1"], &["has no receive queue 1"])?;
     refused(
         &bed,

@@ -401,11 +401,11 @@ fn damaged_and_unknown_pins_are_removed_by_force_alone() -> Result<()> {
     Ok(())
 }
 
-/// A start that the options must refuse, with these words.
-fn refused(bed: &Testbed, args: &[&str], words: &[&str]) -> Result<()> {
+/// A start that must be refused, with this exit status and these words.
+fn refused(bed: &Testbed, code: i32, args: &[&str], words: &[&str]) -> Result<()> {
     let started = Rxsteer::start(&bed.link.dut.netns, args)?;
     let ended = started.err().context("it is refused")?;
-    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert_eq!(ended.code, Some(code), "{ended:?}");
     for word in words {
         assert!(ended.log.contains(word), "{word:?}: {ended:?}");
     }
@@ -423,7 +423,7 @@ fn what_can_not_be_pinned_is_refused() -> Result<()> {
         .netns
         .run(|| bpffs::ensure_is_in("/sys/fs/bpf".as_ref()));
     if there.is_err() {
-        refused(&bed, &[name, "--pin"], &["mount -t bpf bpf /sys/fs/bpf"])?;
+        refused(&bed, 1, &[name, "--pin"], &["mount -t bpf bpf /sys/fs/bpf"])?;
     }
     mount_bpffs(&bed.link.dut.netns)?;
     for (options, word) in [
@@ -435,7 +435,7 @@ fn what_can_not_be_pinned_is_refused() -> Result<()> {
         (&["--hash=device", "--policy=rps"], "--hash device"),
         (&["veth*"], "skb mode"),
     ] {
-        refused(&bed, &[&[name, "--pin"], options].concat(), &[word])?;
+        refused(&bed, 2, &[&[name, "--pin"], options].concat(), &[word])?;
     }
     let foreign = "/sys/fs/bpf/foreign";
     bed.link
@@ -445,6 +445,7 @@ fn what_can_not_be_pinned_is_refused() -> Result<()> {
     let pin = format!("--pin={foreign}");
     refused(
         &bed,
+        1,
         &[name, &pin],
         &["\"maps\", which rxsteer has not pinned"],
     )?;
@@ -458,13 +459,13 @@ fn a_start_without_pin_is_refused() -> Result<()> {
     let name = bed.link.dut.name.as_str();
     pinning(&bed, &[])?.stop(Signal::SIGTERM)?;
     let ways = ["rxsteer detach", "rxsteer run --pin"];
-    refused(&bed, &[name], &ways)?;
+    refused(&bed, 1, &[name], &ways)?;
     says(&bed, &["detach"])?;
     // Another folder is found by its device.
     let elsewhere = "--pin=/sys/fs/bpf/elsewhere";
     Rxsteer::steering(&bed.link.dut.netns, &[name, elsewhere])?.stop(Signal::SIGKILL)?;
-    refused(&bed, &[name], &ways)?;
-    refused(&bed, &[name, "--pin"], &ways)?;
+    refused(&bed, 1, &[name], &ways)?;
+    refused(&bed, 1, &[name, "--pin"], &ways)?;
     says(&bed, &["detach", elsewhere])?;
     assert_eq!(attached(&bed)?, None);
     Ok(())

@@ -83,6 +83,24 @@ fn a_manager_is_told() -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_mistake_in_the_configuration_is_not_tried_again() -> Result<()> {
+    let run = |device: &str, option: &str| -> Result<Option<i32>> {
+        let file = tempfile::NamedTempFile::new()?;
+        std::fs::write(&file, format!("devices = [{device:?}]\n{option} = true"))?;
+        let mut command = Command::new(RXSTEER);
+        command.args(["run", "--config"]).arg(file.path());
+        Ok(command.stderr(Stdio::null()).status()?.code())
+    };
+    ensure!(setting("Restart")? == "on-failure");
+    let prevented: i32 = setting("RestartPreventExitStatus")?.parse()?;
+    ensure!(run("no-such-device", "polcy")? == Some(prevented));
+    // The control: a device that is absent is waited for by new starts.
+    let absent = run("no-such-device", "dry-run")?;
+    ensure!(absent != Some(prevented) && absent != Some(0), "{absent:?}");
+    Ok(())
+}
+
 /// rxsteer with these capabilities alone, as names in setpriv(1).
 fn with_capabilities(bed: &Testbed, names: &[String]) -> Result<Result<Rxsteer, Ended>> {
     let dut = &bed.link.dut;

@@ -219,17 +219,71 @@ fn check() {
         let name = key.split(' ').next().expect("a key");
         let place = format!("{path}:3: {name}, with pin ({path}:1): ");
         let told = errors.contains(&place) && errors.contains(word);
-        assert!(code == Some(1) && told, "{key}: {errors}");
+        assert!(code == Some(2) && told, "{key}: {errors}");
         // The control: each is possible without the other.
         assert_eq!(checked(&format!("{key}\npin = false")).0, Some(0), "{key}");
     }
     let (code, errors) = checked("policy = \"rfs\"\nhash = \"symmetric\"");
     let place = format!("{path}:2: hash, with policy ({path}:1): ");
-    assert!(code == Some(1) && errors.contains(&place), "{errors}");
+    assert!(code == Some(2) && errors.contains(&place), "{errors}");
     let (code, errors) = checked("devices = [\"eth0\", \"eth1\"]\nqueue = [\"0=1\"]");
     let place = format!("{path}:2: queue, with devices ({path}:1): say which device");
-    assert!(code == Some(1) && errors.contains(&place), "{errors}");
+    assert!(code == Some(2) && errors.contains(&place), "{errors}");
     assert_eq!(checked("pin = true\nmetrics = true").0, Some(0));
+    for (text, line, why) in [
+        ("\u{0}ELF", 1, "this is not a text file"),
+        (
+            "\n{\"devices\": [\"eth0\"]}",
+            2,
+            "this is JSON, and a configuration is TOML",
+        ),
+        (
+            "devices = 3",
+            1,
+            "devices: write names in quotes, as devices = [\"eth0\"",
+        ),
+        (
+            "pin = true\ndevices = \"/dev/net\"",
+            2,
+            "devices: \"/dev/net\": no device has such a name",
+        ),
+        ("metrics = 99999", 1, "a port from 1 to 65535"),
+    ] {
+        let (code, errors) = checked(text);
+        let place = format!("{path}:{line}: ");
+        let told = errors.contains(&place) && errors.contains(why);
+        assert!(code == Some(2) && told, "{text:?}: {errors}");
+    }
+    // The controls.
+    assert_eq!(checked("devices = \"eth0\"\nmetrics = 65535").0, Some(0));
+}
+
+/// Mistakes that each new start would repeat have an exit status of their own, for service managers
+/// (dist/rxsteer.service). What the host lacks has not.
+#[test]
+fn mistakes_have_their_exit_status() {
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let path = file.path().display().to_string();
+    let run = |text: &str, args: &[&str]| {
+        std::fs::write(&file, text).expect("the file can be written");
+        RXSTEER.run(&[&["run"], args].concat()).status.code()
+    };
+    let config = ["--config", &path];
+    for text in [
+        "polcy = \"rfs\"",
+        "",
+        "pin = true\nprepare = true",
+        "devices = 3",
+        "{",
+    ] {
+        assert_eq!(run(text, &config), Some(2), "{text}");
+    }
+    assert_eq!(run("", &["lo", "--pin", "--prepare"]), Some(2));
+    assert_eq!(run("", &["lo", "--no-such-option"]), Some(2));
+    // The control: the device may come.
+    assert_eq!(run("devices = [\"no-such-device\"]", &config), Some(1));
+    assert_eq!(run("", &["no-such-device"]), Some(1));
+    assert_eq!(run("", &["--config", "/no/such/file"]), Some(1));
 }
 
 #[test]

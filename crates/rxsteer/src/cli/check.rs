@@ -5,7 +5,7 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, ensure};
 use clap::{Args, Command};
 
 use super::source::no_device;
@@ -38,7 +38,7 @@ impl CheckArgs {
         let options = config::read(&files, cli, ["rxsteer", "run"].map(OsString::from))?;
         // A single file may be a drop-in, or be used with devices on the command line.
         if self.file.is_none() && options.devices.is_empty() {
-            bail!(no_device(&files[0]));
+            return Err(no_device(&files[0]).into());
         }
         for file in files {
             println!("{}: ok", file.display());

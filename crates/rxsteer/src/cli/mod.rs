@@ -89,7 +89,7 @@ pub enum Command {
     /// instances amount to. Exit status: 1 if something does, of the host or of a device that is
     /// named
     Doctor(doctor::DoctorArgs),
-    /// Check configuration files, without privileges and without a look at the host. Exit status: 1 if
+    /// Check configuration files, without privileges and without a look at the host. Exit status: 2 if
     /// there are mistakes
     Check(check::CheckArgs),
     /// Use a configuration with a name, or show it

@@ -10,16 +10,21 @@ use serde::Serialize;
 use tracing_subscriber::filter::LevelFilter;
 
 use super::log;
+use crate::daemon::mistakes::Mistakes;
+
+/// Exit status for mistakes in the command line, the configuration or the environment, as clap has it for
+/// the first. The unit (dist/rxsteer.service) does not start rxsteer again then.
+const MISTAKE: u8 = 2;
 
 /// Runs a command and logs why it failed. RXSTEER_LOG in the environment replaces the level. Exit
-/// status: the command's, 1 if it failed, 2 if the level is invalid.
+/// status: the command's, [`MISTAKE`], or 1 if it failed for another reason.
 pub fn main(level: LevelFilter, command: impl FnOnce() -> Result<ExitCode>) -> ExitCode {
     let level = match std::env::var("RXSTEER_LOG").map(|level| level.parse()) {
         Ok(Ok(level)) => level,
         Err(_) => level,
         Ok(Err(_)) => {
             eprintln!("RXSTEER_LOG is off, error, warn, info, debug or trace");
-            return ExitCode::from(2);
+            return ExitCode::from(MISTAKE);
         }
     };
     log::start(level);
@@ -31,7 +36,10 @@ pub fn main(level: LevelFilter, command: impl FnOnce() -> Result<ExitCode>) -> E
                 for line in format!("{e:#}").lines() {
                     tracing::error!("{line}");
                 }
-                ExitCode::FAILURE
+                match e.is::<Mistakes>() {
+                    true => ExitCode::from(MISTAKE),
+                    false => ExitCode::FAILURE,
+                }
             }
         },
     }

@@ -3,12 +3,13 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
 use clap::Command;
 use clap::error::ErrorKind;
 
 use super::run::RunArgs;
 use super::{config, files};
+use crate::daemon::mistakes::Mistakes;
 use crate::daemon::options::Options;
 
 /// See the module's documentation.
@@ -60,14 +61,12 @@ impl Source {
             );
             return Err(run.error(ErrorKind::MissingRequiredArgument, why).into());
         };
-        bail!(no_device(file));
+        Err(no_device(file).into())
     }
 }
 
 /// The error when files name no device.
-pub(super) fn no_device(file: &std::path::Path) -> String {
-    format!(
-        "{}: no device: write devices = [\"eth0\"], or name one on the command line",
-        file.display()
-    )
+pub(super) fn no_device(file: &std::path::Path) -> Mistakes {
+    let file = file.display();
+    format!("{file}: no device: write devices = [\"eth0\"], or name one on the command line").into()
 }

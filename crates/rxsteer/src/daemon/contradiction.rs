@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use anyhow::{Result, bail};
 
 use super::following::can_follow;
+use super::mistakes::Mistakes;
 use super::options::{Hash, Mode, Options};
 use super::patterns::{Patterns, is_pattern};
 use super::plan::{inline_ports, named_twice, which_device};
@@ -25,12 +26,8 @@ pub struct Contradiction {
 ///
 /// # Errors
 /// With each reason and what to change, a line each.
-pub(super) fn none_in(options: &Options) -> Result<()> {
-    let found = contradictions(options).into_iter();
-    match &found.map(|found| found.why).collect::<Vec<_>>()[..] {
-        [] => Ok(()),
-        all => bail!(all.join("\n")),
-    }
+pub(super) fn none_in(options: &Options) -> Result<(), Mistakes> {
+    Mistakes::none_in(contradictions(options).into_iter().map(|found| found.why))
 }
 
 /// The contradictions in these options.

@@ -19,6 +19,7 @@ pub mod hotplug;
 mod kernel_rps;
 mod looks;
 mod manager;
+pub mod mistakes;
 mod more_queues;
 pub mod options;
 pub mod panics;

@@ -10,7 +10,7 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result};
 use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
@@ -18,14 +18,15 @@ use self::content::Content;
 use super::places::{located, place};
 use super::run::RunArgs;
 use crate::daemon::contradiction::contradictions;
+use crate::daemon::mistakes::Mistakes;
 use crate::daemon::options::{Options, Pin};
 
 /// The options of these files, each of which takes precedence over those before, and of the command
 /// line, which takes precedence over all; `cli` has the subcommand `run`. There may be no device.
 ///
 /// # Errors
-/// When a file can't be read, or contains anything but options and their values, or options that
-/// contradict each other: with each line.
+/// When a file can't be read; [`Mistakes`] when it contains anything but options and their values, or
+/// options that contradict each other: with each line.
 pub fn read(
     files: &[PathBuf],
     cli: Command,
@@ -47,8 +48,7 @@ pub fn read(
     let mut places = content.places;
     places.retain(|key, _| !is_on_command_line(run, key));
     let found = contradictions(&options).into_iter();
-    let found: Vec<_> = found.map(|found| located(&places, &found)).collect();
-    ensure!(found.is_empty(), found.join("\n"));
+    Mistakes::none_in(found.map(|found| located(&places, &found)))?;
     Ok(options)
 }
 
@@ -86,10 +86,8 @@ fn content(files: &[PathBuf]) -> Result<Content> {
             })),
         }
     }
-    match &mistakes[..] {
-        [] => Ok(all),
-        _ => bail!(mistakes.join("\n")),
-    }
+    Mistakes::none_in(mistakes)?;
+    Ok(all)
 }
 
 #[cfg(test)]
