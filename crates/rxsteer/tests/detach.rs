@@ -112,6 +112,55 @@ fn status_shows_what_is_pinned() -> Result<()> {
 }
 
 #[test]
+fn commands_that_ask_a_running_one_say_that_steering_is_pinned() -> Result<()> {
+    in_lab!();
+    let bed = testbed()?;
+    let asked: [(&[&str], &str); 7] = [
+        (&["flows"], "lists its flows"),
+        (&["explain", "0x1"], "explains its flows"),
+        (&["explain", "9"], "explains its flows"),
+        (&["explain", "pid:1"], "explains its flows"),
+        (&["top", "--once"], "shows its rates"),
+        (&["set", "--policy=rps"], "nothing has changed"),
+        (&["reload"], "its options stay as they are"),
+    ];
+    // The control: nothing is pinned.
+    let all_fail = |pinned: bool, folder: &str| -> Result<()> {
+        for (args, so) in asked {
+            let (_, errors, succeeded) = says(&bed, args)?;
+            ensure!(!succeeded, "{args:?}");
+            let parts = [
+                "and steering goes on: it is pinned at ",
+                so,
+                folder,
+                "`rxsteer detach` ends it",
+            ];
+            for part in parts {
+                ensure!(
+                    errors.contains(part) == pinned,
+                    "{args:?}, {part:?}: {errors}"
+                );
+            }
+            ensure!(
+                errors.contains("no rxsteer is running in this network namespace"),
+                "{errors}"
+            );
+            ensure!(errors.contains("start it with") != pinned, "{errors}");
+        }
+        Ok(())
+    };
+    all_fail(false, "`rxsteer run --pin")?;
+    pinned_by_one_that_ended(&bed, "--pin")?;
+    all_fail(true, "`rxsteer run --pin` takes it over")?;
+    ensure!(says(&bed, &["detach"])?.2);
+    pinned_by_one_that_ended(&bed, &format!("--pin={OWN}"))?;
+    configure(&bed, &format!("pin = {OWN:?}"))?;
+    all_fail(true, &format!("`rxsteer run --pin={OWN}` takes it over"))?;
+    ensure!(says(&bed, &["detach"])?.2);
+    all_fail(false, "`rxsteer run --pin")
+}
+
+#[test]
 fn the_folder_of_the_configuration_is_found() -> Result<()> {
     in_lab!();
     let bed = testbed()?;

@@ -10,6 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_json::value::{RawValue, to_raw_value};
+use thiserror::Error;
 
 use super::explain::Question;
 use super::flows::Query;
@@ -111,14 +112,24 @@ pub fn reply(answer: &impl Serialize) -> Result<Reply> {
 /// Sends a request to the rxsteer in this network namespace.
 ///
 /// # Errors
-/// When none runs, it does not answer in time, or the request failed there.
+/// [`NoneRuns`]; when it does not answer in time, or the request failed there.
 pub fn ask<T: DeserializeOwned>(request: &Request) -> Result<T> {
-    ask_if_there(request)?.context(match request.to() {
-        Role::Steer => {
-            "no rxsteer is running in this network namespace: start it with `rxsteer run DEVICE`"
-        }
-        Role::Poll => "no rxsteer lets sockets poll in this network namespace",
-    })
+    let none = match request.to() {
+        Role::Steer => NoneRuns::Steers,
+        Role::Poll => NoneRuns::Polls,
+    };
+    ask_if_there(request)?.ok_or_else(|| none.into())
+}
+
+/// There is no server to ask.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum NoneRuns {
+    /// None of [`Role::Steer`].
+    #[error("no rxsteer is running in this network namespace: start it with `rxsteer run DEVICE`")]
+    Steers,
+    /// None of [`Role::Poll`].
+    #[error("no rxsteer lets sockets poll in this network namespace")]
+    Polls,
 }
 
 /// As [`ask`]; `None` if none runs.

@@ -7,6 +7,7 @@ use anyhow::Result;
 use clap::Args;
 use comfy_table::Table;
 
+use super::pinned;
 use super::program::{end_with_the_reader, print_answer};
 use super::table::{align_left, table};
 use super::value::limit;
@@ -36,7 +37,8 @@ impl FlowsArgs {
             device: self.device,
             limit: self.limit as usize,
             ..Query::default()
-        })?;
+        });
+        let flows = pinned::or_say(flows, "only a running rxsteer lists its flows")?;
         print_answer(self.json, &flows, render)?;
         Ok(ExitCode::SUCCESS)
     }

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Steering that goes on without a rxsteer, for `rxsteer status` and `rxsteer detach`.
+//! Steering that goes on without a rxsteer: what commands say about it.
 
-use std::fmt::Write;
 use std::path::Path;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use tracing::error;
 
 use super::table::{align_left, table};
 use super::{config, files};
+use crate::api::control::NoneRuns;
 use crate::api::status::Pinned;
 use crate::daemon::options::Pin;
 use crate::daemon::pin;
@@ -34,16 +34,45 @@ pub(super) fn in_force() -> Result<Vec<Pinned>> {
     Ok(found.into_iter().flatten().collect())
 }
 
-/// Says what is steered, since when, and how to go on; ends with a newline.
-pub(super) fn render(pinned: &Pinned) -> String {
+/// The outcome of a command that asks a running rxsteer. If none runs and steering is pinned, the error
+/// says so, with what follows for the command: `so` is a clause.
+///
+/// # Errors
+/// Those of the outcome.
+pub(super) fn or_say<T>(outcome: Result<T>, so: &str) -> Result<T> {
+    outcome.map_err(|error| {
+        let none_runs = error.is::<NoneRuns>();
+        // If pins can't be read, the error stands as it is.
+        let pinned = none_runs.then(in_force).and_then(Result::ok);
+        match pinned.unwrap_or_default().first() {
+            Some(pinned) => anyhow!("{}: {so}; {}", goes_on(pinned), ways(pinned)),
+            None => error,
+        }
+    })
+}
+
+fn goes_on(pinned: &Pinned) -> String {
     let by = match &pinned.version {
         Some(version) => format!(" by version {version}"),
         None => String::new(),
     };
-    let mut out = format!(
-        "no rxsteer is running in this network namespace, and steering goes on: it is pinned at {}{by}\n",
+    format!(
+        "no rxsteer is running in this network namespace, and steering goes on: it is pinned at {}{by}",
         pinned.folder
-    );
+    )
+}
+
+fn ways(pinned: &Pinned) -> String {
+    let is_default = pin::folder(&Pin::Default).is_ok_and(|f| f == Path::new(&pinned.folder));
+    let folder = match is_default {
+        true => String::new(),
+        false => format!("={}", pinned.folder),
+    };
+    format!("`rxsteer run --pin{folder}` takes it over, `rxsteer detach` ends it")
+}
+
+/// Says what is steered, since when, and how to go on; ends with a newline.
+pub(super) fn render(pinned: &Pinned) -> String {
     let mut devices = table(["device", "since"]);
     align_left(&mut devices, &[0, 1]);
     for device in &pinned.devices {
@@ -51,15 +80,6 @@ pub(super) fn render(pinned: &Pinned) -> String {
         let name = name.unwrap_or_else(|| format!("index {}", device.ifindex));
         devices.add_row([name, device.since.clone()]);
     }
-    let is_default = pin::folder(&Pin::Default).is_ok_and(|f| f == Path::new(&pinned.folder));
-    let folder = match is_default {
-        true => String::new(),
-        false => format!("={}", pinned.folder),
-    };
-    let _ = writeln!(
-        out,
-        "{}\n`rxsteer run --pin{folder}` takes it over, `rxsteer detach` ends it",
-        devices.trim_fmt()
-    );
-    out
+    let (goes_on, ways) = (goes_on(pinned), ways(pinned));
+    format!("{goes_on}\n{}\n{ways}\n", devices.trim_fmt())
 }

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
+use super::pinned;
 use crate::api::client;
 
 /// Options of `rxsteer reload`.
@@ -14,7 +15,8 @@ pub struct ReloadArgs {}
 
 impl ReloadArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
-        for line in client::reload()? {
+        let so = "its options stay as they are until a start with others takes it over";
+        for line in pinned::or_say(client::reload(), so)? {
             println!("{line}");
         }
         Ok(ExitCode::SUCCESS)

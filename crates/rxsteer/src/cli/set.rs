@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Args;
 
+use super::pinned;
 use crate::api::client;
 use crate::api::set::Change;
 use crate::daemon::options::{RpsCpus, table_size};
@@ -50,7 +51,8 @@ pub struct Changes {
 
 impl SetArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
-        for line in client::set(self.into())? {
+        let so = "only a running rxsteer can change it, and nothing has changed";
+        for line in pinned::or_say(client::set(self.into()), so)? {
             println!("{line}");
         }
         Ok(ExitCode::SUCCESS)

@@ -13,6 +13,7 @@ use clap::Args;
 pub use words::{Answer, render};
 
 use super::endpoints::Endpoints;
+use super::pinned;
 use super::program::{end_with_the_reader, print_answer};
 use super::value::limit;
 use crate::api::client;
@@ -41,7 +42,8 @@ pub struct ExplainArgs {
 impl ExplainArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
         end_with_the_reader()?;
-        let answer = ask(self.target, self.limit as usize)?;
+        let answer = ask(self.target, self.limit as usize);
+        let answer = pinned::or_say(answer, "only a running rxsteer explains its flows")?;
         print_answer(self.json, &answer, render)?;
         Ok(ExitCode::SUCCESS)
     }

@@ -30,6 +30,7 @@ use self::model::{Sample, View};
 use self::palette::Palette;
 use self::sampler::Pace;
 use self::screen::Shown;
+use super::pinned;
 use super::program::{end_with_the_reader, stop_signals};
 use super::value::seconds;
 
@@ -51,7 +52,8 @@ pub struct TopArgs {
 impl TopArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
         let state = State::new(self.interval);
-        let first = sampler::sample(self.device.as_deref(), pace(&state))?;
+        let first = sampler::sample(self.device.as_deref(), pace(&state));
+        let first = pinned::or_say(first, "only a running rxsteer shows its rates")?;
         match self.once {
             true => self.print(&first, pace(&state))?,
             false => {
