@@ -262,6 +262,21 @@ __u32 native_load_busy(__u32 tasks, __u32 irq)
 	return load_busy(tasks, irq);
 }
 
+__u32 native_load_saturated(void)
+{
+	return LOAD_SATURATED;
+}
+
+__u32 native_load_saturated_by(const struct rx_queue *q)
+{
+	return load_saturated_by(q);
+}
+
+bool native_load_hop_pays(const struct rx_load *l)
+{
+	return load_hop_pays(l);
+}
+
 /* ---- tables.h ----------------------------------------------------------- */
 
 __u16 native_rps_location_of(const struct rps_map *map, __u32 hash)

@@ -7,7 +7,7 @@ use super::config::InlinePorts;
 use crate::types::rx_facts;
 use crate::types::{
     backlog, backlog_wait, flow_key, flow_result, flow_secret, load_unit, rps_dev_flow, rps_map,
-    rx_queue, rx_verdict,
+    rx_load, rx_queue, rx_verdict,
 };
 
 unsafe extern "C" {
@@ -75,6 +75,9 @@ unsafe extern "C" {
     fn native_load_window(q: *mut rx_queue, now: u64, tasks: u32, irq: u32);
     fn native_load_share(part: u64, whole: u64) -> u32;
     fn native_load_busy(tasks: u32, irq: u32) -> u32;
+    fn native_load_saturated() -> u32;
+    fn native_load_saturated_by(q: *const rx_queue) -> u32;
+    fn native_load_hop_pays(l: *const rx_load) -> bool;
     fn native_rps_location_of(map: *const rps_map, hash: u32) -> u16;
     fn native_flow_slot(queue: u32, hash: u32, shift: u32) -> u32;
     fn native_flow_shared_slot(queue: u32, ifindex: u32, hash: u32, shift: u32) -> u32;
@@ -276,6 +279,25 @@ pub fn load_busy(tasks: u32, irq: u32) -> u32 {
     assert!(tasks.max(irq) <= load_unit::LOAD_WHOLE.0);
     // SAFETY: no memory is involved.
     unsafe { native_load_busy(tasks, irq) }
+}
+
+/// Share of a CPU's time, of 1024, in which it is not idle, that is a sign of saturation (load.h).
+pub fn load_saturated() -> u32 {
+    // SAFETY: no memory is involved.
+    unsafe { native_load_saturated() }
+}
+
+/// Share of a CPU's time, of 1024, that is a sign of saturation if polls of this queue take it (load.h).
+pub fn load_saturated_by(q: &rx_queue) -> u32 {
+    // SAFETY: the callee only reads the queue.
+    unsafe { native_load_saturated_by(q) }
+}
+
+/// Whether a hop leaves the polling CPU with much less work, by the costs of a frame in this load
+/// (load.h).
+pub fn load_hop_pays(l: &rx_load) -> bool {
+    // SAFETY: the callee only reads the load.
+    unsafe { native_load_hop_pays(l) }
 }
 
 /// The RPS location of a flow (tables.h).

@@ -4,21 +4,43 @@
 
 use serde::Serialize;
 
+use crate::datapath::native;
 use crate::host::device::RxMode;
+use crate::types::{load_unit, rx_load, rx_queue};
 
 /// Rate below which there is no traffic to judge, packets/s.
 pub(super) const LITTLE_TRAFFIC: f64 = 10.0;
 
-/// A polling CPU is saturated if less of its time than this is left, and polls take more of it than
-/// [`by_polls`]: the limits at which the policy `+adapt` lets flows leave (LOAD_SATURATED and
-/// `load_saturated_by()` in `bpf/core/load.h`).
-const LEFT: f64 = 1.0 / 8.0;
+/// A polling CPU is saturated if no more of its time than this is left, and polls take [`by_polls`] of
+/// it or more: the limits at which the policy `+adapt` lets flows leave (`bpf/core/load.h`).
+fn left() -> f64 {
+    1.0 - share(native::load_saturated())
+}
 
 fn by_polls(mode: RxMode) -> f64 {
-    match mode {
-        RxMode::Native | RxMode::Generic => 3.0 / 8.0,
-        RxMode::Skb => 1.0 / 8.0,
-    }
+    let queue = rx_queue {
+        // In skb mode a queue is that of all devices.
+        ifindex: u32::from(mode != RxMode::Skb),
+        ..rx_queue::default()
+    };
+    share(native::load_saturated_by(&queue))
+}
+
+/// A share of the data path, 0 to 1.
+fn share(of_whole: u32) -> f64 {
+    f64::from(of_whole) / f64::from(load_unit::LOAD_WHOLE.0)
+}
+
+/// Whether a redirect leaves the polling CPU with much less work; costs of a packet there in s, without
+/// a redirect and with one.
+fn hop_pays(packet: f64, hop: f64) -> bool {
+    /// The data path has the costs in ns with fraction bits; their unit does not matter here.
+    const PER_SECOND: f64 = 1e9;
+    native::load_hop_pays(&rx_load {
+        inline_ns: (packet * PER_SECOND) as u32,
+        hop_ns: (hop * PER_SECOND) as u32,
+        ..rx_load::default()
+    })
 }
 
 /// A flow with this share of the packets is nearly everything.
@@ -80,7 +102,7 @@ pub struct Poller {
 
 impl Poller {
     fn is_saturated(&self, mode: RxMode) -> bool {
-        self.idle < LEFT && self.polls >= by_polls(mode)
+        self.idle <= left() && self.polls >= by_polls(mode)
     }
 }
 
@@ -206,14 +228,14 @@ impl Facts {
             let helpers = self.helpers.iter().map(|helper| (helper.cpu, helper.idle));
             let cpus = helpers.chain([(busiest.cpu, busiest.idle)]);
             return match cpus.min_by(|a, b| a.1.total_cmp(&b.1)) {
-                Some((cpu, idle)) if idle < LEFT => Verdict::KernelRps { cpu, idle },
+                Some((cpu, idle)) if idle < left() => Verdict::KernelRps { cpu, idle },
                 _ => Verdict::Room(*busiest),
             };
         }
         let is_saturated = |p: &&Poller| p.is_saturated(self.mode);
         let saturated: Vec<&Poller> = self.pollers.iter().filter(is_saturated).collect();
         if saturated.is_empty() {
-            return match busiest.idle >= LEFT {
+            return match busiest.idle >= left() {
                 true => Verdict::Room(*busiest),
                 false => Verdict::NotReceiving(*busiest),
             };
@@ -231,12 +253,10 @@ impl Facts {
         if share >= ONE_FLOW {
             return Verdict::OneFlow { share };
         }
-        /// As LOAD_HOP_PAYS in `bpf/core/load.h`.
-        const PAYS: f64 = 0.75;
         let packet = |p: &&Poller| p.polls / p.packets_per_second;
         let packet = saturated.iter().map(packet).fold(0.0, f64::max);
         let hop = Hop::of(self.mode).poll;
-        if hop > PAYS * packet {
+        if !hop_pays(packet, hop) {
             return Verdict::DearHop { packet, hop };
         }
         let gain = self.gain(&saturated, &helpers, rate);
@@ -331,6 +351,7 @@ fn best(here_has: f64, there_has: f64, here: [f64; 2], there: [f64; 2]) -> (f64,
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::types::rx_pressure;
 
     /// CPU 0 polls and has no time left; three CPUs are idle; no flow stands out.
     fn saturated() -> Facts {
@@ -368,6 +389,40 @@ mod tests {
 
     fn near(is: f64, should: f64) -> bool {
         (is / should - 1.0).abs() < 0.02
+    }
+
+    /// The data path's own windows, with all shares of a CPU's time in polls and tasks.
+    #[test]
+    fn a_cpu_is_saturated_where_the_policy_finds_it() {
+        const WHOLE: u32 = load_unit::LOAD_WHOLE.0;
+        for mode in [RxMode::Native, RxMode::Skb, RxMode::Generic] {
+            let mut found = [0; 2];
+            for (polls, busy) in (0..=WHOLE).step_by(32).flat_map(|polls| {
+                let busy = (polls..=WHOLE).step_by(32);
+                busy.map(move |busy| (polls, busy))
+            }) {
+                let mut queue = rx_queue {
+                    ifindex: u32::from(mode != RxMode::Skb),
+                    ..rx_queue::default()
+                };
+                queue.load.poll_ns = u64::from(polls) << 10;
+                native::load_window(&mut queue, u64::from(WHOLE) << 10, busy, 0);
+                let by_policy = queue.load.pressure == rx_pressure::RX_SATURATED.0 as u16;
+                let poller = Poller {
+                    cpu: 0,
+                    packets_per_second: 1.0,
+                    polls: share(polls),
+                    idle: 1.0 - share(busy),
+                };
+                assert_eq!(
+                    poller.is_saturated(mode),
+                    by_policy,
+                    "{mode}: {polls} {busy}"
+                );
+                found[usize::from(by_policy)] += 1;
+            }
+            assert!(found.iter().all(|n| *n > 0), "{mode}: {found:?}");
+        }
     }
 
     #[test]
