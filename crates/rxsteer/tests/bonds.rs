@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A bond, steered on its ports, also on one that is added later.
+//! A bond, steered on its ports, also on one that is added later, and no longer on one that leaves.
 
 mod common;
 
@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 use common::process::*;
 use nix::sys::signal::Signal;
 use rxlab::in_lab;
-use rxlab::lab::bond::{add_port, bond};
+use rxlab::lab::bond::{add_port, bond, remove_port};
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::LinkConfig;
@@ -33,13 +33,13 @@ fn steered(running: &Rxsteer) -> Result<Vec<String>> {
 }
 
 #[test]
-fn a_port_that_is_added_is_steered() -> Result<()> {
+fn ports_come_and_go() -> Result<()> {
     in_lab!();
     let first = Testbed::new(&config(0))?;
     let [tester, dut] = [&first.link.tester, &first.link.dut];
     let second = Testbed::between(&tester.netns, &dut.netns, &config(1))?;
     if let Err(error) = bond(&dut.netns, BOND) {
-        not_run("a_port_that_is_added_is_steered", &format!("{error:#}"));
+        not_run("ports_come_and_go", &format!("{error:#}"));
         return Ok(());
     }
     add_port(BOND, dut)?;
@@ -60,6 +60,17 @@ fn a_port_that_is_added_is_steered() -> Result<()> {
         Ok(device.filter(|d| sums(&d.queues).redirected > 0).map(drop))
     })?;
     wire.stop()?;
+
+    remove_port(added)?;
+    until("the first port alone is steered", || {
+        let names: Vec<_> = running
+            .status()?
+            .devices
+            .into_iter()
+            .map(|d| d.device)
+            .collect();
+        Ok((names == [&dut.name[..]]).then_some(()))
+    })?;
     let ended = running.stop(Signal::SIGTERM)?;
     ensure!(ended.code == Some(0), "{ended:?}");
     ensure!(!ended.log.contains("overtake"), "{ended:?}");

@@ -31,3 +31,11 @@ pub fn add_port(bond: &str, end: &End) -> Result<()> {
         rtnl::join(bond, &[end.ifindex])
     })
 }
+
+/// Takes `end` out of its bond. The device is down then.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn remove_port(end: &End) -> Result<()> {
+    end.netns.run(|| rtnl::leave(end.ifindex))
+}

@@ -45,6 +45,16 @@ pub(super) fn join(device: &str, ports: &[u32]) -> Result<()> {
     })?
 }
 
+/// Makes a device of the calling thread's network namespace the port of none.
+///
+/// # Errors
+/// When the kernel refuses.
+pub(super) fn leave(port: u32) -> Result<()> {
+    let port = LinkUnspec::new_with_index(port).nocontroller().build();
+    run(async |handle| handle.link().set(port).execute().await)??;
+    Ok(())
+}
+
 /// Renames a device of the calling thread's network namespace.
 ///
 /// # Errors

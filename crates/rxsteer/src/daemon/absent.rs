@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use super::bonds::{ports, with_ports};
 use super::options::{Mode, Options};
-use super::plan::{Steered, mode_for};
+use super::plan::{Named, Steered, mode_for};
 use crate::host::device::{self, Device};
 
 /// Time until a device is tried again that a start anew has refused: the other devices lose time.
@@ -128,6 +128,22 @@ impl Absent {
             };
             self.by_name.insert(port, entry);
         }
+    }
+
+    /// Whether one of the `steered` devices has been the port of a bond, and is none now. A bond without
+    /// ports keeps its last one, since nothing would be left to steer.
+    pub(super) fn port_left(&self, steered: &[&Steered]) -> bool {
+        let wanted = with_ports(&self.names);
+        let is_wanted = |s: &Steered| s.named == Named::Pattern || wanted.contains(&s.device.name);
+        let (remain, left): (Vec<&Steered>, Vec<&Steered>) =
+            steered.iter().partition(|s| is_wanted(s));
+        if remain.is_empty() {
+            return false;
+        }
+        for name in left.iter().map(|s| &s.device.name) {
+            info!(device = %name, "{name} has left its bond: starting anew without it");
+        }
+        !left.is_empty()
     }
 
     /// Looks for devices of these names that a start anew can steer. They are new ones, or were

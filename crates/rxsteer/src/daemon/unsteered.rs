@@ -40,7 +40,7 @@ impl Unsteered {
 
     /// Looks at the devices, and logs what has changed. To be called once a second: no event shows
     /// these changes. Returns whether steering has to start anew, for a device that has more queues,
-    /// that is there again, or that has become the port of a bond.
+    /// that is there again, or that has become the port of a bond or is none any more.
     ///
     /// # Errors
     /// When kernel RPS is on for a device, and steering is to end then.
@@ -75,6 +75,7 @@ impl Unsteered {
             }
         }
         self.absent.look_for_ports(&present);
+        anew |= self.absent.port_left(&present);
         Ok(self.absent.back(&present) || anew)
     }
 
