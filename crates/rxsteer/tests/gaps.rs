@@ -10,6 +10,7 @@ use nix::mount::{MsFlags, mount};
 use nix::unistd::Pid;
 use rxlab::lab::netns::{Netns, bind};
 use rxlab::{in_lab, test_name};
+use rxsteer::datapath::hash::Hash;
 use rxsteer::datapath::rps_map::{INLINE, RpsMap, SLOTS};
 use rxsteer::datapath::{
     Config, Datapath, DeviceConfig, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, draw_secret,
@@ -41,8 +42,7 @@ fn load() -> Result<Datapath> {
         dry_run: false,
         tunnels: 0,
         inline_ports: inline_ports(&[]).expect("they are few"),
-        rx_hash: false,
-        symmetric: false,
+        hash: Hash::Packet,
         flow_limit: FLOW_LIMIT,
         unguarded: false,
         secret: draw_secret()?,

@@ -20,7 +20,8 @@ use rxlab::testing::testbed::{
     OTHER_CPU, POLLING_CPU, Testbed, all_at, follows, follows_until_it_ends, mask, status, until,
 };
 use rxlab::{in_lab, test_name};
-use rxsteer::daemon::options::{Hash, Mode as RxMode, Options};
+use rxsteer::daemon::options::{Mode as RxMode, Options};
+use rxsteer::datapath::hash::Hash;
 use rxsteer::datapath::policy::Policy;
 use socket2::SockRef;
 

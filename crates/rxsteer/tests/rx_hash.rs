@@ -11,7 +11,8 @@ use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::testing::testbed::until;
 use rxlab::{in_lab, test_name};
-use rxsteer::daemon::options::{Hash, Mode, Options};
+use rxsteer::daemon::options::{Mode, Options};
+use rxsteer::datapath::hash::Hash;
 use rxsteer::datapath::policy::Policy;
 use rxsteer::host::caps;
 

@@ -13,6 +13,7 @@ use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::{End, LinkConfig};
 use rxlab::testing::testbed::*;
+use rxsteer::datapath::hash::Hash;
 use rxsteer::datapath::{Config, Datapath, DeviceConfig, InlinePorts, draw_secret};
 use rxsteer::host::device::RxMode;
 use rxsteer::host::sched::Class;
@@ -173,8 +174,7 @@ fn foreign_frames_are_counted_by_device() -> Result<()> {
         dry_run: false,
         tunnels: 0,
         inline_ports: InlinePorts::default(),
-        rx_hash: false,
-        symmetric: false,
+        hash: Hash::Packet,
         flow_limit: 0,
         unguarded: false,
         secret: draw_secret()?,

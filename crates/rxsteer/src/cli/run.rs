@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::daemon::options::{Hash, Options};
+use crate::daemon::options::Options;
+use crate::datapath::hash::Hash;
 use crate::datapath::policy::Policy;
 
 /// Options of `rxsteer run`.

@@ -8,9 +8,10 @@ use anyhow::{Result, bail};
 
 use super::following::can_follow;
 use super::mistakes::Mistakes;
-use super::options::{Hash, Mode, Options};
+use super::options::{Mode, Options};
 use super::patterns::{Patterns, is_pattern};
 use super::plan::{inline_ports, named_twice, which_device};
+use crate::datapath::hash::Hash;
 use crate::host::sched::Class;
 
 /// See the module's documentation.

@@ -13,6 +13,7 @@ use crate::api::flows::{Entry, Location, Query};
 use crate::api::status;
 use crate::datapath::Backlogged;
 use crate::datapath::flow::{Flow, FlowHash};
+use crate::datapath::hash::Hash;
 use crate::datapath::load::{self, Load};
 use crate::datapath::native;
 use crate::datapath::policy::Base;
@@ -116,7 +117,7 @@ impl Reader<'_> {
         let hashed = names.into_iter().map(|name| match name {
             Name::Hash(hash) => (hash.0, None),
             Name::Flow(flow) => {
-                let flow = flow.known_by(self.datapath.config().symmetric);
+                let flow = flow.known_by(self.datapath.config().hash == Hash::Symmetric);
                 let hash = native::flow_hash(&flow.key(), &self.datapath.config().secret);
                 (hash, Some(flow))
             }
@@ -142,7 +143,7 @@ impl Reader<'_> {
             total,
             devices: self.devices.values().map(|d| (*d).to_owned()).collect(),
             policy: self.policy,
-            device_hash: self.datapath.config().rx_hash,
+            device_hash: self.datapath.config().hash == Hash::Device,
             not_followed: self.unseen.to_vec(),
         })
     }
@@ -218,8 +219,8 @@ impl Reader<'_> {
         let port = flow.and_then(Flow::local_port);
         match self.policy {
             policy if policy.base == Base::Off => Unknown::PolicyOff,
-            policy if !policy.follows() && config.rx_hash => Unknown::DeviceHash,
-            policy if !policy.follows() && config.symmetric => Unknown::SymmetricHash,
+            policy if !policy.follows() && config.hash == Hash::Device => Unknown::DeviceHash,
+            policy if !policy.follows() && config.hash == Hash::Symmetric => Unknown::SymmetricHash,
             policy if !policy.follows() => Unknown::PolicyRps,
             _ if !config.can_follow() => Unknown::NoTable,
             _ if !follows => Unknown::Unsupported,

@@ -5,7 +5,7 @@ use std::fmt::Display;
 
 use anyhow::{Result, bail};
 
-use super::options::Hash;
+use crate::datapath::hash::Hash;
 
 /// Fails unless flows can follow applications by this hash. Sockets may not know it, but keep that of
 /// their packets with `--follow-nat`; in native mode a redirected packet has lost the device's.

@@ -14,6 +14,7 @@ use super::chosen::Chosen;
 use super::takedown::Bounds;
 use crate::busy_poll::rule::Rule;
 use crate::datapath::backlogs::LIMIT_MAX;
+use crate::datapath::hash::Hash;
 use crate::datapath::policy::Policy;
 use crate::datapath::{FLOW_LIMIT, INLINE_PORTS, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use crate::host::cpumask::{CpuMask, CpuMaskError};
@@ -48,20 +49,6 @@ pub enum OnKernelRps {
     Warn,
     /// return every flow to the polling CPU, detach and end with exit status 1
     Stop,
-}
-
-/// Source of the flow hash.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
-pub enum Hash {
-    /// the packet's headers
-    #[default]
-    Packet,
-    /// the packet's headers, alike for both directions of a connection: a router or a firewall has
-    /// them on one CPU if their devices have the same --rps-cpus
-    Symmetric,
-    /// the hash computed by the device if its driver passes it on (in native mode since Linux 6.3),
-    /// else the headers
-    Device,
 }
 
 /// The CPUs of a queue, given or to be found.

@@ -8,9 +8,10 @@ use anyhow::{Result, anyhow, bail};
 use tracing::{info, warn};
 
 use super::bonds::{self, with_ports};
-use super::options::{Hash, Mode, Options, QueueCpus, RpsCpus, meant_as_port};
+use super::options::{Mode, Options, QueueCpus, RpsCpus, meant_as_port};
 use super::patterns::{Patterns, is_pattern};
 use crate::datapath::backlogs::LIMIT_MAX;
+use crate::datapath::hash::Hash;
 use crate::datapath::{self, DeviceConfig, InlinePorts};
 use crate::host::auto::AutoMask;
 use crate::host::cpumask::CpuMask;

@@ -13,7 +13,7 @@ use super::following;
 use super::hotplug::Hotplug;
 use super::looks::Looks;
 use super::manager;
-use super::options::{Hash, Mode, Options, Tunnel};
+use super::options::{Mode, Options, Tunnel};
 use super::panics;
 use super::patterns::Patterns;
 use super::pin;
@@ -105,8 +105,7 @@ impl Steering {
             dry_run: options.dry_run,
             tunnels: Tunnel::bits_of(&options.tunnels),
             inline_ports: inline_ports(options)?,
-            rx_hash: options.hash == Hash::Device,
-            symmetric: options.hash == Hash::Symmetric,
+            hash: options.hash,
             flow_limit: options.flow_limit,
             unguarded: options.unguarded,
             secret: draw_secret()?,
@@ -482,12 +481,7 @@ fn errno(error: &anyhow::Error) -> Option<i32> {
 
 /// As [`following::can_follow`], by devices and data path.
 pub(super) fn can_follow(config: &Config, devices: &[Steered]) -> Result<()> {
-    let hash = match (config.rx_hash, config.symmetric) {
-        (true, _) => Hash::Device,
-        (_, true) => Hash::Symmetric,
-        _ => Hash::Packet,
-    };
     let native = devices.iter().find(|d| d.mode != RxMode::Skb);
     let native = native.map(|d| (d.device.name.as_str(), d.mode));
-    following::can_follow(hash, config.follow_nat, native)
+    following::can_follow(config.hash, config.follow_nat, native)
 }

@@ -3,6 +3,7 @@
 
 use anyhow::{Result, bail};
 
+use super::hash::Hash;
 use crate::host::device::RxMode;
 use crate::host::sched::Class;
 use crate::types::{flow_inline, flow_option, flow_secret};
@@ -61,12 +62,10 @@ pub struct Config {
     pub dry_run: bool,
     /// Tunnels for which the inner flow is the key: bits of `enum flow_option`.
     pub tunnels: u32,
-    /// Both directions of a connection have one key.
-    pub symmetric: bool,
     /// Ports whose UDP flows always stay INLINE.
     pub inline_ports: InlinePorts,
-    /// Steer by the hash that the device computed, if there is one.
-    pub rx_hash: bool,
+    /// By which flows are steered.
+    pub hash: Hash,
     /// Share of its queue's frames, in percent, above which a flow is large; 0: no flow is large.
     pub flow_limit: u32,
     /// The rule of order is off: for tests and measurements that need a control.
@@ -78,9 +77,9 @@ pub struct Config {
 impl Config {
     /// What the parser does: bits of `enum flow_option`.
     pub fn flow_options(&self) -> u32 {
-        match self.symmetric {
-            true => self.tunnels | flow_option::FLOW_SYMMETRIC.0,
-            false => self.tunnels,
+        match self.hash {
+            Hash::Symmetric => self.tunnels | flow_option::FLOW_SYMMETRIC.0,
+            Hash::Packet | Hash::Device => self.tunnels,
         }
     }
 

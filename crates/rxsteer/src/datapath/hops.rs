@@ -10,6 +10,7 @@ use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel, Skel};
 
 use super::config::{Config, draw};
+use super::hash::Hash;
 use super::shared::{constants, lend_maps, set_constants};
 use super::tables::Tables;
 use crate::bpf::carrier_skel::{CarrierSkel, CarrierSkelBuilder};
@@ -163,7 +164,7 @@ impl Hops {
             carrier,
             hop_mark: self.mark,
             without_mac: without_mac.into(),
-            device_hash: config.rx_hash.into(),
+            device_hash: (config.hash == Hash::Device).into(),
             ..constants(config, self.nr_cpus, tables.sizes())
         };
         let mut open = open(SkbSkelBuilder::default())?;

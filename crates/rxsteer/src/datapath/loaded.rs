@@ -19,6 +19,7 @@ use super::backlogs::{self, Backlogs};
 use super::call;
 use super::config::{Config, DeviceConfig};
 use super::cpus::{self, Cpus};
+use super::hash::Hash;
 use super::hasher::Hasher;
 use super::hops::Hops;
 use super::load::WHOLE;
@@ -187,7 +188,7 @@ impl Datapath {
             loaded.push(Device {
                 config: device.clone(),
                 queue_base,
-                rx_hash: config.rx_hash,
+                rx_hash: config.hash == Hash::Device,
                 attached: None,
                 hashed: None,
                 loaded: load_device(&trace, &tables, config, nr_cpus, queue_base, device)?,
@@ -354,7 +355,7 @@ impl Datapath {
         self.devices.push(Device {
             config: device,
             queue_base: hops.queue_base,
-            rx_hash: self.config.rx_hash,
+            rx_hash: self.config.hash == Hash::Device,
             attached: None,
             hashed: None,
             loaded: None,

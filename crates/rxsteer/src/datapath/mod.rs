@@ -9,6 +9,7 @@ mod config;
 pub mod cpus;
 mod drain;
 pub mod flow;
+pub mod hash;
 mod hasher;
 mod hops;
 pub mod load;

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::skel::{OpenSkel, Skel};
 
 use super::config::{Config, DeviceConfig};
+use super::hash::Hash;
 use super::hops::Hops;
 use super::pins::{Generation, XDP};
 use super::shared::{constants_of_device, lend_maps, set_constants};
@@ -133,7 +134,7 @@ pub(super) fn load_device(
         RxMode::Generic | RxMode::Skb => 0,
     };
     let mut chosen = "rxsteer";
-    if config.rx_hash {
+    if config.hash == Hash::Device {
         ensure!(
             caps::has_device_hash()?,
             "this kernel does not hand devices' hashes to XDP programs: `--hash device` needs Linux 6.3"
@@ -147,12 +148,12 @@ pub(super) fn load_device(
         if chosen {
             prog.set_flags(flags);
         }
-        if chosen && config.rx_hash {
+        if chosen && config.hash == Hash::Device {
             prog.set_ifindex(device.ifindex);
         }
     }
     let skel = open.load().context("the kernel refused the XDP program")?;
-    let bound = match config.rx_hash {
+    let bound = match config.hash == Hash::Device {
         true => Some(xdp::Bound::with(&skel.maps.rodata)?),
         false => None,
     };

@@ -14,6 +14,7 @@ use indexmap::IndexMap;
 use libbpf_rs::{MapCore, MapFlags};
 use nix::unistd::Pid;
 use rxsteer::daemon::options::Tunnel;
+use rxsteer::datapath::hash::Hash;
 use rxsteer::datapath::policy::Policy;
 use rxsteer::datapath::rps_map::RpsMap;
 use rxsteer::datapath::{
@@ -323,8 +324,7 @@ pub(super) fn subject(
         dry_run: false,
         tunnels,
         inline_ports: inline_ports(&INLINE_PORTS).context("they are few")?,
-        rx_hash: false,
-        symmetric: false,
+        hash: Hash::Packet,
         flow_limit: FLOW_LIMIT,
         unguarded: subject == Subject::Unguarded,
         secret: draw_secret()?,
