@@ -7,8 +7,11 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use common::container::Container;
+use common::process::{RXSTEER, Rxsteer};
+use nix::mount::{MsFlags, mount};
+use nix::sys::signal::Signal;
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::Netns;
@@ -21,8 +24,6 @@ use rxsteer::host::kthread;
 use rxsteer::host::netdev;
 use rxsteer::host::topology::Topology;
 use serde_json::Value;
-
-const RXSTEER: &str = env!("CARGO_BIN_EXE_rxsteer");
 
 fn link(gro: bool) -> Result<Link> {
     let config = LinkConfig {
@@ -99,6 +100,90 @@ fn obstacles_are_reported() -> Result<()> {
         code == Some(1) && text.contains("there are: lo, "),
         "{text}"
     );
+    Ok(())
+}
+
+/// Mounts in a mount namespace, as containers and units have them.
+fn mounted(what: &str, on: &str, flags: MsFlags) -> Result<()> {
+    let kind = (what == "tmpfs").then_some("tmpfs");
+    Ok(mount(Some(what), on, kind, flags, None::<&str>)?)
+}
+
+fn without_tun() -> Result<()> {
+    mounted("tmpfs", "/dev/net", MsFlags::empty())
+}
+
+/// Of this mount alone, not of its file system.
+fn read_only(folder: &str) -> Result<()> {
+    mounted(folder, folder, MsFlags::MS_BIND | MsFlags::MS_REC)?;
+    mounted(
+        folder,
+        folder,
+        MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY,
+    )
+}
+
+#[test]
+fn what_skb_mode_lacks_is_named() -> Result<()> {
+    in_lab!();
+    let lacks: [(fn() -> Result<()>, [&str; 2]); 3] = [
+        (
+            without_tun,
+            ["skb mode needs /dev/net/tun", "`modprobe tun`"],
+        ),
+        (
+            || read_only("/sys"),
+            ["skb mode needs a writable /sys", "remount,rw /sys`"],
+        ),
+        (
+            || read_only("/proc/sys"),
+            [
+                "skb mode needs a writable /proc/sys",
+                "remount,rw /proc/sys`",
+            ],
+        ),
+    ];
+    for (take, words) in lacks {
+        let link = link(true)?;
+        let (dut, name) = (&link.dut, link.dut.name.as_str());
+        let start = || Rxsteer::start(&dut.netns, &[name, "--mode=skb"]);
+        // The controls: nothing is missing.
+        let (text, code) = doctor(dut, &[name])?;
+        ensure!(
+            code == Some(0) && text.contains("can be steered, in skb mode\n"),
+            "{text}"
+        );
+        let steering = start()?.map_err(|ended| anyhow!("{ended:?}"))?;
+        ensure!(steering.stop(Signal::SIGTERM)?.code == Some(0));
+        dut.netns.run(take)?;
+        let (text, code) = doctor(dut, &[name])?;
+        ensure!(
+            code == Some(1) && text.contains("can't be steered as it is"),
+            "{text}"
+        );
+        let ended = start()?.err().context("it starts")?;
+        ensure!(ended.code == Some(1), "{ended:?}");
+        for word in words {
+            ensure!(text.contains(word), "{word:?}: {text}");
+            ensure!(ended.log.contains(word), "{word:?}: {ended:?}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_setting_that_can_not_be_written_has_a_remedy() -> Result<()> {
+    in_lab!();
+    let netns = Netns::new("dut")?;
+    netns.run(|| read_only("/proc/sys"))?;
+    let ended = Rxsteer::start(&netns, &["lo", "--prepare", "--mode=skb"])?;
+    let ended = ended.err().context("it starts")?;
+    for words in [
+        "cannot write 1 to /proc/sys/net/ipv4/conf/lo/accept_local: this needs a writable /proc/sys",
+        "`mount -o remount,rw /proc/sys`",
+    ] {
+        ensure!(ended.log.contains(words), "{words:?}: {ended:?}");
+    }
     Ok(())
 }
 

@@ -5,17 +5,21 @@
 //! It is a tun or tap device that nothing writes to or reads from: the kernel removes it with this
 //! process, however the process ends.
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use nix::net::if_::if_nametoindex;
 
+use super::caps::Missing;
 use super::cpumask::CpuMask;
-use super::tun::Queue;
+use super::tun::{self, Queue};
+use super::tunable::{self, PROC_SYS, SYS};
 
 /// Most queues of a tun device (MAX_TAP_QUEUES in drivers/net/tun.c).
 const MOST_CPUS: u32 = 256;
+
+/// The devices' settings, if the kernel has IPv6.
+const IPV6: &str = "/proc/sys/net/ipv6/conf";
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -50,10 +54,10 @@ impl Carrier {
         for cpu in 0..nr_cpus {
             steer(&name, cpu)?;
         }
-        // Without addresses it sends nothing by itself. The file is missing without IPv6.
-        let ipv6 = format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6");
+        // Without addresses it sends nothing by itself.
+        let ipv6 = format!("{IPV6}/{name}/disable_ipv6");
         if Path::new(&ipv6).exists() {
-            fs::write(&ipv6, "1").with_context(|| ipv6)?;
+            tunable::write(&ipv6, "1")?;
         }
         queue.set_up()?;
         queues.push(queue);
@@ -64,9 +68,17 @@ impl Carrier {
     }
 }
 
+/// What a carrier needs and this mount namespace lacks.
+pub fn missing() -> Vec<Missing> {
+    let stack = Path::new(IPV6).exists().then_some(PROC_SYS);
+    let tunables = [SYS].into_iter().chain(stack);
+    let tunables = tunables.filter_map(tunable::read_only);
+    tun::missing().into_iter().chain(tunables).collect()
+}
+
 /// Lets kernel RPS put the packets of queue `cpu` into that CPU's backlog.
 fn steer(name: &str, cpu: u32) -> Result<()> {
     let path = format!("/sys/class/net/{name}/queues/rx-{cpu}/rps_cpus");
     let mask: CpuMask = [cpu].into_iter().collect();
-    fs::write(&path, mask.to_mask_string()).with_context(|| format!("cannot write {path}"))
+    tunable::write(&path, &mask.to_mask_string())
 }

@@ -39,5 +39,6 @@ pub mod softnet;
 pub mod tc;
 pub mod topology;
 pub mod tun;
+pub mod tunable;
 pub mod wait;
 pub mod xdp;

@@ -68,9 +68,19 @@ impl Device {
         .into_iter()
         .chain(self.losses(mode))
         .flatten()
+        .chain(self.skb_lacks(mode))
         .collect();
         objections.sort_by_key(|objection| !objection.fatal);
         objections
+    }
+
+    fn skb_lacks(&self, mode: RxMode) -> impl Iterator<Item = Objection> {
+        let lacks = self.skb_lacks.iter().filter(move |_| mode == RxMode::Skb);
+        lacks.map(|missing| Objection {
+            reason: format!("skb mode needs {}", missing.what),
+            remedy: missing.how_to_get.clone().into(),
+            fatal: true,
+        })
     }
 
     /// Whether nothing fatal is against steering this device in `mode`.
@@ -292,6 +302,7 @@ pub(super) mod tests {
             without_mac: false,
             loopback: None,
             lower: Lower::None,
+            skb_lacks: Vec::new(),
             napis: Some(vec![Napi {
                 id: 8193,
                 irq: Some(40),

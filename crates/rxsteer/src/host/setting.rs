@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::guardian::Guardian;
+use super::tunable;
 
 /// Files in /proc/sys or /sys. On drop or the end of this process a child restores their contents.
 pub struct Setting {
@@ -63,8 +64,8 @@ impl Setting {
     /// # Errors
     /// When the kernel refuses the value.
     pub fn set(&self, value: &str) -> Result<()> {
-        self.paths.iter().try_for_each(|path| {
-            fs::write(path, value).with_context(|| format!("cannot write {value} to {path}"))
-        })
+        self.paths
+            .iter()
+            .try_for_each(|path| tunable::write(path, value))
     }
 }

@@ -2,11 +2,44 @@
 //! Tun and tap devices, which the kernel removes when their last queue is closed.
 
 use std::fs::{File, OpenOptions};
+use std::io;
 use std::os::fd::AsRawFd;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 
+use super::caps::Missing;
 use super::ifreq::{ifreq, socket};
+
+/// The kernel's interface.
+const TUN: &str = "/dev/net/tun";
+
+fn open() -> io::Result<File> {
+    OpenOptions::new().read(true).write(true).open(TUN)
+}
+
+/// The interface if tun devices can't be made, as far as that can be seen without making one.
+pub fn missing() -> Option<Missing> {
+    lacks(&open().err()?)
+}
+
+/// The interface, by the error of opening it.
+fn lacks(error: &io::Error) -> Option<Missing> {
+    let how_to_get = match error.raw_os_error()? {
+        libc::ENOENT | libc::ENODEV | libc::ENXIO => {
+            "`modprobe tun` makes it (CONFIG_TUN); for a container also `docker run --device /dev/net/tun`"
+        }
+        // As a control group of devices refuses it.
+        libc::EPERM => {
+            "it may not be opened here: for a container `docker run --device /dev/net/tun`, for a unit \
+             DeviceAllow=/dev/net/tun rw"
+        }
+        _ => return None,
+    };
+    Some(Missing {
+        what: TUN.to_owned(),
+        how_to_get: how_to_get.to_owned(),
+    })
+}
 
 /// A queue of a device.
 #[derive(Debug)]
@@ -31,11 +64,10 @@ impl Queue {
     /// # Errors
     /// When the kernel has no tun devices, or the device has as many queues as it may have.
     pub fn open(name: &str, kind: libc::c_int) -> Result<Self> {
-        let file = OpenOptions::new()
-            .read(true)
-            .write(true)
-            .open("/dev/net/tun")
-            .context("the kernel needs tun devices, CONFIG_TUN: /dev/net/tun")?;
+        let file = open().map_err(|e| match lacks(&e) {
+            Some(missing) => anyhow!("{missing}"),
+            None => anyhow::Error::new(e).context(format!("cannot open {TUN}")),
+        })?;
         let mut request = ifreq(name);
         request.ifr_ifru.ifru_flags = (kind | libc::IFF_NO_PI) as libc::c_short;
         // SAFETY: the request outlives the call; the kernel writes the device's name to it.

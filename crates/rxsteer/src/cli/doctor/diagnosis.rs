@@ -126,14 +126,12 @@ impl DeviceDiagnosis {
         };
         let modes = [RxMode::Native, RxMode::Skb, RxMode::Generic];
         let objections = modes.map(|mode| device.objections(mode));
-        let fits = |mode, objections: &[Objection]| match mode {
-            RxMode::Native => device.objection_to_native().is_none(),
-            _ => !objections.iter().any(|o| o.fatal),
-        };
-        let fitting = modes.into_iter().zip(&objections);
-        let fitting = fitting.into_iter().find(|(mode, o)| fits(*mode, o));
-        let mode = fitting.map(|(mode, _)| mode);
         let [native, skb, generic] = objections;
+        let mode = match device.objection_to_native() {
+            None => Some(RxMode::Native),
+            Some(_) if skb.iter().any(|o| o.fatal) => None,
+            Some(_) => Some(RxMode::Skb),
+        };
         Self {
             device: device.name.clone(),
             driver: device.driver.clone(),

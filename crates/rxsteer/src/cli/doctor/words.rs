@@ -48,15 +48,20 @@ pub fn render(diagnosis: &Diagnosis) -> String {
                 None => "can't be steered as it is".to_owned(),
             }
         );
-        // The chosen mode's objections only; without one, those of both modes.
+        // The chosen mode's objections only; without one, those of all modes.
         let either = match device.mode {
             Some(RxMode::Native) => device.native.iter().collect(),
             Some(RxMode::Generic) => device.generic.iter().collect(),
             Some(RxMode::Skb) => device.skb.iter().collect(),
             None => {
-                let generic = device.generic.iter();
-                let others = generic.filter(|o| !device.native.contains(o));
-                device.native.iter().chain(others).collect::<Vec<_>>()
+                let mut all = Vec::new();
+                let modes = [&device.native, &device.skb, &device.generic];
+                for objection in modes.into_iter().flatten() {
+                    if !all.contains(&objection) {
+                        all.push(objection);
+                    }
+                }
+                all
             }
         };
         for objection in either {
