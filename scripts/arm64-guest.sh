@@ -22,18 +22,12 @@ set -euo pipefail
 counter() {
     rxsteer status --json | tr ',' '\n' | sed -n "s/.*\"$1\": *\([0-9]*\).*/\1/p" | awk '{ sum += $1 } END { print sum + 0 }'
 }
-# until_true WHAT COMMAND...: waits for the command to succeed, at most 5 min.
-until_true() {
-    local what=$1 tries=0
-    shift
-    until "$@" >/dev/null 2>&1; do
-        if [ $((tries += 1)) -ge 300 ]; then
-            echo "FAILED: not within 5 min: $what"
-            exit 1
-        fi
-        sleep 1
-    done
+fail() {
+    echo "FAILED: $*"
+    exit 1
 }
+# shellcheck source=scripts/until.sh
+. "$(dirname "$0")/until.sh"
 
 insmod /veth.ko
 ip netns add far
@@ -47,13 +41,14 @@ echo "Linux $(uname -r) on $(uname -m), $(rxsteer --version)"
 rxsteer doctor
 
 rxsteer run wan --prepare --policy rps --rps-cpus 0-1 &
-until_true "it steers" rxsteer status
+answers() { rxsteer status >/dev/null 2>&1; }
+until_true "it steers" answers
 # 200 flows of 5 datagrams. Nobody listens, and the sender is told.
 ip netns exec far bash -c 'for flow in {1..200}; do
     exec 3>/dev/udp/198.18.0.1/9
     for _ in {1..5}; do echo >&3 || true; done
 done' 2>/dev/null
-steered() { [ "$(counter redirected)" -gt 0 ] && [ "$(counter received)" -ge 500 ]; }
+steered() { [ "$(counter redirected)" -gt 0 ] && [ "$(counter received)" -ge 500 ]; } 2>/dev/null
 until_true "frames are redirected" steered
 rxsteer status
 kill %1

@@ -26,6 +26,7 @@ cp "$programs"/* "$files"/usr/bin/{bash,busybox,ip} "$root/usr/bin/"
 cp -r "$files/usr/lib/aarch64-linux-gnu" "$files"/usr/lib/ld-linux-aarch64.so.1 "$root/usr/lib/"
 find "$files/usr/lib/modules" -name veth.ko.xz -exec xz --decompress --stdout {} \; >"$root/veth.ko"
 install scripts/arm64-guest.sh "$root/init"
+cp scripts/until.sh "$root/"
 (cd "$root" && vm_pack .) >"$dir/initramfs"
 
 # -nic none: no network of the host. The machine ends itself; a panic ends it too.

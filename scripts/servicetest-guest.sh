@@ -15,15 +15,8 @@ fail() {
 }
 trap 'fail "line $LINENO: $BASH_COMMAND"' ERR
 trap 'fail "the time is up at line $LINENO: $BASH_COMMAND"' TERM
-# until_true WHAT COMMAND...: waits for the command to succeed, at most 90 s.
-until_true() {
-    local what=$1 end=$((SECONDS + 90))
-    shift
-    until "$@"; do
-        [ "$SECONDS" -lt "$end" ] || fail "not within 90 s: $what"
-        sleep 0.1
-    done
-}
+# shellcheck source=scripts/until.sh
+. "$(dirname "$0")/until.sh"
 property() {
     systemctl show --value --property "$1" rxsteer.service
 }

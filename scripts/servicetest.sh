@@ -54,6 +54,7 @@ boot() {
             cp "$@" /mnt/root/opt/
             install -D --target-directory=/mnt/root/opt/newer "$newer"
             install "$guest" /mnt/root/opt/servicetest
+            cp "$(dirname "$guest")/until.sh" /mnt/root/opt/
             cat >/mnt/root/etc/systemd/system/servicetest.service <<-EOF
 		[Unit]
 		Wants=multi-user.target
