@@ -123,10 +123,13 @@ fn read_only(folder: &str) -> Result<()> {
     )
 }
 
+/// Takes something away from a mount namespace.
+type Take = fn() -> Result<()>;
+
 #[test]
 fn what_skb_mode_lacks_is_named() -> Result<()> {
     in_lab!();
-    let lacks: [(fn() -> Result<()>, [&str; 2]); 3] = [
+    let lacks: [(Take, [&str; 2]); 3] = [
         (
             without_tun,
             ["skb mode needs /dev/net/tun", "`modprobe tun`"],
