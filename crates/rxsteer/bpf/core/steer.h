@@ -246,7 +246,9 @@ static __always_inline bool rx_is_there(const struct rx *rx, const struct rps_de
 {
 	if (!(rx->q->policy & (RX_IDLE | RX_ADAPT)))
 		return false;
-	return (rx->followed && base == RPS_INLINE) || flow->wanted == rx->cpu;
+	if (base == RPS_INLINE)
+		return rx->followed || flow->wanted == rx->cpu;
+	return flow->base == base && flow->wanted == rx->cpu;
 }
 
 static __always_inline enum rx_verdict rx_steer(struct rx *rx, struct rps_dev_flow *flow)

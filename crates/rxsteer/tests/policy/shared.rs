@@ -73,3 +73,27 @@ fn the_decision_goes_where_the_packets_come() {
         assert_eq!(u32::from(world.flows[0].decider), queue);
     }
 }
+
+/// The queue that decides after a packet on the CPU that the flow wanted beside its application, which
+/// is on this CPU now.
+fn decider_with(application: u32) -> u16 {
+    let mut world = World::new(FOLLOW | ADAPT, 1);
+    world.facts.softnet = 1;
+    world.facts.delivered_elsewhere = 1;
+    world.application(0, APPLICATION);
+    world.window(WHOLE, WHOLE);
+    world.frame(0);
+    let beside = 2;
+    world.flows[0].wanted = beside;
+    world.application(0, application);
+    (world.polling, world.facts.queue) = (beside.into(), beside.into());
+    world.frame(0);
+    world.flows[0].decider
+}
+
+#[test]
+fn a_flow_follows_its_application_from_the_cpu_beside_it() {
+    assert_eq!(decider_with(APPLICATION + 1), 2);
+    // The control: an application that has stayed.
+    assert_eq!(decider_with(APPLICATION), 0);
+}
