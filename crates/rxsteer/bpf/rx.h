@@ -141,7 +141,7 @@ __noinline int policy_read_load(__u32 queue, __u32 cpu)
 	return 0;
 }
 
-static __always_inline void rx_read_load_apart(const struct rx *rx, __u32 cpu, struct backlog *b)
+static __always_inline void rx_read_load_apart(const struct rx *rx, __u32 cpu)
 {
 	policy_read_load(rx->queue, cpu);
 }

@@ -63,6 +63,6 @@ static bool cpu_is_idle(__u32 cpu);
 /* Sets the load of the backlog's CPU, in a function of its own: once per window. `busy`: share of
  * the CPU's time, of 1024, in which it is not idle, averaged over some tens of ms. `demand`:
  * average number of runnable tasks, times 1024, without the backlog's kthread. */
-static void rx_read_load_apart(const struct rx *rx, __u32 cpu, struct backlog *b);
+static void rx_read_load_apart(const struct rx *rx, __u32 cpu);
 /* Share of the queue's frames, of 1024, above which a flow is large; 0: no flow is large. */
 static __u32 flow_limit_of(void);

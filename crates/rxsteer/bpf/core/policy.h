@@ -131,7 +131,7 @@ static __always_inline struct backlog *rx_look(const struct rx *rx, __u32 cpu)
 	if (b && b->looked != rx->q->load.window + 1) {
 		b->looked = rx->q->load.window + 1;
 		b->left = 0;
-		rx_read_load_apart(rx, cpu, b);
+		rx_read_load_apart(rx, cpu);
 	}
 	return b;
 }

@@ -173,11 +173,11 @@ static bool cpu_is_idle(__u32 cpu)
 	return facts->idle >> cpu & 1;
 }
 
-static void rx_read_load_apart(const struct rx *rx, __u32 cpu, struct backlog *b)
+static void rx_read_load_apart(const struct rx *rx, __u32 cpu)
 {
 	(void)rx;
-	b->busy = facts->busy[cpu];
-	b->demand = facts->demand[cpu];
+	backlogs[cpu].busy = facts->busy[cpu];
+	backlogs[cpu].demand = facts->demand[cpu];
 }
 
 static void rx_decide_apart(const struct rx *rx, struct rps_dev_flow *flow)
@@ -191,11 +191,11 @@ enum rx_verdict native_rx_steer(struct rx_facts *f, struct rx_queue *q, struct b
 				const struct rps_map *map, struct rps_dev_flow *flow, __u32 hash,
 				__u32 cpu)
 {
-	struct rx rx = {.q = q, .queue = f->queue, .hash = hash, .cpu = cpu, .map = map};
+	struct rx rx = {.q = q, .hash = hash, .cpu = cpu, .epoch = q->epoch, .map = map};
 
 	facts = f;
 	backlogs = b;
-	rx.epoch = q->epoch;
+	rx.queue = f->queue;
 	q->nr_received++;
 	return rx_steer(&rx, flow);
 }

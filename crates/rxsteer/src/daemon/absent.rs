@@ -112,9 +112,12 @@ impl Absent {
         gone
     }
 
-    /// Looks for ports of bonds that are neither `steered` nor known, after a start or later.
-    pub(super) fn look_for_ports(&mut self, steered: &[&Steered]) {
-        for port in ports(&self.names) {
+    /// Looks at the ports of bonds, after a start or later: those that are neither `steered` nor known are
+    /// to be steered. Returns whether a steered one has left its bond.
+    pub(super) fn look_at_ports(&mut self, steered: &[&Steered]) -> bool {
+        let ports: Vec<String> = ports(&self.names).collect();
+        let left = self.port_left(&ports, steered);
+        for port in ports {
             let is_steered = steered.iter().any(|steered| steered.device.name == port);
             if is_steered || self.by_name.contains_key(&port) {
                 continue;
@@ -128,13 +131,16 @@ impl Absent {
             };
             self.by_name.insert(port, entry);
         }
+        left
     }
 
-    /// Whether one of the `steered` devices has been the port of a bond, and is none now. A bond without
-    /// ports keeps its last one, since nothing would be left to steer.
-    pub(super) fn port_left(&self, steered: &[&Steered]) -> bool {
-        let wanted = with_ports(&self.names);
-        let is_wanted = |s: &Steered| s.named == Named::Pattern || wanted.contains(&s.device.name);
+    /// Whether one of the `steered` devices has been a port, and is none of these now. A bond without ports
+    /// keeps its last one, since nothing would be left to steer.
+    fn port_left(&self, ports: &[String], steered: &[&Steered]) -> bool {
+        let is_wanted = |Steered { device, named, .. }: &Steered| {
+            let mut wanted = ports.iter().chain(&self.names);
+            *named == Named::Pattern || wanted.any(|name| *name == device.name)
+        };
         let (remain, left): (Vec<&Steered>, Vec<&Steered>) =
             steered.iter().partition(|s| is_wanted(s));
         if remain.is_empty() {

@@ -74,8 +74,7 @@ impl Unsteered {
                 }
             }
         }
-        self.absent.look_for_ports(&present);
-        anew |= self.absent.port_left(&present);
+        anew |= self.absent.look_at_ports(&present);
         Ok(self.absent.back(&present) || anew)
     }
 

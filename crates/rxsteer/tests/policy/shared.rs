@@ -8,15 +8,21 @@ use rxsteer::types::{rx_queue, rx_verdict};
 const SENDER: u32 = 0;
 const APPLICATION: u32 = 3;
 
-/// A flow of which a packet in eight comes on its application's CPU, in a queue without load; those
-/// before it have been delivered. `queue`: the number of that queue; the sender's is 0. Returns how
-/// many of the last packets on the sender's CPU stayed there.
-fn stay_on_the_senders_cpu(queue: u32) -> usize {
+/// A flow in skb mode; what came in other queues has been delivered.
+fn world() -> World {
     let mut world = World::new(FOLLOW | ADAPT, 1);
     world.q.ifindex = 0;
     world.facts.softnet = 1;
     world.facts.delivered_elsewhere = 1;
     world.application(0, APPLICATION);
+    world
+}
+
+/// A flow of which a packet in eight comes on its application's CPU, in a queue without load.
+/// `queue`: the number of that queue; the sender's is 0. Returns how
+/// many of the last packets on the sender's CPU stayed there.
+fn stay_on_the_senders_cpu(queue: u32) -> usize {
+    let mut world = world();
     let mut relaxed = rx_queue {
         epoch: world.q.epoch,
         policy: world.q.policy,
@@ -57,10 +63,7 @@ fn packets_on_the_applications_cpu_do_not_bring_the_flow_back() {
 
 #[test]
 fn the_decision_goes_where_the_packets_come() {
-    let mut world = World::new(FOLLOW | ADAPT, 1);
-    world.facts.softnet = 1;
-    world.facts.delivered_elsewhere = 1;
-    world.application(0, APPLICATION);
+    let mut world = world();
     for queue in [0, 1, 2] {
         (world.polling, world.facts.queue) = (queue, queue);
         // Queues number their windows apart.
@@ -77,10 +80,7 @@ fn the_decision_goes_where_the_packets_come() {
 /// The queue that decides after a packet on the CPU that the flow wanted beside its application, which
 /// is on this CPU now.
 fn decider_with(application: u32) -> u16 {
-    let mut world = World::new(FOLLOW | ADAPT, 1);
-    world.facts.softnet = 1;
-    world.facts.delivered_elsewhere = 1;
-    world.application(0, APPLICATION);
+    let mut world = world();
     world.window(WHOLE, WHOLE);
     world.frame(0);
     let beside = 2;
