@@ -9,8 +9,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use common::container::Container;
+use common::mounts::{hide, read_only};
 use common::process::{RXSTEER, Rxsteer};
-use nix::mount::{MsFlags, mount};
 use nix::sys::signal::Signal;
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab::link::{End, Link, LinkConfig};
@@ -103,54 +103,15 @@ fn obstacles_are_reported() -> Result<()> {
     Ok(())
 }
 
-/// Mounts in a mount namespace, as containers and units have them.
-fn mounted(what: &str, on: &str, flags: MsFlags) -> Result<()> {
-    let kind = (what == "tmpfs").then_some("tmpfs");
-    Ok(mount(Some(what), on, kind, flags, None::<&str>)?)
-}
-
-fn without_tun() -> Result<()> {
-    mounted("tmpfs", "/dev/net", MsFlags::empty())
-}
-
-/// Of this mount alone, not of its file system.
-fn read_only(folder: &str) -> Result<()> {
-    mounted(folder, folder, MsFlags::MS_BIND | MsFlags::MS_REC)?;
-    mounted(
-        folder,
-        folder,
-        MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_RDONLY,
-    )
-}
-
-/// Takes something away from a mount namespace.
-type Take = fn() -> Result<()>;
-
 #[test]
 fn what_skb_mode_lacks_is_named() -> Result<()> {
     in_lab!();
-    let lacks: [(Take, [&str; 2]); 3] = [
-        (
-            without_tun,
-            ["skb mode needs /dev/net/tun", "`modprobe tun`"],
-        ),
-        (
-            || read_only("/sys"),
-            ["skb mode needs a writable /sys", "remount,rw /sys`"],
-        ),
-        (
-            || read_only("/proc/sys"),
-            [
-                "skb mode needs a writable /proc/sys",
-                "remount,rw /proc/sys`",
-            ],
-        ),
-    ];
-    for (take, words) in lacks {
-        let link = link(true)?;
-        let (dut, name) = (&link.dut, link.dut.name.as_str());
-        let start = || Rxsteer::start(&dut.netns, &[name, "--mode=skb"]);
-        // The controls: nothing is missing.
+    let link = link(true)?;
+    let (dut, name) = (&link.dut, link.dut.name.as_str());
+    let start = || Rxsteer::start(&dut.netns, &[name, "--mode=skb"]);
+    // The controls: nothing is missing, and read-only tunables are no obstacle.
+    for take in [None, Some("/sys"), Some("/proc/sys")] {
+        take.map_or(Ok(()), |folder| read_only(&dut.netns, folder))?;
         let (text, code) = doctor(dut, &[name])?;
         ensure!(
             code == Some(0) && text.contains("can be steered, in skb mode\n"),
@@ -158,18 +119,18 @@ fn what_skb_mode_lacks_is_named() -> Result<()> {
         );
         let steering = start()?.map_err(|ended| anyhow!("{ended:?}"))?;
         ensure!(steering.stop(Signal::SIGTERM)?.code == Some(0));
-        dut.netns.run(take)?;
-        let (text, code) = doctor(dut, &[name])?;
-        ensure!(
-            code == Some(1) && text.contains("can't be steered as it is"),
-            "{text}"
-        );
-        let ended = start()?.err().context("it starts")?;
-        ensure!(ended.code == Some(1), "{ended:?}");
-        for word in words {
-            ensure!(text.contains(word), "{word:?}: {text}");
-            ensure!(ended.log.contains(word), "{word:?}: {ended:?}");
-        }
+    }
+    hide(&dut.netns, "/dev/net")?;
+    let (text, code) = doctor(dut, &[name])?;
+    ensure!(
+        code == Some(1) && text.contains("can't be steered as it is"),
+        "{text}"
+    );
+    let ended = start()?.err().context("it starts")?;
+    ensure!(ended.code == Some(1), "{ended:?}");
+    for words in ["skb mode needs /dev/net/tun", "`modprobe tun`"] {
+        ensure!(text.contains(words), "{words:?}: {text}");
+        ensure!(ended.log.contains(words), "{words:?}: {ended:?}");
     }
     Ok(())
 }
@@ -178,7 +139,7 @@ fn what_skb_mode_lacks_is_named() -> Result<()> {
 fn a_setting_that_can_not_be_written_has_a_remedy() -> Result<()> {
     in_lab!();
     let netns = Netns::new("dut")?;
-    netns.run(|| read_only("/proc/sys"))?;
+    read_only(&netns, "/proc/sys")?;
     let ended = Rxsteer::start(&netns, &["lo", "--prepare", "--mode=skb"])?;
     let ended = ended.err().context("it starts")?;
     for words in [

@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use common::mounts::read_only;
 use common::process::*;
 use nix::errno::Errno;
 use nix::sys::signal::Signal;
@@ -23,6 +24,7 @@ use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::LinkConfig;
 use rxlab::testing::testbed::*;
 use rxsteer::api::client;
+use rxsteer::host::device;
 use rxsteer::host::privileges::NEEDED;
 
 const UNIT: &str = include_str!("../../../dist/rxsteer.service");
@@ -308,7 +310,7 @@ fn the_unit_is_tight() -> Result<()> {
 }
 
 /// rxsteer to which a filter refuses a system call, as one of systemd does.
-fn without(call: libc::c_long, bed: &Testbed) -> Result<Rxsteer> {
+fn without(call: libc::c_long, bed: &Testbed, args: &[&str]) -> Result<Result<Rxsteer, Ended>> {
     const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     const JUMP: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
@@ -321,7 +323,7 @@ fn without(call: libc::c_long, bed: &Testbed) -> Result<Rxsteer> {
         step(RETURN, libc::SECCOMP_RET_ALLOW, 0),
     ];
     let dut = &bed.link.dut;
-    let mut command = Rxsteer::command(&dut.netns, &[&dut.name, "--policy=rfs"])?;
+    let mut command = Rxsteer::command(&dut.netns, &[&[&dut.name[..]], args].concat())?;
     let refuse = move || {
         let filter = libc::sock_fprog {
             len: steps.len() as u16,
@@ -333,15 +335,18 @@ fn without(call: libc::c_long, bed: &Testbed) -> Result<Rxsteer> {
     };
     // SAFETY: between fork and exec it makes a system call alone.
     unsafe { command.pre_exec(refuse) };
-    let started = Rxsteer::spawn(&dut.netns, command, true)?;
-    started.map_err(|ended| anyhow::anyhow!("{ended:?}"))
+    Rxsteer::spawn(&dut.netns, command, true)
 }
 
 #[test]
 fn a_filter_of_system_calls_is_named_as_the_reason() -> Result<()> {
     in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
-    let log = |call| anyhow::Ok(without(call, &bed)?.stop(Signal::SIGTERM)?.log);
+    let log = |call| {
+        let started = without(call, &bed, &[])?;
+        let rxsteer = started.map_err(|ended| anyhow::anyhow!("{ended:?}"))?;
+        anyhow::Ok(rxsteer.stop(Signal::SIGTERM)?.log)
+    };
     for call in [libc::SYS_fsopen, libc::SYS_fsconfig, libc::SYS_fsmount] {
         let log = log(call)?;
         for part in [
@@ -356,5 +361,42 @@ fn a_filter_of_system_calls_is_named_as_the_reason() -> Result<()> {
     // The control: a call that rxsteer does not make.
     let log = log(libc::SYS_swapon)?;
     ensure!(!log.contains("are not followed"), "{log}");
+    Ok(())
+}
+
+#[test]
+fn skb_mode_needs_no_writable_tunables() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    for folder in ["/sys", "/proc/sys"] {
+        read_only(&dut.netns, folder)?;
+    }
+    let read = |path: String| dut.netns.run(|| Ok(std::fs::read_to_string(path)?));
+    let rxsteer = Rxsteer::steering(&dut.netns, &[&dut.name, "--mode=skb"])?;
+    let names = dut.netns.run(device::names)?;
+    let carrier = names.iter().find(|name| name.starts_with("rxsteer"));
+    let carrier = carrier.context("no carrier")?;
+    for cpu in 0..2 {
+        let mask = read(format!("/sys/class/net/{carrier}/queues/rx-{cpu}/rps_cpus"))?;
+        ensure!(mask.trim().parse::<u32>()? == 1 << cpu, "{cpu}: {mask}");
+    }
+    let ipv6 = "/proc/sys/net/ipv6/conf";
+    if Path::new(ipv6).exists() {
+        let disabled = read(format!("{ipv6}/{carrier}/disable_ipv6"))?;
+        ensure!(disabled.trim() == "1", "{disabled}");
+    }
+    ensure!(rxsteer.stop(Signal::SIGTERM)?.code == Some(0));
+    // The control: refused mounts of its own.
+    let Err(ended) = without(libc::SYS_fsopen, &bed, &["--mode=skb"])? else {
+        anyhow::bail!("it writes to a read-only /sys");
+    };
+    for part in [
+        "this needs a writable /sys",
+        "EPERM",
+        "SystemCallFilter=, as in rxsteer.service",
+    ] {
+        ensure!(ended.log.contains(part), "no {part}: {ended:?}");
+    }
     Ok(())
 }

@@ -2,7 +2,7 @@
 //! Watches applications receive and send data: the programs of `bpf/socket.bpf.c`, which write the
 //! `sock_flow_table`.
 
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
@@ -11,7 +11,7 @@ use libbpf_rs::{Link, ProgramType};
 use nix::errno::Errno;
 
 use crate::bpf::socket_skel::{OpenSocketSkel, SocketSkel};
-use crate::host::{caps, netns, polling};
+use crate::host::{caps, detached, netns, polling};
 
 /// Tracepoints of Linux 6.3 and later.
 const TRACEPOINTS: [&str; 2] = ["sock_recv_length", "sock_send_length"];
@@ -130,48 +130,17 @@ impl Sockets {
 /// Why the hierarchy can't be had, with what to do. It need not be mounted.
 fn no_hierarchy(error: Errno) -> anyhow::Error {
     let remedy = match error {
-        Errno::EPERM | Errno::EACCES | Errno::ENOSYS => {
-            "this takes CAP_SYS_ADMIN and the system calls fsopen, fsconfig and fsmount: allow them \
-             (in a unit by SystemCallFilter=, as in rxsteer.service; in a container by its seccomp \
-             profile)"
-        }
+        Errno::EPERM | Errno::EACCES | Errno::ENOSYS => detached::NEEDS,
         Errno::ENODEV => "boot a kernel with CONFIG_CGROUPS=y and CONFIG_CGROUP_BPF=y",
         _ => "mount one: `mount -t cgroup2 none /sys/fs/cgroup`",
     };
     anyhow!("no cgroup v2 hierarchy can be had ({error}); {remedy}, or give --ignore-unconnected")
 }
 
-/// The root of the cgroup v2 hierarchy, by a mount that is attached to no folder and ends with the
-/// descriptor: the host's mount may be invisible to this process (`ip netns exec` hides /sys).
+/// The root of the cgroup v2 hierarchy, by a mount of its own: the host's may be invisible to this process
+/// (`ip netns exec` hides /sys).
 fn cgroup_root() -> Result<OwnedFd> {
-    // linux/mount.h
-    const FSOPEN_CLOEXEC: u32 = 1;
-    const FSCONFIG_CMD_CREATE: u32 = 6;
-    const FSMOUNT_CLOEXEC: u32 = 1;
-    let opened = |fd: libc::c_long| {
-        let fd = Errno::result(fd).map_err(no_hierarchy)?;
-        // SAFETY: the kernel has just returned this descriptor, and there is no other owner.
-        Ok::<_, anyhow::Error>(unsafe { OwnedFd::from_raw_fd(fd as i32) })
-    };
-    let none = std::ptr::null::<libc::c_char>();
-    // SAFETY: a C string and a flag.
-    let fs =
-        opened(unsafe { libc::syscall(libc::SYS_fsopen, c"cgroup2".as_ptr(), FSOPEN_CLOEXEC) })?;
-    // SAFETY: this command takes neither key nor value.
-    Errno::result(unsafe {
-        libc::syscall(
-            libc::SYS_fsconfig,
-            fs.as_raw_fd(),
-            FSCONFIG_CMD_CREATE,
-            none,
-            none,
-            0,
-        )
-    })
-    .map_err(no_hierarchy)?;
-    // SAFETY: a descriptor and flags.
-    let root =
-        opened(unsafe { libc::syscall(libc::SYS_fsmount, fs.as_raw_fd(), FSMOUNT_CLOEXEC, 0) })?;
+    let root = detached::mount(c"cgroup2").map_err(no_hierarchy)?;
     // Every cgroup except the root has this file.
     if Path::new(&format!("/proc/self/fd/{}/cgroup.type", root.as_raw_fd())).exists() {
         tracing::warn!(

@@ -10,16 +10,12 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use nix::net::if_::if_nametoindex;
 
-use super::caps::Missing;
 use super::cpumask::CpuMask;
-use super::tun::{self, Queue};
-use super::tunable::{self, PROC_SYS, SYS};
+use super::tun::Queue;
+use super::tunable::Tunables;
 
 /// Most queues of a tun device (MAX_TAP_QUEUES in drivers/net/tun.c).
 const MOST_CPUS: u32 = 256;
-
-/// The devices' settings, if the kernel has IPv6.
-const IPV6: &str = "/proc/sys/net/ipv6/conf";
 
 /// See the module's documentation.
 #[derive(Debug)]
@@ -51,13 +47,17 @@ impl Carrier {
         let name = queue.name.clone();
         let more = (1..nr_cpus).map(|_| queue.another());
         let mut queues = more.collect::<Result<Vec<_>>>()?;
+        let sys = Tunables::sys();
         for cpu in 0..nr_cpus {
-            steer(&name, cpu)?;
+            // Lets kernel RPS put the packets of this queue into this CPU's backlog.
+            let path = format!("class/net/{name}/queues/rx-{cpu}/rps_cpus");
+            let mask: CpuMask = [cpu].into_iter().collect();
+            sys.write(&path, &mask.to_mask_string())?;
         }
         // Without addresses it sends nothing by itself.
-        let ipv6 = format!("{IPV6}/{name}/disable_ipv6");
-        if Path::new(&ipv6).exists() {
-            tunable::write(&ipv6, "1")?;
+        if Path::new("/proc/sys/net/ipv6/conf").exists() {
+            let path = format!("sys/net/ipv6/conf/{name}/disable_ipv6");
+            Tunables::proc().write(&path, "1")?;
         }
         queue.set_up()?;
         queues.push(queue);
@@ -66,19 +66,4 @@ impl Carrier {
             _queues: queues,
         })
     }
-}
-
-/// What a carrier needs and this mount namespace lacks.
-pub fn missing() -> Vec<Missing> {
-    let stack = Path::new(IPV6).exists().then_some(PROC_SYS);
-    let tunables = [SYS].into_iter().chain(stack);
-    let tunables = tunables.filter_map(tunable::read_only);
-    tun::missing().into_iter().chain(tunables).collect()
-}
-
-/// Lets kernel RPS put the packets of queue `cpu` into that CPU's backlog.
-fn steer(name: &str, cpu: u32) -> Result<()> {
-    let path = format!("/sys/class/net/{name}/queues/rx-{cpu}/rps_cpus");
-    let mask: CpuMask = [cpu].into_iter().collect();
-    tunable::write(&path, &mask.to_mask_string())
 }

@@ -13,8 +13,6 @@ use nix::errno::Errno;
 use nix::net::if_::{Interface, if_indextoname, if_nameindex, if_nametoindex};
 use serde::Serialize;
 
-use crate::host::caps::Missing;
-use crate::host::carrier;
 use crate::host::cpumask::CpuMask;
 use crate::host::ethtool::{Ethtool, Offload, RX_GRO, RX_MERGE, RX_VLAN};
 use crate::host::loopback::Routing;
@@ -107,9 +105,6 @@ pub struct Device {
     /// If it returns what is sent to it, as lo does.
     #[serde(skip)]
     pub loopback: Option<Routing>,
-    /// What skb mode lacks on this host.
-    #[serde(skip)]
-    pub skb_lacks: Vec<Missing>,
     /// `None` before Linux 6.8.
     #[serde(skip)]
     pub napis: Option<Vec<Napi>>,
@@ -167,7 +162,6 @@ impl Device {
             peer,
             kernel_rps: kernel_rps(&queues)?,
             without_mac: without_mac(read_number(&sysfs.join("type"))? as u16),
-            skb_lacks: carrier::missing(),
             napis: netdev::napis(ifindex)?,
         })
     }

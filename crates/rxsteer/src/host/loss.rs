@@ -171,7 +171,7 @@ mod tests {
             let text = only(&device(on), RxMode::Native, false);
             assert!(text.contains("--mode skb"), "{text}");
             assert!(device(on).objection_to_native().is_some());
-            assert_eq!(device(on).objections(RxMode::Skb), []);
+            assert_eq!(device(on).against(RxMode::Skb), []);
         }
         let prepared = device(Offload::On).prepared();
         assert_eq!(prepared.objection_to_native(), None);

@@ -10,6 +10,7 @@ pub mod coalesce;
 pub mod cpu_times;
 pub mod cpuidle;
 pub mod cpumask;
+pub mod detached;
 pub mod device;
 mod elsewhere;
 pub mod ethtool;

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::device::{AttachedXdp, Device, RxMode};
 use super::remedy::Remedy;
+use super::tun;
 
 /// Index of the loopback device, in every network namespace.
 const LOOPBACK: u32 = 1;
@@ -43,6 +44,20 @@ impl Objection {
 impl Device {
     /// Reasons against steering this device in `mode`; fatal ones come first.
     pub fn objections(&self, mode: RxMode) -> Vec<Objection> {
+        // The carrier is a tun device.
+        let tun = (mode == RxMode::Skb).then(tun::missing).flatten();
+        let tun = tun.map(|missing| Objection {
+            reason: format!("skb mode needs {}", missing.what),
+            remedy: missing.how_to_get.into(),
+            fatal: true,
+        });
+        let mut objections: Vec<_> = self.against(mode).into_iter().chain(tun).collect();
+        objections.sort_by_key(|objection| !objection.fatal);
+        objections
+    }
+
+    /// By the facts about the device alone.
+    pub(super) fn against(&self, mode: RxMode) -> Vec<Objection> {
         if let Some(loopback) = self.loopback(mode) {
             return vec![loopback];
         }
@@ -51,7 +66,7 @@ impl Device {
         if let Some(elsewhere) = elsewhere.flatten() {
             return vec![elsewhere];
         }
-        let mut objections: Vec<Objection> = [
+        [
             // In skb mode a generic program would see packets twice.
             (mode != RxMode::Skb || self.xdp.as_ref().is_some_and(AttachedXdp::is_generic))
                 .then(|| self.attached_xdp())
@@ -68,19 +83,7 @@ impl Device {
         .into_iter()
         .chain(self.losses(mode))
         .flatten()
-        .chain(self.skb_lacks(mode))
-        .collect();
-        objections.sort_by_key(|objection| !objection.fatal);
-        objections
-    }
-
-    fn skb_lacks(&self, mode: RxMode) -> impl Iterator<Item = Objection> {
-        let lacks = self.skb_lacks.iter().filter(move |_| mode == RxMode::Skb);
-        lacks.map(|missing| Objection {
-            reason: format!("skb mode needs {}", missing.what),
-            remedy: missing.how_to_get.clone().into(),
-            fatal: true,
-        })
+        .collect()
     }
 
     /// Whether nothing fatal is against steering this device in `mode`.
@@ -302,7 +305,6 @@ pub(super) mod tests {
             without_mac: false,
             loopback: None,
             lower: Lower::None,
-            skb_lacks: Vec::new(),
             napis: Some(vec![Napi {
                 id: 8193,
                 irq: Some(40),
@@ -324,7 +326,7 @@ pub(super) mod tests {
 
     /// The only objection; asserts its `fatal`.
     pub(in crate::host) fn only(device: &Device, mode: RxMode, fatal: bool) -> String {
-        let objections = device.objections(mode);
+        let objections = device.against(mode);
         assert_eq!(objections.len(), 1, "{objections:?}");
         assert_eq!(objections[0].fatal, fatal, "{objections:?}");
         objections[0].to_string()
@@ -344,7 +346,7 @@ pub(super) mod tests {
         };
         assert!(only(&plain, RxMode::Native, true).contains("--mode skb"));
         assert!(only(&plain, RxMode::Skb, true).contains("--prepare"));
-        assert_eq!(plain.prepared().objections(RxMode::Skb), []);
+        assert_eq!(plain.prepared().against(RxMode::Skb), []);
     }
 
     #[test]
@@ -491,7 +493,7 @@ pub(super) mod tests {
             lower: Lower::VirtualFunction("enP1s1".into()),
             ..veth()
         };
-        assert_eq!(device.objections(RxMode::Skb), []);
+        assert_eq!(device.against(RxMode::Skb), []);
         assert!(device.objection_to_native().is_some());
         assert!(veth().objection_to_native().is_some());
         assert_eq!(card().objection_to_native(), None);

@@ -6,6 +6,7 @@ pub mod cases;
 pub mod container;
 pub mod descriptors;
 pub mod maps;
+pub mod mounts;
 pub mod mutate;
 pub mod pinned;
 pub mod process;
