@@ -44,7 +44,14 @@ impl Bound {
     pub(super) fn new(path: PathBuf) -> Result<Option<Self>> {
         match DirBuilder::new().mode(0o700).create(FOLDER) {
             Err(e) if e.kind() != ErrorKind::AlreadyExists => {
-                return Err(e).with_context(|| format!("cannot make {FOLDER}: run as root"));
+                let remedy = match e.kind() {
+                    ErrorKind::ReadOnlyFilesystem | ErrorKind::NotFound => {
+                        "a container needs `--tmpfs /run`, a pod an emptyDir volume there, a unit \
+                         RuntimeDirectory=rxsteer"
+                    }
+                    _ => "run as root",
+                };
+                return Err(e).with_context(|| format!("cannot make {FOLDER}: {remedy}"));
             }
             _ => {}
         }

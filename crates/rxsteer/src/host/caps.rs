@@ -121,6 +121,10 @@ pub fn napi_state_in_busy_poll() -> Result<u64> {
 struct Host {
     root: bool,
     capabilities: u64,
+    /// Whether system calls are filtered (seccomp).
+    filtered: bool,
+    /// Whether capabilities are those of a user namespace, not of the host.
+    user_namespace: bool,
     release: String,
     lockdown: String,
     /// PREEMPT_RT lets one poll preempt another on the same CPU (bpf/core/tables.h, poll_stamp).
@@ -142,9 +146,12 @@ struct Probed {
 impl Host {
     fn look(need: Need) -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
+        let status = read("/proc/thread-self/status");
         let mut host = Self {
             root: nix::unistd::geteuid().is_root(),
-            capabilities: effective_capabilities(&read("/proc/thread-self/status")),
+            capabilities: effective_capabilities(&status),
+            filtered: status.contains("Seccomp:\t2\n"),
+            user_namespace: is_user_namespace(&read("/proc/self/uid_map")),
             release: read("/proc/sys/kernel/osrelease"),
             lockdown: read("/sys/kernel/security/lockdown"),
             realtime: read("/sys/kernel/realtime").trim() == "1",
@@ -177,10 +184,8 @@ impl Host {
     fn missing(&self) -> Vec<Missing> {
         let mut missing = Vec::new();
         let mut lacks = |what: String, how_to_get: &str| {
-            missing.push(Missing {
-                what,
-                how_to_get: how_to_get.to_string(),
-            });
+            let how_to_get = how_to_get.to_owned();
+            missing.push(Missing { what, how_to_get });
         };
 
         let release = self.release.trim();
@@ -218,9 +223,15 @@ impl Host {
         if !capabilities.is_empty() {
             lacks(
                 format!("the capabilities {}", capabilities.join(", ")),
-                match self.root {
-                    false => "run it as root, for instance with sudo",
-                    true => "this root is confined: start the container with `--privileged`",
+                &match self.root {
+                    false => "run it as root, for instance with sudo".to_owned(),
+                    true => format!(
+                        "this root is confined: a container gets them by `docker run{}`, a pod by \
+                         securityContext.capabilities.add, a unit by CapabilityBoundingSet=",
+                        (capabilities.iter())
+                            .map(|name| format!(" --cap-add={}", &name["CAP_".len()..]))
+                            .collect::<String>()
+                    ),
                 },
             );
         }
@@ -233,10 +244,15 @@ impl Host {
                 format!("the bpf system call ({e})"),
                 match e.raw_os_error() {
                     Some(libc::ENOSYS) => "boot a kernel with CONFIG_BPF_SYSCALL=y",
-                    _ => {
-                        "run it outside of the container, or start the container with \
-                         `--privileged` and without a user namespace"
+                    _ if self.user_namespace => {
+                        "a user namespace is refused it: start a container with `--userns=host`, a pod \
+                         with hostUsers: true"
                     }
+                    _ if self.filtered => {
+                        "a filter of system calls refuses it: allow bpf, in a container's seccomp profile, \
+                         a pod's securityContext.seccompProfile, a unit's SystemCallFilter="
+                    }
+                    _ => "allow it in the security module, or run it outside of the container",
                 },
             );
             // The remaining probes need the system call.
@@ -271,6 +287,13 @@ fn effective_capabilities(status: &str) -> u64 {
         .find_map(|line| line.strip_prefix("CapEff:"))
         .and_then(|hex| u64::from_str_radix(hex.trim(), 16).ok())
         .unwrap_or(0)
+}
+
+/// Whether a `/proc/PID/uid_map` is not that of the host, which maps every user to itself. Unknown is
+/// not.
+fn is_user_namespace(uid_map: &str) -> bool {
+    let mapped: Vec<_> = uid_map.split_whitespace().collect();
+    !mapped.is_empty() && mapped != ["0", "0", "4294967295"]
 }
 
 /// Major and minor of a release such as `6.1.0-37-amd64`.
@@ -382,6 +405,8 @@ mod tests {
         Host {
             root: true,
             capabilities: u64::MAX,
+            filtered: false,
+            user_namespace: false,
             release: "6.1.0-37-amd64\n".into(),
             missing_tracepoints: Some(Vec::new()),
             lockdown: "[none] integrity confidentiality\n".into(),
@@ -440,7 +465,8 @@ mod tests {
             line.contains("CAP_BPF") && !line.contains("CAP_NET_ADMIN"),
             "{line}"
         );
-        assert!(line.contains("--privileged"), "{line}");
+        let ways = ["run --cap-add=BPF`,", "capabilities.add,", "a unit"];
+        assert!(ways.iter().all(|way| line.contains(way)), "{line}");
 
         let old = Host {
             release: "5.15.0-91-generic".into(),
@@ -481,7 +507,17 @@ mod tests {
             p.cpumap = false;
             p.frags = Err(denied());
         });
-        assert!(only(&host).contains("--privileged"));
+        assert!(only(&host).contains("security module"));
+        let filtered = Host {
+            filtered: true,
+            ..host
+        };
+        assert!(only(&filtered).contains("seccomp"));
+        let user = Host {
+            user_namespace: true,
+            ..filtered
+        };
+        assert!(only(&user).contains("hostUsers"));
         let host = probed(|p| p.bpf = Err(io::Error::from_raw_os_error(libc::ENOSYS)));
         assert!(only(&host).contains("CONFIG_BPF_SYSCALL"));
     }
@@ -494,6 +530,8 @@ mod tests {
         let status = "Name:\tx\nCapPrm:\t0000000000000000\nCapEff:\t000001ffffffffff\n";
         assert_eq!(effective_capabilities(status), 0x1ff_ffff_ffff);
         assert_eq!(effective_capabilities(""), 0);
+        assert!(!is_user_namespace("         0          0 4294967295\n"));
+        assert!(is_user_namespace("0 100000 65536\n"));
     }
 
     /// Works on any host, and the lab needs at least what steering needs.

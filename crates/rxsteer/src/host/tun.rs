@@ -26,7 +26,8 @@ pub fn missing() -> Option<Missing> {
 fn lacks(error: &io::Error) -> Option<Missing> {
     let how_to_get = match error.raw_os_error()? {
         libc::ENOENT | libc::ENODEV | libc::ENXIO => {
-            "`modprobe tun` makes it (CONFIG_TUN); for a container also `docker run --device /dev/net/tun`"
+            "`modprobe tun` makes it (CONFIG_TUN); for a container also `docker run --device /dev/net/tun`, \
+             for a pod a hostPath volume of type CharDevice"
         }
         // As a control group of devices refuses it.
         libc::EPERM => {
