@@ -17,6 +17,8 @@ trap 'fail "line $LINENO: $BASH_COMMAND"' ERR
 trap 'fail "the time is up at line $LINENO: $BASH_COMMAND"' TERM
 # shellcheck source=scripts/until.sh
 . "$(dirname "$0")/until.sh"
+# shellcheck source=scripts/veth.sh
+. "$(dirname "$0")/veth.sh"
 property() {
     systemctl show --value --property "$1" rxsteer.service
 }
@@ -32,38 +34,10 @@ logged() {
     journalctl --unit rxsteer --output cat --no-pager "$@" >/opt/entries
     grep -q -- "$text" /opt/entries
 }
-# The program at device wan, as `ip` names it; nothing without one.
-programs() {
-    ip -json link show wan | jq -r '.[].xdp.prog.id // empty'
-}
-# Frames that came to wan, as the device counts them: with or without a process.
-arrived() {
-    ip -json -stats link show wan | jq '.[].stats64.rx.packets'
-}
 counter() {
     rxsteer status --json | jq "[.devices[].queues[].$1] | add"
 }
-offload() {
-    ip netns exec far ethtool --show-features far | sed -n 's/^tx-checksumming: //p'
-}
-# 200 flows of 10 datagrams each, from the other end. Some are not sent: nobody listens, and the sender is told.
-# Callers send until enough have come: one call may be too few.
-send() {
-    # shellcheck disable=SC2016 # expanded in the namespace
-    ip netns exec far bash -c 'for flow in {1..200}; do
-        exec 3>/dev/udp/198.18.0.1/9
-        for _ in {1..10}; do echo >&3 || true; done
-    done' 2>/dev/null
-}
-
-ip netns add far
-ip link add wan type veth peer name far netns far
-ip address add 198.18.0.1/24 dev wan
-ip link set wan up
-ip -netns far address add 198.18.0.2/24 dev far
-ip -netns far link set far up
-before=$(offload)
-[ "$before" = on ] || fail "the other end does not leave checksums out: $before"
+make_veth wan
 
 dpkg --install /opt/*.deb >/opt/log 2>&1 || fail "$(cat /opt/log)"
 expect ActiveState inactive
@@ -153,7 +127,6 @@ expect ActiveState inactive
 expect Result success
 expect ExecMainStatus 0
 [ -z "$(programs)" ] || fail "a program is left at wan"
-offload_is_on() { [ "$(offload)" = on ]; }
 until_true "the offload of the other end is on again" offload_is_on
 ! pgrep -x rxsteer >/dev/null || fail "a process is left: $(pgrep -ax rxsteer)"
 [ ! -e /run/rxsteer ] || fail "left: $(ls -R /run/rxsteer)"
@@ -161,8 +134,8 @@ answers() { [[ "$(ip netns exec far bash -c 'exec 3>/dev/tcp/198.18.0.1/9' 2>&1)
 until_true "the host answers without rxsteer" answers
 echo "stopped: no program, no process, offloads as before"
 
-# Skb mode makes a tun device, and writes its settings, which systemd-nspawn mounts read-only.
-mount -o remount,bind,rw /proc/sys
+# Skb mode makes a tun device, and writes its settings through mounts of its own. In a network namespace of its own
+# systemd-nspawn makes not only the mount of sysfs read-only, but the file system.
 mount -o remount,rw /sys
 sed -i 's/^policy = .*/policy = "rps"/; s/^prepare = .*/mode = "skb"/' /etc/rxsteer/rxsteer.toml
 systemctl start rxsteer || fail "it does not start in skb mode"
@@ -194,7 +167,7 @@ echo "removed while it steered: nothing is left"
 
 # With `pin`, what steering needs is set for good.
 until_true "the offload of the other end is on again" offload_is_on
-ip netns exec far ethtool --offload far tx off txvlan off tx-vlan-stag-hw-insert off >/dev/null
+offloads_off
 mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf
 # start_pinned WHERE: installs the package, and starts it with `pin = WHERE`.
 start_pinned() {

@@ -19,29 +19,13 @@ mapfile -t newer < <(scripts/deb.sh "$version+1")
 root=$(scripts/root.sh service)
 
 # systemd-nspawn makes cgroups beside the one that it is in, and leaves them.
-mapfile -t hierarchies < <(awk '$3 == "cgroup2" || $4 ~ /name=systemd/ { print $2 }' /proc/self/mounts)
-cgroup=rxsteer-servicetest
-delete_cgroups() {
-    local hierarchy old
-    for hierarchy in "${hierarchies[@]}"; do
-        for old in "$hierarchy/$cgroup".*; do
-            [ -d "$old" ] && [ ! -e "/proc/${old##*.}/cgroup" ] || [ "${old##*.}" = $$ ] || continue
-            find "$old" -depth -type d -exec rmdir {} + 2>/dev/null || true
-        done
-    done
-}
-delete_cgroups # those of runs that were killed
-trap delete_cgroups EXIT
-for hierarchy in "${hierarchies[@]}"; do
-    mkdir "$hierarchy/$cgroup.$$"
-done
+# shellcheck source=scripts/cgroups.sh
+. scripts/cgroups.sh
+make_cgroups rxsteer-servicetest
 
 # Everything that is mounted, and every process, ends with these namespaces.
 boot() {
-    local hierarchy
-    for hierarchy in "${hierarchies[@]}"; do
-        echo 0 >"$hierarchy/$cgroup.$$/cgroup.procs"
-    done
+    enter_cgroups
     # shellcheck disable=SC2016 # expanded inside
     exec timeout --foreground --kill-after=10 11m unshare --mount --net --pid --fork --kill-child --mount-proc \
         bash -euc '
@@ -54,7 +38,7 @@ boot() {
             cp "$@" /mnt/root/opt/
             install -D --target-directory=/mnt/root/opt/newer "$newer"
             install "$guest" /mnt/root/opt/servicetest
-            cp "$(dirname "$guest")/until.sh" /mnt/root/opt/
+            cp "$(dirname "$guest")"/{until,veth}.sh /mnt/root/opt/
             cat >/mnt/root/etc/systemd/system/servicetest.service <<-EOF
 		[Unit]
 		Wants=multi-user.target

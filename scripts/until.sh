@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# For scripts that run in a guest, sourced: waits without a guess of how long. They have fail().
+# Sourced by tests: waits without a guess of how long. They have fail().
 
 # until_true WHAT COMMAND...: waits for the command to succeed, at most 5 min.
 until_true() {
