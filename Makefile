@@ -11,7 +11,7 @@ PROFILE ?=
 REPORT ?= bench.html
 MANY ?= many.html
 
-.PHONY: help demo test fuzz soak faults guest lint bench many install deb service docs arm64 dist overhead
+.PHONY: help demo test fuzz soak faults guest lint bench many install deb service image docs arm64 dist overhead
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -55,6 +55,9 @@ deb: ## Debian's packages in target/deb, checked: lintian, installation, upgrade
 
 service: ## the unit under a real systemd in namespaces of its own, as root
 	@scripts/servicetest.sh
+
+image: ## the image of dist/Containerfile, run as the manifest for Kubernetes says, by podman, as root
+	@scripts/imagetest.sh
 
 docs: ## the book in target/book: concepts, manual, operation
 	@scripts/docs.sh

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
 # setup.sh JOB...: installs the packages that the jobs need (build, test, guest, emulator, lint,
-# demo, bench, profile, dist, docs).
+# demo, bench, profile, dist, image, docs).
 #
 # Silent if none is missing. On Debian and Ubuntu missing packages are listed, with the reason, and
 # installed; elsewhere they are listed, and the build stops if it needs them.
@@ -52,6 +52,8 @@ want() {
 }
 
 have_library() { pkg-config --exists "$1" 2>/dev/null; }
+have_runc() { PATH=$PATH:/usr/sbin have runc; }
+have_yaml() { python3 -c 'import yaml' 2>/dev/null; }
 have_venv() { python3 -c 'import venv, ensurepip' 2>/dev/null; }
 have_build_tools() { have cc && have make; }
 
@@ -121,6 +123,13 @@ probe() {
         need xz-utils "unpacks a module of its kernel" have xz
         need python3-venv "runs the check of the Kubernetes manifest" have_venv
         ;;
+    image)
+        need podman "builds the image, and runs it" have podman
+        need runc "starts containers for podman" have_runc
+        need python3-yaml "reads the manifest" have_yaml
+        need iproute2 "makes the network of the test" have ip
+        need ethtool "looks at offloads" have ethtool
+        ;;
     docs)
         need python3-venv "gets mdbook, which makes the book" have_venv
         ;;
@@ -128,7 +137,7 @@ probe() {
         need linux-perf "samples what the virtual machine's CPUs execute" have perf
         ;;
     *)
-        echo "usage: setup.sh build|test|guest|emulator|lint|demo|bench|profile|dist|docs ..." >&2
+        echo "usage: setup.sh build|test|guest|emulator|lint|demo|bench|profile|dist|image|docs ..." >&2
         exit 2
         ;;
     esac

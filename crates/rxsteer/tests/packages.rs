@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What dist/ brings to hosts fits together: packages, unit, container. `make deb` and `make service` install it.
+//! What dist/ brings to hosts fits together: packages, unit, container. `make deb`, `make service` and `make
+//! image` install it.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -89,6 +90,29 @@ fn the_container_has_the_units_capabilities() -> Result<()> {
     // The control.
     ensure!(added(&MANIFEST.replace("\"BPF\"", "\"SYS_MODULE\""))? != unit);
     Ok(())
+}
+
+/// The devices that the manifest mounts, and those that the unit allows.
+fn devices(manifest: &str) -> (BTreeSet<&str>, BTreeSet<&str>) {
+    let volume = |part| match str::split_once(part, "path: ")?.1.split_once('\n')? {
+        (path, kind) if kind.trim_start().starts_with("type: CharDevice\n") => Some(path),
+        _ => None,
+    };
+    let allowed = |line: &'static str| line.strip_prefix("DeviceAllow=")?.strip_suffix(" rw");
+    let mounted = manifest.split("hostPath:\n").skip(1).filter_map(volume);
+    (
+        mounted.collect(),
+        UNIT.lines().filter_map(allowed).collect(),
+    )
+}
+
+#[test]
+fn the_container_has_the_units_devices() {
+    let (mounted, allowed) = devices(MANIFEST);
+    assert!(!allowed.is_empty() && mounted == allowed, "{mounted:?}");
+    // The control.
+    let other = MANIFEST.replace("path: /dev/net/tun", "path: /dev/tun");
+    assert_ne!(devices(&other).0, allowed);
 }
 
 #[test]
