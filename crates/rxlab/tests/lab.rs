@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use rxlab::in_lab;
 use rxlab::lab;
+use rxlab::lab::bridge::bridge;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig, GeneratorReport};
 use rxlab::lab::link::{Link, LinkConfig};
@@ -358,6 +359,40 @@ fn a_child_sees_its_namespace_alone() -> Result<()> {
         link.dut.name
     );
     assert_eq!(String::from_utf8(output.stdout)?, expected);
+    Ok(())
+}
+
+/// Multicast groups that the devices of a namespace have joined, but that of all hosts, whose
+/// members send no reports (RFC 3376, 6).
+fn reported_groups(netns: &Netns) -> Result<Vec<String>> {
+    // In hexadecimal, as the kernel's __be32 is printed.
+    const ALL_HOSTS: u32 = u32::from_ne_bytes([224, 0, 0, 1]);
+    netns.run(|| {
+        let groups = fs::read_to_string("/proc/thread-self/net/igmp")?;
+        // Lines of groups are indented, those of devices are not.
+        let groups = groups.lines().filter(|line| line.starts_with('\t'));
+        let groups = groups.filter_map(|line| line.split_whitespace().next());
+        let all_hosts = format!("{ALL_HOSTS:08X}");
+        let reported = groups.filter(|group| **group != all_hosts);
+        Ok(reported.map(str::to_owned).collect())
+    })
+}
+
+#[test]
+fn a_bridge_reports_no_groups() -> Result<()> {
+    in_lab!();
+    let link = link(LinkConfig::default())?;
+    let dut = &link.dut.netns;
+    bridge(dut, &[&link.dut])?;
+    assert_eq!(reported_groups(dut)?, [""; 0]);
+    // Control: as the kernel makes a bridge by default.
+    dut.run(|| {
+        Ok(fs::write(
+            "/sys/class/net/bridge/bridge/multicast_snooping",
+            "1",
+        )?)
+    })?;
+    assert_eq!(reported_groups(dut)?.len(), 1);
     Ok(())
 }
 

@@ -7,10 +7,10 @@ use anyhow::{Context, Result};
 use nix::net::if_::if_nametoindex;
 use rtnetlink::packet_route::link::{LinkMessage, MacVlanMode};
 use rtnetlink::{
-    Handle, LinkBridge, LinkGre, LinkIpIp, LinkMacVlan, LinkUnspec, LinkVlan, LinkVxlan,
-    LinkWireguard,
+    Handle, LinkGre, LinkIpIp, LinkMacVlan, LinkUnspec, LinkVlan, LinkVxlan, LinkWireguard,
 };
 
+use super::bridge;
 use super::link::{End, Link, VXLAN_PORT};
 use super::rtnl;
 use super::tool::WG;
@@ -56,7 +56,7 @@ impl Kind {
         let (local, remote) = (end.ipv4, other.ipv4);
         Some(match self {
             Self::Bridge if !tested => return None,
-            Self::Bridge => LinkBridge::new(name).build(),
+            Self::Bridge => bridge::message(name),
             Self::Gre => LinkGre::new(name).local(local).remote(remote).build(),
             Self::IpIp => LinkIpIp::new(name).local(local).remote(remote).build(),
             Self::MacVlan => LinkMacVlan::new(name, end.ifindex, MacVlanMode::Bridge).build(),
