@@ -6,6 +6,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, UdpSocket};
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -18,7 +19,9 @@ use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::lab::nic::Nic;
 use rxlab::lab::receiver::{Receiver, ReceiverConfig};
+use rxlab::lab::rtnl::set_up;
 use rxlab::lab::xdp::Xdp;
+use rxlab::testing::testbed::until;
 use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::device::RxMode;
 
@@ -30,7 +33,7 @@ fn link(config: LinkConfig) -> Result<Link> {
 }
 
 fn online_cpus() -> u32 {
-    std::thread::available_parallelism().unwrap().get() as u32
+    thread::available_parallelism().unwrap().get() as u32
 }
 
 /// A paced generator without loss.
@@ -48,7 +51,7 @@ fn send(link: &Link, cpu: u32, config: &GeneratorConfig) -> Result<GeneratorRepo
 fn settle(expected: u64, value: impl Fn() -> u64) -> u64 {
     let (mut last, mut since) = (value(), Instant::now());
     while last != expected && since.elapsed() < Duration::from_secs(3) {
-        std::thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(5));
         let now = value();
         if now != last {
             (last, since) = (now, Instant::now());
@@ -254,7 +257,7 @@ fn one_generator_of_several_threads() -> Result<()> {
         ..exactly(COUNT, flows.clone())
     };
     let generator = Generator::apart(&link, &cpus, &config)?;
-    std::thread::sleep(Duration::from_millis(100));
+    thread::sleep(Duration::from_millis(100));
     let during = generator.counts()?;
     let report = generator.stop()?;
     assert!(during.accepted > 0 && during.accepted <= report.sent - report.lost);
@@ -375,6 +378,35 @@ fn reported_groups(netns: &Netns) -> Result<Vec<String>> {
         let all_hosts = format!("{ALL_HOSTS:08X}");
         let reported = groups.filter(|group| **group != all_hosts);
         Ok(reported.map(str::to_owned).collect())
+    })
+}
+
+/// Its port can't forward before the other end of the link is up.
+#[test]
+fn a_bridge_forwards_from_the_start() -> Result<()> {
+    in_lab!();
+    let Link { tester, dut } = &link(LinkConfig::default())?;
+    let up = |up| tester.netns.run(|| set_up(&tester.name, up));
+    let file = |name| {
+        let path = format!("/sys/class/net/{}/{name}", dut.name);
+        dut.netns.run(|| Ok(fs::read_to_string(&path).ok()))
+    };
+    let state = || file("brport/state");
+    up(false)?;
+    until("down", || {
+        Ok(file("operstate")?.filter(|state| state == "down\n"))
+    })?;
+    thread::scope(|scope| {
+        let made = scope.spawn(|| {
+            bridge(&dut.netns, &[dut])?;
+            state()
+        });
+        // The control: a port that does not forward.
+        assert_eq!(until("the port", state)?.trim(), "0");
+        up(true)?;
+        let state = made.join().expect("no panic")?;
+        assert_eq!(state.as_deref(), Some("3\n"), "BR_STATE_FORWARDING");
+        Ok(())
     })
 }
 

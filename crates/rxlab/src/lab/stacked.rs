@@ -103,7 +103,7 @@ impl Stacked {
             wireguard(link, &name)?;
         }
         if kind == Kind::Bridge {
-            dut.netns.run(|| rtnl::join(&name, &[dut.ifindex]))?;
+            dut.netns.run(|| bridge::join(&name, &[dut]))?;
         }
         if kind.has_mac() {
             let other = match kind {
