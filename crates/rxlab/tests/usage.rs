@@ -43,7 +43,10 @@ fn bench() {
     }
     for rounds in ["0", "-1", "x"] {
         let option = format!("--rounds={rounds}");
-        wrong(&["bench", "decide", &option], &["--rounds", rounds]);
+        wrong(
+            &["bench", "decide", &option],
+            &["--rounds", "from 1 to 4294967295 (rounds)"],
+        );
     }
     for report in ["decide", "report.json", "", "html"] {
         let option = format!("--report={report}");

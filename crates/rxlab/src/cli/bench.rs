@@ -10,6 +10,7 @@ use anyhow::{Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 use rxsteer::cli::value::seconds;
+use rxsteer::host::number::whole;
 
 use super::lab::needs_lab;
 use super::reports::{ColumnsArgs, CompareArgs};
@@ -35,7 +36,7 @@ pub struct BenchArgs {
     pub scenarios: Vec<Scenario>,
 
     /// How often every mode runs, interleaved
-    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 5, value_parser = whole(1, u32::MAX, "rounds"))]
     pub rounds: u32,
 
     /// Length of one measurement; some need less, or several of a part of it

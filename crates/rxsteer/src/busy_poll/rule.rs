@@ -6,6 +6,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use crate::host::number::whole;
 use crate::host::polling::Polling;
 
 /// Sockets, and what becomes of them. All conditions that are given must hold; one at least is.
@@ -13,7 +14,7 @@ use crate::host::polling::Polling;
 #[group(skip)]
 pub struct Rule {
     /// Sockets of this process
-    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
+    #[arg(long, value_name = "PID", value_parser = whole(1_u32, i32::MAX as u32, "a process id"))]
     pub pid: Option<u32>,
 
     /// Sockets of processes with this name, as `ps -o comm` prints it: 15 characters at most
@@ -29,7 +30,7 @@ pub struct Rule {
     pub cgroup: Option<PathBuf>,
 
     /// Sockets with this local port; alone, of all processes in this network namespace
-    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "PORT", value_parser = whole(1, u16::MAX, "a port"))]
     pub port: Option<u16>,
 
     /// Processes of this user: a name or number; without this, of root, unless a process or cgroup is
@@ -43,7 +44,7 @@ pub struct Rule {
     /// Maximum time for which a waiting call polls the queue before it sleeps: 50 is recommended
     ///
     /// 0 disables busy polling that applications have set themselves.
-    #[arg(long, value_name = "MICROSECONDS", value_parser = clap::value_parser!(u32).range(..=1_000_000))]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = whole(0_u32, 1_000_000, "microseconds"))]
     pub usecs: u32,
 
     /// Defer interrupts while the application keeps polling (SO_PREFER_BUSY_POLL)

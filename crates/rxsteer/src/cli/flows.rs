@@ -10,9 +10,9 @@ use comfy_table::Table;
 use super::pinned;
 use super::program::{end_with_the_reader, print_answer};
 use super::table::{align_left, table};
-use super::value::limit;
 use crate::api::client;
-use crate::api::flows::{Entry, Flows, Location, Query, Reason};
+use crate::api::flows::{Entry, Flows, LIMIT_MAX, Location, Query, Reason};
+use crate::host::number::whole;
 
 /// Options of `rxsteer flows`.
 #[derive(Debug, Args)]
@@ -22,8 +22,9 @@ pub struct FlowsArgs {
     pub device: Option<String>,
 
     /// At most so many, those with the most packets
-    #[arg(long, value_name = "FLOWS", default_value_t = 100, value_parser = limit())]
-    pub limit: u32,
+    #[arg(long, value_name = "FLOWS", default_value_t = 100,
+          value_parser = whole(1, LIMIT_MAX, "flows"))]
+    pub limit: usize,
 
     /// Print JSON
     #[arg(long)]
@@ -35,7 +36,7 @@ impl FlowsArgs {
         end_with_the_reader()?;
         let flows = client::flows(Query {
             device: self.device,
-            limit: self.limit as usize,
+            limit: self.limit,
             ..Query::default()
         });
         let flows = pinned::or_say(flows, "only a running rxsteer lists its flows")?;

@@ -12,6 +12,7 @@ use comfy_table::Table;
 use super::program::{end_with_the_reader, print_answer, stop_signals};
 use super::table::{align_left, table};
 use crate::host::netdev::{Settings, Threaded};
+use crate::host::number::whole;
 use crate::napi::{self, settings};
 use crate::napi::{DeviceNapis, Napis, no_instances};
 
@@ -54,11 +55,11 @@ pub struct NapiSettings {
     /// Keep the interrupt masked until this number of consecutive polls found nothing
     ///
     /// A timer polls in between, so --gro-flush-timeout is required, too.
-    #[arg(long, value_name = "POLLS", value_parser = clap::value_parser!(u32).range(..=i64::from(i32::MAX)))]
+    #[arg(long, value_name = "POLLS", value_parser = whole(0, i32::MAX as u32, "polls"))]
     pub defer_hard_irqs: Option<u32>,
 
     /// Time from a poll to the timer's next poll while the interrupt is masked
-    #[arg(long, value_name = "NANOSECONDS")]
+    #[arg(long, value_name = "NANOSECONDS", value_parser = whole(0, u64::MAX, "nanoseconds"))]
     pub gro_flush_timeout: Option<u64>,
 
     /// Maximum time for which the interrupt is suspended while an application finds packets by
@@ -66,7 +67,7 @@ pub struct NapiSettings {
     ///
     /// It takes effect if the two options above are set and the epoll instance prefers busy polling
     /// (Linux 6.13).
-    #[arg(long, value_name = "NANOSECONDS")]
+    #[arg(long, value_name = "NANOSECONDS", value_parser = whole(0, u64::MAX, "nanoseconds"))]
     pub irq_suspend_timeout: Option<u64>,
 
     /// Poll in a kernel thread instead of softirq; the threads are new and may run on any CPU

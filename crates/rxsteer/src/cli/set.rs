@@ -9,9 +9,10 @@ use clap::Args;
 use super::pinned;
 use crate::api::client;
 use crate::api::set::Change;
-use crate::daemon::options::{RpsCpus, table_size};
+use crate::daemon::options::{RpsCpus, TABLE_MAX};
 use crate::datapath::policy::Policy;
 use crate::host::cpumask::CpuMaskError;
+use crate::host::number::whole;
 
 /// Options of `rxsteer set`.
 #[derive(Debug, Args)]
@@ -20,7 +21,8 @@ pub struct SetArgs {
     pub device: Option<String>,
 
     /// Set only this receive queue's CPUs
-    #[arg(long, value_name = "QUEUE", requires = "rps_cpus")]
+    #[arg(long, value_name = "QUEUE", requires = "rps_cpus",
+          value_parser = whole(0, u32::MAX, "a receive queue"))]
     pub queue: Option<u32>,
 
     /// At least one change.
@@ -41,11 +43,11 @@ pub struct Changes {
     pub policy: Option<Policy>,
 
     /// As in `run`. All flows start anew
-    #[arg(long, value_name = "ENTRIES", value_parser = table_size())]
+    #[arg(long, value_name = "ENTRIES", value_parser = whole(0, TABLE_MAX, "entries"))]
     pub rps_sock_flow_entries: Option<u32>,
 
     /// As in `run`. All flows start anew
-    #[arg(long, value_name = "SLOTS", value_parser = table_size())]
+    #[arg(long, value_name = "SLOTS", value_parser = whole(0, TABLE_MAX, "slots"))]
     pub rps_flow_cnt: Option<u32>,
 }
 

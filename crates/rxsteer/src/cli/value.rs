@@ -3,15 +3,6 @@
 
 use std::time::Duration;
 
-use clap::builder::RangedI64ValueParser;
-
-use crate::api::flows::LIMIT_MAX;
-
-/// A number of flows.
-pub(super) fn limit() -> RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(1..=LIMIT_MAX as i64)
-}
-
 /// A time of at least 10 ms, written in seconds.
 ///
 /// # Errors

@@ -7,7 +7,6 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
 use anyhow::{Result, anyhow};
-use clap::builder::RangedI64ValueParser;
 use clap::{Args, Command, FromArgMatches, ValueEnum};
 
 use super::chosen::Chosen;
@@ -18,6 +17,7 @@ use crate::datapath::hash::Hash;
 use crate::datapath::policy::Policy;
 use crate::datapath::{FLOW_LIMIT, INLINE_PORTS, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use crate::host::cpumask::{CpuMask, CpuMaskError};
+use crate::host::number::whole;
 use crate::host::sched::Class;
 use crate::types::flow_option;
 
@@ -199,7 +199,7 @@ pub struct Options {
     ///
     /// Packets of large flows are dropped before others, when their backlog is half full.
     #[arg(long, value_name = "PERCENT", default_value_t = FLOW_LIMIT,
-          value_parser = clap::value_parser!(u32).range(0..=100))]
+          value_parser = whole(0_u32, 100, "percent"))]
     pub flow_limit: u32,
 
     /// Where packets are steered
@@ -224,7 +224,7 @@ pub struct Options {
     ///
     /// It can't be read outside of the initial network namespace.
     #[arg(long, value_name = "FRAMES",
-          value_parser = clap::value_parser!(u32).range(1..=i64::from(LIMIT_MAX)))]
+          value_parser = whole(1, LIMIT_MAX, "frames"))]
     pub backlog: Option<u32>,
 
     /// Scheduling class of the backlog threads: nice=N (-20 to 19), batch or fifo
@@ -241,7 +241,7 @@ pub struct Options {
     ///
     /// An entry takes 12 bytes.
     #[arg(long, value_name = "ENTRIES", default_value_t = RPS_SOCK_FLOW_ENTRIES,
-          value_parser = table_size())]
+          value_parser = whole(0, TABLE_MAX, "entries"))]
     pub rps_sock_flow_entries: u32,
 
     /// Slots of each queue's dev_flow_table, rounded up to a power of two; 0: no flow follows its
@@ -249,7 +249,8 @@ pub struct Options {
     ///
     /// A slot takes 112 bytes. Flows that share a slot share a location, so a small table causes
     /// needless moves. Order is kept without followed flows too, by a table of the default size.
-    #[arg(long, value_name = "SLOTS", default_value_t = RPS_FLOW_CNT, value_parser = table_size())]
+    #[arg(long, value_name = "SLOTS", default_value_t = RPS_FLOW_CNT,
+          value_parser = whole(0, TABLE_MAX, "slots"))]
     pub rps_flow_cnt: u32,
 
     /// Don't follow applications on unconnected UDP sockets, as the kernel does not
@@ -274,7 +275,8 @@ pub struct Options {
     ///
     /// A redirected packet loses the device's time stamp, which PTP (319) and NTP (123) may use. At
     /// most 16 ports. Not with --hash device, which does not look at ports.
-    #[arg(long, value_name = "PORTS", value_delimiter = ',', default_values_t = INLINE_PORTS)]
+    #[arg(long, value_name = "PORTS", value_delimiter = ',', default_values_t = INLINE_PORTS,
+          value_parser = whole(0, u16::MAX, "ports"))]
     pub inline_ports: Vec<u16>,
 
     /// Source of the flow hash
@@ -387,12 +389,7 @@ impl Options {
 }
 
 /// Most entries of a flow table.
-pub(super) const TABLE_MAX: u32 = 1 << 24;
-
-/// Parser of a flow table's size.
-pub(crate) fn table_size() -> RangedI64ValueParser<u32> {
-    clap::value_parser!(u32).range(0..=i64::from(TABLE_MAX))
-}
+pub(crate) const TABLE_MAX: u32 = 1 << 24;
 
 /// The form of `--metrics`, for messages.
 const METRICS_FORM: &str = "write --metrics=[ADDRESS:]PORT, with an equals sign, an IP address of this \

@@ -25,6 +25,7 @@ pub mod lower;
 pub mod netdev;
 mod netlink;
 pub mod netns;
+pub mod number;
 pub mod objection;
 pub mod offloads;
 pub mod peer;

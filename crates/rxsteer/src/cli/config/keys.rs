@@ -2,7 +2,6 @@
 //! Keys of configuration files: the options of the command line by their names.
 
 use std::error::Error;
-use std::num::ParseIntError;
 
 use clap::error::{ContextKind, ContextValue};
 use clap::{Arg, ArgAction, ArgMatches, Command};
@@ -169,21 +168,21 @@ fn nearest<'a>(word: &str, known: &[&'a str]) -> Option<&'a str> {
     similar.max_by(|a, b| similarity(a).total_cmp(&similarity(b)))
 }
 
-/// Clap's message about the value of a key, without the usage of the command line, with the word that
-/// may be meant.
+/// What is wrong with the value of a key: the words of the option's parser, or clap's without the usage
+/// of the command line, with the word that may be meant.
 fn why(name: &str, error: &clap::Error) -> String {
     let value = match error.get(ContextKind::InvalidValue) {
         Some(ContextValue::String(value)) => value.as_str(),
         _ => "",
     };
-    if error.source().is_some_and(|why| why.is::<ParseIntError>()) {
-        return format!("{name}: '{value}' is not a whole number in the range of this option");
+    if let Some(why) = error.source() {
+        return format!("{name}: '{value}': {why}");
     }
     let text = error.to_string();
     let message = text.trim_start_matches("error: ");
     let message = message.split("\n\n").next().unwrap_or_default();
     // A list of all values is a line of its own.
-    let message = message.replace("..=", " to ").replace("\n  ", " ");
+    let message = message.replace("\n  ", " ");
     match error.get(ContextKind::SuggestedValue) {
         Some(ContextValue::String(near)) => {
             let (first, _all) = message.split_once(" [possible").unwrap_or((&message, ""));

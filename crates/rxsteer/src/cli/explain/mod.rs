@@ -15,10 +15,11 @@ pub use words::{Answer, render};
 use super::endpoints::Endpoints;
 use super::pinned;
 use super::program::{end_with_the_reader, print_answer};
-use super::value::limit;
 use crate::api::client;
 use crate::api::explain::{Explanations, Name, Question};
+use crate::api::flows::LIMIT_MAX;
 use crate::datapath::flow::FlowError;
+use crate::host::number::whole;
 
 /// Options of `rxsteer explain`.
 #[derive(Debug, Args)]
@@ -31,8 +32,9 @@ pub struct ExplainArgs {
     pub target: Target,
 
     /// At most so many flows, those with the most packets
-    #[arg(long, value_name = "FLOWS", default_value_t = 10, value_parser = limit())]
-    pub limit: u32,
+    #[arg(long, value_name = "FLOWS", default_value_t = 10,
+          value_parser = whole(1, LIMIT_MAX, "flows"))]
+    pub limit: usize,
 
     /// Print JSON
     #[arg(long)]
@@ -42,7 +44,7 @@ pub struct ExplainArgs {
 impl ExplainArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
         end_with_the_reader()?;
-        let answer = ask(self.target, self.limit as usize);
+        let answer = ask(self.target, self.limit);
         let answer = pinned::or_say(answer, "only a running rxsteer explains its flows")?;
         print_answer(self.json, &answer, render)?;
         Ok(ExitCode::SUCCESS)
