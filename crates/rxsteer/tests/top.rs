@@ -7,6 +7,7 @@ mod common;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+use common::pinned::mount_bpffs;
 use common::process::{RXSTEER, Rxsteer, rxsteer};
 use common::terminal::Terminal;
 use nix::sys::signal::Signal;
@@ -231,6 +232,38 @@ fn it_goes_on_when_rxsteer_is_back() -> Result<()> {
     terminal.press("q")?;
     assert_eq!(terminal.ended()?, 0);
     is_restored(&mut terminal)
+}
+
+#[test]
+fn it_says_that_pinned_steering_goes_on() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    mount_bpffs(&dut.netns)?;
+    let pinned = [
+        "steering goes on: it is pinned at /sys/fs/bpf/rxsteer/net-",
+        "`rxsteer run --pin` takes it over, `rxsteer detach` ends it",
+    ];
+    // Without the ends of lines.
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let stopped = |pin: &[&str]| -> Result<String> {
+        let args = [&[dut.name.as_str()][..], pin].concat();
+        let steering = Rxsteer::steering(&dut.netns, &args)?;
+        let mut terminal = showing(&dut.netns, &[])?;
+        assert_eq!(steering.stop(Signal::SIGTERM)?.code, Some(0));
+        terminal.when("the end", |text| {
+            let text = words(text);
+            let whole = text.contains("has stopped") && text.contains(") ");
+            whole.then_some(text)
+        })
+    };
+    let text = stopped(&["--pin"])?;
+    assert!(pinned.iter().all(|part| text.contains(part)), "{text}");
+    assert!(rxsteer(&dut.netns, &["detach"])?.status.success());
+    // The control: nothing is pinned.
+    let text = stopped(&[])?;
+    assert!(!pinned.iter().any(|part| text.contains(part)), "{text}");
+    Ok(())
 }
 
 #[test]

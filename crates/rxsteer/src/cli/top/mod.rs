@@ -24,13 +24,13 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use ratatui::crossterm::event::{self, Event};
 use ratatui::{DefaultTerminal, Frame};
+use tracing::subscriber::{NoSubscriber, with_default};
 
 use self::keys::State;
 use self::model::{Sample, View};
 use self::palette::Palette;
 use self::sampler::Pace;
 use self::screen::Shown;
-use super::pinned;
 use super::program::{end_with_the_reader, stop_signals};
 use super::value::seconds;
 
@@ -52,8 +52,7 @@ pub struct TopArgs {
 impl TopArgs {
     pub(super) fn run(self) -> Result<ExitCode> {
         let state = State::new(self.interval);
-        let first = sampler::sample(self.device.as_deref(), pace(&state));
-        let first = pinned::or_say(first, "only a running rxsteer shows its rates")?;
+        let first = sampler::sample(self.device.as_deref(), pace(&state))?;
         match self.once {
             true => self.print(&first, pace(&state))?,
             false => {
@@ -178,8 +177,12 @@ impl Top {
         let device = self.device.clone();
         let pace = pace(&self.state);
         start("sampler", move || {
-            sampler::run(device.as_deref(), pace, &paces, |sample| {
-                sender.send(Message::Sampled(sample)).is_ok()
+            // The log would be written across the screen.
+            let log = NoSubscriber::default();
+            with_default(log, || {
+                sampler::run(device.as_deref(), pace, &paces, |sample| {
+                    sender.send(Message::Sampled(sample)).is_ok()
+                });
             });
         })
     }

@@ -10,6 +10,7 @@ use anyhow::Result;
 use super::model::Sample;
 use crate::api::client;
 use crate::api::flows::{Most, Query};
+use crate::cli::pinned;
 
 /// Flows that are asked for.
 const FLOWS: usize = 1000;
@@ -33,6 +34,11 @@ pub struct Pace {
 /// # Errors
 /// When no rxsteer runs, it does not answer, or it does not steer the device.
 pub fn sample(device: Option<&str>, pace: Pace) -> Result<Sample> {
+    let so = "only a running rxsteer shows its rates";
+    pinned::or_say(ask(device, pace), so)
+}
+
+fn ask(device: Option<&str>, pace: Pace) -> Result<Sample> {
     let flows = client::flows(Query {
         device: device.map(str::to_owned),
         limit: FLOWS,

@@ -65,7 +65,7 @@ pub fn draw(frame: &mut Frame<'_>, shown: &Shown, state: &mut State, palette: Pa
         frame.render_widget(Paragraph::new(text).wrap(Wrap { trim: true }), area);
         return;
     }
-    let header = header(shown, state, palette);
+    let header = header(shown, state, palette, area.width.into());
     let [top, middle, bottom] = Layout::vertical([
         Constraint::Length(header.len() as u16),
         Constraint::Fill(1),
@@ -89,7 +89,22 @@ pub fn draw(frame: &mut Frame<'_>, shown: &Shown, state: &mut State, palette: Pa
     }
 }
 
-fn header<'a>(shown: &'a Shown, state: &State, palette: Palette) -> Vec<Line<'a>> {
+/// The words of a text, in lines of at most this width.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = Vec::<String>::new();
+    for word in text.split(' ') {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
+}
+
+fn header<'a>(shown: &'a Shown, state: &State, palette: Palette, width: usize) -> Vec<Line<'a>> {
     let mut lines = Vec::new();
     let title = |rest: &str| {
         let paused = if state.paused { " PAUSED" } else { "" };
@@ -105,7 +120,8 @@ fn header<'a>(shown: &'a Shown, state: &State, palette: Palette) -> Vec<Line<'a>
     }
     if let Some(why) = &shown.lost {
         let text = format!("! rxsteer has stopped, or does not answer: trying again ({why})");
-        lines.push(Line::styled(text, palette.alarm()));
+        let text = wrapped(&text, width).into_iter();
+        lines.extend(text.map(|line| Line::styled(line, palette.alarm())));
     }
     let warnings = shown.view.iter().flat_map(|view| &view.warnings);
     let nr_warnings = warnings.clone().count();
@@ -408,6 +424,16 @@ udp/192.0.2.1:1024/9                          250k      0      0   CPU 3   CPU 3
         let lines = lines((80, 24), &shown, &mut state());
         assert!(lines[2].starts_with("! rxsteer has stopped, or does not answer: trying again"));
         assert!(lines.join("\n").contains("udp/192.0.2.1"), "{lines:?}");
+        // The reason is told to its end, and only then the queues follow.
+        let ways = "`rxsteer run --pin` takes it over, `rxsteer detach` ends it";
+        shown.lost = Some(format!(
+            "no rxsteer is running, {}; {ways}",
+            "and ".repeat(9)
+        ));
+        let lines = self::lines((80, 24), &shown, &mut state());
+        let told = lines[2..5].join(" ");
+        assert!(told.ends_with(&format!("{ways})")), "{lines:?}");
+        assert!(lines[5].starts_with("1 queue x"), "{lines:?}");
         let none = Shown::default();
         let lines = self::lines((80, 24), &none, &mut state());
         assert!(lines[0].contains("measuring"), "{lines:?}");
