@@ -6,6 +6,7 @@ use std::path::Path;
 
 use clap::{Args, Command, FromArgMatches};
 use serde::Deserialize;
+use toml::de::{DeTable, DeValue, ValueDeserializer};
 use toml::{Spanned, Value};
 
 use super::keys::Keys;
@@ -15,18 +16,8 @@ use crate::cli::places::{Places, line_of, place};
 use crate::cli::run::RunArgs;
 use crate::daemon::options::device_name;
 
-/// A table with the places of its keys.
-type Table = BTreeMap<Spanned<String>, Value>;
-
 /// Keys besides options.
 const TABLES: [&str; 2] = ["devices", "busy_poll"];
-
-/// The tables of `busy_poll`.
-#[derive(Deserialize)]
-struct Rules {
-    #[serde(default)]
-    busy_poll: Vec<Spanned<Table>>,
-}
 
 /// Content of files.
 #[derive(Debug, Default)]
@@ -45,29 +36,24 @@ impl Content {
     /// All mistakes in the order of their lines, except those after one in the syntax.
     pub(super) fn of(path: &Path, bytes: &[u8]) -> Result<Self, Vec<Mistake>> {
         let text = text(bytes).map_err(|mistake| vec![mistake])?;
-        let table: Table = toml::from_str(text).map_err(|e| vec![mistake(text, &e)])?;
+        let table = DeTable::parse(text).map_err(|e| vec![mistake(text, &e)])?;
         let keys = Keys::of(RunArgs::augment_args(Command::new("run")), &TABLES);
         let (mut content, mut mistakes) = (Self::default(), Vec::new());
-        for (key, value) in &table {
-            let (name, line) = (key.get_ref().as_str(), line_of(text, key.span().start));
+        for (key, value) in table.into_inner() {
+            let (name, line) = (key.get_ref().as_ref(), line_of(text, key.span().start));
             let added = match name {
-                "devices" => devices(value).map(|devices| content.devices = Some(devices)),
-                "busy_poll" => match rules(text) {
-                    Ok(rules) => {
-                        content.busy_poll = rules;
-                        Ok(())
-                    }
-                    Err(found) => {
-                        mistakes
-                            .extend(found.into_iter().map(|(at, why)| (at.unwrap_or(line), why)));
-                        Ok(())
-                    }
-                },
-                _ => keys.values(name, value).map(|(id, values)| {
-                    content.defaults.insert(id, values);
+                "busy_poll" => rules(text, line, value).map(|rules| content.busy_poll = rules),
+                _ => self::value(text, value).and_then(|value| {
+                    let added = match name {
+                        "devices" => devices(&value).map(|names| content.devices = Some(names)),
+                        _ => keys.values(name, &value).map(|(id, values)| {
+                            content.defaults.insert(id, values);
+                        }),
+                    };
+                    added.map_err(|why| vec![(line, why)])
                 }),
             };
-            mistakes.extend(added.err().map(|why| (line, why)));
+            mistakes.extend(added.err().unwrap_or_default());
             content.places.insert(name.to_owned(), place(path, line));
         }
         mistakes.sort();
@@ -100,47 +86,61 @@ fn devices(value: &Value) -> Result<Vec<String>, String> {
     checked.collect()
 }
 
-/// The rules of a text, or mistakes after their lines; without a line: of the key `busy_poll`.
-fn rules(text: &str) -> Result<Vec<Rule>, Vec<(Option<usize>, String)>> {
-    let tables: Result<Rules, _> = toml::from_str(text);
-    let Ok(Rules { busy_poll }) = tables else {
+/// A value without places.
+fn value(text: &str, value: Spanned<DeValue<'_>>) -> Result<Value, Vec<Mistake>> {
+    Value::deserialize(ValueDeserializer::from(value)).map_err(|e| vec![mistake(text, &e)])
+}
+
+/// The rules of `busy_poll`, a key in this line.
+fn rules(text: &str, line: usize, value: Spanned<DeValue<'_>>) -> Result<Vec<Rule>, Vec<Mistake>> {
+    let no_tables = || {
         let why = "busy_poll: write each rule as a table: a line [[busy_poll]], then a line for each of \
                    its keys, as usecs = 50";
-        return Err(vec![(None, why.to_owned())]);
+        Err(vec![(line, why.to_owned())])
+    };
+    let DeValue::Array(tables) = value.into_inner() else {
+        return no_tables();
     };
     let keys = Keys::of(Rule::augment_args(Command::new("poll")), &[]);
     let (mut rules, mut mistakes) = (Vec::new(), Vec::new());
-    for table in &busy_poll {
-        let line = |start| Some(line_of(text, start));
-        match rule(&keys, table.get_ref()) {
+    for table in tables {
+        let line = line_of(text, table.span().start);
+        let DeValue::Table(table) = table.into_inner() else {
+            return no_tables();
+        };
+        match rule(text, line, &keys, table) {
             Ok(rule) => rules.push(rule),
-            Err(found) => mistakes.extend(found.into_iter().map(|(at, why)| {
-                let start = at.unwrap_or(table.span().start);
-                (line(start), format!("[[busy_poll]]: {why}"))
-            })),
+            Err(found) => mistakes.extend(found),
         }
     }
+    let named = |(line, why)| (line, format!("[[busy_poll]]: {why}"));
     match &mistakes[..] {
         [] => Ok(rules),
-        _ => Err(mistakes),
+        _ => Err(mistakes.into_iter().map(named).collect()),
     }
 }
 
-/// The rule of a table, or mistakes after the place of their key; without a place: of the table.
-fn rule(keys: &Keys, table: &Table) -> Result<Rule, Vec<(Option<usize>, String)>> {
-    let (mut given, mut mistakes) = (Vec::new(), Vec::new());
+/// The rule of a table in this line.
+fn rule(text: &str, line: usize, keys: &Keys, table: DeTable<'_>) -> Result<Rule, Vec<Mistake>> {
+    let (mut given, mut names, mut mistakes) = (Vec::new(), Vec::new(), Vec::new());
     for (key, value) in table {
-        match keys.arguments(key.get_ref(), value) {
+        let (name, line) = (key.get_ref().to_string(), line_of(text, key.span().start));
+        let arguments = self::value(text, value).and_then(|value| {
+            let arguments = keys.arguments(&name, &value);
+            arguments.map_err(|why| vec![(line, why)])
+        });
+        match arguments {
             Ok(arguments) => given.extend(arguments),
-            Err(why) => mistakes.push((Some(key.span().start), why)),
+            Err(found) => mistakes.extend(found),
         }
+        names.push(name);
     }
-    let names: Vec<&str> = table.keys().map(|key| key.get_ref().as_str()).collect();
-    mistakes.extend(keys.missing(&names).map(|why| (None, why)));
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    mistakes.extend(keys.missing(&names).map(|why| (line, why)));
     if !mistakes.is_empty() {
         return Err(mistakes);
     }
-    let whole = |why: String| vec![(None, why)];
+    let whole = |why: String| vec![(line, why)];
     let matches = keys.matches(given).map_err(|e| whole(e.to_string()))?;
     let rule = Rule::from_arg_matches(&matches).map_err(|e| whole(e.to_string()))?;
     match rule.objection() {

@@ -258,6 +258,12 @@ fn mistakes_are_named_with_their_line() {
         ),
         ("\n[busy_poll]\nusecs = 50", ":2: ", "a line [[busy_poll]]"),
         ("busy_poll = 3", ":1: ", "a line [[busy_poll]]"),
+        ("busy_poll = [3]", ":1: ", "a line [[busy_poll]]"),
+        (
+            "[[busy_poll]]\npid = 1\nusecs = 99999999999999999999",
+            ":3: ",
+            "[[busy_poll]]: usecs: the number is too large",
+        ),
         (
             "[[busy_poll]]\npid = \"x\"\nusecs = 5",
             ":2: ",
