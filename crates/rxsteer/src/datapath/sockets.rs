@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, anyhow};
 use libbpf_rs::skel::{OpenSkel, Skel};
-use libbpf_rs::{Link, ProgramType};
+use libbpf_rs::{Error, ErrorKind, Link, ProgramType};
 use nix::errno::Errno;
 
 use crate::bpf::socket_skel::{OpenSocketSkel, SocketSkel};
@@ -106,10 +106,7 @@ impl Sockets {
                 (_, Err(_)) => {}
                 (_, Ok(root)) => match prog.attach_cgroup(root.as_raw_fd()) {
                     Ok(link) => links.push((name, link)),
-                    Err(e) => unseen.push(format!(
-                        "unconnected UDP sockets are not followed: the root cgroup refuses \
-                         {name}: {e}"
-                    )),
+                    Err(e) => unseen.push(refused(&name, &e)),
                 },
             }
         }
@@ -125,6 +122,28 @@ impl Sockets {
         bss.host_busy_read = polling::host_busy_read().context("net.core.busy_read")?;
         Ok(())
     }
+}
+
+/// What the root cgroup's refusal of a program leads to, with what to do: hierarchy_allows_attach() and
+/// __cgroup_bpf_attach() in kernel/bpf/cgroup.c.
+fn refused(program: &str, error: &Error) -> String {
+    let what = match UNCONNECTED.contains(&program) {
+        true => "unconnected UDP sockets are not followed",
+        false => "it is not seen that sockets are closed",
+    };
+    let remedy = match error.kind() {
+        ErrorKind::PermissionDenied => {
+            "another program is attached there alone: `bpftool cgroup tree` names it; detach it, or \
+             attach it with BPF_F_ALLOW_MULTI"
+        }
+        ErrorKind::TooBig => {
+            "there are as many as the kernel allows: `bpftool cgroup tree` names them; detach one"
+        }
+        _ => "boot a kernel with CONFIG_CGROUP_BPF=y",
+    };
+    format!(
+        "{what}: the root cgroup refuses {program} ({error:#}); {remedy}, or give --ignore-unconnected"
+    )
 }
 
 /// Why the hierarchy can't be had, with what to do. It need not be mounted.
@@ -148,4 +167,41 @@ fn cgroup_root() -> Result<OwnedFd> {
         );
     }
     Ok(root)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_refusal_has_its_remedy() {
+        const LEAVE: &str = ", or give --ignore-unconnected";
+        for (errno, remedy) in [
+            (libc::EPERM, "BPF_F_ALLOW_MULTI"),
+            (libc::E2BIG, "detach one"),
+            (libc::EINVAL, "CONFIG_CGROUP_BPF=y"),
+        ] {
+            let text = refused("on_udp4_recv", &Error::from_raw_os_error(errno));
+            let what =
+                "unconnected UDP sockets are not followed: the root cgroup refuses on_udp4_recv";
+            assert!(
+                text.starts_with(what) && text.contains(remedy) && text.ends_with(LEAVE),
+                "{text}"
+            );
+        }
+        for (errno, remedy) in [
+            (Errno::EPERM, "SystemCallFilter="),
+            (Errno::ENODEV, "CONFIG_CGROUPS=y"),
+            (Errno::EBUSY, "mount -t cgroup2"),
+        ] {
+            let text = no_hierarchy(errno).to_string();
+            assert!(text.contains(remedy) && text.ends_with(LEAVE), "{text}");
+        }
+        // The control: what is refused decides the words.
+        let text = refused("on_sock_release", &Error::from_raw_os_error(libc::EPERM));
+        assert!(
+            text.starts_with("it is not seen that sockets are closed"),
+            "{text}"
+        );
+    }
 }
