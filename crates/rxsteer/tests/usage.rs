@@ -97,6 +97,8 @@ fn run() {
         ("-1=1", "is not a queue number"),
         ("4294967296=1", "is not a queue number"),
         ("eth0:=1", "is not a queue number"),
+        (":0=1", "no device has such a name"),
+        ("dev/eth0:0=1", "no device has such a name"),
     ] {
         wrong(
             &["run", "lo", &format!("--queue={queue}")],
@@ -311,6 +313,13 @@ fn check() {
     let (code, errors) = checked("devices = [\"eth0\", \"eth1\"]\nqueue = [\"0=1\"]");
     let place = format!("{path}:2: queue, with devices ({path}:1): say which device");
     assert!(code == Some(2) && errors.contains(&place), "{errors}");
+    let (code, errors) = checked("devices = [\"veth*\"]\nqueue = [\"veth*:0=1\"]");
+    let place = format!("{path}:2: queue, with devices ({path}:1): veth* stands for several");
+    assert!(code == Some(2) && errors.contains(&place), "{errors}");
+    let (code, errors) = checked("mode = \"generic\"\nhash = \"device\"");
+    let place = format!("{path}:2: hash, with mode ({path}:1): in generic mode");
+    assert!(code == Some(2) && errors.contains(&place), "{errors}");
+    assert_eq!(checked("mode = \"native\"\nhash = \"device\"").0, Some(0));
     assert_eq!(checked("pin = true\nmetrics = true").0, Some(0));
     for (text, line, why) in [
         ("\u{0}ELF", 1, "this is not a text file"),

@@ -44,6 +44,7 @@ pub fn contradictions(options: &Options) -> Vec<Contradiction> {
     add(&["devices"], each_device_once(options));
     add(&["queue", "devices"], queues_have_devices(options));
     add(&["inline-ports"], inline_ports(options).map(|_| ()));
+    add(&["hash", "mode"], device_has_a_hash(options));
     let following = match options.follow_nat {
         true => &["follow-nat", "hash", "mode"],
         false => &["hash", "policy", "follow-nat"],
@@ -110,11 +111,27 @@ fn each_device_once(options: &Options) -> Result<()> {
 
 /// Of several devices, `--queue` names one. A pattern may match none.
 fn queues_have_devices(options: &Options) -> Result<()> {
+    let mut named = options.queues.iter().filter_map(|q| q.device.as_deref());
+    if let Some(pattern) = named.find(|name| is_pattern(name)) {
+        bail!("{pattern} stands for several devices: name the one that the queue belongs to");
+    }
     let names = options.devices.iter().filter(|name| !is_pattern(name));
     let names: Vec<&str> = names.map(String::as_str).collect();
     match options.queues.iter().any(|queue| queue.device.is_none()) && names.len() > 1 {
         true => bail!(which_device(&names)),
         false => Ok(()),
+    }
+}
+
+/// A program that reads the device's hash is bound to the device, and its driver runs it
+/// (dev_xdp_attach() in net/core/dev.c).
+fn device_has_a_hash(options: &Options) -> Result<()> {
+    match (options.hash, options.mode) {
+        (Hash::Device, Mode::Generic) => bail!(
+            "in generic mode the device's hash can't be read: take --mode native or skb, or leave \
+             --hash device"
+        ),
+        _ => Ok(()),
     }
 }
 
@@ -178,12 +195,25 @@ mod tests {
             },
             Options::new(["eth0", "eth1", "veth*"]),
             Options {
+                queues: vec![QueueCpus {
+                    device: Some("eth0".to_owned()),
+                    ..queue()
+                }],
+                ..Options::new(["eth*"])
+            },
+            Options {
                 policy: Policy::RPS,
                 ..symmetric()
             },
             Options {
                 follow_nat: true,
                 ..symmetric()
+            },
+            Options {
+                hash: Hash::Device,
+                mode: Mode::Native,
+                policy: Policy::RPS,
+                ..plain()
             },
         ] {
             assert_eq!(keys(&options), [[""; 0]; 0], "{options:?}");
@@ -227,10 +257,29 @@ mod tests {
             ),
             (
                 Options {
+                    queues: vec![QueueCpus {
+                        device: Some("eth*".to_owned()),
+                        ..queue()
+                    }],
+                    ..Options::new(["eth*"])
+                },
+                &["queue", "devices"],
+            ),
+            (
+                Options {
                     inline_ports: (1..=17).collect(),
                     ..plain()
                 },
                 &["inline-ports"],
+            ),
+            (
+                Options {
+                    hash: Hash::Device,
+                    mode: Mode::Generic,
+                    policy: Policy::RPS,
+                    ..plain()
+                },
+                &["hash", "mode"],
             ),
             (symmetric(), &["hash", "policy", "follow-nat"]),
             (

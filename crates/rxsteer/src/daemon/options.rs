@@ -6,7 +6,7 @@ use std::fmt::Write;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Error, Result, anyhow};
 use clap::{Args, Command, FromArgMatches, ValueEnum};
 
 use super::chosen::Chosen;
@@ -87,14 +87,14 @@ pub struct QueueCpus {
 }
 
 impl std::str::FromStr for QueueCpus {
-    type Err = anyhow::Error;
+    type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
         let (place, cpus) = text
             .split_once('=')
             .ok_or_else(|| anyhow!("write QUEUE=CPUS, for example 0=0-3 or eth0:0=0-3"))?;
         let (device, queue) = match place.rsplit_once(':') {
-            Some((device, queue)) => (Some(device.to_owned()), queue),
+            Some((device, queue)) => (Some(device_name(device).map_err(Error::msg)?), queue),
             None => (None, place),
         };
         let queue = queue
