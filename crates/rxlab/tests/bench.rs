@@ -209,6 +209,12 @@ fn fairness() -> Result<()> {
 }
 
 #[test]
+fn mixed() -> Result<()> {
+    in_lab!();
+    run(Scenario::Mixed, &["mbit_per_s", "datagrams_pps"])
+}
+
+#[test]
 fn lossfree() -> Result<()> {
     in_lab!();
     run(Scenario::Lossfree, &SEARCHED)

@@ -32,7 +32,7 @@ fn bench() {
     wrong(
         &["bench", "floods"],
         &[
-            "decide, record, follow, flood, ramp, wakeup, fairness, rr, crr, nat, rpc, stream, busypoll, lossfree, forward, firewall, reorder",
+            "decide, record, follow, flood, ramp, wakeup, fairness, rr, crr, nat, rpc, stream, mixed, busypoll, lossfree, forward, firewall, reorder",
         ],
     );
     for (seconds, why) in SECONDS {

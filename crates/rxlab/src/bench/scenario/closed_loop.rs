@@ -316,7 +316,7 @@ impl Sample {
         let apart = testbed.masks().apart();
         let _far_end = match testbed.nic {
             Some(_) if !apart => None,
-            _ => Some(testbed.far_end()?.before_others()?),
+            _ => Some(testbed.far_end(&testbed.senders())?.before_others()?),
         };
         client.start()?;
         let others = others.map(|others| others.start(testbed)).transpose()?;

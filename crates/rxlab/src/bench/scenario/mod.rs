@@ -11,6 +11,7 @@ pub mod flood;
 pub mod follow;
 pub mod forward;
 pub mod lossfree;
+pub mod mixed;
 pub mod nat;
 pub mod ramp;
 pub mod record;
@@ -56,6 +57,8 @@ pub enum Scenario {
     Rpc,
     /// One TCP connection in bulk, to a consumer that polls and to one that sleeps
     Stream,
+    /// TCP connections in bulk beside small datagrams
+    Mixed,
     /// One connection with reads that poll the device's queue
     Busypoll,
     /// The highest rate without loss, what is left of it at twice that rate and at the most that
@@ -81,7 +84,7 @@ impl Scenario {
             Self::Decide | Self::Record | Self::Follow => false,
             Self::Flood | Self::Fairness | Self::Lossfree | Self::Forward => false,
             Self::Crr | Self::Nat | Self::Firewall | Self::Busypoll | Self::Reorder => false,
-            Self::Ramp | Self::Wakeup | Self::Advise => false,
+            Self::Ramp | Self::Wakeup | Self::Mixed | Self::Advise => false,
         }
     }
 
@@ -133,6 +136,7 @@ impl Scenario {
             Self::Nat => possible("nat", nat::Nat::new(effort))?,
             Self::Rpc => Box::new(rpc::Rpc::new(effort)?),
             Self::Stream => Box::new(stream::TcpStream::new(effort)?),
+            Self::Mixed => Box::new(mixed::Mixed::new(effort)?),
             Self::Busypoll => Box::new(busypoll::BusyPoll::new(effort)?),
             Self::Lossfree => Box::new(lossfree::Lossfree::new(effort)?),
             Self::Forward => possible("forward", Forward::new(effort, Ruleset::Stateful))?,

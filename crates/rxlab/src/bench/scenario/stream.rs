@@ -8,7 +8,6 @@ use std::time::Duration;
 
 use anyhow::Result;
 use indexmap::IndexMap;
-use rxsteer::host::device::RxMode;
 
 use crate::bench::experiment::{
     CasePlan, Effort, Experiment, Gro, Napi, Plan, Values, detail, fit, flow_limit_drops, headline,
@@ -18,10 +17,10 @@ use crate::bench::report::document::Better;
 use crate::bench::setup::mode::{Mode, Way};
 use crate::bench::setup::pair::Pair;
 use crate::bench::setup::place::{Place, Places};
-use crate::bench::setup::testbed::{INTERRUPT_CPU, Testbed};
+use crate::bench::setup::streams::{Streams, Taken};
+use crate::bench::setup::testbed::Testbed;
 use crate::bench::setup::watch::{Seen, Watch};
-use crate::lab::stream::{self, Consumer, Worker};
-use crate::lab::xdp::Xdp;
+use crate::lab::stream::{Consumer, Worker};
 use crate::lab::{snmp, sockets};
 
 /// Work of the polling consumer between two reads.
@@ -96,8 +95,7 @@ pub struct TcpStream {
 
 /// Result of one measurement.
 struct Sample {
-    bytes: f64,
-    worked: f64,
+    taken: Taken,
     retransmitted: Option<f64>,
     seen: Seen,
 }
@@ -133,38 +131,24 @@ impl TcpStream {
 
     fn in_the_lab(&self, testbed: &Testbed, bulk: Bulk) -> Result<Sample> {
         let link = &testbed.link;
-        // Acknowledgements are processed by the sender's NAPI, on its CPU.
-        let _polled = Xdp::pass(&link.tester, RxMode::Native)?;
-        let _thread = testbed.far_end()?;
-        let masks = testbed.masks();
-        let mut receiving = masks.others.iter().cycle();
-        let mut sending = masks.generators.iter().cycle();
-        let (mut consumers, mut senders) = (Vec::new(), Vec::new());
-        for _ in 0..bulk.connections {
-            let (to, from) = stream::connect(link)?;
-            if let Some(pace) = bulk.pace {
-                sockets::pace(&to, pace)?;
-            }
-            let cpu = receiving.next();
-            let consumer = Worker::consume(&link.dut.netns, cpu, from, bulk.consumer)?;
-            consumers.push(consumer);
-            let cpu = sending.next().unwrap_or(INTERRUPT_CPU);
-            senders.push(Worker::produce(&link.tester.netns, cpu, to)?);
-        }
+        let streams = Streams::start(
+            testbed,
+            bulk.connections,
+            bulk.consumer,
+            bulk.pace,
+            &testbed.senders(),
+        )?;
         sleep(WARM_UP);
         let sent = snmp::tcp(&link.tester.netns)?;
         let watch = testbed.watch()?;
-        let before = taken(&consumers);
+        let before = streams.taken();
         sleep(Duration::from_secs_f64(self.seconds));
-        let after = taken(&consumers);
+        let taken = streams.taken().since(before);
         let seen = watch.end()?;
         let sent = snmp::since(&sent, snmp::tcp(&link.tester.netns)?);
-        // Sender first: writing to a closed connection fails.
-        senders.into_iter().try_for_each(Worker::stop)?;
-        consumers.into_iter().try_for_each(Worker::stop)?;
+        streams.stop()?;
         Ok(Sample {
-            bytes: (after.0 - before.0) as f64,
-            worked: (after.1 - before.1) as f64,
+            taken,
             retransmitted: sent.get("RetransSegs").map(|&n| n as f64),
             seen,
         })
@@ -189,26 +173,19 @@ impl TcpStream {
             .collect::<Result<Vec<_>>>()?;
         session.start()?;
         let watch = Watch::begin(&pair.end.netns, &pair.masks().all)?;
-        let before = taken(&consumers);
+        let before = Taken::by(&consumers);
         sleep(Duration::from_secs_f64(self.seconds));
-        let after = taken(&consumers);
+        let taken = Taken::by(&consumers).since(before);
         let seen = watch.end()?;
         session.end()?;
         // Before the session, which ends with a reset.
         consumers.into_iter().try_for_each(Worker::stop)?;
         Ok(Sample {
-            bytes: (after.0 - before.0) as f64,
-            worked: (after.1 - before.1) as f64,
+            taken,
             retransmitted: None,
             seen,
         })
     }
-}
-
-/// Bytes that the consumers have read, and periods of work, so far.
-fn taken(consumers: &[Worker]) -> (u64, u64) {
-    let sum = |of: fn(&Worker) -> u64| consumers.iter().map(of).sum();
-    (sum(Worker::read), sum(Worker::worked))
 }
 
 impl Experiment for TcpStream {
@@ -252,17 +229,18 @@ impl Experiment for TcpStream {
             Place::Lab(testbed) => self.in_the_lab(testbed, bulk)?,
             Place::Device(pair) => self.on_device(pair, bulk)?,
         };
-        fit!(sample.bytes > 0.0, "nothing came");
+        let bytes = sample.taken.bytes as f64;
+        fit!(bytes > 0.0, "nothing came");
         place.verify(&active, way, &sample.seen, bulk.connections)?;
         active.stop()?;
         let seconds = sample.seen.seconds;
         let mut values = vec![
-            ("mbit_per_s", sample.bytes * 8.0 / 1e6 / seconds),
-            ("demand_us_per_mb", sample.seen.busy * 1e12 / sample.bytes),
+            ("mbit_per_s", bytes * 8.0 / 1e6 / seconds),
+            ("demand_us_per_mb", sample.seen.busy * 1e12 / bytes),
             ("cpu_percent", 100.0 * sample.seen.busy_share),
         ];
         if matches!(bulk.consumer, Consumer::Polls(_)) {
-            values.push(("work_per_s", sample.worked / seconds));
+            values.push(("work_per_s", sample.taken.worked as f64 / seconds));
         }
         let again = sample.retransmitted.map(|n| ("retransmitted", n / seconds));
         values.extend(again);

@@ -7,6 +7,7 @@ pub mod pace;
 pub mod pair;
 pub mod place;
 pub mod router;
+pub mod streams;
 pub mod testbed;
 pub mod throughput;
 pub mod traffic;

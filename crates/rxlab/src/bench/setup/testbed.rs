@@ -381,19 +381,23 @@ impl Testbed {
         }
     }
 
-    /// Binds the NAPI threads of the tester's end, which needs an XDP program: round robin to the
-    /// generators' CPUs, or without those to the CPU that polls the queue, in place of wire and
-    /// interrupt.
+    /// CPUs of whoever sends to the device: the generators', or without those the one that polls the
+    /// queue.
+    pub(in crate::bench) fn senders(&self) -> Vec<u32> {
+        match self.masks.apart() {
+            true => self.masks.generators.iter().collect(),
+            false => vec![INTERRUPT_CPU],
+        }
+    }
+
+    /// Binds the NAPI threads of the tester's end, which needs an XDP program, to `cpus` in turn, in
+    /// place of wire and interrupt.
     ///
     /// # Errors
     /// When there are no such threads.
-    pub(in crate::bench) fn far_end(&self) -> Result<Nic> {
+    pub(in crate::bench) fn far_end(&self, cpus: &[u32]) -> Result<Nic> {
         let tester = &self.link.tester;
-        let cpus: Vec<u32> = match self.masks.apart() {
-            true => self.masks.generators.iter().collect(),
-            false => vec![INTERRUPT_CPU],
-        };
-        let cpus = cpus.into_iter().cycle().take(tester.queues as usize);
+        let cpus = cpus.iter().copied().cycle().take(tester.queues as usize);
         Nic::new(tester, &cpus.collect::<Vec<_>>())
     }
 
