@@ -8,6 +8,9 @@
 
 #include "rx.h"
 
+/* Fewest bytes of a frame with a TCP segment that GRO merges; an acknowledgement is none. */
+#define RX_SEGMENT 512
+
 /* Requests the cpumap entry from user space, once. */
 static __noinline int backlog_request(__u32 queue, __u32 cpu)
 {
@@ -87,6 +90,7 @@ static __always_inline bool rx_parse(struct rx *rx, struct xdp_md *ctx, struct f
 		rx_count_no_flow(rx, result);
 		return false;
 	}
+	rx->segment = config.gro && key->proto == IPPROTO_TCP && data_end - data >= RX_SEGMENT;
 	return rx_keyed(rx, key);
 }
 

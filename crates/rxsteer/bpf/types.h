@@ -132,12 +132,13 @@ enum rx_policy {
 /* The reason for a flow's wanted location. Zero: the tables alone. */
 enum rx_reason {
 	RX_TABLES = 0,
-	RX_ROOM,     /* INLINE: the polling CPU has room, or a hop does not relieve it */
+	RX_ROOM,     /* INLINE: the polling CPU has room */
 	RX_NO_GAIN,  /* INLINE: no other CPU has room for the flow */
 	RX_CONSUMER, /* at its application's CPU: the application keeps up */
 	RX_SPREAD,   /* at a CPU of the rps_map, which has room */
 	RX_IDLE_CPU, /* at an idle CPU: the CPU by the tables is busy */
 	RX_STAY,     /* at the present location: no reason to leave, and a move has a cost */
+	RX_MERGED,   /* INLINE: GRO merges its segments there */
 	NR_RX_REASONS,
 };
 
@@ -170,11 +171,11 @@ struct rps_dev_flow {
 	__u16 wanted;	/* the wanted location, decided once per window */
 	__u16 base;	/* the location by the tables alone */
 	__u8 may_leave; /* load_may_leave() when it was decided */
-	__u8 pad;
-	__u32 window;  /* rx_load.window then */
-	__u32 frames;  /* nr_packets + nr_dropped then */
-	__u32 load;    /* frames in the window before that */
-	__u32 changed; /* the window in which `wanted` changed last */
+	__u8 merging;	/* what GRO makes of its segments INLINE (flow_note_segment()) */
+	__u32 window;	/* rx_load.window then */
+	__u32 frames;	/* nr_packets + nr_dropped then */
+	__u32 load;	/* frames in the window before that */
+	__u32 changed;	/* the window in which `wanted` changed last */
 
 	/* For a table that several queues share (skb mode). */
 	__u32 lock;    /* a program changes the slot */
@@ -329,7 +330,7 @@ struct rx_load {
 	__u16 busy_polled;     /* applications' share of the polls, of 1024; a decaying average */
 	__u32 nr_busy_polls;   /* of nr_polls, those of applications */
 	__u32 polled_for; /* 1 + window of the last packet for an application that polls; 0: none */
-	__u32 hop_ns;	  /* as inline_ns, with the flows elsewhere; fades */
+	__u32 pad;
 	__u64 pad_end[2];
 };
 _Static_assert(sizeof(struct rx_load) == 128, "a pair of cache lines");
@@ -429,12 +430,12 @@ struct rx_config {
 	/* Generic mode: the program runs after GRO, on packets that a poll has already taken out of
 	 * GRO, and packets that it passes are delivered before the poll ends. */
 	__u8 generic;
+	__u8 gro; /* GRO merges TCP segments that the program passes */
 	/* Skb mode: the program serves several devices. A queue is a CPU that receives, and all of
 	 * these queues share the first one's dev_flow_table. */
 	__u8 skb;
 	__u8 without_mac; /* packets of the devices begin with the IP header */
 	__u8 device_hash; /* skb mode: packets that have a hash are steered by it */
-	__u8 pad;
 	__u32 ifindex;	  /* not in skb mode */
 	__u32 queue_base; /* the queues are queue_base to queue_base + nr_rx_queues - 1 */
 	__u32 nr_rx_queues;

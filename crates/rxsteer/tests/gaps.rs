@@ -51,6 +51,7 @@ fn load() -> Result<Datapath> {
         ifindex: 1,
         nr_rx_queues: 1,
         mode: RxMode::Native,
+        gro: true,
         without_mac: false,
     };
     let datapath = Datapath::load(&config, &[device])?;

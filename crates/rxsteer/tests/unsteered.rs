@@ -183,6 +183,7 @@ fn foreign_frames_are_counted_by_device() -> Result<()> {
         ifindex,
         nr_rx_queues,
         mode: RxMode::Native,
+        gro: true,
         without_mac: false,
     };
     // The device with both queues is another one.

@@ -39,16 +39,7 @@
 #define LOAD_POLLED	(LOAD_WHOLE / 2)
 #define LOAD_POLLED_FOR 16
 
-/*
- * A hop pays if it leaves the polling CPU at most this share of a frame's cost INLINE. What the
- * driver does before XDP remains there, such as a veth's copy of a TCP sender's segments. What was
- * measured of a hop, at most the cost INLINE, fades by 1/LOAD_HOP_FADES per window: flows try again
- * after at most 40 windows.
- */
-#define LOAD_HOP_PAYS  (LOAD_WHOLE * 3 / 4)
-#define LOAD_HOP_FADES 128
-
-/* Fraction bits of rx_load.inline_ns and hop_ns. */
+/* Fraction bits of rx_load.inline_ns. */
 #define LOAD_COST_SHIFT 4
 
 /* Cost of a frame in ns until it has been measured; most frames cost less. */
@@ -129,13 +120,6 @@ static __always_inline bool load_may_leave(const struct rx_load *l, __u32 window
 	return l->saturated & 1 || (age - 1 < 32 && l->saturated >> (age - 1) & 1);
 }
 
-/* Whether flows that leave INLINE leave the polling CPU with much less work; if not measured, they
- * do. */
-static __always_inline bool load_hop_pays(const struct rx_load *l)
-{
-	return (__u64)l->hop_ns * LOAD_WHOLE <= (__u64)l->inline_ns * LOAD_HOP_PAYS;
-}
-
 /* Share of a CPU's time that is a sign of saturation if polls take it. */
 static __always_inline __u32 load_saturated_by(const struct rx_queue *q)
 {
@@ -169,23 +153,14 @@ static __always_inline __u64 load_elsewhere(const struct rx_queue *q)
 	return load_received(q) - (load_here(q) - q->load.window_here);
 }
 
-/* At the end of a window in which most frames were INLINE, or most had a hop: what such a frame
- * costs the polling CPU. */
+/* At the end of a window in which most frames were INLINE: what such a frame costs. */
 static __always_inline void load_measure(struct rx_queue *q)
 {
 	struct rx_load *l = &q->load;
 	__u64 received = load_received(q);
-	__u64 elsewhere = load_elsewhere(q);
-	__u32 ns;
 
-	l->hop_ns -= l->hop_ns / LOAD_HOP_FADES;
-	if (received < LOAD_SAMPLE)
-		return;
-	ns = (l->poll_ns << LOAD_COST_SHIFT) / received;
-	if (elsewhere <= received / 8)
-		l->inline_ns = ns;
-	else if (elsewhere >= received - received / 8)
-		l->hop_ns = ns < l->inline_ns ? ns : l->inline_ns;
+	if (received >= LOAD_SAMPLE && load_elsewhere(q) <= received / 8)
+		l->inline_ns = (l->poll_ns << LOAD_COST_SHIFT) / received;
 }
 
 /*
@@ -201,7 +176,6 @@ static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tas
 	__u64 elapsed = now - l->window_start;
 	__u32 over_idle = load_share(l->over_idle_ns, elapsed);
 	__u32 busy = load_tasks(tasks, irq) + (irq > over_idle ? irq : over_idle);
-	bool pays = load_hop_pays(l);
 	__u32 signs;
 
 	l->poll_share = load_share(l->poll_ns + l->others_ns, elapsed);
@@ -210,12 +184,11 @@ static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tas
 		busy = l->poll_share;
 	l->busy_share = busy < LOAD_WHOLE ? busy : LOAD_WHOLE;
 	signs = (busy >= LOAD_SATURATED) + (l->poll_share >= load_saturated_by(q)) + load_behind(l);
-	if (signs >= 2 && pays)
+	if (signs >= 2)
 		l->pressure = RX_SATURATED;
 	else if (busy_polled)
 		l->pressure = load_polled_for(l) ? RX_POLLED : RX_FULL;
-	else if (!pays ||
-		 l->busy_share + load_share(load_cost(l, elsewhere), elapsed) <= LOAD_RELAXED)
+	else if (l->busy_share + load_share(load_cost(l, elsewhere), elapsed) <= LOAD_RELAXED)
 		l->pressure = RX_RELAXED;
 	else
 		l->pressure = RX_FULL;

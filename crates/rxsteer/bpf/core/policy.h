@@ -81,6 +81,16 @@ static __always_inline __u16 rx_base(struct rx *rx)
 #define POLICY_ALONE (LOAD_WHOLE * 63 / 64)
 #define POLICY_OVER  (LOAD_WHOLE * 9 / 8)
 
+/*
+ * GRO merges the segments of a flow that come in one poll. A merged segment costs the polling CPU
+ * less than a hop, and behind a hop GRO finds fewer to merge: the sender gets more
+ * acknowledgements. rps_dev_flow.merging has the last segment's poll in its upper half, modulo 16,
+ * and in its lower half a count, which every segment after another one of its poll increases, and
+ * every other one decreases. It grows while more than two segments of the flow come in a poll.
+ */
+#define MERGING_POLLS 4 /* bits */
+#define MERGING_MOST  ((1 << MERGING_POLLS) - 1)
+
 /* Slots of the rps_map that are searched for a CPU with room. */
 #define POLICY_SLOTS 4
 
@@ -95,6 +105,26 @@ static __always_inline __u64 flow_work(const struct rx *rx, const struct rps_dev
 	__u32 cost = load_cost(&rx->q->load, flow->load + 1);
 
 	return (__u64)cost * (here ? here->capacity : LOAD_WHOLE);
+}
+
+/* Counts a TCP segment with data that came in this poll. */
+static __always_inline void flow_note_segment(struct rps_dev_flow *flow, __u64 poll)
+{
+	__u8 count = flow->merging & MERGING_MOST;
+	__u8 last = flow->merging >> MERGING_POLLS;
+	__u8 now = poll & MERGING_MOST;
+
+	if (last == now)
+		count += count < MERGING_MOST;
+	else
+		count -= count > 0;
+	flow->merging = now << MERGING_POLLS | count;
+}
+
+/* Whether GRO merges the flow's segments where they are INLINE. */
+static __always_inline bool flow_is_merged(const struct rps_dev_flow *flow)
+{
+	return (flow->merging & MERGING_MOST) > MERGING_MOST / 2;
 }
 
 /* Whether the flow had nearly all frames of its queue in the last window. */
@@ -237,6 +267,9 @@ static __always_inline __u16 rx_adapt(const struct rx *rx, const struct rps_dev_
 	*reason = RX_ROOM;
 	if (l->pressure == RX_RELAXED)
 		return RPS_INLINE;
+	*reason = RX_MERGED;
+	if (flow_is_merged(flow) && l->pressure != RX_POLLED)
+		return RPS_INLINE;
 	*reason = RX_STAY;
 	if (flow->wanted == RPS_INLINE && !flow->may_leave)
 		return RPS_INLINE;
@@ -304,6 +337,18 @@ static __always_inline __u16 rx_choose(const struct rx *rx, const struct rps_dev
 static __always_inline __u16 flow_default(const struct rx *rx, const struct rps_dev_flow *flow)
 {
 	return rx->q->policy & RX_ADAPT ? (__u16)RPS_INLINE : flow->base;
+}
+
+/* Whether a flow that is INLINE stays there, whatever the tables say: they are not read. Sets what
+ * the flow wants. */
+static __always_inline bool rx_stays_inline(const struct rx_load *l, struct rps_dev_flow *flow)
+{
+	if (likely(l->pressure == RX_RELAXED)) {
+		flow->wanted = RPS_INLINE;
+		flow->reason = RX_ROOM;
+		return true;
+	}
+	return flow->reason == RX_MERGED && flow->window == l->window && l->pressure != RX_POLLED;
 }
 
 /* Accounts for the flow's cost at the CPU that it is given to, and at the one that it leaves. */

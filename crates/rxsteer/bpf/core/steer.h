@@ -128,6 +128,7 @@ static __always_inline void rx_own(const struct rx *rx, struct rps_dev_flow *flo
 	flow->hash = rx->hash;
 	flow->frames -= flow->nr_packets + flow->nr_dropped;
 	flow->nr_packets = flow->nr_dropped = flow->nr_moves = 0;
+	flow->merging = 0;
 	rx_flow_new(rx);
 }
 
@@ -261,13 +262,11 @@ static __always_inline enum rx_verdict rx_steer(struct rx *rx, struct rps_dev_fl
 	__u16 wanted;
 
 	rx_own(rx, flow, set);
-	/* While the polling CPU has room, the tables are not read. */
-	if ((q->policy & RX_ADAPT) && q->load.pressure == RX_RELAXED && set &&
-	    location == RPS_INLINE && !decided_elsewhere) {
-		flow->wanted = RPS_INLINE;
-		flow->reason = RX_ROOM;
+	if (rx->segment && q->policy & RX_ADAPT)
+		flow_note_segment(flow, rx_poll(rx));
+	if ((q->policy & RX_ADAPT) && set && location == RPS_INLINE && !decided_elsewhere &&
+	    rx_stays_inline(&q->load, flow))
 		return rx_inline(rx, flow);
-	}
 	wanted = rx_base(rx);
 	there = decided_elsewhere && rx_is_there(rx, flow, wanted);
 	new_window = !there && (!set || decided_elsewhere || flow->window != q->load.window);

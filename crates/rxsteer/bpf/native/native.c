@@ -196,6 +196,7 @@ enum rx_verdict native_rx_steer(struct rx_facts *f, struct rx_queue *q, struct b
 	facts = f;
 	backlogs = b;
 	rx.queue = f->queue;
+	rx.segment = f->segment;
 	q->nr_received++;
 	return rx_steer(&rx, flow);
 }
@@ -270,11 +271,6 @@ __u32 native_load_saturated(void)
 __u32 native_load_saturated_by(const struct rx_queue *q)
 {
 	return load_saturated_by(q);
-}
-
-bool native_load_hop_pays(const struct rx_load *l)
-{
-	return load_hop_pays(l);
 }
 
 /* ---- tables.h ----------------------------------------------------------- */

@@ -29,6 +29,7 @@ struct rx_facts {
 	__u32 no_stamp; /* the polling CPU has no element in poll_cpus */
 	__u32 softnet;	/* skb mode: backlog_is_softnet(), rx_shares_flows() */
 	__u32 queue;	/* the packet's */
+	__u32 segment;	/* the packet is a TCP segment with data */
 	__u32 delivered_elsewhere;
 	struct cpu cpus[64]; /* with the CPUs near each */
 

@@ -80,7 +80,7 @@ pub enum Reason {
     Offline,
     /// As at its last packet: the load was not consulted, or the tables have changed since.
     Undecided,
-    /// INLINE: the polling CPU has room, or a hop does not relieve it.
+    /// INLINE: the polling CPU has room.
     Room,
     /// INLINE: no other CPU has room for the flow.
     NoGain,
@@ -92,6 +92,8 @@ pub enum Reason {
     IdleCpu,
     /// The present location, since no reason to leave applies.
     Stay,
+    /// INLINE: GRO merges its segments there.
+    Merged,
 }
 
 impl Reason {
@@ -104,6 +106,7 @@ impl Reason {
             rx_reason::RX_SPREAD => Self::Spread,
             rx_reason::RX_IDLE_CPU => Self::IdleCpu,
             rx_reason::RX_STAY => Self::Stay,
+            rx_reason::RX_MERGED => Self::Merged,
             _ => return None,
         })
     }

@@ -67,7 +67,7 @@ pub(super) fn why(entry: &Entry) -> String {
         (Reason::PolicyOff, _) => "policy off".to_owned(),
         (Reason::Offline, _) => "its CPUs are offline or stalled".to_owned(),
         (Reason::Undecided, _) => "undecided".to_owned(),
-        (Reason::Room, _) => "a hop does not pay".to_owned(),
+        (Reason::Room, _) => "the polling CPU has room".to_owned(),
         (Reason::NoGain, _) => "no other CPU has room".to_owned(),
         (Reason::Consumer, _) => "its application is there".to_owned(),
         (Reason::Spread, _) => "RPS: has room".to_owned(),
@@ -76,6 +76,7 @@ pub(super) fn why(entry: &Entry) -> String {
             None => "was idle".to_owned(),
         },
         (Reason::Stay, _) => "it is there".to_owned(),
+        (Reason::Merged, _) => "GRO merges it".to_owned(),
     }
 }
 

@@ -78,6 +78,7 @@ impl Steered {
             ifindex: self.device.ifindex,
             nr_rx_queues: self.device.rx_queues,
             mode: self.mode,
+            gro: self.device.gro,
             without_mac: self.device.without_mac,
         }
     }

@@ -99,6 +99,8 @@ pub struct DeviceConfig {
     pub nr_rx_queues: u32,
     /// The mode in which `Datapath::attach` will attach.
     pub mode: RxMode,
+    /// Whether GRO merges what passes.
+    pub gro: bool,
     /// Whether packets begin with the IP header.
     pub without_mac: bool,
 }

@@ -7,7 +7,7 @@ use super::config::InlinePorts;
 use crate::types::rx_facts;
 use crate::types::{
     backlog, backlog_wait, flow_key, flow_result, flow_secret, load_unit, rps_dev_flow, rps_map,
-    rx_load, rx_queue, rx_verdict,
+    rx_queue, rx_verdict,
 };
 
 unsafe extern "C" {
@@ -77,7 +77,6 @@ unsafe extern "C" {
     fn native_load_busy(tasks: u32, irq: u32) -> u32;
     fn native_load_saturated() -> u32;
     fn native_load_saturated_by(q: *const rx_queue) -> u32;
-    fn native_load_hop_pays(l: *const rx_load) -> bool;
     fn native_rps_location_of(map: *const rps_map, hash: u32) -> u16;
     fn native_flow_slot(queue: u32, hash: u32, shift: u32) -> u32;
     fn native_flow_shared_slot(queue: u32, ifindex: u32, hash: u32, shift: u32) -> u32;
@@ -291,13 +290,6 @@ pub fn load_saturated() -> u32 {
 pub fn load_saturated_by(q: &rx_queue) -> u32 {
     // SAFETY: the callee only reads the queue.
     unsafe { native_load_saturated_by(q) }
-}
-
-/// Whether a hop leaves the polling CPU with much less work, by the costs of a frame in this load
-/// (load.h).
-pub fn load_hop_pays(l: &rx_load) -> bool {
-    // SAFETY: the callee only reads the load.
-    unsafe { native_load_hop_pays(l) }
 }
 
 /// The RPS location of a flow (tables.h).

@@ -46,6 +46,7 @@ pub(super) fn constants_of_device(
         nr_rx_queues: device.nr_rx_queues,
         ifindex: device.ifindex,
         generic: (device.mode == RxMode::Generic).into(),
+        gro: (device.mode == RxMode::Native && device.gro).into(),
         ..constants(config, nr_cpus, sizes)
     }
 }

@@ -91,6 +91,8 @@ pub struct Device {
     pub rx_vlan_offload: Offload,
     /// Whether the device merges received frames (LRO, hardware GRO).
     pub rx_merge: Offload,
+    /// Whether the stack merges the frames of a flow (GRO).
+    pub gro: bool,
     /// Files below `queues/` that enable kernel RPS or RFS, as `rx-0/rps_cpus`.
     pub kernel_rps: Vec<String>,
     /// The devices in whose queues its packets arrive, if not in its own.
@@ -159,6 +161,7 @@ impl Device {
             native_xdp,
             rx_vlan_offload: features.offload(RX_VLAN),
             rx_merge: features.offload(RX_MERGE),
+            gro: features.offload(&[RX_GRO]) != Offload::Off,
             peer,
             kernel_rps: kernel_rps(&queues)?,
             without_mac: without_mac(read_number(&sysfs.join("type"))? as u16),

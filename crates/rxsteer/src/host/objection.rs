@@ -300,6 +300,7 @@ pub(super) mod tests {
             native_xdp: Some(true),
             rx_vlan_offload: Offload::Off,
             rx_merge: Offload::Off,
+            gro: true,
             peer: None,
             kernel_rps: Vec::new(),
             without_mac: false,

@@ -400,31 +400,3 @@ proptest! {
         prop_assert!(world.flows[0].nr_moves <= 1, "{} moves", world.flows[0].nr_moves);
     }
 }
-
-#[test]
-fn flows_return_from_a_hop_that_does_not_pay() {
-    let mut world = World::new(FOLLOW | ADAPT, NR_FLOWS);
-    (0..NR_FLOWS).for_each(|flow| world.application(flow, 1));
-    let mut elsewhere = |inline_ns, hop_ns, windows| {
-        (world.q.load.inline_ns, world.q.load.hop_ns) = (inline_ns, hop_ns);
-        for _ in 0..windows {
-            world.q.load.hop_ns -= world.q.load.hop_ns / 128;
-            world.window(WHOLE, WHOLE);
-            for flow in 0..NR_FLOWS {
-                world.frame(flow);
-            }
-        }
-        wanted(&world)
-            .iter()
-            .filter(|&&wanted| wanted != INLINE)
-            .count()
-    };
-    // Not measured.
-    assert_eq!(elsewhere(1600, 0, 5), NR_FLOWS);
-    assert_eq!(elsewhere(1600, 1600, 1), 0);
-    // The control.
-    assert_eq!(elsewhere(1600, 800, 5), NR_FLOWS);
-    // It is tried again some time later.
-    assert_eq!(elsewhere(1600, 1600, 30), 0);
-    assert!(elsewhere(1600, 1600, 60) > 0);
-}

@@ -7,6 +7,7 @@ mod busy;
 #[path = "../common/mod.rs"]
 mod common;
 mod limit;
+mod merged;
 mod polls;
 mod shared;
 mod world;

@@ -132,10 +132,16 @@ impl World {
             native::sock_flow_entry(Self::hash(flow), location as u16, self.facts.cpu_mask);
     }
 
+    /// A poll with one frame.
     pub fn frame(&mut self, flow: usize) -> rx_verdict {
+        self.facts.nr_polls += 1;
+        self.next_frame(flow)
+    }
+
+    /// Another frame of the poll.
+    pub fn next_frame(&mut self, flow: usize) -> rx_verdict {
         let cpu = self.polling;
         self.facts.sock_flow = self.applications[flow];
-        self.facts.nr_polls += 1;
         let verdict = native::rx_steer(
             &mut self.facts,
             &mut self.q,

@@ -32,6 +32,7 @@ impl Path {
         let hash = self.shape.hashes[flow];
         let slot = self.slot(flow);
         self.find_facts(cpu, hash);
+        self.facts.segment = (kind == Kind::Merge).into();
         if self.shape.fault == Some(Fault::Unflushed) {
             for b in self.backlogs.iter_mut().filter(|b| b.leaving != 0) {
                 b.leaving = u64::MAX;

@@ -338,6 +338,7 @@ pub(super) fn subject(
                 Subject::Skb => RxMode::Skb,
                 _ => RxMode::Native,
             },
+            gro: true,
             without_mac: false,
         }],
     )?;

@@ -105,7 +105,12 @@ impl Experiment for Mixed {
         // Stop also after an error: the next measurement binds the same address.
         application.stop()?;
         let Sample { values, seen } = sample?;
-        testbed.verify(&active, way, &seen, CONNECTIONS + Sockets::Connected.nr_flows())?;
+        testbed.verify(
+            &active,
+            way,
+            &seen,
+            CONNECTIONS + Sockets::Connected.nr_flows(),
+        )?;
         active.stop()?;
         Ok(values)
     }

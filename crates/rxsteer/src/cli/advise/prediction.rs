@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::datapath::native;
 use crate::host::device::RxMode;
-use crate::types::{load_unit, rx_load, rx_queue};
+use crate::types::{load_unit, rx_queue};
 
 /// Rate below which there is no traffic to judge, packets/s.
 pub(super) const LITTLE_TRAFFIC: f64 = 10.0;
@@ -29,18 +29,6 @@ fn by_polls(mode: RxMode) -> f64 {
 /// A share of the data path, 0 to 1.
 fn share(of_whole: u32) -> f64 {
     f64::from(of_whole) / f64::from(load_unit::LOAD_WHOLE.0)
-}
-
-/// Whether a redirect leaves the polling CPU with much less work; costs of a packet there in s, without
-/// a redirect and with one.
-fn hop_pays(packet: f64, hop: f64) -> bool {
-    /// The data path has the costs in ns with fraction bits; their unit does not matter here.
-    const PER_SECOND: f64 = 1e9;
-    native::load_hop_pays(&rx_load {
-        inline_ns: (packet * PER_SECOND) as u32,
-        hop_ns: (hop * PER_SECOND) as u32,
-        ..rx_load::default()
-    })
 }
 
 /// A flow with this share of the packets is nearly everything.
@@ -185,7 +173,7 @@ pub enum Verdict {
         /// Its share of the packets.
         share: f64,
     },
-    /// A hop leaves most of a packet's cost on the polling CPU.
+    /// A redirect alone costs the polling CPU as much as a packet.
     DearHop {
         /// Cost of a packet now, s.
         packet: f64,
@@ -256,7 +244,7 @@ impl Facts {
         let packet = |p: &&Poller| p.polls / p.packets_per_second;
         let packet = saturated.iter().map(packet).fold(0.0, f64::max);
         let hop = Hop::of(self.mode).poll;
-        if !hop_pays(packet, hop) {
+        if hop >= packet {
             return Verdict::DearHop { packet, hop };
         }
         let gain = self.gain(&saturated, &helpers, rate);

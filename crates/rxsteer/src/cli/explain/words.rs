@@ -194,9 +194,7 @@ fn why(seen: &Seen) -> (bool, String) {
         Reason::Undecided => tables(
             "it did so at its last packet, and the load decides about its next ones".to_owned(),
         ),
-        Reason::Room => decided(format!(
-            "{polling}, which polled the queue, had room, or a hop did not relieve it"
-        )),
+        Reason::Room => decided(format!("{polling}, which polled the queue, had room")),
         Reason::NoGain => decided(no_gain(entry)),
         Reason::Consumer => decided("its application was there, and that CPU had room".to_owned()),
         Reason::Spread => decided("that CPU of its queue had room".to_owned()),
@@ -204,6 +202,10 @@ fn why(seen: &Seen) -> (bool, String) {
             "that CPU was idle, and is near {}, which was busy",
             base(entry)
         )),
+        Reason::Merged => decided(
+            "GRO merges its segments there, which costs less than a hop for each of them"
+                .to_owned(),
+        ),
         Reason::Stay => decided(match entry.wanted {
             Location::Inline => format!(
                 "{polling}, which polled the queue, had no room for more flows, but kept those it \
@@ -249,7 +251,7 @@ fn packets(number: u64) -> String {
 fn pressure(seen: &Seen) -> Option<String> {
     let load = seen.decision.as_ref()?.load.as_ref()?;
     let state = match load.pressure {
-        Pressure::Relaxed => "has room for all flows of the queue, or a hop does not relieve it",
+        Pressure::Relaxed => "has room for all flows of the queue",
         Pressure::Full => "has no room for more flows",
         Pressure::Saturated => "is saturated",
         Pressure::Polled => "runs an application that polls for its own packets",

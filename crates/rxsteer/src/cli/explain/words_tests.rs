@@ -204,8 +204,7 @@ fn each_decision_has_its_reason() {
             Inline,
             Reason::Room,
             None,
-            "The last decision was to leave it there: CPU 0, which polled the queue, had room, or \
-             a hop did not relieve it.",
+            "The last decision was to leave it there: CPU 0, which polled the queue, had room.",
         ),
         (
             Inline,
@@ -253,6 +252,12 @@ fn each_decision_has_its_reason() {
             "CPU 0, which polled the queue, had no room for more flows, but kept those it had.",
         ),
         (
+            Inline,
+            Reason::Merged,
+            Some(3),
+            "The last decision was to leave it there: GRO merges its segments there",
+        ),
+        (
             Cpu(3),
             Reason::Stay,
             Some(3),
@@ -263,16 +268,13 @@ fn each_decision_has_its_reason() {
         assert!(text.contains(why), "not {why:?} in\n{text}");
         said.insert(why);
     }
-    assert_eq!(said.len(), 10);
+    assert_eq!(said.len(), 11);
 }
 
 #[test]
 fn the_load_has_its_figures() {
     for (pressure, words) in [
-        (
-            Pressure::Relaxed,
-            "has room for all flows of the queue, or a hop does not relieve it",
-        ),
+        (Pressure::Relaxed, "has room for all flows of the queue"),
         (Pressure::Full, "has no room for more flows"),
         (Pressure::Saturated, "is saturated"),
         (
