@@ -344,10 +344,7 @@ fn a_lightly_loaded_flow_stays_for_its_room() -> Result<()> {
     assert_eq!(entry.wanted, Location::Inline);
     let text = render(&answer);
     let (why, load) = match entry.reason {
-        Reason::Room => (
-            "had room, or a hop did not relieve it.",
-            "has room for all flows of the queue, or a hop does not relieve it: busy ",
-        ),
+        Reason::Room => ("had room.", "has room for all flows of the queue: busy "),
         _ => (
             "had no room for more flows, but kept those it had.",
             "has no room for more flows",
