@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * carrier.bpf.c: the program at the carrier, and the count of skbs that the kernel drops on their
- * way to another CPU (skb.bpf.c).
+ * carrier.bpf.c: the program at the carrier, and the tracepoints of skb mode: skbs that the kernel
+ * drops on their way to another CPU (skb.bpf.c), and packets that it has delivered outside of
+ * polls.
  */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>
@@ -11,6 +12,7 @@
 
 #include "kernel.h"
 #include "maps.h"
+#include "napi.h"
 #include "skb.h"
 
 /* On the CPU that the skb was sent to. */
@@ -45,6 +47,14 @@ int BPF_PROG(on_kfree_skb, struct sk_buff *skb, void *location, __u32 reason)
 	/* By the CPU that sent the skb, or by the one that it was sent to. */
 	if (b)
 		__sync_fetch_and_add(&b->nr_lost, 1);
+	return 0;
+}
+
+/* Attached while there are tun devices. */
+SEC("tp_btf/netif_receive_skb_exit")
+int BPF_PROG(on_receive_exit, int result)
+{
+	receive_ended();
 	return 0;
 }
 

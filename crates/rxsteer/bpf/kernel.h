@@ -102,7 +102,17 @@ struct dst_entry {
 	unsigned short flags;
 };
 
+struct list_head {
+	struct list_head *next;
+};
+
+struct net_device {
+	int ifindex;
+	struct list_head napi_list;
+};
+
 struct sk_buff {
+	struct net_device *dev;
 	unsigned long _skb_refdst; /* struct dst_entry *; bit 0: without a reference */
 	char cb[48];
 	__u8 active_extensions; /* bits of skb_ext_id; only with CONFIG_SKB_EXTENSIONS */
@@ -129,10 +139,6 @@ struct bpf_cpu_map_entry {
 	__u32 cpu;
 	int map_id;
 	struct gro_node gro; /* since 6.15: before, a cpumap does no GRO */
-};
-
-struct net_device {
-	int ifindex;
 };
 
 struct napi_struct {

@@ -65,32 +65,57 @@ static __always_inline void queue_polled_by(struct rx_queue *q, struct napi_stru
 		q->napi = (__u64)napi;
 }
 
-/* A poll has ended on this CPU. */
+/* A poll has ended on this CPU: stores that, and returns its queue if a queue's program ran. */
+static __always_inline struct rx_queue *poll_end(struct poll_cpu *poll, __u32 cpu, bool exhausted,
+						 bool busy)
+{
+	struct rx_queue *q = NULL;
+	__u64 nr_polls;
+	__u32 queue;
+
+	/* After the delivery of the poll's packets, for other CPUs (backlog_poll_ended()). An
+	 * atomic is ordered only if its result is used. */
+	nr_polls = __sync_fetch_and_add(&poll->nr_polls, 1);
+	asm volatile("" : : "r"(nr_polls));
+	poll->unpolled = 0;
+	if (poll->queue) {
+		queue = poll->queue - 1;
+		q = bpf_map_lookup_elem(&rx_queues, &queue);
+	}
+	if (q && poll->start)
+		queue_polled(q, poll, cpu, exhausted, busy);
+	poll->start = 0;
+	poll->queue = 0;
+	return q;
+}
+
 static __always_inline void napi_polled(struct napi_struct *napi, int work, int budget)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
 	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
 	struct rx_queue *q;
-	__u64 nr_polls;
-	__u32 queue;
+	bool busy;
 
 	if (!poll)
 		return;
-	/* After the delivery of the poll's packets, for other CPUs (backlog_poll_ended()). An
-	 * atomic is ordered only if its result is used. */
-	nr_polls = __sync_fetch_and_add(&poll->nr_polls, 1);
-	asm volatile("" : : "r"(nr_polls));
-	if (!poll->queue)
-		return;
-	queue = poll->queue - 1;
-	q = bpf_map_lookup_elem(&rx_queues, &queue);
-	if (q && poll->start)
-		queue_polled(q, poll, cpu, work >= budget,
-			     napi_busy_polled(napi, budget, config.napi_state_in_busy_poll));
+	busy = poll->start && napi_busy_polled(napi, budget, config.napi_state_in_busy_poll);
+	q = poll_end(poll, cpu, work >= budget, busy);
 	if (q)
 		queue_polled_by(q, napi);
-	poll->start = 0;
-	poll->queue = 0;
+}
+
+/*
+ * The kernel has delivered a packet on this CPU, or one that came with it, as through a bridge. If
+ * it came in no poll, it is a poll of its own: the kernel takes no other packet on this CPU
+ * meanwhile.
+ */
+static __always_inline void receive_ended(void)
+{
+	__u32 cpu = bpf_get_smp_processor_id();
+	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
+
+	if (poll && unlikely(poll->unpolled))
+		poll_end(poll, cpu, false, false);
 }
 
 /*

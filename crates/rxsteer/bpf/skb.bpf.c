@@ -178,6 +178,23 @@ static __always_inline bool skb_has_more(struct __sk_buff *skb)
 	return dst && BPF_CORE_READ(dst, flags) & DST_METADATA;
 }
 
+/*
+ * Notes that a packet comes in no poll. A tun device without NAPI instances delivers packets one by
+ * one, in the call that writes them, with softirqs off (tun_rx_batched() and tun_xdp_one() in
+ * drivers/net/tun.c).
+ */
+static __always_inline void skb_note_unpolled(struct __sk_buff *skb, __u32 cpu)
+{
+	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
+	struct net_device *dev;
+
+	if (!poll || !bpf_ksym_exists(bpf_cast_to_kern_ctx))
+		return;
+	dev = ((struct sk_buff *)bpf_cast_to_kern_ctx(skb))->dev;
+	if (dev->napi_list.next == &dev->napi_list)
+		poll->unpolled = 1;
+}
+
 SEC("tc")
 int rxsteer_skb(struct __sk_buff *skb)
 {
@@ -190,6 +207,8 @@ int rxsteer_skb(struct __sk_buff *skb)
 	}
 	if (!rx_begin(&rx, skb->ifindex, bpf_get_smp_processor_id()))
 		return SKB_NEXT;
+	if (config.tun)
+		skb_note_unpolled(skb, rx.cpu);
 	if (unlikely(skb_has_more(skb))) {
 		rx.q->nr_inline++;
 		return SKB_NEXT;

@@ -375,7 +375,8 @@ struct poll_cpu {
 	__u64 start;	    /* of this poll: ns of the monotonic clock; 0: not timed */
 	__u64 poll_ns;	    /* spent in polls of steered queues */
 	__u64 over_idle_ns; /* of poll_ns, in polls that interrupted the idle task */
-	__u64 pad_line[3];
+	__u64 unpolled;	    /* the present packet came in no poll (receive_ended()) */
+	__u64 pad_line[2];
 };
 
 /* ---- CPUs (cpu.h) --------------------------------------------------------- */
@@ -435,6 +436,7 @@ struct rx_config {
 	 * these queues share the first one's dev_flow_table. */
 	__u8 skb;
 	__u8 without_mac; /* packets of the devices begin with the IP header */
+	__u8 tun;	  /* the devices' driver is tun: they are not polled without NAPI */
 	__u8 device_hash; /* skb mode: packets that have a hash are steered by it */
 	__u32 ifindex;	  /* not in skb mode */
 	__u32 queue_base; /* the queues are queue_base to queue_base + nr_rx_queues - 1 */

@@ -13,8 +13,8 @@ use rxlab::{in_lab, test_name};
 use rxsteer::datapath::hash::Hash;
 use rxsteer::datapath::rps_map::{INLINE, RpsMap, SLOTS};
 use rxsteer::datapath::{
-    Config, Datapath, DeviceConfig, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, draw_secret,
-    inline_ports, native,
+    Config, Datapath, DeviceConfig, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SkbKind,
+    draw_secret, inline_ports, native,
 };
 use rxsteer::host::device::RxMode;
 use rxsteer::host::sched::Class;
@@ -52,7 +52,7 @@ fn load() -> Result<Datapath> {
         nr_rx_queues: 1,
         mode: RxMode::Native,
         gro: true,
-        without_mac: false,
+        kind: SkbKind::default(),
     };
     let datapath = Datapath::load(&config, &[device])?;
     datapath.backlogs().make(0, OTHER)?;

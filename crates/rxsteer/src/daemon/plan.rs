@@ -12,7 +12,7 @@ use super::options::{Mode, Options, QueueCpus, RpsCpus, meant_as_port};
 use super::patterns::{Patterns, is_pattern};
 use crate::datapath::backlogs::LIMIT_MAX;
 use crate::datapath::hash::Hash;
-use crate::datapath::{self, DeviceConfig, InlinePorts};
+use crate::datapath::{self, DeviceConfig, InlinePorts, SkbKind};
 use crate::host::auto::AutoMask;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::{Device, RxMode};
@@ -79,7 +79,10 @@ impl Steered {
             nr_rx_queues: self.device.rx_queues,
             mode: self.mode,
             gro: self.device.gro,
-            without_mac: self.device.without_mac,
+            kind: SkbKind {
+                without_mac: self.device.without_mac,
+                tun: self.device.driver == "tun",
+            },
         }
     }
 

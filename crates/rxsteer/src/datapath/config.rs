@@ -101,8 +101,17 @@ pub struct DeviceConfig {
     pub mode: RxMode,
     /// Whether GRO merges what passes.
     pub gro: bool,
-    /// Whether packets begin with the IP header.
+    /// In skb mode.
+    pub kind: SkbKind,
+}
+
+/// What distinguishes devices in skb mode: those of a kind have one program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SkbKind {
+    /// Packets begin with the IP header.
     pub without_mac: bool,
+    /// The driver is tun: a device without NAPI receives outside of polls.
+    pub tun: bool,
 }
 
 /// Draws the flow hash's secret from the kernel's random number generator.

@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use libbpf_rs::Link;
 use libbpf_rs::skel::{OpenSkel, Skel};
 
-use super::config::{Config, draw};
+use super::config::{Config, SkbKind, draw};
 use super::hash::Hash;
 use super::shared::{constants, lend_maps, set_constants};
 use super::tables::Tables;
@@ -28,8 +28,8 @@ struct Way {
     carrier: Carrier,
 }
 
-/// Programs by whether the devices' packets lack a link layer header.
-pub(super) type Programs = BTreeMap<bool, SkbSkel<'static>>;
+/// Programs by kind of devices.
+pub(super) type Programs = BTreeMap<SkbKind, SkbSkel<'static>>;
 
 /// See the module's documentation.
 pub(super) struct Hops {
@@ -38,9 +38,10 @@ pub(super) struct Hops {
     /// The queue of CPU 0.
     pub(super) queue_base: u32,
     nr_cpus: u32,
-    /// By whether the devices' packets lack a link layer header.
-    ways: BTreeMap<bool, Way>,
+    ways: BTreeMap<SkbKind, Way>,
     _drops: Link,
+    /// While there are tun devices.
+    ends: Option<Link>,
     carriers: CarrierSkel<'static>,
 }
 
@@ -75,6 +76,7 @@ impl Hops {
             nr_cpus,
             ways: BTreeMap::new(),
             _drops: drops.context("attaching on_kfree_skb")?,
+            ends: None,
             carriers,
         })
     }
@@ -89,20 +91,24 @@ impl Hops {
         trace: &TraceSkel<'_>,
         tables: &Tables,
         config: &Config,
-        without_mac: bool,
+        kind: SkbKind,
     ) -> Result<()> {
-        if self.ways.contains_key(&without_mac) {
+        if self.ways.contains_key(&kind) {
             return Ok(());
         }
-        let carrier = Carrier::create(self.nr_cpus, without_mac)?;
-        let program = self.load(trace, tables, config, without_mac, carrier.ifindex)?;
+        let carrier = Carrier::create(self.nr_cpus, kind.without_mac)?;
+        let program = self.load(trace, tables, config, kind, carrier.ifindex)?;
+        if kind.tun && self.ends.is_none() {
+            let ends = self.carriers.progs.on_receive_exit.attach_trace();
+            self.ends = Some(ends.context("attaching on_receive_exit")?);
+        }
         let passes = self.carriers.progs.rxsteer_carrier.as_fd();
         let way = Way {
             program,
             _link: tc::attach(passes, carrier.ifindex)?,
             carrier,
         };
-        self.ways.insert(without_mac, way);
+        self.ways.insert(kind, way);
         Ok(())
     }
 
@@ -110,8 +116,8 @@ impl Hops {
     ///
     /// # Errors
     /// When such a device was not prepared for.
-    pub(super) fn program(&self, without_mac: bool) -> Result<BorrowedFd<'_>> {
-        let way = self.ways.get(&without_mac);
+    pub(super) fn program(&self, kind: SkbKind) -> Result<BorrowedFd<'_>> {
+        let way = self.ways.get(&kind);
         let way = way.context("skb mode was not prepared")?;
         Ok(way.program.progs.rxsteer_skb.as_fd())
     }
@@ -126,7 +132,7 @@ impl Hops {
         tables: &Tables,
         config: &Config,
     ) -> Result<Programs> {
-        let load = |(&kind, way): (&bool, &Way)| {
+        let load = |(&kind, way): (&SkbKind, &Way)| {
             let program = self.load(trace, tables, config, kind, way.carrier.ifindex)?;
             Ok((kind, program))
         };
@@ -154,7 +160,7 @@ impl Hops {
         trace: &TraceSkel<'_>,
         tables: &Tables,
         config: &Config,
-        without_mac: bool,
+        kind: SkbKind,
         carrier: u32,
     ) -> Result<SkbSkel<'static>> {
         let constants = rx_config {
@@ -163,7 +169,8 @@ impl Hops {
             skb: 1,
             carrier,
             hop_mark: self.mark,
-            without_mac: without_mac.into(),
+            without_mac: kind.without_mac.into(),
+            tun: kind.tun.into(),
             device_hash: (config.hash == Hash::Device).into(),
             ..constants(config, self.nr_cpus, tables.sizes())
         };

@@ -179,7 +179,7 @@ impl Datapath {
             let mut queue_base = queue;
             match &mut hops {
                 Some(hops) if device.mode == RxMode::Skb => {
-                    hops.prepare(&trace, &tables, config, device.without_mac)?;
+                    hops.prepare(&trace, &tables, config, device.kind)?;
                     queue_base = hops.queue_base;
                 }
                 _ => queue += device.nr_rx_queues,
@@ -351,7 +351,7 @@ impl Datapath {
     /// When the kernel refuses the program of such devices.
     pub fn add(&mut self, device: DeviceConfig) -> Result<()> {
         let hops = self.hops.as_mut().context("skb mode was not prepared")?;
-        hops.prepare(&self.trace, &self.tables, &self.config, device.without_mac)?;
+        hops.prepare(&self.trace, &self.tables, &self.config, device.kind)?;
         self.devices.push(Device {
             config: device,
             queue_base: hops.queue_base,

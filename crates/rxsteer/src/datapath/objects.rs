@@ -52,7 +52,7 @@ impl Device {
         match (&self.loaded, hops) {
             (Some(xdp), _) if self.rx_hash => Ok(xdp.skel.progs.rxsteer_rx_hash.as_fd()),
             (Some(xdp), _) => Ok(xdp.skel.progs.rxsteer.as_fd()),
-            (None, Some(hops)) => hops.program(self.config.without_mac),
+            (None, Some(hops)) => hops.program(self.config.kind),
             (None, None) => bail!("skb mode was not prepared"),
         }
     }

@@ -19,7 +19,7 @@ use rxsteer::datapath::policy::Policy;
 use rxsteer::datapath::rps_map::RpsMap;
 use rxsteer::datapath::{
     Config, Datapath, DeviceConfig, FLOW_LIMIT, INLINE_PORTS, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES,
-    draw_secret, inline_ports,
+    SkbKind, draw_secret, inline_ports,
 };
 use rxsteer::host::device::RxMode;
 use rxsteer::host::sched::Class;
@@ -339,7 +339,7 @@ pub(super) fn subject(
                 _ => RxMode::Native,
             },
             gro: true,
-            without_mac: false,
+            kind: SkbKind::default(),
         }],
     )?;
     if subject != Subject::Skb {
