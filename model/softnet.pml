@@ -11,6 +11,9 @@
  *
  * LOSSES: the queue may be full, at either time. UNSEEN: an skb may be dropped at either time, and
  * nobody counts it (backlog_heal()).
+ *
+ * SHARED: two flows share the slot, and each CPU polls an instance of its own: CPU 0 for the flow
+ * that is watched, CPU 1 for the other one (rx_mixed()).
  */
 #include "stack.pml"
 
@@ -18,27 +21,47 @@
 #define FRAMES 4
 #endif
 #define CPUS 2
+#ifndef POLLS
 #define POLLS 3
+#endif
 #define TARGET CPUS /* the third CPU */
 
 #define stamp_of(cpu) (nr_polls[cpu] + 1)
 #define entered(q) (tail[q] - nr_lost[q])
+#ifdef SHARED
+#define SKBS (2 * FRAMES)
+#define ONE_PASS true /* fewer states: the order of skbs stays the same */
+#define instance(cpu) cpu
+#define is_watched(cpu) (cpu == 0)
+#define lock() atomic { !locked -> locked = true }
+#define unlock() locked = false
+#else
+#define SKBS FRAMES
+#define ONE_PASS false
+#define instance(cpu) 0
+#define is_watched(cpu) true
+/* One CPU steers at a time. */
+#define lock()
+#define unlock()
+#endif
 
 /* struct backlog, of each CPU that polls */
 byte tail[CPUS], nr_lost[CPUS], dequeued[CPUS], head[CPUS], passed_in[CPUS], vanished[CPUS];
 /* struct rx_queue, of each CPU that polls */
 byte polls[CPUS], last_stamp[CPUS];
-byte nr_polls[CPUS + 1]; /* struct poll_cpu */
+/* struct poll_cpu */
+byte nr_polls[CPUS + 1], since[CPUS];
 /* struct rps_dev_flow */
-bool away;
+bool locked, away;
 byte last_qtail, queue;
+byte mixes, mixed_at;
 
 /* The kernel's */
-byte owner; /* 1 + the CPU that polls */
-byte polls_left = POLLS, frames_left = FRAMES, seq;
+byte owner[CPUS]; /* of an instance: 1 + the CPU that polls */
+byte polls_left[CPUS] = POLLS, frames_left[CPUS] = FRAMES, seq;
 byte tracing; /* polls that have ended and have not been counted */
-chan list = [FRAMES] of { byte };                   /* what a poll passes up at once */
-chan softnet = [FRAMES] of { byte, byte, bool, byte }; /* frame, backlog, for the device, number */
+chan list[CPUS] = [FRAMES] of { byte };             /* what a poll passes up at once */
+chan softnet = [SKBS] of { byte, byte, bool, byte }; /* frame, backlog, for the device, number */
 bool target_polls;
 bool moved_out, moved_in;
 
@@ -127,21 +150,86 @@ inline enqueue(frame, q, device, number)
 	fi
 }
 
+/* Whether the slot's last skb, from another CPU, has been passed up, or is in the queue. */
+inline came_before()
+{
+	if
+	:: !since[queue] -> proven = true
+#ifdef NO_ENTERED
+	:: since[queue] && away -> proven = true
+#else
+	:: since[queue] && away -> proven = entered(queue) > last_qtail
+#endif
+	:: else -> proven = last_qtail < polls[queue] ||
+			    stamp_of(queue) != last_stamp[queue]
+	fi
+}
+
+/* Whether all polls have ended in which there may have been an skb when the slot was mixed. */
+inline settled()
+{
+	proven = (!since[0] || since[0] > mixed_at) && (!since[1] || since[1] > mixed_at)
+}
+
 inline steer(cpu)
 {
-	byte q;
+	byte q, frame;
 
-	seq++;
 	if
-	:: true -> /* it wants to be where it is not */
-#ifdef NO_QUEUE
-		q = cpu;
-#else
-		q = queue;
+	:: !since[cpu] -> since[cpu] = mixes + 1
+	:: else
+	fi;
+	lock();
+	d_step {
+		if
+		:: is_watched(cpu) -> seq++; frame = seq
+		:: else
+		fi;
+#ifdef SHARED
+		proven = true;
+#ifndef NO_MIXED
+		if
+		:: queue != cpu -> came_before()
+		:: else
+		fi;
 #endif
 		if
-		:: away -> passed_up(q)
-		:: else -> poll_over(cpu)
+		:: !proven -> mixes++; mixed_at = mixes
+		:: else
+		fi
+#endif
+	};
+	if
+	:: true -> /* it wants to be where it is not */
+		proven = true;
+		if
+		:: mixed_at ->
+#ifndef NO_SETTLED
+			settled();
+#endif
+			if
+			:: proven ->
+				mixed_at = 0;
+#ifndef NO_STAY
+				/* This one enters after all of them. */
+				proven = !away
+#endif
+			:: else
+			fi
+		:: else
+		fi;
+		if
+		:: proven ->
+#ifdef NO_QUEUE
+			q = cpu;
+#else
+			q = queue;
+#endif
+			if
+			:: away -> passed_up(q)
+			:: else -> poll_over(cpu)
+			fi
+		:: else
 		fi;
 		if
 		:: proven && away -> away = false; moved_in = moved_out
@@ -150,23 +238,27 @@ inline steer(cpu)
 		fi
 	:: true
 	fi;
-	q = 0;
-	proven = false;
-	queue = cpu;
-	if
-	:: away ->
-		d_step {
+	d_step {
+		q = 0;
+		proven = false;
+		queue = cpu;
+		if
+		:: away ->
 			tail[cpu]++;
-			last_qtail = entered(cpu)
-		}
-		enqueue(seq, cpu, false, tail[cpu])
-	:: else ->
-		d_step {
+			last_qtail = entered(cpu);
+			q = tail[cpu]
+		:: else ->
 			count_poll(cpu);
 			last_qtail = polls[cpu];
-			list ! seq
-		}
-	fi
+			list[cpu] ! frame
+		fi;
+		unlock()
+	};
+	if
+	:: q -> enqueue(frame, cpu, ONE_PASS, tail[cpu])
+	:: else
+	fi;
+	d_step { q = 0; frame = 0 }
 }
 
 proctype polling(byte cpu)
@@ -174,15 +266,18 @@ proctype polling(byte cpu)
 	byte f;
 
 	do
-	:: atomic { owner == 0 && polls_left > 0 -> owner = cpu + 1; polls_left-- };
+	:: atomic { owner[instance(cpu)] == 0 && polls_left[instance(cpu)] > 0 ->
+		    owner[instance(cpu)] = cpu + 1; polls_left[instance(cpu)]-- };
 		do
-		:: atomic { frames_left > 0 -> frames_left-- }; steer(cpu)
-		:: atomic { nempty(list) -> list ? f; deliver(f); f = 0 }
+		:: atomic { frames_left[instance(cpu)] > 0 -> frames_left[instance(cpu)]-- };
+			steer(cpu)
+		:: atomic { nempty(list[cpu]) -> list[cpu] ? f; deliver(f); f = 0 }
 		:: break
 		od;
-		atomic { deliver_all(list, f); f = 0; tracing++; owner = 0 };
-		d_step { nr_polls[cpu]++; tracing-- } /* another CPU may poll already */
-	:: owner == 0 && polls_left == 0 -> break
+		atomic { deliver_all(list[cpu], f); f = 0; tracing++; owner[instance(cpu)] = 0 };
+		/* Another CPU may poll already. */
+		d_step { nr_polls[cpu]++; since[cpu] = 0; tracing-- }
+	:: owner[instance(cpu)] == 0 && polls_left[instance(cpu)] == 0 -> break
 	od
 }
 
@@ -245,8 +340,13 @@ next:
 init
 {
 	atomic { run polling(0); run polling(1) };
-	(polls_left == 0 && owner == 0 && tracing == 0 && empty(softnet) && !target_polls);
+	(polls_left[0] == 0 && owner[0] == 0 && tracing == 0 && empty(softnet) && !target_polls);
+#ifdef SHARED
+	(polls_left[1] == 0 && owner[1] == 0 && tracing == 0 && empty(softnet) && !target_polls);
+#endif
 	/* Not by never moving: where nothing waits any more, the flow may leave. */
+	settled();
+	assert(proven);
 	if
 	:: away ->
 		/* Its last skb may have been lost; the next one that is not lost is the proof. */

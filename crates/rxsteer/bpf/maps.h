@@ -70,7 +70,7 @@ struct {
 	__type(value, struct rps_dev_flow);
 } dev_flow_tables SEC(".maps");
 
-/* The latest flow in each slot of the dev_flow_tables. Read only by user space. */
+/* The latest flow in each slot of the dev_flow_tables. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -78,6 +78,14 @@ struct {
 	__type(key, __u32);
 	__type(value, struct flow_name);
 } flow_names SEC(".maps");
+
+/* The number of the next mixing of a slot (rx_mix()): odd, so that it is never 0. */
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} mixings SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);

@@ -17,13 +17,21 @@
 #include "maps.h"
 #include "types.h"
 
-/* Called for each frame: the time from a poll's first frame on is the queue's. */
-static __always_inline void poll_begin(__u32 cpu, __u32 queue)
+/* Called for each frame. `timed`: the time from a poll's first frame on is the queue's. */
+static __always_inline void poll_begin(__u32 cpu, __u32 queue, bool timed)
 {
 	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
 	struct task_struct *task;
+	__u32 *mixing, only = 0;
 
-	if (!poll || likely(poll->start))
+	if (!poll)
+		return;
+	if (config.skb && unlikely(!poll->since)) {
+		mixing = bpf_map_lookup_elem(&mixings, &only);
+		/* Before the lock of the frame's slot, which orders this. */
+		poll->since = mixing ? *(volatile __u32 *)mixing + 1 : 1;
+	}
+	if (!timed || likely(poll->start))
 		return;
 	task = (void *)bpf_get_current_task();
 	poll->start = bpf_ktime_get_ns();
@@ -77,7 +85,7 @@ static __always_inline struct rx_queue *poll_end(struct poll_cpu *poll, __u32 cp
 	 * atomic is ordered only if its result is used. */
 	nr_polls = __sync_fetch_and_add(&poll->nr_polls, 1);
 	asm volatile("" : : "r"(nr_polls));
-	poll->unpolled = 0;
+	poll->since = poll->unpolled = 0;
 	if (poll->queue) {
 		queue = poll->queue - 1;
 		q = bpf_map_lookup_elem(&rx_queues, &queue);

@@ -63,6 +63,9 @@ static __always_inline __u32 rx_slot(const struct rx *rx)
 	return flow_slot(rx->queue, rx->hash, shift);
 }
 
+/* The most CPUs of skb mode: queues of a tun device, the carrier. */
+#define RX_SHARED_CPUS 256
+
 static __always_inline bool rx_shares_flows(void)
 {
 	return config.skb;
@@ -90,6 +93,72 @@ static __always_inline bool rx_delivered_elsewhere(struct rps_dev_flow *flow)
 	}
 	b = backlog_of(queue, flow->location);
 	return b && backlog_delivered(b, flow->last_qtail);
+}
+
+/* A global function, as policy_decide(). Of a slot of skb mode. */
+__noinline int flow_entered_elsewhere(__u32 slot)
+{
+	struct rps_dev_flow *flow = bpf_map_lookup_elem(&dev_flow_tables, &slot);
+	struct poll_cpu *poll;
+	struct backlog *b;
+	__u32 cpu;
+
+	if (!flow)
+		return false;
+	if (flow->location == RPS_INLINE)
+		return rx_delivered_elsewhere(flow);
+	cpu = flow->queue - config.queue_base;
+	poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
+	if (poll && !*(volatile __u32 *)&poll->since)
+		return true;
+	/* That CPU has sent another skb since. */
+	b = backlog_of(flow->queue, flow->location);
+	return b && backlog_read(b->tail) - backlog_read(b->nr_lost) > flow->last_qtail;
+}
+
+static __always_inline bool rx_entered_elsewhere(const struct rx *rx,
+						 const struct rps_dev_flow *flow)
+{
+	return flow_entered_elsewhere(rx->slot);
+}
+
+static __always_inline __u32 *rx_mixed_at(const struct rx *rx)
+{
+	struct flow_name *name = bpf_map_lookup_elem(&flow_names, &rx->slot);
+
+	return name ? &name->mixed_at : NULL;
+}
+
+static __always_inline __u32 rx_mixing(void)
+{
+	__u32 *mixing, only = 0;
+
+	mixing = bpf_map_lookup_elem(&mixings, &only);
+	return mixing ? __sync_fetch_and_add(mixing, 2) + 1 : 1;
+}
+
+/* A global function: the verifier follows the loop once. */
+__noinline int polls_ended(__u32 mixing)
+{
+	for (int i = 0; i < RX_SHARED_CPUS; i++) {
+		struct poll_cpu *poll;
+		__u32 cpu = i, since;
+
+		/* The counter stays in a register: the verifier does not follow it in the key. */
+		asm volatile("" : "+r"(i));
+		poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
+		if (!poll)
+			break;
+		since = *(volatile __u32 *)&poll->since;
+		if (since && (__s32)(since - mixing) <= 0)
+			return false;
+	}
+	return true;
+}
+
+static __always_inline bool rx_polls_ended(const struct rx *rx, __u32 mixing)
+{
+	return polls_ended(mixing);
 }
 
 static __always_inline void rx_flow_new(const struct rx *rx)
@@ -231,6 +300,8 @@ static __noinline int rx_foreign(void)
 /* Counts the packet; false if its device or queue is not this program's. */
 static __always_inline bool rx_begin(struct rx *rx, __u32 ifindex, __u32 queue)
 {
+	bool timed;
+
 	rx->cpu = bpf_get_smp_processor_id();
 	rx->queue = config.queue_base + queue;
 	rx->ifindex = ifindex;
@@ -245,7 +316,8 @@ static __always_inline bool rx_begin(struct rx *rx, __u32 ifindex, __u32 queue)
 		return false;
 	rx->epoch = *(volatile __u16 *)&rx->q->epoch;
 	rx->q->nr_received++;
-	if (config.flow_limit || (rx->q->policy & (RX_IDLE | RX_ADAPT)))
-		poll_begin(rx->cpu, rx->queue);
+	timed = config.flow_limit || (rx->q->policy & (RX_IDLE | RX_ADAPT));
+	if (config.skb || timed)
+		poll_begin(rx->cpu, rx->queue, timed);
 	return true;
 }

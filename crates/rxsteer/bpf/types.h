@@ -34,11 +34,12 @@ struct flow_key {
 	__u32 proto;  /* IPPROTO_*; IPPROTO_FRAGMENT for every IPv6 fragment */
 };
 
-/* The latest flow in a slot of a dev_flow_table. */
+/* The latest flow in a slot of a dev_flow_table, and what is seldom needed of the slot. */
 struct flow_name {
 	struct flow_key key;
 	__u32 ifindex; /* of the device that received the flow's first packet */
-	__u32 pad;
+	/* In skb mode: the number of the slot's last mixing (rx_mix()); 0: it is not mixed. */
+	__u32 mixed_at;
 };
 _Static_assert(sizeof(struct flow_name) % 8 == 0, "as an array's elements");
 
@@ -375,7 +376,9 @@ struct poll_cpu {
 	__u64 start;	    /* of this poll: ns of the monotonic clock; 0: not timed */
 	__u64 poll_ns;	    /* spent in polls of steered queues */
 	__u64 over_idle_ns; /* of poll_ns, in polls that interrupted the idle task */
-	__u64 unpolled;	    /* the present packet came in no poll (receive_ended()) */
+	__u32 unpolled;	    /* the present packet came in no poll (receive_ended()) */
+	/* Skb mode: the mixing before which the present poll's first packet came; 0: none came. */
+	__u32 since;
 	__u64 pad_line[2];
 };
 

@@ -132,6 +132,7 @@ const SOFTNET: Model = Model {
         &["FRAMES=4"],
         &["FRAMES=3", "LOSSES"],
         &["FRAMES=3", "UNSEEN"],
+        &["FRAMES=2", "POLLS=2", "SHARED"],
     ],
     wrong: &[
         ("NO_DEQUEUED", &["FRAMES=3"]),
@@ -144,6 +145,10 @@ const SOFTNET: Model = Model {
         ("NO_LOST", &["FRAMES=3", "LOSSES"]),
         ("NO_HEAL", &["FRAMES=3", "UNSEEN"]),
         ("NO_NUMBER", &["FRAMES=3", "UNSEEN"]),
+        ("NO_MIXED", &["FRAMES=2", "POLLS=2", "SHARED"]),
+        ("NO_ENTERED", &["FRAMES=2", "POLLS=2", "SHARED"]),
+        ("NO_SETTLED", &["FRAMES=2", "POLLS=2", "SHARED"]),
+        ("NO_STAY", &["FRAMES=2", "POLLS=2", "SHARED"]),
         ("REACH_OUT", &["FRAMES=3"]),
         ("REACH_BACK", &["FRAMES=3"]),
     ],

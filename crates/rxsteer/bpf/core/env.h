@@ -47,6 +47,14 @@ static bool rx_shares_flows(void);
 /* For a flow whose last packet came in another queue: whether that packet and all before it have
  * been delivered. */
 static bool rx_delivered_elsewhere(struct rps_dev_flow *flow);
+/* For such a flow: whether that packet has been delivered INLINE, or is in the softnet backlog. */
+static bool rx_entered_elsewhere(const struct rx *rx, const struct rps_dev_flow *flow);
+/* The slot's flow_name.mixed_at; NULL if there is none. */
+static __u32 *rx_mixed_at(const struct rx *rx);
+/* The number of a new mixing: polls that begin later have a greater one (poll_cpu.since). */
+static __u32 rx_mixing(void);
+/* Whether all polls have ended that began before this mixing, on any CPU. */
+static bool rx_polls_ended(const struct rx *rx, __u32 mixing);
 /* rx_decide() in a function of its own: once per window and flow. */
 static void rx_decide_apart(const struct rx *rx, struct rps_dev_flow *flow);
 /* The sock_flow_table's entry for the flow. */

@@ -97,6 +97,36 @@ static __always_inline bool rx_settle(struct rx *rx, struct backlog *b)
 	return false;
 }
 
+/*
+ * Two flows may share a slot, and in skb mode come to two CPUs at once. The slot knows the last
+ * packet of one of them, and the other's may still wait, INLINE or on its way into the softnet
+ * backlog. The slot is then mixed until all polls have ended in which its packets may have come.
+ */
+static __always_inline void rx_mix(const struct rx *rx)
+{
+	__u32 *mixed_at = rx_mixed_at(rx);
+
+	if (mixed_at)
+		*mixed_at = rx_mixing();
+}
+
+/* Whether the last packet that the slot knows says enough about the earlier ones. This packet will,
+ * if it stays at its CPU: all of them are in the softnet backlog. */
+static __always_inline bool rx_unmixed(const struct rx *rx, const struct rps_dev_flow *flow)
+{
+	__u32 *mixed_at = rx_mixed_at(rx);
+	__u32 ordered;
+
+	if (!mixed_at || likely(!*mixed_at))
+		return true;
+	if (!rx_polls_ended(rx, *mixed_at))
+		return false;
+	/* What follows sees what other CPUs wrote in these polls, on arm64 too. */
+	ordered = __sync_lock_test_and_set(mixed_at, 0);
+	asm volatile("" : : "r"(ordered));
+	return flow->location == RPS_INLINE;
+}
+
 /* The rule of order: a flow changes its location only when all its earlier packets have been
  * delivered to the stack. Staying is always safe. `set`: the slot is. */
 static __always_inline bool rx_delivered(struct rx *rx, struct rps_dev_flow *flow, bool set)
@@ -107,6 +137,8 @@ static __always_inline bool rx_delivered(struct rx *rx, struct rps_dev_flow *flo
 		return true;
 	if (unlikely(!set))
 		return inline_delivered(rx, rx_first_poll(rx));
+	if (rx_shares_flows() && !rx_unmixed(rx, flow))
+		return false;
 	if (rx_shares_flows() && flow->queue != rx->queue)
 		return rx_delivered_elsewhere(flow);
 	if (flow->location == RPS_INLINE)
@@ -261,6 +293,9 @@ static __always_inline enum rx_verdict rx_steer(struct rx *rx, struct rps_dev_fl
 	bool new_window, shed_all, there;
 	__u16 wanted;
 
+	if (set && rx_shares_flows() && unlikely(flow->queue != rx->queue) &&
+	    !rx_entered_elsewhere(rx, flow))
+		rx_mix(rx);
 	rx_own(rx, flow, set);
 	if (rx->segment && q->policy & RX_ADAPT)
 		flow_note_segment(flow, rx_poll(rx));

@@ -94,6 +94,31 @@ static bool rx_delivered_elsewhere(struct rps_dev_flow *flow)
 	return facts->delivered_elsewhere;
 }
 
+static bool rx_entered_elsewhere(const struct rx *rx, const struct rps_dev_flow *flow)
+{
+	(void)rx;
+	(void)flow;
+	return facts->entered_elsewhere;
+}
+
+static __u32 *rx_mixed_at(const struct rx *rx)
+{
+	(void)rx;
+	return &facts->mixed_at;
+}
+
+static __u32 rx_mixing(void)
+{
+	return facts->mixing;
+}
+
+static bool rx_polls_ended(const struct rx *rx, __u32 mixing)
+{
+	(void)rx;
+	(void)mixing;
+	return facts->polls_ended;
+}
+
 static struct backlog *rx_backlog(const struct rx *rx, __u32 cpu)
 {
 	(void)rx;

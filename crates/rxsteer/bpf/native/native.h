@@ -31,7 +31,12 @@ struct rx_facts {
 	__u32 queue;	/* the packet's */
 	__u32 segment;	/* the packet is a TCP segment with data */
 	__u32 delivered_elsewhere;
+	__u32 entered_elsewhere;
+	__u32 polls_ended; /* those before the mixing */
+	__u32 mixing;
 	struct cpu cpus[64]; /* with the CPUs near each */
+
+	__u32 mixed_at; /* the slot's; also an output */
 
 	/* Outputs. */
 	__u32 poll_asked;   /* rx_poll_stamp() was called */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Softnet backlogs (skb mode): a flow whose last packet was lost.
+//! Skb mode: a flow whose last packet was lost, and flows that share a slot.
 
 use rxsteer::datapath::native;
 use rxsteer::types::{backlog, rps_dev_flow, rps_map, rx_facts, rx_queue, rx_verdict};
@@ -100,4 +100,60 @@ fn its_next_packet_is_not_shed() {
     let mut path = Path::new(true);
     path.flow.shed = 1;
     assert_eq!(path.packet(INLINE), rx_verdict::RX_DROP);
+}
+
+impl Path {
+    /// A packet that comes in another queue, in a poll of its own.
+    fn packet_elsewhere(&mut self, wanted: u16) -> rx_verdict {
+        self.facts.queue ^= 1;
+        let verdict = self.packet(wanted);
+        self.facts.queue ^= 1;
+        verdict
+    }
+
+    /// A slot whose flow is INLINE, or at [`TARGET`], with packets from two queues; those before
+    /// the last one have been delivered, or entered the backlog, if `entered`.
+    fn mixed(inline: bool, entered: bool) -> Self {
+        let mut path = Self::new(true);
+        path.pass_up();
+        if inline {
+            assert_eq!(path.packet(INLINE), rx_verdict::RX_PASS);
+        }
+        path.facts.entered_elsewhere = entered.into();
+        path.facts.delivered_elsewhere = 1;
+        path.facts.mixing = 1;
+        let stays = if inline { INLINE } else { TARGET as u16 };
+        path.packet_elsewhere(stays);
+        path.packet(stays);
+        path
+    }
+}
+
+/// The slot knows the last packet alone. The control: without doubt of the others that is enough.
+#[test]
+fn a_mixed_slot_stays_inline_until_polls_have_ended() {
+    let mut path = Path::mixed(true, false);
+    assert_eq!(path.packet(TARGET as u16), rx_verdict::RX_PASS);
+    path.facts.polls_ended = 1;
+    assert_eq!(path.packet(TARGET as u16), rx_verdict::RX_REDIRECTED);
+
+    let mut path = Path::mixed(true, true);
+    assert_eq!(path.packet(TARGET as u16), rx_verdict::RX_REDIRECTED);
+}
+
+/// The packet that finds the polls ended is the first that is behind all others in the backlog.
+#[test]
+fn a_mixed_slot_stays_at_its_cpu_for_one_packet_more() {
+    let mut path = Path::mixed(false, false);
+    path.pass_up();
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_REDIRECTED);
+    path.pass_up();
+    path.facts.polls_ended = 1;
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_REDIRECTED);
+    path.pass_up();
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_PASS);
+
+    let mut path = Path::mixed(false, true);
+    path.pass_up();
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_PASS);
 }
