@@ -4,7 +4,7 @@
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -133,8 +133,6 @@ struct Thread {
 struct Shared {
     stop: AtomicBool,
     sent: AtomicU64,
-    /// 0 until the thread runs.
-    tid: AtomicI32,
 }
 
 impl Generator {
@@ -230,13 +228,8 @@ impl Generator {
     /// # Errors
     /// The CPU is offline.
     pub fn move_to(&self, cpu: u32) -> Result<()> {
-        for thread in &self.threads {
-            match thread.shared.tid.load(Ordering::Relaxed) {
-                0 => (),
-                thread => netns::bind(Pid::from_raw(thread), cpu)?,
-            }
-        }
-        Ok(())
+        let mut threads = self.threads.iter();
+        threads.try_for_each(|thread| thread.handle.move_to(cpu))
     }
 
     /// CPU time of the threads so far, ns.
@@ -245,9 +238,7 @@ impl Generator {
     /// When a thread has ended.
     pub fn cpu_ns(&self) -> Result<u64> {
         let threads = self.threads.iter();
-        let threads = threads.map(|g| g.shared.tid.load(Ordering::Relaxed));
-        let running = threads.filter(|&thread| thread != 0);
-        running.map(|thread| run_ns(Pid::from_raw(thread))).sum()
+        threads.map(|thread| run_ns(thread.handle.tid)).sum()
     }
 
     /// Stops the threads and returns what was sent.
@@ -343,8 +334,6 @@ impl Sender {
     }
 
     fn send(mut self) -> Result<(GeneratorReport, Self)> {
-        let tid = nix::unistd::gettid().as_raw();
-        self.shared.tid.store(tid, Ordering::Relaxed);
         // Sleeps between bursts are shorter than the default timer slack of 50 us.
         nix::sys::prctl::set_timerslack(1)?;
         if self.yields {

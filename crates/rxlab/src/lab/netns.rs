@@ -16,7 +16,7 @@ use nix::fcntl::{OFlag, open};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, CpuSet, sched_setaffinity, setns, unshare};
 use nix::sys::stat::Mode;
-use nix::unistd::{Pid, chdir};
+use nix::unistd::{Pid, chdir, gettid};
 
 use super::rtnl;
 
@@ -139,14 +139,14 @@ impl Netns {
                     .and_then(|()| cpu.map_or(Ok(()), |cpu| bind(Pid::from_raw(0), cpu)));
                 let go = prepared.is_ok();
                 // The receiver waits below, so the message arrives.
-                let _ = ready.send(prepared);
+                let _ = ready.send(prepared.map(|()| gettid()));
                 go.then(f)
             })?;
-        entered
+        let tid = entered
             .recv()
             .map_err(|_| anyhow!("thread {name} died before it began"))?
             .with_context(|| format!("cannot start {name} in namespace {}", self.0.name))?;
-        Ok(Thread(thread))
+        Ok(Thread { tid, thread })
     }
 
     /// A command that runs in the namespace. It is killed when the *thread* that spawns it ends, so
@@ -172,12 +172,16 @@ impl Netns {
 
 /// A thread that has entered its namespace.
 #[derive(Debug)]
-pub struct Thread<T>(JoinHandle<Option<T>>);
+pub struct Thread<T> {
+    /// Its number, as the kernel has it.
+    pub tid: Pid,
+    thread: JoinHandle<Option<T>>,
+}
 
 impl<T> Thread<T> {
     /// Waits for its result. Panics if it has.
     pub fn join(self) -> T {
-        match self.0.join() {
+        match self.thread.join() {
             Ok(result) => result.expect("spawn() has seen it start"),
             Err(panic) => std::panic::resume_unwind(panic),
         }
@@ -185,7 +189,15 @@ impl<T> Thread<T> {
 
     /// Whether it has ended.
     pub fn is_finished(&self) -> bool {
-        self.0.is_finished()
+        self.thread.is_finished()
+    }
+
+    /// Moves it to another CPU.
+    ///
+    /// # Errors
+    /// The CPU is offline, or the thread has ended.
+    pub fn move_to(&self, cpu: u32) -> Result<()> {
+        bind(self.tid, cpu)
     }
 }
 

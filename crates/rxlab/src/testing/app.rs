@@ -4,13 +4,11 @@
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc;
 use std::time::Duration;
 
 use crate::lab::frame::UdpFlows;
-use crate::lab::netns::{Netns, Thread};
+use crate::lab::netns::{Netns, Thread, bind};
 use anyhow::Result;
-use nix::sched::{CpuSet, sched_setaffinity};
 use nix::unistd::Pid;
 
 /// Reads an application's data once.
@@ -28,24 +26,20 @@ impl App {
     pub fn start(netns: &Netns, mut take: Take) -> Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let seen = stop.clone();
-        let (tell, tid) = mpsc::channel();
         let thread = netns.spawn(None, "app", move || {
-            tell.send(nix::unistd::gettid()).expect("it is waited for");
             while !seen.load(Ordering::Relaxed) {
                 let _ = take();
             }
         })?;
         Ok(Self {
             stop,
-            tid: tid.recv()?,
+            tid: thread.tid,
             thread: Some(thread),
         })
     }
 
     pub fn move_to(&self, cpu: u32) -> Result<()> {
-        let mut cpus = CpuSet::new();
-        cpus.set(cpu as usize)?;
-        Ok(sched_setaffinity(self.tid, &cpus)?)
+        bind(self.tid, cpu)
     }
 }
 
