@@ -110,8 +110,6 @@ impl<'a> Storm<'a> {
             dut.netns
                 .run(|| client::set(Change::rps_cpus(&dut.name, None, &mask.to_string())))?;
         }
-        sleep(HOG);
-        drop(hog);
         if matches!(self.case, Case::Irq | Case::Softirq) {
             let next = self.step as usize % self.online.len();
             let next = self.online.iter().nth(next).context("no CPU is online")?;
@@ -121,6 +119,8 @@ impl<'a> Storm<'a> {
             }
             self.events += 1;
         }
+        sleep(HOG);
+        drop(hog);
         if !self.step.is_multiple_of(REST) {
             return Ok(active);
         }
