@@ -77,6 +77,11 @@ fn skbs_while_a_cpu_goes_offline() -> Result<()> {
 }
 
 #[test]
+fn skbs_of_a_tun_device() -> Result<()> {
+    nothing_overtakes_in(Mode::Skb, Case::Tun)
+}
+
+#[test]
 fn udp() -> Result<()> {
     nothing_overtakes(Case::Udp)
 }

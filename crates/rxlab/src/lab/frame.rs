@@ -321,9 +321,14 @@ pub enum Frames {
 }
 
 impl Frames {
-    /// Offset of the stamp in each frame, bytes; 0 if there is none.
-    pub(super) fn stamp(&self) -> Result<u32> {
-        Ok(self.template()?.1.stamp)
+    /// Offset of the stamp in each frame that reaches the end, bytes; 0 if there is none.
+    pub(super) fn stamp(&self, end: &End) -> Result<u32> {
+        let before = if end.without_mac {
+            Ethernet2Header::LEN as u32
+        } else {
+            0
+        };
+        Ok(self.template()?.1.stamp.saturating_sub(before))
     }
 
     /// The template frame and its variable fields.

@@ -72,6 +72,8 @@ pub struct End {
     pub id: u8,
     /// Its counters and offloads.
     pub ethtool: Ethtool,
+    /// Its packets begin with the IP header.
+    pub without_mac: bool,
     /// Modes without an XDP program of their own run under one that passes every frame: the receive
     /// path of a veth differs without one.
     pub pass: bool,
@@ -149,6 +151,7 @@ impl Plan<'_> {
             queues: self.rx_queues,
             id: config.id,
             ethtool,
+            without_mac: false,
             pass: true,
         })
     }
@@ -226,6 +229,7 @@ impl End {
             queues: device.rx_queues,
             id: 0,
             ethtool: Ethtool::open(name)?,
+            without_mac: device.without_mac,
             pass: false,
         })
     }

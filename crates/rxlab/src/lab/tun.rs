@@ -32,6 +32,7 @@ pub struct Tunnel {
     /// The first one's address.
     pub peer: Ipv4Addr,
     stop: Arc<AtomicBool>,
+    /// The first one writes to the second device.
     threads: Vec<Thread<()>>,
 }
 
@@ -54,6 +55,14 @@ impl Tunnel {
         tunnel.pass(dut, cpu, first.clone(), second.clone())?;
         tunnel.pass(tester, cpu, second, first)?;
         Ok(tunnel)
+    }
+
+    /// Writes packets to the second device on another CPU, where it then receives them.
+    ///
+    /// # Errors
+    /// The CPU is offline.
+    pub fn move_to(&self, cpu: u32) -> Result<()> {
+        self.threads[0].move_to(cpu)
     }
 
     fn pass(&mut self, to_netns: &Netns, cpu: u32, from: Arc<Queue>, to: Arc<Queue>) -> Result<()> {

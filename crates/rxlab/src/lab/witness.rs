@@ -66,7 +66,7 @@ impl Witness {
     }
 
     fn attach(end: &End, frames: &Frames, selection: Selection) -> Result<Self> {
-        let stamp = frames.stamp()?;
+        let stamp = frames.stamp(end)?;
         let skel = xdp::load(|open| {
             open.progs.witness.set_autoload(true);
             let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;

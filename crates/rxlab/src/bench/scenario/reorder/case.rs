@@ -41,11 +41,14 @@ pub enum Case {
     Hotplug,
     /// The policy changes, including to policies that consider load.
     Policies,
+    /// A tun device, in skb mode only. It receives outside of polls, in the calls of the thread that
+    /// writes to it, which moves to another CPU in each step.
+    Tun,
 }
 
 impl Case {
     /// All cases, in the order of the report.
-    pub const ALL: [Self; 16] = [
+    pub const ALL: [Self; 17] = [
         Self::Udp,
         Self::UdpServer,
         Self::Tcp,
@@ -62,6 +65,7 @@ impl Case {
         Self::Restart,
         Self::Hotplug,
         Self::Policies,
+        Self::Tun,
     ];
 
     pub(super) fn is_tcp(self) -> bool {
@@ -78,6 +82,7 @@ impl Case {
                 | Self::Restart
                 | Self::Hotplug
                 | Self::Policies
+                | Self::Tun
         )
     }
 
@@ -129,6 +134,7 @@ impl fmt::Display for Case {
             Self::Restart => "restart",
             Self::Policies => "policies",
             Self::Hotplug => "hotplug",
+            Self::Tun => "tun",
         })
     }
 }

@@ -62,6 +62,10 @@ const FORWARDED_PER_S: u64 = 20_000;
 /// Limit on packets not yet read behind a device without NAPI, whose queue holds 1000.
 const CONTAINER_WINDOW: u64 = 512;
 
+/// Limit on packets not yet delivered, if a tun device's transmit queue is on their way: it holds
+/// 500, and drops more.
+const TUN_WINDOW: u64 = 448;
+
 /// Busy polling per read, us.
 const BUSY_POLL_US: u32 = 500;
 
@@ -141,6 +145,7 @@ pub fn measure(
     let Testbed {
         link,
         nic,
+        tunnel,
         frames,
         application,
         sockets,
@@ -149,6 +154,10 @@ pub fn measure(
         second,
         weights: _weights,
     } = Testbed::new(case)?;
+    let (tunnel, steered) = match &tunnel {
+        Some((tunnel, end)) => (Some(tunnel), end),
+        None => (None, &link.dut),
+    };
     let options = Options {
         // A policy under which all flows may move; the other policies have a case of their own.
         policy: match case {
@@ -164,16 +173,16 @@ pub fn measure(
             .into_iter()
             .collect(),
         unguarded,
-        ..Options::new([link.dut.name.as_str()])
+        ..Options::new([steered.name.as_str()])
     };
     let reads = match &frames {
         Frames::Tcp(tcp) => Reads::Segments(tcp.flows.payload_len as u64),
         _ => Reads::Datagrams,
     };
     let witness = Arc::new(match case {
-        Case::TxQueues | Case::TxQueuesByRps => Witness::that_records(&link.dut, &frames)?,
-        Case::TxQueuesByHash => Witness::that_forgets(&link.dut, &frames)?,
-        _ => Witness::new(&link.dut, &frames)?,
+        Case::TxQueues | Case::TxQueuesByRps => Witness::that_records(steered, &frames)?,
+        Case::TxQueuesByHash => Witness::that_forgets(steered, &frames)?,
+        _ => Witness::new(steered, &frames)?,
     });
     let behind = second
         .as_ref()
@@ -188,7 +197,7 @@ pub fn measure(
         }
         _ => None,
     };
-    let mut active = Active::steer(&link.dut, options.clone())?;
+    let mut active = Active::steer(steered, options.clone())?;
     let tcp_before = snmp::tcp(&application)?;
     let cpus: Vec<u32> = online.iter().collect();
     let migrators = Migrators::start(&application, sockets, reads, &cpus)?;
@@ -199,24 +208,25 @@ pub fn measure(
     // For TCP the witness can't count segments, since GRO merges them.
     let packets = if case.is_tcp() { &read } else { &seen };
     // Datagrams may be dropped at sockets, so those queued there do not count as under way. TCP
-    // must lose nothing.
+    // must lose nothing. A tun device's transmit queue would overflow if packets were given up.
     let (frames_under_way, received) = match case {
         Case::BusyPoll => (BUSY_POLL_WINDOW, &read),
         Case::Container => (CONTAINER_WINDOW, &read),
+        Case::Tun => (TUN_WINDOW, packets),
         _ => (WINDOW, packets),
     };
     let config = GeneratorConfig {
         window: Some(Window {
             frames: frames_under_way,
             received: received.clone(),
-            may_drop: !case.is_tcp(),
+            may_drop: !case.is_tcp() && case != Case::Tun,
         }),
         rate: case.has_tx_queues().then_some(FORWARDED_PER_S),
         ..GeneratorConfig::lossless(frames, None)
     };
     let generator = Generator::start(&link, INTERRUPT_CPU, &config)?;
 
-    let mut storm = Storm::new(case, &link, nic, &online, &options)?;
+    let mut storm = Storm::new(case, steered, nic, tunnel, &online, &options)?;
     let start = Instant::now();
     // Moves and packets overtaken behind the second device, before the case begins.
     let mut before = (!case.is_steady()).then_some((0, 0));
@@ -404,6 +414,14 @@ const MODES: [(&str, Mode, bool); 4] = [
     ("unguarded-skb", Mode::Skb, true),
 ];
 
+/// Those of a case.
+fn modes(case: Case) -> &'static [(&'static str, Mode, bool)] {
+    match case {
+        Case::Tun => &MODES[2..],
+        _ => &MODES,
+    }
+}
+
 impl Experiment for Reorder {
     fn plan(&self) -> Plan {
         use Better::{Lower, Neither};
@@ -425,7 +443,7 @@ impl Experiment for Reorder {
             cases: Case::ALL
                 .map(|case| CasePlan {
                     case: case.to_string(),
-                    modes: MODES.map(|(name, ..)| name.to_owned()).to_vec(),
+                    modes: modes(case).iter().map(|(name, ..)| (*name).to_owned()).collect(),
                 })
                 .to_vec(),
             conditions: IndexMap::new(),
@@ -442,7 +460,8 @@ impl Experiment for Reorder {
 
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
         let length = Duration::from_secs_f64(self.seconds);
-        let (case, (_, mode, unguarded)) = (Case::ALL[case], MODES[mode]);
+        let case = Case::ALL[case];
+        let (_, mode, unguarded) = modes(case)[mode];
         let s = measure(case, mode, unguarded, &|now| now.elapsed >= length)?;
         fit!(
             !unguarded || case.is_beyond() || s.overtaken_at_delivery > 0,

@@ -18,8 +18,9 @@ use super::testbed::INTERRUPT_CPU;
 use crate::bench::setup::mode::Active;
 use crate::lab::generator::Generator;
 use crate::lab::hog::Hog;
-use crate::lab::link::Link;
+use crate::lab::link::End;
 use crate::lab::nic::Nic;
+use crate::lab::tun::Tunnel;
 
 /// Time that a CPU is kept busy, before a change of the mask and after it.
 pub(super) const HOG: Duration = Duration::from_millis(2);
@@ -41,8 +42,11 @@ pub(super) const POLICIES: [Policy; 4] = [
 /// State of the changes.
 pub(super) struct Storm<'a> {
     pub(super) case: Case,
-    pub(super) link: &'a Link,
+    /// The steered device.
+    pub(super) steered: &'a End,
     pub(super) nic: Option<Nic>,
+    /// Of which it is the second device.
+    pub(super) tunnel: Option<&'a Tunnel>,
     pub(super) online: &'a CpuMask,
     pub(super) options: &'a Options,
     /// State file of the last CPU, if the case changes it.
@@ -58,8 +62,9 @@ pub(super) struct Storm<'a> {
 impl<'a> Storm<'a> {
     pub(super) fn new(
         case: Case,
-        link: &'a Link,
+        steered: &'a End,
         nic: Option<Nic>,
+        tunnel: Option<&'a Tunnel>,
         online: &'a CpuMask,
         options: &'a Options,
     ) -> Result<Self> {
@@ -68,8 +73,9 @@ impl<'a> Storm<'a> {
             .then(|| Setting::keep(&format!("/sys/devices/system/cpu/cpu{last}/online")));
         Ok(Self {
             case,
-            link,
+            steered,
             nic,
+            tunnel,
             online,
             options,
             hotplug: hotplug.transpose()?,
@@ -87,7 +93,7 @@ impl<'a> Storm<'a> {
         mut active: Active<'a>,
         generator: &Generator,
     ) -> Result<Active<'a>> {
-        let dut = &self.link.dut;
+        let steered = self.steered;
         let online = self.online_now();
         let masks = masks(&online);
         let mask = &masks[self.step as usize % masks.len()];
@@ -107,15 +113,17 @@ impl<'a> Storm<'a> {
             .transpose()?;
         sleep(HOG);
         if !self.case.is_steady() {
-            dut.netns
-                .run(|| client::set(Change::rps_cpus(&dut.name, None, &mask.to_string())))?;
+            steered
+                .netns
+                .run(|| client::set(Change::rps_cpus(&steered.name, None, &mask.to_string())))?;
         }
-        if matches!(self.case, Case::Irq | Case::Softirq) {
+        if matches!(self.case, Case::Irq | Case::Softirq | Case::Tun) {
             let next = self.step as usize % self.online.len();
             let next = self.online.iter().nth(next).context("no CPU is online")?;
-            match &mut self.nic {
-                Some(nic) => nic.move_to(0, next)?,
-                None => generator.move_to(next)?,
+            match (self.tunnel, &mut self.nic) {
+                (Some(tunnel), _) => tunnel.move_to(next)?,
+                (None, Some(nic)) => nic.move_to(0, next)?,
+                (None, None) => generator.move_to(next)?,
             }
             self.events += 1;
         }
@@ -130,7 +138,7 @@ impl<'a> Storm<'a> {
                 policy: Some(policy),
                 ..Change::default()
             };
-            dut.netns.run(|| client::set(change))?;
+            steered.netns.run(|| client::set(change))?;
             self.events += 1;
         }
         if let Some(hotplug) = &self.hotplug {
@@ -143,7 +151,7 @@ impl<'a> Storm<'a> {
             self.moves_before += queue.moves;
             self.held_before += queue.held;
             active.stop()?;
-            active = Active::steer(&self.link.dut, self.options.clone())?;
+            active = Active::steer(steered, self.options.clone())?;
             self.events += 1;
         }
         Ok(active)

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::setting::Setting;
 use rxsteer::host::topology::Topology;
@@ -13,10 +13,11 @@ use rxsteer::host::topology::Topology;
 use super::case::Case;
 use crate::lab::bridge::bridge;
 use crate::lab::frame::{Frames, TcpFlows, UdpFlows, Vxlan};
-use crate::lab::link::{Link, LinkConfig};
+use crate::lab::link::{End, Link, LinkConfig};
 use crate::lab::netns::Netns;
 use crate::lab::nic::Nic;
 use crate::lab::slow::slow;
+use crate::lab::tun::Tunnel;
 use crate::lab::{sockets, tx_queue};
 
 /// The CPU that polls the queue, until the case moves it.
@@ -41,9 +42,15 @@ pub(super) const WARM_UP: u64 = 2 * BURSTS.0 as u64 * BURSTS.1 as u64;
 /// Receive buffer of each socket, bytes; a frame takes about 5 kB.
 pub(super) const RCVBUF: usize = 64 << 20;
 
+/// Few enough that several of [`super::TUN_WINDOW`] packets are of one flow.
+pub(super) const NR_TUN_FLOWS: u32 = 32;
+
 /// A link, the application's sockets, and the frames to them.
 pub(super) struct Testbed {
     pub(super) link: Link,
+    /// What the link's packets are routed to, and the steered device: the second one. Otherwise the
+    /// link's end is steered.
+    pub(super) tunnel: Option<(Tunnel, End)>,
     /// The link to the application, if packets are forwarded.
     pub(super) second: Option<Link>,
     /// Weights of the per-CPU queues that hold packets of a second device without NAPI.
@@ -68,7 +75,7 @@ impl Testbed {
         let threaded = case != Case::Softirq;
         let nic = threaded.then(|| Nic::new(&link.dut, &[INTERRUPT_CPU]));
         let mut application = dut.clone();
-        let (mut second, mut weights) = (None, None);
+        let (mut second, mut weights, mut tunnel) = (None, None, None);
         let mut flows = UdpFlows {
             run: 4,
             ..UdpFlows::to(&link.dut, NR_FLOWS)
@@ -112,16 +119,23 @@ impl Testbed {
                     weights = Some(light()?);
                     slow(&onward.dut, COST)?;
                 } else {
-                    dut.run(|| {
-                        std::fs::write("/proc/sys/net/ipv4/ip_forward", "1")
-                            .context("a namespace that does not forward")
-                    })?;
+                    dut.forward()?;
                     flows.daddr = IpAddr::V4(onward.dut.ipv4);
                 }
                 if case.has_tx_queues() {
                     tx_queue::slow(&onward.tester)?;
                 }
                 second = Some(onward);
+                Frames::Udp(flows.clone())
+            }
+            Case::Tun => {
+                application = Netns::new("application")?;
+                let made = Tunnel::new(&dut, &application, libc::IFF_TUN, INTERRUPT_CPU)?;
+                let end = application.run(|| End::of_host(&made.name))?;
+                dut.forward()?;
+                flows.daddr = IpAddr::V4(end.ipv4);
+                flows.nr_flows = NR_TUN_FLOWS;
+                tunnel = Some((made, end));
                 Frames::Udp(flows.clone())
             }
             Case::BusyPoll => {
@@ -144,6 +158,7 @@ impl Testbed {
         };
         Ok(Self {
             link,
+            tunnel,
             second,
             weights,
             nic: nic.transpose()?,
