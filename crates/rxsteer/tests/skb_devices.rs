@@ -7,7 +7,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use common::process::Rxsteer;
 use common::transfer::{datagrams, many_flows, transfer};
 use nix::sys::signal::Signal;
@@ -15,8 +15,9 @@ use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::lab::ppp::Session;
 use rxlab::lab::stacked::{Kind, Stacked};
+use rxlab::lab::tun::Tunnel;
 use rxlab::testing::not_run;
-use rxlab::testing::testbed::OTHER_CPU;
+use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU};
 use rxlab::{in_lab, test_name};
 
 fn link() -> Result<Link> {
@@ -34,24 +35,33 @@ fn ends_in_order(running: Rxsteer) -> Result<()> {
     Ok(())
 }
 
-/// The device `name` with the address `ipv4`, in the namespace of the device under test.
-fn is_steered(link: &Link, name: &str, ipv4: Ipv4Addr, policy: &str) -> Result<()> {
-    let (tester, dut) = (&link.tester.netns, &link.dut.netns);
+/// The namespaces of the tester and of the device under test.
+fn ends(link: &Link) -> [&Netns; 2] {
+    [&link.tester.netns, &link.dut.netns]
+}
+
+/// The device `name` with the address `ipv4`, under each policy that does not consider load.
+fn is_steered([tester, dut]: [&Netns; 2], name: &str, ipv4: Ipv4Addr) -> Result<()> {
     let traffic = || {
         transfer(tester, dut, ipv4)?;
         datagrams(tester, dut, ipv4.into())
     };
     let cpus = format!("--rps-cpus={OTHER_CPU}");
-    let args = [name, "--mode=auto", policy, &cpus];
-    let running = Rxsteer::steering(dut, &args)?;
-    let mode = running.status()?.devices.remove(0).mode;
-    ensure!(mode == "skb", "{mode}");
-    traffic()?;
-    let sums = running.at_rest()?;
-    ensure!(sums.redirected > 1_000, "{sums:?}");
-    ensure!((sums.lost, sums.vanished) == (0, 0), "{sums:?}");
-    ends_in_order(running)?;
-    traffic()
+    let under = |policy| {
+        let running = Rxsteer::steering(dut, &[name, "--mode=auto", policy, &cpus])?;
+        let mode = running.status()?.devices.remove(0).mode;
+        ensure!(mode == "skb", "{mode}");
+        traffic()?;
+        let sums = running.at_rest()?;
+        ensure!(sums.redirected > 1_000, "{sums:?}");
+        ensure!((sums.lost, sums.vanished) == (0, 0), "{sums:?}");
+        ends_in_order(running)?;
+        traffic()
+    };
+    for policy in ["--policy=rps", "--policy=rfs"] {
+        under(policy).context(policy)?;
+    }
+    Ok(())
 }
 
 /// Runs the test for a kind, or reports that this kernel does not have it.
@@ -65,10 +75,7 @@ fn kind(test: &str, kind: Kind) -> Result<()> {
             return Ok(());
         }
     };
-    for policy in ["--policy=rps", "--policy=rfs"] {
-        is_steered(&link, &stacked.name, stacked.ipv4, policy).map_err(|e| e.context(policy))?;
-    }
-    Ok(())
+    is_steered(ends(&link), &stacked.name, stacked.ipv4)
 }
 
 macro_rules! kinds {
@@ -97,6 +104,26 @@ kinds! {
     a_vlan: Vlan,
     a_vxlan: Vxlan,
     wireguard: WireGuard,
+}
+
+/// A device to which a process writes the packets, which are received outside of polls; the test makes
+/// no other device that is polled.
+fn written(kind: libc::c_int) -> Result<()> {
+    let [tester, dut] = [Netns::new("tester")?, Netns::new("dut")?];
+    let tunnel = Tunnel::new(&tester, &dut, kind, POLLING_CPU)?;
+    is_steered([&tester, &dut], &tunnel.name, tunnel.ipv4)
+}
+
+#[test]
+fn a_tun_device() -> Result<()> {
+    in_lab!();
+    written(libc::IFF_TUN)
+}
+
+#[test]
+fn a_tap_device() -> Result<()> {
+    in_lab!();
+    written(libc::IFF_TAP)
 }
 
 /// Packets processed where they arrive, and those redirected, when flows have left INLINE.
@@ -141,9 +168,7 @@ fn a_pppoe_session() -> Result<()> {
             return Ok(());
         }
     };
-    for policy in ["--policy=rps", "--policy=rfs"] {
-        is_steered(&link, &session.name, session.ipv4, policy).map_err(|e| e.context(policy))?;
-    }
+    is_steered(ends(&link), &session.name, session.ipv4)?;
     are_spread(&link, &session.name, "--mode=skb", session.ipv4)?;
     // The Ethernet device below, whose frames have PPPoE headers before IP.
     are_spread(&link, &link.dut.name, "--mode=native", session.ipv4)
