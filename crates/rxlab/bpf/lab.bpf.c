@@ -156,7 +156,7 @@ int cpumap(struct xdp_md *ctx)
 /* The first bytes of each payload. */
 struct generator_stamp {
 	__be64 seq;  /* of the generator, from 0 */
-	__be32 flow; /* below nr_flows */
+	__be32 flow; /* of the first frame: the number of flow 0 */
 	__be32 generator;
 };
 
@@ -275,7 +275,7 @@ int generator(struct xdp_md *ctx)
 	ports[0] = bpf_htons(bpf_ntohs(ports[0]) + (flow >> generator_layout.saddr_shift));
 	ports[1] = bpf_htons(bpf_ntohs(ports[1]) + (flow & generator_layout.dport_mask));
 	stamp->seq = bpf_cpu_to_be64(seq);
-	stamp->flow = bpf_htonl(flow);
+	stamp->flow = bpf_htonl(bpf_ntohl(generator_layout.first.flow) + flow);
 	stamp->generator = generator_layout.first.generator;
 
 	if (generator_layout.ipv4) {

@@ -82,6 +82,11 @@ fn skbs_of_a_tun_device() -> Result<()> {
 }
 
 #[test]
+fn skbs_of_flows_that_share_slots() -> Result<()> {
+    nothing_overtakes_in(Mode::Skb, Case::SharedSlots)
+}
+
+#[test]
 fn udp() -> Result<()> {
     nothing_overtakes(Case::Udp)
 }

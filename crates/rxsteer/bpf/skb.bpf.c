@@ -62,24 +62,43 @@ static __always_inline bool skb_hashed(struct rx *rx, struct __sk_buff *skb)
 	return true;
 }
 
-/* A table that several CPUs change at once. Slots are held for some 100 ns; BPF's own locks allow
- * no helpers meanwhile. */
-#define FLOW_LOCK_TRIES 1024
+/*
+ * A table that several CPUs change at once. Slots are held for some 100 ns, and longer where the
+ * hypervisor takes the holder's CPU: then the others wait, as for the kernel's own locks, for 10 ms
+ * and more. BPF's locks allow no helpers meanwhile.
+ */
+#define FLOW_LOCK_TRIES (1 << 20)
 
-/* A global function: the verifier follows the loop once. */
-__noinline int flow_lock_tried(__u32 slot)
+struct flow_lock_wait {
+	__u32 slot;
+	bool locked;
+};
+
+static long flow_lock_try(__u32 try, struct flow_lock_wait *wait)
 {
+	__u32 slot = wait->slot;
 	struct rps_dev_flow *flow = bpf_map_lookup_elem(&dev_flow_tables, &slot);
 
-	for (int i = 1; flow && i < FLOW_LOCK_TRIES; i++)
-		if (!__sync_lock_test_and_set(&flow->lock, 1))
-			return true;
-	return false;
+	if (!flow)
+		return 1;
+	if (*(volatile __u32 *)&flow->lock || __sync_lock_test_and_set(&flow->lock, 1))
+		return 0;
+	wait->locked = true;
+	return 1;
+}
+
+/* A global function: the verifier follows it once. */
+__noinline int flow_lock_waited(__u32 slot)
+{
+	struct flow_lock_wait wait = {.slot = slot};
+
+	bpf_loop(FLOW_LOCK_TRIES, flow_lock_try, &wait, 0);
+	return wait.locked;
 }
 
 static __always_inline bool flow_lock(struct rps_dev_flow *flow, __u32 slot)
 {
-	return likely(!__sync_lock_test_and_set(&flow->lock, 1)) || flow_lock_tried(slot);
+	return likely(!__sync_lock_test_and_set(&flow->lock, 1)) || flow_lock_waited(slot);
 }
 
 static __always_inline void flow_unlock(struct rps_dev_flow *flow)
@@ -111,8 +130,11 @@ static __always_inline int skb_steer(struct __sk_buff *skb, struct rx *rx)
 	if (!flow)
 		return SKB_NEXT;
 	if (unlikely(!flow_lock(flow, rx->slot))) {
-		rx->q->nr_inline++;
-		return SKB_NEXT;
+		/* Where the flow is, is not known: it could overtake. */
+		b = rx_backlog(rx, rx->cpu);
+		if (b)
+			b->nr_shed++;
+		return TC_ACT_SHOT;
 	}
 	verdict = config.dry_run ? rx_dry_run(rx, flow, rx_base(rx)) : rx_steer(rx, flow);
 	location = flow->location;

@@ -35,6 +35,8 @@ pub struct UdpFlows {
     pub dport: u16,
     /// Number of flows.
     pub nr_flows: u32,
+    /// The number of flow 0 in stamps: generators that one witness watches have different ones.
+    pub first_flow: u32,
     /// A power of two.
     pub nr_saddrs: u32,
     /// A power of two.
@@ -62,6 +64,7 @@ impl UdpFlows {
             sport: FIRST_PORT,
             dport: 9,
             nr_flows,
+            first_flow: 0,
             nr_saddrs: 16,
             nr_dports: 1,
             run: 1,
@@ -220,7 +223,10 @@ impl UdpFlows {
             saddr_shift: self.nr_saddrs.trailing_zeros(),
             dport_mask: u32::from(self.nr_dports) - 1,
             flood: self.flood,
-            ..Default::default()
+            first: generator_stamp {
+                flow: self.first_flow.to_be(),
+                ..Default::default()
+            },
         };
         Ok((frame, layout))
     }

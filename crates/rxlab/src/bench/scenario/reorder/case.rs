@@ -35,6 +35,9 @@ pub enum Case {
     Irq,
     /// The queue is polled in softirq, on another CPU in each step.
     Softirq,
+    /// Two queues, polled on two CPUs, with flows of their own, and more flows than slots. In skb
+    /// mode the two flows of a slot come at the same time.
+    SharedSlots,
     /// rxsteer is stopped and restarted.
     Restart,
     /// A CPU goes offline and online.
@@ -48,7 +51,7 @@ pub enum Case {
 
 impl Case {
     /// All cases, in the order of the report.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Udp,
         Self::UdpServer,
         Self::Tcp,
@@ -62,6 +65,7 @@ impl Case {
         Self::BusyPoll,
         Self::Irq,
         Self::Softirq,
+        Self::SharedSlots,
         Self::Restart,
         Self::Hotplug,
         Self::Policies,
@@ -131,6 +135,7 @@ impl fmt::Display for Case {
             Self::BusyPoll => "busy-poll",
             Self::Irq => "irq",
             Self::Softirq => "softirq",
+            Self::SharedSlots => "shared-slots",
             Self::Restart => "restart",
             Self::Policies => "policies",
             Self::Hotplug => "hotplug",

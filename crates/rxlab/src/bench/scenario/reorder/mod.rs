@@ -23,6 +23,7 @@ use indexmap::IndexMap;
 use rxsteer::api::status::Queue;
 use rxsteer::daemon::options::Tunnel;
 use rxsteer::daemon::options::{Mode, Options, RpsCpus};
+use rxsteer::datapath::RPS_FLOW_CNT;
 use rxsteer::datapath::backlogs::LIMIT_MAX;
 use rxsteer::datapath::policy::Policy;
 use rxsteer::host::setting::Setting;
@@ -35,8 +36,9 @@ use crate::bench::experiment::{CasePlan, Effort, Experiment, Plan, Values, detai
 use crate::bench::report::document::Better;
 use crate::bench::report::document::SUBJECT;
 use crate::bench::setup::mode::Active;
-use crate::lab::frame::Frames;
+use crate::lab::frame::{Frames, UdpFlows};
 use crate::lab::generator::{Generator, GeneratorConfig, Window};
+use crate::lab::link::Link;
 use crate::lab::migrator::{Migrators, MigratorsReport, Reads};
 use crate::lab::witness::Witness;
 use crate::lab::{snmp, sockets};
@@ -65,6 +67,12 @@ const CONTAINER_WINDOW: u64 = 512;
 /// Limit on packets not yet delivered, if a tun device's transmit queue is on their way: it holds
 /// 500, and drops more.
 const TUN_WINDOW: u64 = 448;
+
+/// Slots of a dev_flow_table, if many flows have to share each.
+const FEW_SLOTS: u32 = 16;
+
+/// Packets per second of each of two generators, which don't wait for one another's packets.
+const SHARED_PER_S: u64 = 100_000;
 
 /// Busy polling per read, us.
 const BUSY_POLL_US: u32 = 500;
@@ -152,7 +160,7 @@ pub fn measure(
         polling,
         online,
         second,
-        weights: _weights,
+        kernel: _kernel,
     } = Testbed::new(case)?;
     let (tunnel, steered) = match &tunnel {
         Some((tunnel, end)) => (Some(tunnel), end),
@@ -172,6 +180,10 @@ pub fn measure(
             .then_some(Tunnel::Vxlan)
             .into_iter()
             .collect(),
+        rps_flow_cnt: match case {
+            Case::SharedSlots => FEW_SLOTS,
+            _ => RPS_FLOW_CNT,
+        },
         unguarded,
         ..Options::new([steered.name.as_str()])
     };
@@ -224,7 +236,10 @@ pub fn measure(
         rate: case.has_tx_queues().then_some(FORWARDED_PER_S),
         ..GeneratorConfig::lossless(frames, None)
     };
-    let generator = Generator::start(&link, INTERRUPT_CPU, &config)?;
+    let generators = match (case, &config.frames) {
+        (Case::SharedSlots, Frames::Udp(flows)) => two_generators(&link, flows, &cpus)?,
+        _ => vec![Generator::start(&link, INTERRUPT_CPU, &config)?],
+    };
 
     let mut storm = Storm::new(case, steered, nic, tunnel, &online, &options)?;
     let start = Instant::now();
@@ -236,7 +251,7 @@ pub fn measure(
         if let (Some(polling), Some(us)) = (&polling, polls.next()) {
             sockets::busy_poll(polling, us)?;
         }
-        active = storm.step(active, &generator)?;
+        active = storm.step(active, &generators[0])?;
         sleep(next.saturating_duration_since(Instant::now()));
         let events = match case {
             Case::BusyPoll => {
@@ -263,16 +278,18 @@ pub fn measure(
     drop(storm.hotplug.take());
     let (events, moves, held) = (storm.events, storm.moves_before, storm.held_before);
     let (moves_before, overtaken_before) = before.unwrap_or_default();
-    let sent = generator.stop()?;
+    let reports = generators.into_iter().map(Generator::stop);
+    let reports = reports.collect::<Result<Vec<_>>>()?;
     let seconds = start.elapsed().as_secs_f64();
-    let accepted = sent.sent - sent.lost;
+    let sent: u64 = reports.iter().map(|report| report.sent).sum();
+    let accepted = sent - reports.iter().map(|report| report.lost).sum::<u64>();
     // A restarted rxsteer has counted only the latter part, and after GRO packets are fewer.
     let all_counted = case != Case::Restart && !(mode == Mode::Skb && case.is_tcp());
     let queue = at_rest(&active, accepted, all_counted)?;
     let passed = queue.inline + queue.sums.delivered;
     let read = read_all(migrators, |read| {
         if case.is_tcp() {
-            Some(read.received == sent.sent)
+            Some(read.received == sent)
         } else if case.has_devices_above() {
             None
         } else {
@@ -328,10 +345,10 @@ pub fn measure(
             fit!(count == 0, "TCP has dropped packets: {name} {count}");
         }
         fit!(
-            sample.read == sent.sent,
+            sample.read == sent,
             "{} of {} segments were read: {queue:?}",
             sample.read,
-            sent.sent
+            sent
         );
     } else if case != Case::Restart {
         fit!(
@@ -350,6 +367,24 @@ pub fn measure(
         );
     }
     Ok(sample)
+}
+
+/// A generator for each of two queues, with flows of its own.
+fn two_generators(link: &Link, flows: &UdpFlows, cpus: &[u32]) -> Result<Vec<Generator>> {
+    let second = UdpFlows {
+        first_flow: flows.nr_flows,
+        sport: flows.sport + (flows.nr_flows / flows.nr_saddrs) as u16,
+        ..flows.clone()
+    };
+    let start = |(flows, cpu): (UdpFlows, &u32)| {
+        let config = GeneratorConfig::lossless(Frames::Udp(flows), None).at(SHARED_PER_S);
+        Generator::start(link, *cpu, &config)
+    };
+    [flows.clone(), second]
+        .into_iter()
+        .zip(cpus)
+        .map(start)
+        .collect()
 }
 
 /// Stops the application when it has read everything; if that is unknown (`None`), when nothing

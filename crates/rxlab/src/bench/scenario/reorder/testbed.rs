@@ -53,8 +53,8 @@ pub(super) struct Testbed {
     pub(super) tunnel: Option<(Tunnel, End)>,
     /// The link to the application, if packets are forwarded.
     pub(super) second: Option<Link>,
-    /// Weights of the per-CPU queues that hold packets of a second device without NAPI.
-    pub(super) weights: Option<Setting>,
+    /// Settings of the host that let packets wait where they seldom do.
+    pub(super) kernel: Option<Setting>,
     /// Threads that poll the queue; None: softirq polls it on the generator's CPU.
     pub(super) nic: Option<Nic>,
     pub(super) frames: Frames,
@@ -71,11 +71,19 @@ impl Testbed {
         let online = Topology::host().online()?;
         ensure!(online.len() > 1, "a flow can't move on one CPU");
         let (tester, dut) = (Netns::new("tester")?, Netns::new("dut")?);
-        let link = Link::new(&tester, &dut, &LinkConfig::default())?;
+        let polling_cpus: Vec<u32> = match case {
+            Case::SharedSlots => online.iter().take(2).collect(),
+            _ => vec![INTERRUPT_CPU],
+        };
+        let config = LinkConfig {
+            queues: polling_cpus.len() as u32,
+            ..LinkConfig::default()
+        };
+        let link = Link::new(&tester, &dut, &config)?;
         let threaded = case != Case::Softirq;
-        let nic = threaded.then(|| Nic::new(&link.dut, &[INTERRUPT_CPU]));
+        let nic = threaded.then(|| Nic::new(&link.dut, &polling_cpus));
         let mut application = dut.clone();
-        let (mut second, mut weights, mut tunnel) = (None, None, None);
+        let (mut second, mut kernel, mut tunnel) = (None, None, None);
         let mut flows = UdpFlows {
             run: 4,
             ..UdpFlows::to(&link.dut, NR_FLOWS)
@@ -116,7 +124,7 @@ impl Testbed {
                         run: flows.run,
                         ..UdpFlows::to(&onward.dut, flows.nr_flows)
                     };
-                    weights = Some(light()?);
+                    kernel = Some(light()?);
                     slow(&onward.dut, COST)?;
                 } else {
                     dut.forward()?;
@@ -136,6 +144,10 @@ impl Testbed {
                 flows.daddr = IpAddr::V4(end.ipv4);
                 flows.nr_flows = NR_TUN_FLOWS;
                 tunnel = Some((made, end));
+                Frames::Udp(flows.clone())
+            }
+            Case::SharedSlots => {
+                kernel = Some(long_lists()?);
                 Frames::Udp(flows.clone())
             }
             Case::BusyPoll => {
@@ -160,7 +172,7 @@ impl Testbed {
             link,
             tunnel,
             second,
-            weights,
+            kernel,
             nic: nic.transpose()?,
             frames,
             application,
@@ -190,6 +202,14 @@ fn light() -> Result<Setting> {
     let weights = Setting::keep_all(paths.to_vec())?;
     weights.set("1")?;
     Ok(weights)
+}
+
+/// Lets a poll pass up all of its packets at once: the last is steered before the first is
+/// delivered. The number is the host's, of all namespaces.
+fn long_lists() -> Result<Setting> {
+    let batch = Setting::keep("/proc/sys/net/core/gro_normal_batch")?;
+    batch.set("64")?;
+    Ok(batch)
 }
 
 /// Splits the sockets over two threads.
