@@ -25,7 +25,8 @@ static __noinline int backlog_request(__u32 queue, __u32 cpu)
 
 static __always_inline bool rx_enqueue(const struct rx *rx, __u32 cpu)
 {
-	void *cpumap = bpf_map_lookup_elem(&cpumaps, &rx->queue);
+	__u32 queue = rx->queue;
+	void *cpumap = bpf_map_lookup_elem(&cpumaps, &queue);
 
 	if (!cpumap)
 		return false;

@@ -16,6 +16,27 @@
 #include "napi.h"
 #include "socket.h"
 
+/* Lookups take numbers by value: struct rx stays in registers while no helper gets its address. */
+static __always_inline struct rx_queue *queue_of(__u32 queue)
+{
+	return bpf_map_lookup_elem(&rx_queues, &queue);
+}
+
+static __always_inline struct rps_map *rps_map_of(__u32 queue)
+{
+	return bpf_map_lookup_elem(&rps_maps, &queue);
+}
+
+static __always_inline struct rps_dev_flow *flow_of(__u32 slot)
+{
+	return bpf_map_lookup_elem(&dev_flow_tables, &slot);
+}
+
+static __always_inline struct poll_cpu *poll_of(__u32 cpu)
+{
+	return bpf_map_lookup_elem(&poll_cpus, &cpu);
+}
+
 static __always_inline bool steer_unguarded(void)
 {
 	return config.unguarded;
@@ -28,7 +49,7 @@ static __always_inline struct backlog *rx_backlog(const struct rx *rx, __u32 cpu
 
 static __always_inline __u64 rx_poll_stamp(const struct rx *rx)
 {
-	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &rx->cpu);
+	struct poll_cpu *poll = poll_of(rx->cpu);
 
 	if (!poll)
 		return 0;
@@ -75,7 +96,7 @@ static __always_inline bool rx_shares_flows(void)
 static __always_inline bool rx_delivered_elsewhere(struct rps_dev_flow *flow)
 {
 	__u32 queue = flow->queue;
-	struct rx_queue *q = bpf_map_lookup_elem(&rx_queues, &queue);
+	struct rx_queue *q = queue_of(queue);
 	struct backlog *b;
 
 	if (!q)
@@ -163,7 +184,8 @@ static __always_inline bool rx_polls_ended(const struct rx *rx, __u32 mixing)
 
 static __always_inline void rx_flow_new(const struct rx *rx)
 {
-	struct flow_name *name = bpf_map_lookup_elem(&flow_names, &rx->slot);
+	__u32 slot = rx->slot;
+	struct flow_name *name = bpf_map_lookup_elem(&flow_names, &slot);
 
 	if (!name || !rx->key)
 		return;
@@ -219,10 +241,10 @@ static __always_inline void rx_read_load_apart(const struct rx *rx, __u32 cpu)
 __noinline int policy_decide(__u32 queue, __u32 hash, __u32 slot, __u32 cpu, bool followed)
 {
 	struct rx rx = {.queue = queue, .hash = hash, .cpu = cpu, .followed = followed};
-	struct rps_dev_flow *flow = bpf_map_lookup_elem(&dev_flow_tables, &slot);
+	struct rps_dev_flow *flow = flow_of(slot);
 
-	rx.q = bpf_map_lookup_elem(&rx_queues, &queue);
-	rx.map = bpf_map_lookup_elem(&rps_maps, &queue);
+	rx.q = queue_of(queue);
+	rx.map = rps_map_of(queue);
 	if (flow && rx.q && rx.map)
 		rx_decide(&rx, flow);
 	return 0;
@@ -255,8 +277,8 @@ static __always_inline struct rps_dev_flow *rx_flow(struct rx *rx)
 	struct rps_dev_flow *flow;
 
 	rx->slot = rx_slot(rx);
-	flow = bpf_map_lookup_elem(&dev_flow_tables, &rx->slot);
-	rx->map = bpf_map_lookup_elem(&rps_maps, &rx->queue);
+	flow = flow_of(rx->slot);
+	rx->map = rps_map_of(rx->queue);
 	if (rx->map && flow)
 		return flow;
 	rx->q->nr_inline++;
@@ -311,7 +333,7 @@ static __always_inline bool rx_begin(struct rx *rx, __u32 ifindex, __u32 queue)
 		rx_foreign();
 		return false;
 	}
-	rx->q = bpf_map_lookup_elem(&rx_queues, &rx->queue);
+	rx->q = queue_of(rx->queue);
 	if (!rx->q)
 		return false;
 	rx->epoch = *(volatile __u16 *)&rx->q->epoch;
