@@ -46,7 +46,7 @@ int flow_probe(struct xdp_md *ctx)
 	__u32 at = nr_probed;
 	enum flow_result result = FLOW_KEYED;
 	const void *data, *data_end;
-	struct flow_key key = {};
+	struct flow_key key;
 	struct probe *probe;
 
 	if (at >= PROBE_BATCH)
@@ -57,8 +57,10 @@ int flow_probe(struct xdp_md *ctx)
 	data = (const void *)(long)ctx->data;
 	data_end = (const void *)(long)ctx->data_end;
 	/* As in rx.bpf.c. */
-	if (!flow_plain(data, data_end, data_end - data, flow_options, &key))
+	if (!flow_plain(data, data_end, data_end - data, flow_options, &key)) {
+		key = (struct flow_key){};
 		result = flow_follow(data, data_end, bpf_xdp_get_buff_len(ctx), flow_options, &key);
+	}
 	probe->result = result;
 	probe->key = key;
 	probe->hash = flow_hash(&key, &flow_secret);
