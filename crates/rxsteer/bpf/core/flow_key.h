@@ -138,6 +138,23 @@ static __always_inline bool flow_has_port(const struct flow_key *key,
 
 /* ---- hash --------------------------------------------------------------- */
 
+static __always_inline __u64 flow_hash_words(__u64 sum, const __be32 *word, __u32 nr,
+					     const volatile __u64 *multiplier)
+{
+	for (__u32 i = 0; i < nr; i++)
+		sum += multiplier[i] * word[i];
+	return sum;
+}
+
+/* Words that are zero add nothing. IPv4 addresses begin with two, and daddr is mostly zero. */
+static __always_inline bool flow_has_words(const __be32 word[2])
+{
+	__u64 both;
+
+	__builtin_memcpy(&both, word, sizeof(both));
+	return both;
+}
+
 /*
  * Strongly universal multilinear hashing of 32-bit words (Lemire and Kaser, "Strongly universal
  * string hashing is fast", 2014), then MurmurHash3's 32-bit finaliser: a bijection, so the bound
@@ -147,12 +164,16 @@ static __always_inline bool flow_has_port(const struct flow_key *key,
 static __always_inline __u32 flow_hash(const struct flow_key *key,
 				       const volatile struct flow_secret *secret)
 {
-	const __u32 *word = (const __u32 *)key;
+	const volatile __u64 *multiplier = secret->multiplier;
 	__u64 sum = secret->addend;
 	__u32 hash;
 
-	for (__u32 i = 0; i < FLOW_KEY_WORDS; i++)
-		sum += secret->multiplier[i] * word[i];
+	if (flow_has_words(key->saddr))
+		sum = flow_hash_words(sum, key->saddr, 2, multiplier);
+	sum = flow_hash_words(sum, key->saddr + 2, 2, multiplier + 2);
+	if (flow_has_words(key->daddr) || flow_has_words(key->daddr + 2))
+		sum = flow_hash_words(sum, key->daddr, 4, multiplier + 4);
+	sum = flow_hash_words(sum, &key->ports, 2, multiplier + 8);
 
 	hash = sum >> 32;
 	hash ^= hash >> 16;
