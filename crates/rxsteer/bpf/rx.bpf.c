@@ -11,6 +11,11 @@
 /* Fewest bytes of a frame with a TCP segment that GRO merges; an acknowledgement is none. */
 #define RX_SEGMENT 512
 
+static __always_inline bool rx_shares_flows(void)
+{
+	return false;
+}
+
 /* Requests the cpumap entry from user space, once. */
 static __noinline int backlog_request(__u32 queue, __u32 cpu)
 {

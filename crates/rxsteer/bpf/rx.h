@@ -74,23 +74,18 @@ static __always_inline __u32 rx_jiffies(void)
 	return bpf_jiffies64();
 }
 
-/* The flow's slot in the table of its queue, or of all queues (rx_config.skb). */
+/* The flow's slot in the table of its queue, or of all queues. */
 static __always_inline __u32 rx_slot(const struct rx *rx)
 {
 	__u32 shift = config.flow_shift;
 
-	if (config.skb)
+	if (rx_shares_flows())
 		return flow_shared_slot(config.queue_base, rx->ifindex, rx->hash, shift);
 	return flow_slot(rx->queue, rx->hash, shift);
 }
 
 /* The most CPUs of skb mode: queues of a tun device, the carrier. */
 #define RX_SHARED_CPUS 256
-
-static __always_inline bool rx_shares_flows(void)
-{
-	return config.skb;
-}
 
 /* INLINE, the poll of the last packet has ended if a later one is under way, or none. */
 static __always_inline bool rx_delivered_elsewhere(struct rps_dev_flow *flow)
@@ -145,7 +140,8 @@ static __always_inline bool rx_entered_elsewhere(const struct rx *rx,
 
 static __always_inline __u32 *rx_mixed_at(const struct rx *rx)
 {
-	struct flow_name *name = bpf_map_lookup_elem(&flow_names, &rx->slot);
+	__u32 slot = rx->slot;
+	struct flow_name *name = bpf_map_lookup_elem(&flow_names, &slot);
 
 	return name ? &name->mixed_at : NULL;
 }
@@ -298,7 +294,7 @@ static __always_inline void rx_count_no_flow(const struct rx *rx, enum flow_resu
 static __always_inline bool rx_keyed(struct rx *rx, const struct flow_key *key)
 {
 	/* A redirect loses the hardware's time stamp, among others. */
-	if (!config.skb && flow_has_port(key, config.inline_ports)) {
+	if (!rx_shares_flows() && flow_has_port(key, config.inline_ports)) {
 		rx->q->nr_inline++;
 		rx->q->nr_inline_ports++;
 		return false;
@@ -329,7 +325,8 @@ static __always_inline bool rx_begin(struct rx *rx, __u32 ifindex, __u32 queue)
 	rx->ifindex = ifindex;
 	/* A bond's port, or the virtual function behind a netvsc, may run the program of its upper
 	 * device, but has queues and NAPI instances of its own; a device may get more queues. */
-	if (unlikely(queue >= config.nr_rx_queues || (!config.skb && ifindex != config.ifindex))) {
+	if (unlikely(queue >= config.nr_rx_queues ||
+		     (!rx_shares_flows() && ifindex != config.ifindex))) {
 		rx_foreign();
 		return false;
 	}

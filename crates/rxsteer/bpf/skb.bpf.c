@@ -20,6 +20,11 @@
 /* The next program decides, or the stack (TCX_NEXT, since 6.6). */
 #define SKB_NEXT TC_ACT_UNSPEC
 
+static __always_inline bool rx_shares_flows(void)
+{
+	return true;
+}
+
 /* Each CPU has a softnet backlog. */
 static __always_inline bool rx_enqueue(const struct rx *rx, __u32 cpu)
 {
