@@ -114,17 +114,15 @@ static __always_inline bool rx_delivered_elsewhere(struct rps_dev_flow *flow)
 /* A global function, as policy_decide(). Of a slot of skb mode. */
 __noinline int flow_entered_elsewhere(__u32 slot)
 {
-	struct rps_dev_flow *flow = bpf_map_lookup_elem(&dev_flow_tables, &slot);
+	struct rps_dev_flow *flow = flow_of(slot);
 	struct poll_cpu *poll;
 	struct backlog *b;
-	__u32 cpu;
 
 	if (!flow)
 		return false;
 	if (flow->location == RPS_INLINE)
 		return rx_delivered_elsewhere(flow);
-	cpu = flow->queue - config.queue_base;
-	poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
+	poll = poll_of(flow->queue - config.queue_base);
 	if (poll && !*(volatile __u32 *)&poll->since)
 		return true;
 	/* That CPU has sent another skb since. */

@@ -81,8 +81,7 @@ struct flow_lock_wait {
 
 static long flow_lock_try(__u32 try, struct flow_lock_wait *wait)
 {
-	__u32 slot = wait->slot;
-	struct rps_dev_flow *flow = bpf_map_lookup_elem(&dev_flow_tables, &slot);
+	struct rps_dev_flow *flow = flow_of(wait->slot);
 
 	if (!flow)
 		return 1;
@@ -114,10 +113,9 @@ static __always_inline void flow_unlock(struct rps_dev_flow *flow)
 }
 
 /* Sends the skb to the location of its flow, another CPU. */
-static __always_inline int skb_hop(struct __sk_buff *skb, const struct rx *rx, __u32 cpu,
-				   __u32 number)
+static __always_inline int skb_hop(struct __sk_buff *skb, const struct rx *rx, __u32 cpu)
 {
-	skb_mark(skb, config.hop_mark, rx->cpu, cpu, number);
+	skb_mark(skb, config.hop_mark, rx->cpu, cpu, rx->number);
 	if (!skb->hash)
 		skb_set_hash(skb, rx->hash);
 	/* The carrier's receive queue, by number plus one. */
@@ -129,14 +127,14 @@ static __always_inline int skb_steer(struct __sk_buff *skb, struct rx *rx)
 {
 	struct rps_dev_flow *flow = rx_flow(rx);
 	enum rx_verdict verdict;
-	struct backlog *b;
 	__u16 location;
 
 	if (!flow)
 		return SKB_NEXT;
 	if (unlikely(!flow_lock(flow, rx->slot))) {
+		struct backlog *b = rx_backlog(rx, rx->cpu);
+
 		/* Where the flow is, is not known: it could overtake. */
-		b = rx_backlog(rx, rx->cpu);
 		if (b)
 			b->nr_shed++;
 		return TC_ACT_SHOT;
@@ -146,8 +144,7 @@ static __always_inline int skb_steer(struct __sk_buff *skb, struct rx *rx)
 	flow_unlock(flow);
 	switch (verdict) {
 	case RX_REDIRECTED:
-		b = rx_backlog(rx, location);
-		return skb_hop(skb, rx, location, b ? b->tail : 0);
+		return skb_hop(skb, rx, location);
 	case RX_DROP:
 		return TC_ACT_SHOT;
 	default:
@@ -212,7 +209,7 @@ static __always_inline bool skb_has_more(struct __sk_buff *skb)
  */
 static __always_inline void skb_note_unpolled(struct __sk_buff *skb, __u32 cpu)
 {
-	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
+	struct poll_cpu *poll = poll_of(cpu);
 	struct net_device *dev;
 
 	if (!poll || !bpf_ksym_exists(bpf_cast_to_kern_ctx))

@@ -242,7 +242,7 @@ static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev
 	}
 	if (unlikely(wait_is_due(b)))
 		rx_measure_wait(rx, cpu);
-	b->tail++;
+	rx->number = ++b->tail;
 	rx_locate(rx, flow, cpu, backlog_entered(b));
 	return RX_REDIRECTED;
 }
