@@ -398,12 +398,12 @@ static __always_inline void rx_decide(const struct rx *rx, struct rps_dev_flow *
 	flow->wanted = wanted;
 }
 
-/* The flow's wanted location; `base` is its location by the tables. Decided once per window, and
- * when `base` changes, so that a flow follows its application without delay. */
+/* The flow's wanted location; `base` is its location by the tables, which is usable. Decided once
+ * per window, and when `base` changes, so that a flow follows its application without delay. */
 static __always_inline __u16 rx_wanted(const struct rx *rx, struct rps_dev_flow *flow, __u16 base,
 				       bool decide)
 {
-	__u16 wanted = rx_usable(rx, flow->wanted);
+	__u16 wanted = flow->wanted == base ? base : rx_usable(rx, flow->wanted);
 	bool moved = flow->base != base;
 	bool lost = wanted == RPS_NO_CPU;
 	bool follows = moved && flow_at_base(rx, flow);
