@@ -22,11 +22,6 @@ static __always_inline struct rx_queue *queue_of(__u32 queue)
 	return bpf_map_lookup_elem(&rx_queues, &queue);
 }
 
-static __always_inline struct rps_map *rps_map_of(__u32 queue)
-{
-	return bpf_map_lookup_elem(&rps_maps, &queue);
-}
-
 static __always_inline struct rps_dev_flow *flow_of(__u32 slot)
 {
 	return bpf_map_lookup_elem(&dev_flow_tables, &slot);
@@ -55,6 +50,14 @@ static __always_inline __u64 rx_poll_stamp(const struct rx *rx)
 		return 0;
 	poll->queue = rx->queue + 1;
 	return poll_stamp(rx->cpu, poll->nr_polls);
+}
+
+static __always_inline __u16 rx_rps_location(const struct rx *rx, __u32 hash)
+{
+	__u32 queue = rx->queue;
+	struct rps_map *map = bpf_map_lookup_elem(&rps_maps, &queue);
+
+	return map ? rps_location_of(map, hash) : RPS_NO_CPU;
 }
 
 static __always_inline __u32 rx_cpu_mask(void)
@@ -238,8 +241,7 @@ __noinline int policy_decide(__u32 queue, __u32 hash, __u32 slot, __u32 cpu, boo
 	struct rps_dev_flow *flow = flow_of(slot);
 
 	rx.q = queue_of(queue);
-	rx.map = rps_map_of(queue);
-	if (flow && rx.q && rx.map)
+	if (flow && rx.q)
 		rx_decide(&rx, flow);
 	return 0;
 }
@@ -272,11 +274,9 @@ static __always_inline struct rps_dev_flow *rx_flow(struct rx *rx)
 
 	rx->slot = rx_slot(rx);
 	flow = flow_of(rx->slot);
-	rx->map = rps_map_of(rx->queue);
-	if (rx->map && flow)
-		return flow;
-	rx->q->nr_inline++;
-	return NULL;
+	if (!flow)
+		rx->q->nr_inline++;
+	return flow;
 }
 
 /* Counts a packet without a flow. */

@@ -22,7 +22,6 @@ struct rx {
 	__u16 epoch;		    /* the queue's, read once */
 	const struct flow_key *key; /* NULL: only the device's hash is known */
 	__u64 poll;		    /* rx_poll(); 0: not called yet for this packet */
-	const struct rps_map *map;  /* the queue's */
 	__u32 number;		    /* of a packet that is redirected: its backlog.tail */
 	bool segment;		    /* a TCP segment with data, which GRO may merge */
 	bool followed;		    /* rx_base() is the location of the flow's application */
@@ -58,6 +57,8 @@ static __u32 rx_mixing(void);
 static bool rx_polls_ended(const struct rx *rx, __u32 mixing);
 /* rx_decide() in a function of its own: once per window and flow. */
 static void rx_decide_apart(const struct rx *rx, struct rps_dev_flow *flow);
+/* The queue's RPS location of a hash. */
+static __u16 rx_rps_location(const struct rx *rx, __u32 hash);
 /* The sock_flow_table's entry for the flow. */
 static __u32 rx_sock_flow(const struct rx *rx);
 static __u32 rx_cpu_mask(void);

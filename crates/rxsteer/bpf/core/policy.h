@@ -48,7 +48,7 @@ static __always_inline __u16 rx_base(struct rx *rx)
 	}
 	rx->followed = base != RPS_NO_CPU;
 	if (!rx->followed)
-		base = rx_usable(rx, rps_location_of(rx->map, rx->hash));
+		base = rx_usable(rx, rx_rps_location(rx, rx->hash));
 	return base == RPS_NO_CPU ? RPS_INLINE : base;
 }
 
@@ -230,7 +230,7 @@ static __always_inline __u16 rx_spread(const struct rx *rx, const struct rps_dev
 	__u32 hash = rx->hash;
 
 	for (__u32 i = 0; i < POLICY_SLOTS; i++) {
-		__u16 cpu = rps_location_of(rx->map, hash);
+		__u16 cpu = rx_rps_location(rx, hash);
 
 		if (cpu != rx->cpu && cpu < RPS_INLINE_SHED && rx_has_room(rx, cpu, flow))
 			return cpu;

@@ -52,6 +52,7 @@ __u32 native_flow_tunnel_of(__u8 proto, __u16 dest)
 /* Tests run in threads: each call has its own inputs. */
 static _Thread_local struct rx_facts *facts;
 static _Thread_local struct backlog *backlogs;
+static _Thread_local const struct rps_map *rps_map;
 
 static bool steer_unguarded(void)
 {
@@ -142,6 +143,12 @@ static __u64 rx_poll_stamp(const struct rx *rx)
 	return poll_stamp(rx->cpu, facts->nr_polls);
 }
 
+static __u16 rx_rps_location(const struct rx *rx, __u32 hash)
+{
+	(void)rx;
+	return rps_location_of(rps_map, hash);
+}
+
 static bool rx_gro_empty(const struct rx *rx)
 {
 	(void)rx;
@@ -216,10 +223,11 @@ enum rx_verdict native_rx_steer(struct rx_facts *f, struct rx_queue *q, struct b
 				const struct rps_map *map, struct rps_dev_flow *flow, __u32 hash,
 				__u32 cpu)
 {
-	struct rx rx = {.q = q, .hash = hash, .cpu = cpu, .epoch = q->epoch, .map = map};
+	struct rx rx = {.q = q, .hash = hash, .cpu = cpu, .epoch = q->epoch};
 
 	facts = f;
 	backlogs = b;
+	rps_map = map;
 	rx.queue = f->queue;
 	rx.segment = f->segment;
 	q->nr_received++;
@@ -240,11 +248,12 @@ __u16 native_rx_usable(struct rx_facts *f, struct backlog *b, __u16 location, __
 __u16 native_rx_base(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
 		     const struct rps_map *map, __u32 hash, __u32 cpu, bool *followed)
 {
-	struct rx rx = {.q = q, .hash = hash, .cpu = cpu, .epoch = q->epoch, .map = map};
+	struct rx rx = {.q = q, .hash = hash, .cpu = cpu, .epoch = q->epoch};
 	__u16 base;
 
 	facts = f;
 	backlogs = b;
+	rps_map = map;
 	base = rx_base(&rx);
 	*followed = rx.followed;
 	return base;
@@ -253,10 +262,11 @@ __u16 native_rx_base(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
 __u16 native_rx_wanted(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
 		       const struct rps_map *map, struct rps_dev_flow *flow, __u32 cpu)
 {
-	struct rx rx = {.q = q, .hash = flow->hash, .cpu = cpu, .epoch = q->epoch, .map = map};
+	struct rx rx = {.q = q, .hash = flow->hash, .cpu = cpu, .epoch = q->epoch};
 
 	facts = f;
 	backlogs = b;
+	rps_map = map;
 	return rx_wanted(&rx, flow, rx_base(&rx), false);
 }
 
