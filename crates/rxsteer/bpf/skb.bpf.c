@@ -170,7 +170,10 @@ static __always_inline void skb_passed(struct __sk_buff *skb)
 	}
 	/* Before the count (backlog_sleeping()). */
 	b->passed_in = poll_stamp(cpu, poll->nr_polls);
-	backlog_dequeue_timed(b, index, 1, true, 0);
+	if (unlikely(wait_is_sampled(number)))
+		backlog_dequeue_timed(b, index, 1, true, 0);
+	else
+		backlog_dequeue(b, 1, true, 0);
 	backlog_heal(b, number);
 }
 

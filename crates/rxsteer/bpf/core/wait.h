@@ -23,6 +23,12 @@ static __always_inline bool wait_is_due(const struct backlog *b)
 	return !(b->tail & (WAIT_EVERY - 1));
 }
 
+/* Whether frame `number`, the low bits of `tail` with it, is one with which samples begin. */
+static __always_inline bool wait_is_sampled(__u32 number)
+{
+	return !((number - 1) & (WAIT_EVERY - 1));
+}
+
 static __always_inline bool wait_is_pending(const struct backlog_wait *w)
 {
 	return backlog_read(w->nr_begun) != backlog_read(w->nr_ended);
