@@ -52,7 +52,7 @@ static __always_inline __u64 rx_poll_stamp(const struct rx *rx)
 	return poll_stamp(rx->cpu, poll->nr_polls);
 }
 
-static __always_inline __u16 rx_rps_location(const struct rx *rx, __u32 hash)
+static __always_inline __u32 rx_rps_location(const struct rx *rx, __u32 hash)
 {
 	__u32 queue = rx->queue;
 	struct rps_map *map = bpf_map_lookup_elem(&rps_maps, &queue);

@@ -58,7 +58,7 @@ static bool rx_polls_ended(const struct rx *rx, __u32 mixing);
 /* rx_decide() in a function of its own: once per window and flow. */
 static void rx_decide_apart(const struct rx *rx, struct rps_dev_flow *flow);
 /* The queue's RPS location of a hash. */
-static __u16 rx_rps_location(const struct rx *rx, __u32 hash);
+static __u32 rx_rps_location(const struct rx *rx, __u32 hash);
 /* The sock_flow_table's entry for the flow. */
 static __u32 rx_sock_flow(const struct rx *rx);
 static __u32 rx_cpu_mask(void);

@@ -19,7 +19,7 @@
 
 /* A CPU as a location: INLINE for the polling CPU, where the packet already is; RPS_NO_CPU for a
  * CPU that is offline or does not exist. The other locations stay as they are. */
-static __always_inline __u16 rx_usable(const struct rx *rx, __u16 cpu)
+static __always_inline __u32 rx_usable(const struct rx *rx, __u32 cpu)
 {
 	struct backlog *b;
 
@@ -36,9 +36,9 @@ static __always_inline __u16 rx_usable(const struct rx *rx, __u16 cpu)
  * known and online, also outside of the queue's mask; otherwise the CPU by RPS; otherwise INLINE.
  * INLINE too for an application that polls the queue: its polls would not find packets elsewhere.
  */
-static __always_inline __u16 rx_base(struct rx *rx)
+static __always_inline __u32 rx_base(struct rx *rx)
 {
-	__u16 base = RPS_NO_CPU;
+	__u32 base = RPS_NO_CPU;
 
 	if (rx->q->policy & RX_FOLLOW) {
 		base = sock_flow_location(rx_sock_flow(rx), rx->hash, rx_cpu_mask());
@@ -367,7 +367,7 @@ static __always_inline void rx_give(const struct rx *rx, const struct rps_dev_fl
 }
 
 /* Initializes an unset slot: the flow wants its default location. */
-static __always_inline void flow_begin(const struct rx *rx, struct rps_dev_flow *flow, __u16 base)
+static __always_inline void flow_begin(const struct rx *rx, struct rps_dev_flow *flow, __u32 base)
 {
 	flow->changed = flow->window;
 	flow->load = 0;
@@ -400,10 +400,10 @@ static __always_inline void rx_decide(const struct rx *rx, struct rps_dev_flow *
 
 /* The flow's wanted location; `base` is its location by the tables, which is usable. Decided once
  * per window, and when `base` changes, so that a flow follows its application without delay. */
-static __always_inline __u16 rx_wanted(const struct rx *rx, struct rps_dev_flow *flow, __u16 base,
+static __always_inline __u32 rx_wanted(const struct rx *rx, struct rps_dev_flow *flow, __u32 base,
 				       bool decide)
 {
-	__u16 wanted = flow->wanted == base ? base : rx_usable(rx, flow->wanted);
+	__u32 wanted = flow->wanted == base ? base : rx_usable(rx, flow->wanted);
 	bool moved = flow->base != base;
 	bool lost = wanted == RPS_NO_CPU;
 	bool follows = moved && flow_at_base(rx, flow);

@@ -165,7 +165,7 @@ static __always_inline void rx_own(const struct rx *rx, struct rps_dev_flow *flo
 }
 
 static __always_inline void rx_locate(const struct rx *rx, struct rps_dev_flow *flow,
-				      __u16 location, __u64 last_qtail)
+				      __u32 location, __u64 last_qtail)
 {
 	if (unlikely(flow->location != location && flow->epoch == rx->epoch)) {
 		rx->q->nr_moves++;
@@ -253,7 +253,7 @@ static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev
  * on, its frames are dropped until the earlier ones have been delivered; with `all`
  * (RPS_INLINE_SHED), even while there is room.
  */
-static __always_inline bool rx_shed(const struct rx *rx, struct rps_dev_flow *flow, __u16 location,
+static __always_inline bool rx_shed(const struct rx *rx, struct rps_dev_flow *flow, __u32 location,
 				    bool all)
 {
 	struct backlog *b = rx_backlog(rx, location);
@@ -275,7 +275,7 @@ static __always_inline bool rx_shed(const struct rx *rx, struct rps_dev_flow *fl
  * CPU of the sending thread, and on that of its peer, whose acknowledgement lets the sender go on.
  */
 static __always_inline bool rx_is_there(const struct rx *rx, const struct rps_dev_flow *flow,
-					__u16 base)
+					__u32 base)
 {
 	if (!(rx->q->policy & (RX_IDLE | RX_ADAPT)))
 		return false;
@@ -287,11 +287,11 @@ static __always_inline bool rx_is_there(const struct rx *rx, const struct rps_de
 static __always_inline enum rx_verdict rx_steer(struct rx *rx, struct rps_dev_flow *flow)
 {
 	bool set = likely(flow->epoch == rx->epoch);
-	__u16 location = set ? flow->location : RPS_INLINE;
+	__u32 location = set ? flow->location : RPS_INLINE;
 	struct rx_queue *q = rx->q;
 	bool decided_elsewhere = set && rx_shares_flows() && flow->decider != rx->queue;
 	bool new_window, shed_all, there;
-	__u16 wanted;
+	__u32 wanted;
 
 	if (set && rx_shares_flows() && unlikely(flow->queue != rx->queue) &&
 	    !rx_entered_elsewhere(rx, flow))

@@ -12,7 +12,7 @@
 #include "types.h"
 
 /* The RPS location of a flow: the top bits of its hash select the slot. */
-static __always_inline __u16 rps_location_of(const struct rps_map *map, __u32 hash)
+static __always_inline __u32 rps_location_of(const struct rps_map *map, __u32 hash)
 {
 	return map->location[hash >> (32 - RPS_MAP_ORDER)];
 }
@@ -56,7 +56,7 @@ static __always_inline __u32 sock_flow_entry(__u32 hash, __u16 location, __u32 c
 
 /* The CPU where the flow's application was last seen; RPS_INLINE if the application polls; or
  * RPS_NO_CPU. */
-static __always_inline __u16 sock_flow_location(__u32 entry, __u32 hash, __u32 cpu_mask)
+static __always_inline __u32 sock_flow_location(__u32 entry, __u32 hash, __u32 cpu_mask)
 {
 	__u32 cpu = entry & cpu_mask;
 

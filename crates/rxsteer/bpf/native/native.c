@@ -143,7 +143,7 @@ static __u64 rx_poll_stamp(const struct rx *rx)
 	return poll_stamp(rx->cpu, facts->nr_polls);
 }
 
-static __u16 rx_rps_location(const struct rx *rx, __u32 hash)
+static __u32 rx_rps_location(const struct rx *rx, __u32 hash)
 {
 	(void)rx;
 	return rps_location_of(rps_map, hash);
