@@ -17,26 +17,28 @@
 #include "maps.h"
 #include "types.h"
 
-/* Called for each frame. `timed`: the time from a poll's first frame on is the queue's. */
-static __always_inline void poll_begin(__u32 cpu, __u32 queue, bool timed)
+/* Called for each frame: the time from a poll's first frame on is the queue's. */
+static __always_inline void poll_begin(struct poll_cpu *poll, __u32 queue)
 {
-	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
 	struct task_struct *task;
-	__u32 *mixing, only = 0;
 
-	if (!poll)
-		return;
-	if (config.skb && unlikely(!poll->since)) {
-		mixing = bpf_map_lookup_elem(&mixings, &only);
-		/* Before the lock of the frame's slot, which orders this. */
-		poll->since = mixing ? *(volatile __u32 *)mixing + 1 : 1;
-	}
-	if (!timed || likely(poll->start))
+	if (likely(poll->start))
 		return;
 	task = (void *)bpf_get_current_task();
 	poll->start = bpf_ktime_get_ns();
 	poll->over_idle = !BPF_CORE_READ(task, pid);
 	poll->queue = queue + 1;
+}
+
+/* Called for each packet of skb mode, before its slot is locked, which orders this. */
+static __always_inline void poll_note_mixing(struct poll_cpu *poll)
+{
+	__u32 *mixing, only = 0;
+
+	if (likely(poll->since))
+		return;
+	mixing = bpf_map_lookup_elem(&mixings, &only);
+	poll->since = mixing ? *(volatile __u32 *)mixing + 1 : 1;
 }
 
 static __always_inline void queue_polled(struct rx_queue *q, struct poll_cpu *poll, __u32 cpu,

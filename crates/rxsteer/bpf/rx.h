@@ -44,7 +44,7 @@ static __always_inline struct backlog *rx_backlog(const struct rx *rx, __u32 cpu
 
 static __always_inline __u64 rx_poll_stamp(const struct rx *rx)
 {
-	struct poll_cpu *poll = poll_of(rx->cpu);
+	struct poll_cpu *poll = rx_shares_flows() ? rx->poll_cpu : poll_of(rx->cpu);
 
 	if (!poll)
 		return 0;
@@ -334,7 +334,11 @@ static __always_inline bool rx_begin(struct rx *rx, __u32 ifindex, __u32 queue)
 	rx->epoch = *(volatile __u16 *)&rx->q->epoch;
 	rx->q->nr_received++;
 	timed = config.flow_limit || (rx->q->policy & (RX_IDLE | RX_ADAPT));
-	if (config.skb || timed)
-		poll_begin(rx->cpu, rx->queue, timed);
+	if (rx_shares_flows() || timed)
+		rx->poll_cpu = poll_of(rx->cpu);
+	if (rx_shares_flows() && rx->poll_cpu)
+		poll_note_mixing(rx->poll_cpu);
+	if (timed && rx->poll_cpu)
+		poll_begin(rx->poll_cpu, rx->queue);
 	return true;
 }

@@ -210,9 +210,8 @@ static __always_inline bool skb_has_more(struct __sk_buff *skb)
  * one, in the call that writes them, with softirqs off (tun_rx_batched() and tun_xdp_one() in
  * drivers/net/tun.c).
  */
-static __always_inline void skb_note_unpolled(struct __sk_buff *skb, __u32 cpu)
+static __always_inline void skb_note_unpolled(struct __sk_buff *skb, struct poll_cpu *poll)
 {
-	struct poll_cpu *poll = poll_of(cpu);
 	struct net_device *dev;
 
 	if (!poll || !bpf_ksym_exists(bpf_cast_to_kern_ctx))
@@ -235,7 +234,7 @@ int rxsteer_skb(struct __sk_buff *skb)
 	if (!rx_begin(&rx, skb->ifindex, bpf_get_smp_processor_id()))
 		return SKB_NEXT;
 	if (config.tun)
-		skb_note_unpolled(skb, rx.cpu);
+		skb_note_unpolled(skb, rx.poll_cpu);
 	if (unlikely(skb_has_more(skb))) {
 		rx.q->nr_inline++;
 		return SKB_NEXT;

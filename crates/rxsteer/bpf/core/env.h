@@ -23,6 +23,7 @@ struct rx {
 	const struct flow_key *key; /* NULL: only the device's hash is known */
 	__u64 poll;		    /* rx_poll(); 0: not called yet for this packet */
 	__u32 number;		    /* of a packet that is redirected: its backlog.tail */
+	struct poll_cpu *poll_cpu;  /* this CPU's, in skb mode */
 	bool segment;		    /* a TCP segment with data, which GRO may merge */
 	bool followed;		    /* rx_base() is the location of the flow's application */
 };
