@@ -17,6 +17,10 @@
 #define unlikely(x) __builtin_expect(!!(x), 0)
 #endif
 
+/* User space writes and compares these types as bytes: all padding has a name. */
+#pragma GCC diagnostic push
+#pragma GCC diagnostic error "-Wpadded"
+
 /* ---- flow keys (flow.h) ------------------------------------------------- */
 
 /*
@@ -441,6 +445,7 @@ struct rx_config {
 	__u8 without_mac; /* packets of the devices begin with the IP header */
 	__u8 tun;	  /* the devices' driver is tun: they are not polled without NAPI */
 	__u8 device_hash; /* skb mode: packets that have a hash are steered by it */
+	__u8 pad[7];
 	__u32 ifindex;	  /* not in skb mode */
 	__u32 queue_base; /* the queues are queue_base to queue_base + nr_rx_queues - 1 */
 	__u32 nr_rx_queues;
@@ -460,3 +465,5 @@ struct busy_poll {
 	__u64 woken_ns;	   /* time from waking these threads until they ran */
 	__u64 shortest_ns; /* the shortest of these times; 0: none */
 };
+
+#pragma GCC diagnostic pop
