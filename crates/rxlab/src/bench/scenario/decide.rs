@@ -72,7 +72,8 @@ pub(super) enum Subject {
     /// The same with a saturated polling CPU and no room on any other.
     Saturated,
     /// rxsteer by RFS in skb mode. The kernel runs the program again over the packet that it has
-    /// marked: each second run is that of the CPU which receives the packet.
+    /// marked: each second run is that of a packet that has changed its CPU, and whose CPU is
+    /// offline, since it runs where the first one did.
     Skb,
 }
 
@@ -167,7 +168,7 @@ impl Experiment for Decide {
                  rxsteer-saturated that CPU has no time left and no other has room, and each flow \
                  searches all CPUs again in each window of 10,000 packets; in the other modes \
                  of rxsteer all flows go to another CPU. The time of rxsteer-skb-rfs is that of \
-                 two runs, one on each CPU. With many flows \
+                 two runs, of which the second is shorter than on the packet's new CPU. With many flows \
                  all modes run behind a program that changes the packet's source each time, and the \
                  tables have as many slots as there are flows."
                     .to_owned(),
