@@ -50,7 +50,7 @@ int BPF_PROG(on_kfree_skb, struct sk_buff *skb, void *location, __u32 reason)
 	return 0;
 }
 
-/* Attached while there are tun devices. */
+/* Attached while there are devices without polls. */
 SEC("tp_btf/netif_receive_skb_exit")
 int BPF_PROG(on_receive_exit, int result)
 {

@@ -214,11 +214,15 @@ static __always_inline void skb_note_unpolled(struct __sk_buff *skb, struct poll
 {
 	struct net_device *dev;
 
-	if (!poll || !bpf_ksym_exists(bpf_cast_to_kern_ctx))
+	if (!poll)
 		return;
-	dev = ((struct sk_buff *)bpf_cast_to_kern_ctx(skb))->dev;
-	if (dev->napi_list.next == &dev->napi_list)
-		poll->unpolled = 1;
+	/* It may have got NAPI since it is steered. */
+	if (bpf_ksym_exists(bpf_cast_to_kern_ctx)) {
+		dev = ((struct sk_buff *)bpf_cast_to_kern_ctx(skb))->dev;
+		if (dev->napi_list.next != &dev->napi_list)
+			return;
+	}
+	poll->unpolled = 1;
 }
 
 SEC("tc")
@@ -233,7 +237,7 @@ int rxsteer_skb(struct __sk_buff *skb)
 	}
 	if (!rx_begin(&rx, skb->ifindex, bpf_get_smp_processor_id()))
 		return SKB_NEXT;
-	if (config.tun)
+	if (config.unpolled)
 		skb_note_unpolled(skb, rx.poll_cpu);
 	if (unlikely(skb_has_more(skb))) {
 		rx.q->nr_inline++;

@@ -443,7 +443,7 @@ struct rx_config {
 	 * these queues share the first one's dev_flow_table. */
 	__u8 skb;
 	__u8 without_mac; /* packets of the devices begin with the IP header */
-	__u8 tun;	  /* the devices' driver is tun: they are not polled without NAPI */
+	__u8 unpolled;	  /* they are tun devices without NAPI */
 	__u8 device_hash; /* skb mode: packets that have a hash are steered by it */
 	__u8 pad[7];
 	__u32 ifindex;	  /* not in skb mode */

@@ -110,7 +110,7 @@ fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
             xdp.push(all[0]);
         }
     }
-    for (without_mac, tun, flow_options) in [
+    for (without_mac, unpolled, flow_options) in [
         (0, 0, 0),
         (0, 0, all_tunnels),
         (1, 1, all_tunnels),
@@ -121,14 +121,14 @@ fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
         let constants = rx_config {
             skb: 1,
             without_mac,
-            tun,
+            unpolled,
             flow_options,
             follow_nat: 1,
             ..constants()
         };
         set_constants(&mut open.maps.rodata, constants)?;
         let what = format!(
-            "skb mode, MAC {}, tun {tun}, options {flow_options:#x}",
+            "skb mode, MAC {}, unpolled {unpolled}, options {flow_options:#x}",
             without_mac == 0
         );
         verified(open.load()?.object(), &what)?;

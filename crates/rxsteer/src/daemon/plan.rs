@@ -81,7 +81,7 @@ impl Steered {
             gro: self.device.gro,
             kind: SkbKind {
                 without_mac: self.device.without_mac,
-                tun: self.device.driver == "tun",
+                unpolled: self.device.unpolled,
             },
         }
     }

@@ -110,8 +110,8 @@ pub struct DeviceConfig {
 pub struct SkbKind {
     /// Packets begin with the IP header.
     pub without_mac: bool,
-    /// The driver is tun: a device without NAPI receives outside of polls.
-    pub tun: bool,
+    /// A tun device without NAPI: it receives outside of polls.
+    pub unpolled: bool,
 }
 
 /// Draws the flow hash's secret from the kernel's random number generator.

@@ -40,7 +40,7 @@ pub(super) struct Hops {
     nr_cpus: u32,
     ways: BTreeMap<SkbKind, Way>,
     _drops: Link,
-    /// While there are tun devices.
+    /// While there are devices without polls.
     ends: Option<Link>,
     carriers: CarrierSkel<'static>,
 }
@@ -98,7 +98,7 @@ impl Hops {
         }
         let carrier = Carrier::create(self.nr_cpus, kind.without_mac)?;
         let program = self.load(trace, tables, config, kind, carrier.ifindex)?;
-        if kind.tun && self.ends.is_none() {
+        if kind.unpolled && self.ends.is_none() {
             let ends = self.carriers.progs.on_receive_exit.attach_trace();
             self.ends = Some(ends.context("attaching on_receive_exit")?);
         }
@@ -170,7 +170,7 @@ impl Hops {
             carrier,
             hop_mark: self.mark,
             without_mac: kind.without_mac.into(),
-            tun: kind.tun.into(),
+            unpolled: kind.unpolled.into(),
             device_hash: (config.hash == Hash::Device).into(),
             ..constants(config, self.nr_cpus, tables.sizes())
         };

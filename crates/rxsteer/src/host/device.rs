@@ -104,6 +104,9 @@ pub struct Device {
     /// Whether its packets begin with the IP header.
     #[serde(skip)]
     pub without_mac: bool,
+    /// Whether it is a tun device without NAPI, which receives outside of polls.
+    #[serde(skip)]
+    pub unpolled: bool,
     /// If it returns what is sent to it, as lo does.
     #[serde(skip)]
     pub loopback: Option<Routing>,
@@ -165,6 +168,7 @@ impl Device {
             peer,
             kernel_rps: kernel_rps(&queues)?,
             without_mac: without_mac(read_number(&sysfs.join("type"))? as u16),
+            unpolled: unpolled(&sysfs)?,
             napis: netdev::napis(ifindex)?,
         })
     }
@@ -289,6 +293,13 @@ fn without_mac(link_type: u16) -> bool {
             | ARPHRD_RAWIP
             | libc::ARPHRD_PPP
     )
+}
+
+/// Whether the device in this folder of /sys is a tun device without NAPI. Whoever opens it next may
+/// change that.
+fn unpolled(sysfs: &Path) -> Result<bool> {
+    let flags = sysfs.join("tun_flags");
+    Ok(flags.exists() && read_number(&flags)? & libc::IFF_NAPI as u32 == 0)
 }
 
 /// The receive queue numbers found in the folder `queues`, ascending.

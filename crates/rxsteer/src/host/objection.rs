@@ -304,6 +304,7 @@ pub(super) mod tests {
             peer: None,
             kernel_rps: Vec::new(),
             without_mac: false,
+            unpolled: false,
             loopback: None,
             lower: Lower::None,
             napis: Some(vec![Napi {
