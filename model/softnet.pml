@@ -13,7 +13,8 @@
  * nobody counts it (backlog_heal()).
  *
  * SHARED: two flows share the slot, and each CPU polls an instance of its own: CPU 0 for the flow
- * that is watched, CPU 1 for the other one (rx_mixed()).
+ * that is watched, CPU 1 for the other one (rx_mix(), rx_unmixed()). A backlog may be full: the
+ * program drops the skb.
  */
 #include "stack.pml"
 
@@ -174,6 +175,7 @@ inline settled()
 inline steer(cpu)
 {
 	byte q, frame;
+	bool unmixes, no_room;
 
 	if
 	:: !since[cpu] -> since[cpu] = mixes + 1
@@ -208,11 +210,12 @@ inline steer(cpu)
 			settled();
 #endif
 			if
-			:: proven ->
-				mixed_at = 0;
-#ifndef NO_STAY
-				/* This one enters after all of them. */
-				proven = !away
+#ifdef NO_STAY
+			:: proven -> mixed_at = 0
+#else
+			:: proven && !away -> mixed_at = 0
+			/* This one enters after all of them. */
+			:: proven && away -> proven = false; unmixes = true
 #endif
 			:: else
 			fi
@@ -238,20 +241,40 @@ inline steer(cpu)
 		fi
 	:: true
 	fi;
+#ifdef SHARED
+	if
+	:: no_room = true
+	:: true
+	fi;
+#endif
 	d_step {
 		q = 0;
 		proven = false;
-		queue = cpu;
 		if
-		:: away ->
+#ifdef NO_UNMIX_LAST
+		:: unmixes -> mixed_at = 0; unmixes = false
+#endif
+		:: else
+		fi;
+		if
+		:: away && no_room
+		:: away && !no_room ->
 			tail[cpu]++;
 			last_qtail = entered(cpu);
-			q = tail[cpu]
+			queue = cpu;
+			q = tail[cpu];
+			if
+			:: unmixes -> mixed_at = 0
+			:: else
+			fi
 		:: else ->
 			count_poll(cpu);
 			last_qtail = polls[cpu];
+			queue = cpu;
 			list[cpu] ! frame
 		fi;
+		unmixes = false;
+		no_room = false;
 		unlock()
 	};
 	if

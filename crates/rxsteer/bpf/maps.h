@@ -79,12 +79,13 @@ struct {
 	__type(value, struct flow_name);
 } flow_names SEC(".maps");
 
-/* The number of the next mixing of a slot (rx_mix()): odd, so that it is never 0. */
+/* One element. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(map_flags, BPF_F_MMAPABLE);
 	__uint(max_entries, 1);
 	__type(key, __u32);
-	__type(value, __u32);
+	__type(value, struct rx_mixings);
 } mixings SEC(".maps");
 
 struct {

@@ -30,17 +30,6 @@ static __always_inline void poll_begin(struct poll_cpu *poll, __u32 queue)
 	poll->queue = queue + 1;
 }
 
-/* Called for each packet of skb mode, before its slot is locked, which orders this. */
-static __always_inline void poll_note_mixing(struct poll_cpu *poll)
-{
-	__u32 *mixing, only = 0;
-
-	if (likely(poll->since))
-		return;
-	mixing = bpf_map_lookup_elem(&mixings, &only);
-	poll->since = mixing ? *(volatile __u32 *)mixing + 1 : 1;
-}
-
 static __always_inline void queue_polled(struct rx_queue *q, struct poll_cpu *poll, __u32 cpu,
 					 bool exhausted, bool busy)
 {
@@ -116,8 +105,8 @@ static __always_inline void napi_polled(struct napi_struct *napi, int work, int 
 
 /*
  * The kernel has delivered a packet on this CPU, or one that came with it, as through a bridge. If
- * it came in no poll, it is a poll of its own: the kernel takes no other packet on this CPU
- * meanwhile.
+ * it came in no poll, it is a poll of its own: softirqs are off, so that the kernel takes no other
+ * packet on this CPU meanwhile (hosts with PREEMPT_RT are refused).
  */
 static __always_inline void receive_ended(void)
 {

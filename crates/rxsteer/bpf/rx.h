@@ -126,7 +126,7 @@ __noinline int flow_entered_elsewhere(__u32 slot)
 	if (flow->location == RPS_INLINE)
 		return rx_delivered_elsewhere(flow);
 	poll = poll_of(flow->queue - config.queue_base);
-	if (poll && !*(volatile __u32 *)&poll->since)
+	if (poll && !backlog_read(poll->since))
 		return true;
 	/* That CPU has sent another skb since. */
 	b = backlog_of(flow->queue, flow->location);
@@ -139,7 +139,26 @@ static __always_inline bool rx_entered_elsewhere(const struct rx *rx,
 	return flow_entered_elsewhere(rx->slot);
 }
 
-static __always_inline __u32 *rx_mixed_at(const struct rx *rx)
+static __always_inline struct rx_mixings *mixings_of_all(void)
+{
+	__u32 only = 0;
+
+	return bpf_map_lookup_elem(&mixings, &only);
+}
+
+/* Called for each packet of skb mode, before its slot is locked, which orders this. What GRO passes
+ * up after the end of a poll, whose budget was used up, counts as the CPU's next poll. */
+static __always_inline void poll_note_mixing(struct poll_cpu *poll)
+{
+	struct rx_mixings *all;
+
+	if (likely(poll->since))
+		return;
+	all = mixings_of_all();
+	poll->since = all ? backlog_read(all->nr) + 1 : 1;
+}
+
+static __always_inline __u64 *rx_mixed_at(const struct rx *rx)
 {
 	__u32 slot = rx->slot;
 	struct flow_name *name = bpf_map_lookup_elem(&flow_names, &slot);
@@ -147,34 +166,39 @@ static __always_inline __u32 *rx_mixed_at(const struct rx *rx)
 	return name ? &name->mixed_at : NULL;
 }
 
-static __always_inline __u32 rx_mixing(void)
+static __always_inline __u64 rx_mixing(void)
 {
-	__u32 *mixing, only = 0;
+	struct rx_mixings *all = mixings_of_all();
 
-	mixing = bpf_map_lookup_elem(&mixings, &only);
-	return mixing ? __sync_fetch_and_add(mixing, 2) + 1 : 1;
+	return all ? __sync_fetch_and_add(&all->nr, 1) + 1 : 1;
 }
 
-/* A global function: the verifier follows the loop once. */
-__noinline int polls_ended(__u32 mixing)
+/* A global function: the verifier follows the loop once. A CPU may poll nothing any more since its
+ * last packet; user space settles its poll. */
+__noinline int polls_ended(__u64 mixing)
 {
+	struct rx_mixings *all = mixings_of_all();
+
+	if (all && mixing <= backlog_read(all->settled))
+		return true;
 	for (int i = 0; i < RX_SHARED_CPUS; i++) {
 		struct poll_cpu *poll;
-		__u32 cpu = i, since;
+		__u32 cpu = i;
+		__u64 since;
 
 		/* The counter stays in a register: the verifier does not follow it in the key. */
 		asm volatile("" : "+r"(i));
 		poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
 		if (!poll)
 			break;
-		since = *(volatile __u32 *)&poll->since;
-		if (since && (__s32)(since - mixing) <= 0)
+		since = backlog_read(poll->since);
+		if (since && since <= mixing)
 			return false;
 	}
 	return true;
 }
 
-static __always_inline bool rx_polls_ended(const struct rx *rx, __u32 mixing)
+static __always_inline bool rx_polls_ended(const struct rx *rx, __u64 mixing)
 {
 	return polls_ended(mixing);
 }

@@ -135,8 +135,11 @@ static __always_inline int skb_steer(struct __sk_buff *skb, struct rx *rx)
 		struct backlog *b = rx_backlog(rx, rx->cpu);
 
 		/* Where the flow is, is not known: it could overtake. */
-		if (b)
-			b->nr_shed++;
+		if (config.dry_run || !b) {
+			rx->q->nr_inline++;
+			return SKB_NEXT;
+		}
+		b->nr_shed++;
 		return TC_ACT_SHOT;
 	}
 	verdict = config.dry_run ? rx_dry_run(rx, flow, rx_base(rx)) : rx_steer(rx, flow);

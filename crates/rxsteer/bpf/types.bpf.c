@@ -21,6 +21,7 @@ struct shared_types {
 	struct rx_queue rx_queue;
 	struct cpu cpu;
 	struct rx_config rx_config;
+	struct rx_mixings rx_mixings;
 	struct busy_poll busy_poll;
 	struct rx_facts rx_facts;
 	enum backlog_closed backlog_closed;

@@ -42,8 +42,9 @@ struct flow_key {
 struct flow_name {
 	struct flow_key key;
 	__u32 ifindex; /* of the device that received the flow's first packet */
+	__u32 pad;
 	/* In skb mode: the number of the slot's last mixing (rx_mix()); 0: it is not mixed. */
-	__u32 mixed_at;
+	__u64 mixed_at;
 };
 _Static_assert(sizeof(struct flow_name) % 8 == 0, "as an array's elements");
 
@@ -154,7 +155,8 @@ enum rx_verdict {
 	RX_DROP,
 };
 
-/* A slot of a queue's dev_flow_table; written only by the queue's NAPI owner. */
+/* A slot of a queue's dev_flow_table; written only by the queue's NAPI owner, or in skb mode by the
+ * CPU that holds its lock. */
 struct rps_dev_flow {
 	/* At a CPU: frames that had entered the backlog right after the flow's last one. INLINE:
 	 * the number of the poll that received the flow's last frame (rx_queue.nr_polls). */
@@ -380,10 +382,16 @@ struct poll_cpu {
 	__u64 start;	    /* of this poll: ns of the monotonic clock; 0: not timed */
 	__u64 poll_ns;	    /* spent in polls of steered queues */
 	__u64 over_idle_ns; /* of poll_ns, in polls that interrupted the idle task */
-	__u32 unpolled;	    /* the present packet came in no poll (receive_ended()) */
+	__u64 unpolled;	    /* the present packet came in no poll (receive_ended()) */
 	/* Skb mode: the mixing before which the present poll's first packet came; 0: none came. */
-	__u32 since;
-	__u64 pad_line[2];
+	__u64 since;
+	__u64 pad_line[1];
+};
+
+/* Mixings of slots, in skb mode (rx_mix()). */
+struct rx_mixings {
+	__u64 nr;      /* so far; written by the programs of all CPUs */
+	__u64 settled; /* all polls have ended that began before this one; by user space */
 };
 
 /* ---- CPUs (cpu.h) --------------------------------------------------------- */

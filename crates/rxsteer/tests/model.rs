@@ -149,6 +149,7 @@ const SOFTNET: Model = Model {
         ("NO_ENTERED", &["FRAMES=2", "POLLS=2", "SHARED"]),
         ("NO_SETTLED", &["FRAMES=2", "POLLS=2", "SHARED"]),
         ("NO_STAY", &["FRAMES=2", "POLLS=2", "SHARED"]),
+        ("NO_UNMIX_LAST", &["FRAMES=3", "POLLS=2", "SHARED"]),
         ("REACH_OUT", &["FRAMES=3"]),
         ("REACH_BACK", &["FRAMES=3"]),
     ],

@@ -24,6 +24,7 @@ struct rx {
 	__u64 poll;		    /* rx_poll(); 0: not called yet for this packet */
 	__u32 number;		    /* of a packet that is redirected: its backlog.tail */
 	struct poll_cpu *poll_cpu;  /* this CPU's, in skb mode */
+	bool unmixes;		    /* the slot is no longer mixed if it enters the backlog */
 	bool segment;		    /* a TCP segment with data, which GRO may merge */
 	bool followed;		    /* rx_base() is the location of the flow's application */
 };
@@ -51,11 +52,11 @@ static bool rx_delivered_elsewhere(struct rps_dev_flow *flow);
 /* For such a flow: whether that packet has been delivered INLINE, or is in the softnet backlog. */
 static bool rx_entered_elsewhere(const struct rx *rx, const struct rps_dev_flow *flow);
 /* The slot's flow_name.mixed_at; NULL if there is none. */
-static __u32 *rx_mixed_at(const struct rx *rx);
+static __u64 *rx_mixed_at(const struct rx *rx);
 /* The number of a new mixing: polls that begin later have a greater one (poll_cpu.since). */
-static __u32 rx_mixing(void);
+static __u64 rx_mixing(void);
 /* Whether all polls have ended that began before this mixing, on any CPU. */
-static bool rx_polls_ended(const struct rx *rx, __u32 mixing);
+static bool rx_polls_ended(const struct rx *rx, __u64 mixing);
 /* rx_decide() in a function of its own: once per window and flow. */
 static void rx_decide_apart(const struct rx *rx, struct rps_dev_flow *flow);
 /* The queue's RPS location of a hash. */

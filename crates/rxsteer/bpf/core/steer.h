@@ -104,27 +104,38 @@ static __always_inline bool rx_settle(struct rx *rx, struct backlog *b)
  */
 static __always_inline void rx_mix(const struct rx *rx)
 {
-	__u32 *mixed_at = rx_mixed_at(rx);
+	__u64 *mixed_at = rx_mixed_at(rx);
 
 	if (mixed_at)
 		*mixed_at = rx_mixing();
 }
 
-/* Whether the last packet that the slot knows says enough about the earlier ones. This packet will,
- * if it stays at its CPU: all of them are in the softnet backlog. */
-static __always_inline bool rx_unmixed(const struct rx *rx, const struct rps_dev_flow *flow)
+static __always_inline void rx_unmix(const struct rx *rx)
 {
-	__u32 *mixed_at = rx_mixed_at(rx);
-	__u32 ordered;
+	__u64 *mixed_at = rx_mixed_at(rx);
+	__u64 before;
+
+	if (!mixed_at)
+		return;
+	/* What follows sees what other CPUs wrote in the polls that have ended, on arm64 too. */
+	before = __sync_lock_test_and_set(mixed_at, 0);
+	asm volatile("" : : "r"(before));
+}
+
+/* Whether the last packet that the slot knows says enough about the earlier ones. If not, but all
+ * of them are in the softnet backlog, this packet will when it enters there too. */
+static __always_inline bool rx_unmixed(struct rx *rx, const struct rps_dev_flow *flow)
+{
+	__u64 *mixed_at = rx_mixed_at(rx);
 
 	if (!mixed_at || likely(!*mixed_at))
 		return true;
 	if (!rx_polls_ended(rx, *mixed_at))
 		return false;
-	/* What follows sees what other CPUs wrote in these polls, on arm64 too. */
-	ordered = __sync_lock_test_and_set(mixed_at, 0);
-	asm volatile("" : : "r"(ordered));
-	return flow->location == RPS_INLINE;
+	rx->unmixes = flow->location != RPS_INLINE;
+	if (!rx->unmixes)
+		rx_unmix(rx);
+	return !rx->unmixes;
 }
 
 /* The rule of order: a flow changes its location only when all its earlier packets have been
@@ -242,6 +253,8 @@ static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev
 	}
 	if (unlikely(wait_is_due(b)))
 		rx_measure_wait(rx, cpu);
+	if (unlikely(rx->unmixes))
+		rx_unmix(rx);
 	rx->number = ++b->tail;
 	rx_locate(rx, flow, cpu, backlog_entered(b));
 	return RX_REDIRECTED;
@@ -260,7 +273,10 @@ static __always_inline bool rx_shed(const struct rx *rx, struct rps_dev_flow *fl
 
 	if (!b || (!all && !flow->shed && rx_room(rx, flow, b) == BACKLOG_OPEN))
 		return false;
-	/* Only another frame proves that the earlier ones have been delivered. */
+	/* Only another frame proves that the earlier ones have been delivered: in skb mode, one of
+	 * this queue, in whose counts last_qtail is then. */
+	if (rx->unmixes || (rx_shares_flows() && flow->queue != rx->queue))
+		return false;
 	if (backlog_last_lost(backlog_entered(b), flow->last_qtail))
 		return false;
 	flow->shed = 1;

@@ -102,18 +102,18 @@ static bool rx_entered_elsewhere(const struct rx *rx, const struct rps_dev_flow 
 	return facts->entered_elsewhere;
 }
 
-static __u32 *rx_mixed_at(const struct rx *rx)
+static __u64 *rx_mixed_at(const struct rx *rx)
 {
 	(void)rx;
 	return &facts->mixed_at;
 }
 
-static __u32 rx_mixing(void)
+static __u64 rx_mixing(void)
 {
 	return facts->mixing;
 }
 
-static bool rx_polls_ended(const struct rx *rx, __u32 mixing)
+static bool rx_polls_ended(const struct rx *rx, __u64 mixing)
 {
 	(void)rx;
 	(void)mixing;

@@ -33,10 +33,10 @@ struct rx_facts {
 	__u32 delivered_elsewhere;
 	__u32 entered_elsewhere;
 	__u32 polls_ended; /* those before the mixing */
-	__u32 mixing;
+	__u64 mixing;
 	struct cpu cpus[64]; /* with the CPUs near each */
 
-	__u32 mixed_at; /* the slot's; also an output */
+	__u64 mixed_at; /* the slot's; also an output */
 
 	/* Outputs. */
 	__u32 poll_asked;   /* rx_poll_stamp() was called */

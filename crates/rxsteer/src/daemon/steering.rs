@@ -203,6 +203,7 @@ impl Steering {
                 if let Err(e) = self.datapath.look_at_host() {
                     warn!("{e:#}");
                 }
+                self.datapath.settle_mixings()?;
                 self.takedown.look(&self.datapath)?;
                 self.look_for_gone()?;
                 self.attach_refused();

@@ -13,7 +13,7 @@ use super::loaded::Datapath;
 use super::policy::Policy;
 use super::rps_map::RpsMap;
 use crate::host::softnet;
-use crate::types::{backlog, backlog_closed, backlog_flushed};
+use crate::types::{backlog, backlog_closed, backlog_flushed, rx_mixings};
 
 impl Backlogged for Datapath {
     fn nr_queues(&self) -> u32 {
@@ -95,6 +95,23 @@ impl Datapath {
         for flushed in flushed {
             self.call(&self.trace.progs.backlog_healed, flushed)?;
         }
+        Ok(())
+    }
+
+    /// Lets slots of skb mode that are mixed move again, whatever CPUs do (`polls_ended()` in
+    /// `bpf/rx.h`): after a grace period all polls have ended that began before. Takes no time while
+    /// no slot was mixed since the last call. To be called now and then.
+    ///
+    /// # Errors
+    /// As [`Self::find_vanished_frames`].
+    pub fn settle_mixings(&self) -> Result<()> {
+        let rx_mixings { nr, settled } = self.mixings.get(0);
+        if nr == settled {
+            return Ok(());
+        }
+        self.grace_period()?;
+        self.mixings
+            .set_field(0, offset_of!(rx_mixings, settled), nr);
         Ok(())
     }
 

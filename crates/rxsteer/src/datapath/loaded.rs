@@ -43,7 +43,8 @@ use crate::host::kthread;
 use crate::host::softnet;
 use crate::host::topology::Topology;
 use crate::types::{
-    self, backlog, backlog_wait, cpu, rx_config, rx_load, rx_policy, rx_pressure, rx_queue,
+    self, backlog, backlog_wait, cpu, rx_config, rx_load, rx_mixings, rx_policy, rx_pressure,
+    rx_queue,
 };
 
 /// The first epoch; 0 is the epoch of unset slots.
@@ -65,6 +66,7 @@ pub struct Datapath {
     pub(super) trace: TraceSkel<'static>,
     pub(super) rx_queues: Mapped<rx_queue>,
     foreign_frames: Mapped<u64>,
+    pub(super) mixings: Mapped<rx_mixings>,
     rps_maps: Mapped<types::rps_map>,
     pub(super) backlog_counts: Mapped<backlog>,
     backlog_waits: Mapped<backlog_wait>,
@@ -230,6 +232,7 @@ impl Datapath {
             backlog_counts: Mapped::of(&trace.maps.backlogs)?,
             backlog_waits: Mapped::of(&trace.maps.backlog_waits)?,
             foreign_frames: Mapped::of(&trace.maps.foreign_frames)?,
+            mixings: Mapped::of(&trace.maps.mixings)?,
             rx_queues,
             rps_maps,
             trace,

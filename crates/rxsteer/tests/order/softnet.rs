@@ -149,6 +149,11 @@ fn a_mixed_slot_stays_at_its_cpu_for_one_packet_more() {
     assert_eq!(path.packet(INLINE), rx_verdict::RX_REDIRECTED);
     path.pass_up();
     path.facts.polls_ended = 1;
+    // One that does not enter proves nothing.
+    let limit = std::mem::replace(&mut path.facts.limit, 0);
+    path.backlogs[TARGET as usize].tail_limit = 0;
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_DROP);
+    path.facts.limit = limit;
     assert_eq!(path.packet(INLINE), rx_verdict::RX_REDIRECTED);
     path.pass_up();
     assert_eq!(path.packet(INLINE), rx_verdict::RX_PASS);
@@ -156,4 +161,18 @@ fn a_mixed_slot_stays_at_its_cpu_for_one_packet_more() {
     let mut path = Path::mixed(false, true);
     path.pass_up();
     assert_eq!(path.packet(INLINE), rx_verdict::RX_PASS);
+}
+
+/// It would wait for a packet of the other queue, which may not come.
+#[test]
+fn a_flow_that_came_elsewhere_is_not_shed() {
+    let mut path = Path::new(true);
+    path.facts.entered_elsewhere = 1;
+    path.flow.shed = 1;
+    assert_eq!(path.packet_elsewhere(INLINE), rx_verdict::RX_REDIRECTED);
+
+    // The control: in the same queue.
+    let mut path = Path::new(true);
+    path.flow.shed = 1;
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_DROP);
 }
