@@ -250,12 +250,12 @@ inline steer(cpu)
 	d_step {
 		q = 0;
 		proven = false;
-		if
 #ifdef NO_UNMIX_LAST
+		if
 		:: unmixes -> mixed_at = 0; unmixes = false
-#endif
 		:: else
 		fi;
+#endif
 		if
 		:: away && no_room
 		:: away && !no_room ->

@@ -156,7 +156,7 @@ int cpumap(struct xdp_md *ctx)
 /* The first bytes of each payload. */
 struct generator_stamp {
 	__be64 seq;  /* of the generator, from 0 */
-	__be32 flow; /* of the first frame: the number of flow 0 */
+	__be32 flow; /* among those of all generators; in `first` that of flow 0 */
 	__be32 generator;
 };
 

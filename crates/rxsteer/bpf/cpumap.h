@@ -44,7 +44,7 @@ static __always_inline bool backlog_off_rq(const struct backlog *b)
 static __always_inline bool backlog_poll_ended(__u64 stamp)
 {
 	__u32 cpu = poll_stamp_cpu(stamp);
-	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
+	struct poll_cpu *poll = poll_of(cpu);
 
 	return poll && poll_stamp(cpu, backlog_read(poll->nr_polls)) != stamp;
 }

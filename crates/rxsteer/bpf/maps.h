@@ -174,3 +174,26 @@ struct {
 	__type(key, __u32);
 	__type(value, struct cpu);
 } cpus SEC(".maps");
+
+/* ---- lookups ---------------------------------------------------------------- */
+
+/* They take numbers by value: struct rx stays in registers while no helper gets its address. */
+static __always_inline struct rx_queue *queue_of(__u32 queue)
+{
+	return bpf_map_lookup_elem(&rx_queues, &queue);
+}
+
+static __always_inline struct rps_dev_flow *flow_of(__u32 slot)
+{
+	return bpf_map_lookup_elem(&dev_flow_tables, &slot);
+}
+
+static __always_inline struct flow_name *name_of(__u32 slot)
+{
+	return bpf_map_lookup_elem(&flow_names, &slot);
+}
+
+static __always_inline struct poll_cpu *poll_of(__u32 cpu)
+{
+	return bpf_map_lookup_elem(&poll_cpus, &cpu);
+}

@@ -70,17 +70,14 @@ static __always_inline struct rx_queue *poll_end(struct poll_cpu *poll, __u32 cp
 {
 	struct rx_queue *q = NULL;
 	__u64 nr_polls;
-	__u32 queue;
 
 	/* After the delivery of the poll's packets, for other CPUs (backlog_poll_ended()). An
 	 * atomic is ordered only if its result is used. */
 	nr_polls = __sync_fetch_and_add(&poll->nr_polls, 1);
 	asm volatile("" : : "r"(nr_polls));
 	poll->since = poll->unpolled = 0;
-	if (poll->queue) {
-		queue = poll->queue - 1;
-		q = bpf_map_lookup_elem(&rx_queues, &queue);
-	}
+	if (poll->queue)
+		q = queue_of(poll->queue - 1);
 	if (q && poll->start)
 		queue_polled(q, poll, cpu, exhausted, busy);
 	poll->start = 0;
@@ -91,7 +88,7 @@ static __always_inline struct rx_queue *poll_end(struct poll_cpu *poll, __u32 cp
 static __always_inline void napi_polled(struct napi_struct *napi, int work, int budget)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
-	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
+	struct poll_cpu *poll = poll_of(cpu);
 	struct rx_queue *q;
 	bool busy;
 
@@ -111,7 +108,7 @@ static __always_inline void napi_polled(struct napi_struct *napi, int work, int 
 static __always_inline void receive_ended(void)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
-	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
+	struct poll_cpu *poll = poll_of(cpu);
 
 	if (poll && unlikely(poll->unpolled))
 		poll_end(poll, cpu, false, false);

@@ -16,22 +16,6 @@
 #include "napi.h"
 #include "socket.h"
 
-/* Lookups take numbers by value: struct rx stays in registers while no helper gets its address. */
-static __always_inline struct rx_queue *queue_of(__u32 queue)
-{
-	return bpf_map_lookup_elem(&rx_queues, &queue);
-}
-
-static __always_inline struct rps_dev_flow *flow_of(__u32 slot)
-{
-	return bpf_map_lookup_elem(&dev_flow_tables, &slot);
-}
-
-static __always_inline struct poll_cpu *poll_of(__u32 cpu)
-{
-	return bpf_map_lookup_elem(&poll_cpus, &cpu);
-}
-
 static __always_inline bool steer_unguarded(void)
 {
 	return config.unguarded;
@@ -130,7 +114,7 @@ __noinline int flow_entered_elsewhere(__u32 slot)
 		return true;
 	/* That CPU has sent another skb since. */
 	b = backlog_of(flow->queue, flow->location);
-	return b && backlog_read(b->tail) - backlog_read(b->nr_lost) > flow->last_qtail;
+	return b && backlog_entered(b) > flow->last_qtail;
 }
 
 static __always_inline bool rx_entered_elsewhere(const struct rx *rx,
@@ -160,8 +144,7 @@ static __always_inline void poll_note_mixing(struct poll_cpu *poll)
 
 static __always_inline __u64 *rx_mixed_at(const struct rx *rx)
 {
-	__u32 slot = rx->slot;
-	struct flow_name *name = bpf_map_lookup_elem(&flow_names, &slot);
+	struct flow_name *name = name_of(rx->slot);
 
 	return name ? &name->mixed_at : NULL;
 }
@@ -182,13 +165,11 @@ __noinline int polls_ended(__u64 mixing)
 	if (all && mixing <= backlog_read(all->settled))
 		return true;
 	for (int i = 0; i < RX_SHARED_CPUS; i++) {
-		struct poll_cpu *poll;
-		__u32 cpu = i;
+		struct poll_cpu *poll = poll_of(i);
 		__u64 since;
 
 		/* The counter stays in a register: the verifier does not follow it in the key. */
 		asm volatile("" : "+r"(i));
-		poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
 		if (!poll)
 			break;
 		since = backlog_read(poll->since);
@@ -205,8 +186,7 @@ static __always_inline bool rx_polls_ended(const struct rx *rx, __u64 mixing)
 
 static __always_inline void rx_flow_new(const struct rx *rx)
 {
-	__u32 slot = rx->slot;
-	struct flow_name *name = bpf_map_lookup_elem(&flow_names, &slot);
+	struct flow_name *name = name_of(rx->slot);
 
 	if (!name || !rx->key)
 		return;

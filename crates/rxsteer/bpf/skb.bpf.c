@@ -161,7 +161,7 @@ static __always_inline void skb_passed(struct __sk_buff *skb)
 	__u32 cpu = bpf_get_smp_processor_id();
 	__u32 index = skb_backlog(skb->cb[SKB_WAY]), number = skb->cb[SKB_NUMBER];
 	struct backlog *b = bpf_map_lookup_elem(&backlogs, &index);
-	struct poll_cpu *poll = bpf_map_lookup_elem(&poll_cpus, &cpu);
+	struct poll_cpu *poll = poll_of(cpu);
 
 	skb_unmark(skb);
 	if (!b || !poll)

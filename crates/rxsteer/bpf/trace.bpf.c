@@ -146,7 +146,7 @@ SEC("syscall")
 int queue_return(struct queue_return *wish)
 {
 	__u32 queue = wish->queue;
-	struct rx_queue *q = bpf_map_lookup_elem(&rx_queues, &queue);
+	struct rx_queue *q = queue_of(queue);
 	struct rps_map *map = bpf_map_lookup_elem(&rps_maps, &queue);
 	__u16 location = wish->location;
 	int slot;

@@ -132,10 +132,12 @@ static __always_inline bool rx_unmixed(struct rx *rx, const struct rps_dev_flow 
 		return true;
 	if (!rx_polls_ended(rx, *mixed_at))
 		return false;
-	rx->unmixes = flow->location != RPS_INLINE;
-	if (!rx->unmixes)
+	if (flow->location == RPS_INLINE) {
 		rx_unmix(rx);
-	return !rx->unmixes;
+		return true;
+	}
+	rx->unmixes = true;
+	return false;
 }
 
 /* The rule of order: a flow changes its location only when all its earlier packets have been

@@ -17,16 +17,16 @@
 #include "backlog.h"
 #include "types.h"
 
-/* Whether to begin a sample with the frame that enters next. */
-static __always_inline bool wait_is_due(const struct backlog *b)
-{
-	return !(b->tail & (WAIT_EVERY - 1));
-}
-
 /* Whether frame `number`, the low bits of `tail` with it, is one with which samples begin. */
 static __always_inline bool wait_is_sampled(__u32 number)
 {
 	return !((number - 1) & (WAIT_EVERY - 1));
+}
+
+/* Whether to begin a sample with the frame that enters next. */
+static __always_inline bool wait_is_due(const struct backlog *b)
+{
+	return wait_is_sampled(b->tail + 1);
 }
 
 static __always_inline bool wait_is_pending(const struct backlog_wait *w)

@@ -14,7 +14,7 @@ use nix::net::if_::{Interface, if_indextoname, if_nameindex, if_nametoindex};
 use serde::Serialize;
 
 use crate::host::cpumask::CpuMask;
-use crate::host::ethtool::{Ethtool, Offload, RX_GRO, RX_MERGE, RX_VLAN};
+use crate::host::ethtool::{Ethtool, Features, Offload, RX_GRO, RX_MERGE, RX_VLAN};
 use crate::host::loopback::Routing;
 use crate::host::lower::Lower;
 use crate::host::netdev::{self, Napi};
@@ -164,7 +164,7 @@ impl Device {
             native_xdp,
             rx_vlan_offload: features.offload(RX_VLAN),
             rx_merge: features.offload(RX_MERGE),
-            gro: features.offload(&[RX_GRO]) != Offload::Off,
+            gro: merges(&features),
             peer,
             kernel_rps: kernel_rps(&queues)?,
             without_mac: without_mac(read_number(&sysfs.join("type"))? as u16),
@@ -220,7 +220,7 @@ impl Device {
     /// When the query of the kernel fails.
     pub fn merges(&self) -> Result<bool> {
         let features = Ethtool::by_index(self.ifindex)?.features()?;
-        Ok(features.offload(&[RX_GRO]) != Offload::Off)
+        Ok(merges(&features))
     }
 
     /// The files that enable kernel RPS or RFS now, as [`Self::kernel_rps`]. Looks at `/sys` alone.
@@ -293,6 +293,11 @@ fn without_mac(link_type: u16) -> bool {
             | ARPHRD_RAWIP
             | libc::ARPHRD_PPP
     )
+}
+
+/// Whether GRO is on, by the device's features.
+fn merges(features: &Features) -> bool {
+    features.offload(&[RX_GRO]) != Offload::Off
 }
 
 /// Whether the device in this folder of /sys is a tun device without NAPI. Whoever opens it next may

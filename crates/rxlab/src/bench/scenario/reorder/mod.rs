@@ -450,11 +450,9 @@ const MODES: [(&str, Mode, bool); 4] = [
 ];
 
 /// Those of a case.
-fn modes(case: Case) -> &'static [(&'static str, Mode, bool)] {
-    match case {
-        Case::Tun => &MODES[2..],
-        _ => &MODES,
-    }
+fn modes(case: Case) -> Vec<(&'static str, Mode, bool)> {
+    let has = |&(_, mode, _): &_| case != Case::Tun || mode == Mode::Skb;
+    MODES.into_iter().filter(has).collect()
 }
 
 impl Experiment for Reorder {
