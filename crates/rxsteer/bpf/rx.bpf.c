@@ -64,7 +64,7 @@ static __always_inline int rx_hashed(struct rx *rx)
 
 	if (!flow)
 		return XDP_PASS;
-	return rx_act(config.dry_run ? rx_dry_run(rx, flow, rx_base(rx)) : rx_steer(rx, flow));
+	return rx_act(config.dry_run ? rx_dry_run(rx, flow) : rx_steer(rx, flow));
 }
 
 /* Off the fast path. A global function: the verifier checks it once, and what follows for one

@@ -257,20 +257,6 @@ static __always_inline void rx_decide_apart(const struct rx *rx, struct rps_dev_
 
 /* ---- a packet with a hash -------------------------------------------------- */
 
-/* Decides and counts, and leaves the packet where it is. The flow has the account of one that is
- * INLINE. */
-static __always_inline enum rx_verdict rx_dry_run(struct rx *rx, struct rps_dev_flow *flow,
-						  __u16 wanted)
-{
-	struct backlog *b = rx_backlog(rx, wanted);
-
-	if (b)
-		b->nr_decided++;
-	rx_own(rx, flow, flow->epoch == rx->epoch);
-	flow->wanted = wanted;
-	return rx_inline(rx, flow);
-}
-
 /* The packet's flow, or NULL if the packet is processed where it is. */
 static __always_inline struct rps_dev_flow *rx_flow(struct rx *rx)
 {

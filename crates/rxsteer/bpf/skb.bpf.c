@@ -142,7 +142,7 @@ static __always_inline int skb_steer(struct __sk_buff *skb, struct rx *rx)
 		b->nr_shed++;
 		return TC_ACT_SHOT;
 	}
-	verdict = config.dry_run ? rx_dry_run(rx, flow, rx_base(rx)) : rx_steer(rx, flow);
+	verdict = config.dry_run ? rx_dry_run(rx, flow) : rx_steer(rx, flow);
 	location = flow->location;
 	flow_unlock(flow);
 	switch (verdict) {

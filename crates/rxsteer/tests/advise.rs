@@ -17,7 +17,7 @@ use common::container::Container;
 use common::process::{RXSTEER, attached, rxsteer};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use rxlab::lab::frame::{Frames, UdpFlows, Vxlan};
+use rxlab::lab::frame::{Frames, TcpFlows, UdpFlows, Vxlan};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::netns::Thread;
@@ -393,6 +393,45 @@ fn the_flows_in_a_tunnel_are_found() -> Result<()> {
     let plain = self::answer(&bed, &[name, "--seconds=0.5", "--mode=native"])?;
     ensure!(plain["inside"].is_null(), "{plain}");
     wire.stop()?;
+    nothing_is_left(&bed)
+}
+
+/// The default policy leaves flows that GRO merges where they are in native mode: the dry run counts
+/// them so. Skb mode, which `--mode auto` comes to for them, moves them.
+#[test]
+fn flows_that_gro_merges_stay() -> Result<()> {
+    in_lab!();
+    let bed = link()?;
+    let name = &bed.link.dut.name;
+    let flows = UdpFlows {
+        payload_len: 1000,
+        run: 16,
+        ..UdpFlows::to(&bed.link.dut, 4)
+    };
+    let bulk = TcpFlows {
+        flows: flows.clone(),
+        first_seq: 1,
+        ack: 1,
+        push: false,
+    };
+    let ask = |frames, mode: &str| {
+        let config = GeneratorConfig::flood(frames);
+        let generator = Generator::start(&bed.link, POLLING_CPU, &config)?;
+        let answer = answer(&bed, &[name, "--seconds=0.5", mode])?;
+        generator.stop()?;
+        let merged = answer["flows"]["merged_share"].as_f64();
+        anyhow::Ok((merged.unwrap_or(-1.0), answer))
+    };
+    let (merged, answer) = ask(Frames::Tcp(bulk.clone()), "--mode=native")?;
+    ensure!(merged > 0.9, "{answer}");
+    ensure!(answer["ratio"].as_f64() < Some(1.1), "{answer}");
+    let (merged, answer) = ask(Frames::Tcp(bulk), "--mode=auto")?;
+    ensure!(answer["devices"][0]["dry_run"] == "skb", "{answer}");
+    ensure!(merged == 0.0, "{answer}");
+    // The controls: datagrams are not merged, and stay in native mode.
+    let (merged, answer) = ask(Frames::Udp(flows), "--mode=auto")?;
+    ensure!(answer["devices"][0]["dry_run"] == "native", "{answer}");
+    ensure!(merged == 0.0, "{answer}");
     nothing_is_left(&bed)
 }
 

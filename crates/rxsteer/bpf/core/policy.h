@@ -127,6 +127,14 @@ static __always_inline bool flow_is_merged(const struct rps_dev_flow *flow)
 	return (flow->merging & MERGING_MOST) > MERGING_MOST / 2;
 }
 
+/* Whether +adapt leaves the flow INLINE for that. While an application polls the queue, merged
+ * flows leave like others. */
+static __always_inline bool flow_stays_merged(const struct rx_load *l,
+					      const struct rps_dev_flow *flow)
+{
+	return flow_is_merged(flow) && l->pressure != RX_POLLED;
+}
+
 /* Whether the flow had nearly all frames of its queue in the last window. */
 static __always_inline bool flow_is_alone(const struct rx *rx, const struct rps_dev_flow *flow)
 {
@@ -268,7 +276,7 @@ static __always_inline __u16 rx_adapt(const struct rx *rx, const struct rps_dev_
 	if (l->pressure == RX_RELAXED)
 		return RPS_INLINE;
 	*reason = RX_MERGED;
-	if (flow_is_merged(flow) && l->pressure != RX_POLLED)
+	if (flow_stays_merged(l, flow))
 		return RPS_INLINE;
 	*reason = RX_STAY;
 	if (flow->wanted == RPS_INLINE && !flow->may_leave)

@@ -177,6 +177,14 @@ static __always_inline void rx_own(const struct rx *rx, struct rps_dev_flow *flo
 	rx_flow_new(rx);
 }
 
+/* Notes a packet of the flow, wherever it is processed. */
+static __always_inline void rx_note(struct rx *rx, struct rps_dev_flow *flow, bool set)
+{
+	rx_own(rx, flow, set);
+	if (rx->segment && rx->q->policy & RX_ADAPT)
+		flow_note_segment(flow, rx_poll(rx));
+}
+
 static __always_inline void rx_locate(const struct rx *rx, struct rps_dev_flow *flow,
 				      __u32 location, __u64 last_qtail)
 {
@@ -302,6 +310,25 @@ static __always_inline bool rx_is_there(const struct rx *rx, const struct rps_de
 	return flow->base == base && flow->wanted == rx->cpu;
 }
 
+/* Decides and counts, and leaves the packet where it is: the flow has the account of one that is
+ * INLINE. The decision is that of the tables, on a polling CPU without room. */
+static __always_inline enum rx_verdict rx_dry_run(struct rx *rx, struct rps_dev_flow *flow)
+{
+	__u16 base = rx_base(rx);
+	struct backlog *b;
+	bool merged;
+
+	rx_note(rx, flow, flow->epoch == rx->epoch);
+	merged = rx->q->policy & RX_ADAPT && flow_stays_merged(&rx->q->load, flow);
+	flow->reason = merged ? RX_MERGED : RX_TABLES;
+	flow->base = base;
+	flow->wanted = merged ? (__u16)RPS_INLINE : base;
+	b = rx_backlog(rx, flow->wanted);
+	if (b)
+		b->nr_decided++;
+	return rx_inline(rx, flow);
+}
+
 static __always_inline enum rx_verdict rx_steer(struct rx *rx, struct rps_dev_flow *flow)
 {
 	bool set = likely(flow->epoch == rx->epoch);
@@ -314,9 +341,7 @@ static __always_inline enum rx_verdict rx_steer(struct rx *rx, struct rps_dev_fl
 	if (set && rx_shares_flows() && unlikely(flow->queue != rx->queue) &&
 	    !rx_entered_elsewhere(rx, flow))
 		rx_mix(rx);
-	rx_own(rx, flow, set);
-	if (rx->segment && q->policy & RX_ADAPT)
-		flow_note_segment(flow, rx_poll(rx));
+	rx_note(rx, flow, set);
 	if ((q->policy & RX_ADAPT) && set && location == RPS_INLINE && !decided_elsewhere &&
 	    rx_stays_inline(&q->load, flow))
 		return rx_inline(rx, flow);

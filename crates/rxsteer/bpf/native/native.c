@@ -231,7 +231,7 @@ enum rx_verdict native_rx_steer(struct rx_facts *f, struct rx_queue *q, struct b
 	rx.queue = f->queue;
 	rx.segment = f->segment;
 	q->nr_received++;
-	return rx_steer(&rx, flow);
+	return f->dry_run ? rx_dry_run(&rx, flow) : rx_steer(&rx, flow);
 }
 
 /* ---- policy.h --------------------------------------------------------------- */

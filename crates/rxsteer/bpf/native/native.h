@@ -21,6 +21,7 @@ struct rx_facts {
 	__u32 jiffies;
 	__u32 gro_empty; /* of the polling NAPI instance */
 	__u32 unguarded;
+	__u32 dry_run;
 	__u64 idle;	  /* CPUs that are idle */
 	__u32 busy[64];	  /* by CPU: backlog.busy */
 	__u32 demand[64]; /* by CPU: backlog.demand */

@@ -28,7 +28,7 @@ const BULK: f64 = 1000.0;
 const SMALL: f64 = 500.0;
 
 /// Share of TCP among the packets of all flows; the same for it.
-const MOSTLY: f64 = 0.75;
+pub(crate) const MOSTLY: f64 = 0.75;
 const HARDLY: f64 = 0.5;
 
 /// Looks in a row at which the traffic has to ask for another mode. Those between them that find

@@ -9,7 +9,7 @@ mod auto;
 mod bonds;
 mod budget;
 mod change;
-mod choice;
+pub(crate) mod choice;
 pub mod chosen;
 pub mod contradiction;
 mod explain;

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! TCP segments that GRO merges: their flows stay INLINE.
 
+use super::common::cases::config;
 use super::world::*;
+use proptest::prelude::*;
 use rxsteer::types::rx_reason;
 
 /// Flows, by the segments that they send in a poll.
@@ -74,4 +76,68 @@ fn a_flow_that_is_merged_again_returns() {
         world.flows[0].wanted
     };
     assert_eq!([after(1), after(4), after(1)], [1, INLINE, 1]);
+}
+
+/// The flow of each segment, and whether it is the first one of a poll.
+fn segments() -> impl Strategy<Value = Vec<(usize, bool)>> {
+    prop::collection::vec((0..3_usize, any::<bool>()), 0..400)
+}
+
+/// The counts of both worlds after the same segments, `dry` a dry run, on a saturated CPU. Fails with
+/// a flow of which the dry run says other than what the policy decides.
+fn both(segments: &[(usize, bool)]) -> Result<[World; 2], usize> {
+    let mut worlds = [false, true].map(|dry_run| {
+        let mut world = World::new(FOLLOW | ADAPT, 3);
+        (world.facts.segment, world.facts.dry_run) = (1, dry_run.into());
+        (0..3).for_each(|flow| world.application(flow, 1 + flow as u32));
+        world
+    });
+    for &(flow, begins) in segments {
+        for world in &mut worlds {
+            // Each segment decides.
+            world.window(WHOLE, WHOLE);
+            match begins {
+                true => world.frame(flow),
+                false => world.next_frame(flow),
+            };
+        }
+        let merges = |world: &World| {
+            let flow = &world.flows[flow];
+            let merged = flow.reason == rx_reason::RX_MERGED.0 as u8;
+            (
+                flow.merging,
+                flow.base,
+                merged,
+                merged.then_some(flow.wanted),
+            )
+        };
+        if merges(&worlds[0]) != merges(&worlds[1]) {
+            return Err(flow);
+        }
+    }
+    Ok(worlds)
+}
+
+proptest! {
+    #![proptest_config(config(1000))]
+
+    #[test]
+    fn a_dry_run_says_the_same(segments in segments()) {
+        let both = both(&segments);
+        prop_assert!(both.is_ok(), "{:?}", both.err());
+        let [_, dry] = both.unwrap();
+        let mut seen = dry.flows.iter().filter(|flow| flow.epoch > 0);
+        prop_assert!(seen.all(|flow| flow.location == INLINE));
+    }
+}
+
+#[test]
+fn a_dry_run_counts_them_as_inline() {
+    let [_, dry] = both(&[(0, false); 40]).unwrap();
+    let decided: u64 = dry.backlogs.iter().map(|b| b.nr_decided).sum();
+    // Until the count was above half.
+    assert_eq!(decided, 8);
+    // The control: the other flow has a segment in each poll.
+    let [_, dry] = both(&[(1, true); 40]).unwrap();
+    assert_eq!(dry.backlogs[2].nr_decided, 40);
 }

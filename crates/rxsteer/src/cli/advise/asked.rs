@@ -13,6 +13,7 @@ use crate::daemon::options::{Mode, RpsCpus};
 pub struct Stopped;
 
 /// What is to be watched, and how.
+#[derive(Clone, Copy)]
 pub struct Asked<'a> {
     /// How long.
     pub time: Duration,

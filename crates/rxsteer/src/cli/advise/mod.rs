@@ -24,6 +24,7 @@ use self::words::Advice;
 use super::program::{end_with_the_reader, print_answer, stop_signals};
 use super::value::seconds;
 use crate::api::client;
+use crate::daemon::choice::MOSTLY;
 use crate::daemon::options::{Mode, RpsCpus, Tunnel};
 use crate::host::caps::{self, Need};
 use crate::host::device::{self, Device};
@@ -44,7 +45,8 @@ pub struct AdviseArgs {
     #[arg(value_name = "DEVICE")]
     pub devices: Vec<String>,
 
-    /// How long to watch. A second time as long follows if tunnels hide the flows
+    /// How long to watch. A second time as long follows if tunnels hide the flows, or if GRO merges
+    /// most of them
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "10")]
     pub seconds: Duration,
 
@@ -104,11 +106,11 @@ pub fn advise(names: &[String], asked: &Asked<'_>) -> Result<Advice> {
     if let Some(missing) = missing.first().filter(|_| asked.attach) {
         bail!("{missing}; or watch without a dry run, by --no-attach");
     }
-    let seen = watch(asked, &devices, &[])?;
+    let (watched, seen) = watch_as_steered(asked, &devices)?;
     let hidden = hidden(&seen);
     let inside = match hidden.is_empty() {
         true => None,
-        false => watch(asked, &devices, &hidden)?.flows,
+        false => watch(&watched, &devices, &hidden)?.flows,
     };
     let inside = inside.filter(|inside| {
         let outer = seen.flows.as_ref().map_or(1.0, |flows| flows.busiest_share);
@@ -125,6 +127,23 @@ pub fn advise(names: &[String], asked: &Asked<'_>) -> Result<Advice> {
         verdict,
         command,
     })
+}
+
+/// Watches in the mode to which `run` comes, which is returned with what was seen: skb mode for
+/// flows that GRO merges (`daemon/choice.rs`).
+fn watch_as_steered<'a>(asked: &Asked<'a>, devices: &[Device]) -> Result<(Asked<'a>, Seen)> {
+    let seen = watch(asked, devices, &[])?;
+    if asked.mode == Mode::Auto && seen.facts(None).merged >= MOSTLY {
+        let after_gro = Asked {
+            mode: Mode::Skb,
+            ..*asked
+        };
+        let merged = watch(&after_gro, devices, &[])?;
+        if merged.flows.is_some() {
+            return Ok((after_gro, merged));
+        }
+    }
+    Ok((*asked, seen))
 }
 
 /// The devices to watch; of a bond, its ports.

@@ -13,7 +13,7 @@ use super::asked::{Asked, Stopped};
 use super::dry_run::DryRun;
 use super::prediction::{Facts, Helper, Poller};
 use super::tunnels::Kind;
-use crate::api::flows::Flows;
+use crate::api::flows::{Flows, Reason};
 use crate::api::status::Status;
 use crate::daemon::options::{Mode, RpsCpus, Tunnel};
 use crate::host::channels::Channels;
@@ -87,6 +87,8 @@ pub struct FlowsSeen {
     pub busiest_share: f64,
     /// Its kind, if it is a tunnel's.
     pub busiest_tunnel: Option<Kind>,
+    /// Share of the packets in flows that GRO merges, which the default policy leaves where they are.
+    pub merged_share: f64,
     /// Share of the packets in tunnels, by kind.
     pub tunnels: BTreeMap<Kind, f64>,
 }
@@ -118,6 +120,7 @@ impl Seen {
             pollers: self.pollers.clone(),
             helpers: self.helpers.clone(),
             busiest_flow: flows.map(|flows| flows.busiest_share),
+            merged: flows.map_or(0.0, |flows| flows.merged_share),
             mode: self.mode,
             kernel_rps: self.devices.iter().any(|d| !d.kernel_rps.is_empty()),
         }
@@ -470,6 +473,9 @@ fn flows_seen(flows: &Flows, status: &Status) -> FlowsSeen {
         seen.busiest_tunnel = first.flow.as_ref().and_then(Kind::of);
     }
     for entry in &flows.flows {
+        if entry.reason == Reason::Merged {
+            seen.merged_share += f64::from(entry.packets) / all;
+        }
         if let Some(kind) = entry.flow.as_ref().and_then(Kind::of) {
             *seen.tunnels.entry(kind).or_default() += f64::from(entry.packets) / all;
         }
@@ -480,7 +486,7 @@ fn flows_seen(flows: &Flows, status: &Status) -> FlowsSeen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::flows::{Entry, Location, Reason};
+    use crate::api::flows::{Entry, Location};
     use crate::api::status;
     use crate::datapath::flow::FlowHash;
     use crate::datapath::load::{Load, Pressure};
@@ -546,17 +552,23 @@ mod tests {
             idle_seconds: 0.0,
             shed: false,
         };
+        let merged = Entry {
+            reason: Reason::Merged,
+            ..entry("tcp/192.0.2.1:1/80", 50)
+        };
         let flows = Flows {
             flows: vec![
                 entry("gre/192.0.2.1/192.0.2.2", 600),
                 entry("esp/192.0.2.1/192.0.2.2/0x1001", 100),
                 entry("udp/192.0.2.1:1/53", 100),
+                merged,
             ],
-            total: 3,
+            total: 4,
             slots: 4096,
         };
         let seen = flows_seen(&flows, &status([600, 400], [0, 0]));
-        assert_eq!((seen.number, seen.busiest_share), (3, 0.6));
+        assert_eq!((seen.number, seen.busiest_share), (4, 0.6));
+        assert_eq!(seen.merged_share, 0.05);
         assert_eq!(seen.busiest_tunnel, Some(Kind::Gre));
         let tunnels = BTreeMap::from([(Kind::Gre, 0.6), (Kind::Esp, 0.1)]);
         assert_eq!(seen.tunnels, tunnels);

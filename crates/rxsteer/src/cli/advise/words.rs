@@ -161,6 +161,11 @@ fn limit(seen: &Seen, limit: Limit) -> String {
             format!("The time of CPUs {cpus} is then the limit")
         }
         Limit::Flow => "The CPU of the busiest flow is then the limit".to_owned(),
+        Limit::Merged => {
+            "The polling CPU is then the limit: flows that GRO merges stay there. `--mode skb` moves \
+             what GRO has merged"
+                .to_owned()
+        }
     }
 }
 
@@ -263,6 +268,13 @@ fn facts(advice: &Advice) -> Vec<String> {
         Some(flows) if flows.number > 0 => lines.push(flows_line("", flows)),
         Some(_) => {}
         None => lines.push("the flows were not counted: one flow may have all packets".to_owned()),
+    }
+    let flows = advice.inside.as_ref().or(seen.flows.as_ref());
+    if let Some(flows) = flows.filter(|f| f.merged_share > 0.0) {
+        lines.push(format!(
+            "flows that GRO merges have {} of the packets, and stay on the CPU that polls",
+            percent(flows.merged_share)
+        ));
     }
     if let Some(flows) = seen.flows.as_ref().filter(|f| !f.tunnels.is_empty()) {
         let kinds = flows.tunnels.iter();
@@ -372,6 +384,7 @@ mod tests {
                 busiest: Some("udp/192.0.2.1:1024/9".to_owned()),
                 busiest_share: 0.002,
                 busiest_tunnel: None,
+                merged_share: 0.4,
                 tunnels: BTreeMap::new(),
             }),
             mode: RxMode::Native,
@@ -441,6 +454,14 @@ mod tests {
                     ..gain
                 }),
                 "which is within the error of this prediction. The polling CPU is then the limit",
+            ),
+            (
+                Verdict::Little(Gain {
+                    limit: Limit::Merged,
+                    ..gain
+                }),
+                "The polling CPU is then the limit: flows that GRO merges stay there. `--mode skb` \
+                 moves what GRO has merged",
             ),
         ] {
             let text = sentence(&seen(), None, &verdict);
@@ -530,6 +551,7 @@ mod tests {
 eth0 (1 receive queue): 412 k packets/s, 17 dropped/s; counted by a dry run in native mode
 CPU 4 polls: 412 k packets/s take 90 % of its time, 2 % is left
 900 flows, of which the busiest (udp/192.0.2.1:1024/9) has 0.2 % of the packets
+flows that GRO merges have 40 % of the packets, and stay on the CPU that polls
 tunnels have of the packets: VXLAN 95 %
 inside of the tunnels: 900 flows, of which the busiest (udp/192.0.2.1:1024/9) has 0.2 % of the packets
 
