@@ -6,6 +6,7 @@
 #pragma once
 
 #include <linux/in6.h>
+#include <linux/netfilter/nf_conntrack_common.h>
 #include <linux/types.h>
 #include <stdbool.h>
 
@@ -114,12 +115,23 @@ struct net_device {
 struct sk_buff {
 	struct net_device *dev;
 	unsigned long _skb_refdst; /* struct dst_entry *; bit 0: without a reference */
+	unsigned long _nfct; /* nf_conn and ip_conntrack_info; only with CONFIG_NF_CONNTRACK */
 	char cb[48];
 	__u8 active_extensions; /* bits of skb_ext_id; only with CONFIG_SKB_EXTENSIONS */
 };
 
 enum skb_ext_id {
 	SKB_EXT_SEC_PATH = 1, /* the value is the kernel's; only with CONFIG_XFRM */
+};
+
+struct nf_conntrack_zone {
+	__u16 id;
+};
+
+/* An entry of connection tracking. Its type may be known only once its module is loaded. */
+struct nf_conn {
+	struct nf_conntrack_zone zone; /* only with CONFIG_NF_CONNTRACK_ZONES */
+	unsigned long status;	       /* bits of ip_conntrack_status */
 };
 
 struct qdisc_skb_cb {
@@ -164,6 +176,10 @@ struct napi_struct___before_6_15 {
 
 /* include/net/dst.h: what a packet brings from its tunnel, not a route */
 #define DST_METADATA 0x0080
+
+/* include/linux/netfilter/nf_conntrack_common.h */
+#define NFCT_INFOMASK	7UL
+#define IP_CT_UNTRACKED 7 /* in the kernel's copy alone */
 
 /* include/linux/socket.h; user space has them in a header of the C library */
 #define AF_INET	 2

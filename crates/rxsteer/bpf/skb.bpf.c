@@ -180,31 +180,51 @@ static __always_inline void skb_passed(struct __sk_buff *skb)
 	backlog_heal(b, number);
 }
 
-/* As skb_has_more(), by helpers: a fourth of the program's time. */
-static __always_inline bool skb_has_more_by_helpers(struct __sk_buff *skb)
-{
-	struct bpf_xfrm_state state;
-	struct bpf_tunnel_key tunnel;
+/* A field of the kernel's skb. Before Linux 6.2 a program can't load from there. */
+#define skb_read(kern, field)                                                                      \
+	(bpf_ksym_exists(bpf_cast_to_kern_ctx) ? (kern)->field : BPF_CORE_READ(kern, field))
 
-	return !bpf_skb_get_xfrm_state(skb, 0, &state, sizeof(state), 0) ||
-	       !bpf_skb_get_tunnel_key(skb, &tunnel, sizeof(tunnel), 0);
+/*
+ * Whether the stack would not find a packet's entry in connection tracking again: those with NAT,
+ * by a packet that is translated already, and those of zones. Others it finds by the packet's
+ * headers.
+ */
+static __noinline bool nfct_is_lost(unsigned long nfct)
+{
+	struct nf_conn *ct = (void *)(nfct & ~NFCT_INFOMASK);
+
+	if ((nfct & NFCT_INFOMASK) == IP_CT_UNTRACKED)
+		return true;
+	/* Unknown: it may have NAT. */
+	if (!bpf_core_field_exists(ct->status))
+		return true;
+	if (bpf_core_field_exists(ct->zone) && BPF_CORE_READ(ct, zone.id))
+		return true;
+	return BPF_CORE_READ(ct, status) & IPS_NAT_MASK;
 }
 
 /* Whether a redirect would lose what the packet carries beside its headers: the verdict of IPsec,
- * SKB_EXT_SEC_PATH, or the tunnel that it came from (skb_scrub_packet() in
- * net/core/skbuff.c). */
+ * SKB_EXT_SEC_PATH, the tunnel that it came from, or its entry in connection tracking
+ * (skb_scrub_packet() in net/core/skbuff.c). */
 static __always_inline bool skb_has_more(struct __sk_buff *skb)
 {
-	struct sk_buff *kern;
+	/* At run time the context's address is that of the kernel's skb. */
+	struct sk_buff *kern =
+		bpf_ksym_exists(bpf_cast_to_kern_ctx) ? bpf_cast_to_kern_ctx(skb) : (void *)skb;
 	struct dst_entry *dst;
+	unsigned long nfct;
 
-	if (!bpf_ksym_exists(bpf_cast_to_kern_ctx))
-		return skb_has_more_by_helpers(skb);
-	kern = bpf_cast_to_kern_ctx(skb);
 	if (bpf_core_enum_value_exists(enum skb_ext_id, SKB_EXT_SEC_PATH) &&
-	    kern->active_extensions >> bpf_core_enum_value(enum skb_ext_id, SKB_EXT_SEC_PATH) & 1)
+	    skb_read(kern, active_extensions) >>
+			    bpf_core_enum_value(enum skb_ext_id, SKB_EXT_SEC_PATH) &
+		    1)
 		return true;
-	dst = (void *)(kern->_skb_refdst & ~1UL);
+	if (bpf_core_field_exists(kern->_nfct)) {
+		nfct = skb_read(kern, _nfct);
+		if (unlikely(nfct) && nfct_is_lost(nfct))
+			return true;
+	}
+	dst = (void *)(skb_read(kern, _skb_refdst) & ~1UL);
 	return dst && BPF_CORE_READ(dst, flags) & DST_METADATA;
 }
 
