@@ -4,10 +4,19 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use rxlab::bench::scenario::reorder::{Case, Progress, Sample, measure};
+use rxlab::lab::frame::Frames;
+use rxlab::lab::hog::Hog;
+use rxlab::lab::link::End;
+use rxlab::lab::migrator::{Migrators, Reads};
+use rxlab::lab::netns::Netns;
+use rxlab::lab::senders::{self, Senders};
+use rxlab::lab::sockets;
+use rxlab::lab::witness::Witness;
 use rxlab::testing::testbed::{OTHER_CPU, until};
 use rxlab::{in_lab, test_name};
 use rxsteer::daemon::options::Mode;
@@ -19,6 +28,9 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Packets to deliver.
 const PACKETS: u64 = 100_000;
+
+/// Time for which a CPU is kept busy, and time until the next one is.
+const HOG: Duration = Duration::from_millis(5);
 
 /// Packets to forward.
 const PACKETS_BEHIND: u64 = 10_000;
@@ -79,6 +91,50 @@ fn skbs_while_a_cpu_goes_offline() -> Result<()> {
 #[test]
 fn skbs_of_a_tun_device() -> Result<()> {
     nothing_overtakes_in(Mode::Skb, Case::Tun)
+}
+
+#[test]
+fn skbs_of_the_loopback_device() -> Result<()> {
+    nothing_overtakes_in(Mode::Skb, Case::Lo)
+}
+
+/// Without rxsteer none overtakes either: what overtakes is the steering's fault.
+#[test]
+fn datagrams_of_the_loopback_device_alone() -> Result<()> {
+    in_lab!();
+    let netns = Netns::new("dut")?;
+    let lo = netns.run(|| End::of_host("lo"))?;
+    let flows = senders::flows(&lo, 16);
+    let witness = Witness::new(&lo, &Frames::Udp(flows.clone()))?;
+    let cpus: Vec<u32> = Topology::host().online()?.iter().collect();
+    let each = sockets::connected(&netns, &flows, 1 << 20)?;
+    let each = each.into_iter().map(|socket| vec![socket]).collect();
+    let readers = Migrators::start(&netns, each, Reads::Datagrams, &cpus)?;
+    // All together less than a softnet backlog takes (net.core.netdev_max_backlog, 1000).
+    let senders = Senders::start(&netns, &flows, &readers.received(), 32, &cpus)?;
+    let start = Instant::now();
+    for &cpu in cpus.iter().cycle() {
+        let busy = Hog::softirqs(cpu)?;
+        sleep(HOG);
+        drop(busy);
+        sleep(HOG);
+        if witness.seen() >= PACKETS && senders.moves() > 0 || start.elapsed() > TIMEOUT {
+            break;
+        }
+    }
+    let moves = senders.moves();
+    let sent = senders.stop()?;
+    until("all are read", || {
+        Ok((readers.received().sum() == sent).then_some(()))
+    })?;
+    let read = readers.stop()?;
+    assert!(
+        sent > 0 && moves > 0 && read.migrations > 0,
+        "{sent} {moves} {read:?}"
+    );
+    assert_eq!(witness.seen(), sent);
+    assert_eq!((witness.reordered(), read.reordered), (0, 0));
+    Ok(())
 }
 
 #[test]

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Frames of a generator: UDP or TCP flows made from one template, or any fixed frame.
 
+use std::mem::offset_of;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use anyhow::{Context, Result, ensure};
@@ -92,6 +93,14 @@ impl UdpFlows {
             }
         };
         SocketAddr::new(saddr, self.sport + (flow / self.nr_saddrs) as u16)
+    }
+
+    /// Payload of a flow's first packet, if a socket sends it.
+    pub(super) fn payload(&self, flow: u32) -> Vec<u8> {
+        let mut payload = vec![0; self.payload_len];
+        let at = offset_of!(generator_stamp, flow);
+        payload[at..at + 4].copy_from_slice(&(self.first_flow + flow).to_be_bytes());
+        payload
     }
 
     /// The template frame and its variable fields: UDP, or segments of `tcp`.

@@ -461,7 +461,7 @@ fn burst(rate: u64) -> u64 {
 impl Window {
     /// Waits until `burst` more frames may be under way. Returns the number of `sent` frames that
     /// were given up.
-    fn wait(&self, sent: u64, burst: u64) -> Result<u64> {
+    pub(super) fn wait(&self, sent: u64, burst: u64) -> Result<u64> {
         let mut received = (self.received)();
         let mut since = Instant::now();
         while sent + burst > received + self.frames {

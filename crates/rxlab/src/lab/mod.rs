@@ -22,6 +22,7 @@ pub mod ppp;
 pub mod receiver;
 mod ring;
 pub mod rtnl;
+pub mod senders;
 pub mod server;
 pub mod slow;
 pub mod snmp;

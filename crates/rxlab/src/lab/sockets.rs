@@ -45,6 +45,16 @@ pub fn reuseaddr(local: SocketAddr) -> Result<UdpSocket> {
     Ok(bound(local, 0)?.into())
 }
 
+/// A UDP socket that sends from one address to another, in the caller's namespace.
+///
+/// # Errors
+/// As [`reuseport`].
+pub fn sender(from: SocketAddr, to: SocketAddr) -> Result<UdpSocket> {
+    let socket = UdpSocket::bind(from).with_context(|| format!("cannot send from {from}"))?;
+    socket.connect(to)?;
+    Ok(socket)
+}
+
 /// One UDP socket per flow, connected to its source.
 ///
 /// # Errors

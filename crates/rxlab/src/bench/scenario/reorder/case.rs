@@ -47,11 +47,14 @@ pub enum Case {
     /// A tun device, in skb mode only. It receives outside of polls, in the calls of the thread that
     /// writes to it, which moves to another CPU in each step.
     Tun,
+    /// The loopback device, in skb mode only: a thread sends the packets of each flow, and moves to
+    /// another CPU every 10 ms, once all that it has sent were read.
+    Lo,
 }
 
 impl Case {
     /// All cases, in the order of the report.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Udp,
         Self::UdpServer,
         Self::Tcp,
@@ -70,6 +73,7 @@ impl Case {
         Self::Hotplug,
         Self::Policies,
         Self::Tun,
+        Self::Lo,
     ];
 
     pub(super) fn is_tcp(self) -> bool {
@@ -87,7 +91,13 @@ impl Case {
                 | Self::Hotplug
                 | Self::Policies
                 | Self::Tun
+                | Self::Lo
         )
+    }
+
+    /// Whether the device is one that skb mode alone steers.
+    pub(super) fn needs_skb_mode(self) -> bool {
+        matches!(self, Self::Tun | Self::Lo)
     }
 
     /// Whether packets leave by another device.
@@ -140,6 +150,7 @@ impl fmt::Display for Case {
             Self::Policies => "policies",
             Self::Hotplug => "hotplug",
             Self::Tun => "tun",
+            Self::Lo => "loopback",
         })
     }
 }

@@ -40,6 +40,7 @@ use crate::lab::frame::{Frames, UdpFlows};
 use crate::lab::generator::{Generator, GeneratorConfig, Window};
 use crate::lab::link::Link;
 use crate::lab::migrator::{Migrators, MigratorsReport, Reads};
+use crate::lab::senders::Senders;
 use crate::lab::witness::Witness;
 use crate::lab::{snmp, sockets};
 
@@ -154,6 +155,7 @@ pub fn measure(
         link,
         nic,
         tunnel,
+        other,
         frames,
         application,
         sockets,
@@ -162,10 +164,7 @@ pub fn measure(
         second,
         kernel: _kernel,
     } = Testbed::new(case)?;
-    let (tunnel, steered) = match &tunnel {
-        Some((tunnel, end)) => (Some(tunnel), end),
-        None => (None, &link.dut),
-    };
+    let steered = other.as_ref().unwrap_or(&link.dut);
     let options = Options {
         // A policy under which all flows may move; the other policies have a case of their own.
         policy: match case {
@@ -184,6 +183,7 @@ pub fn measure(
             Case::SharedSlots => FEW_SLOTS,
             _ => RPS_FLOW_CNT,
         },
+        prepare: case == Case::Lo,
         unguarded,
         ..Options::new([steered.name.as_str()])
     };
@@ -213,7 +213,8 @@ pub fn measure(
     let tcp_before = snmp::tcp(&application)?;
     let cpus: Vec<u32> = online.iter().collect();
     let migrators = Migrators::start(&application, sockets, reads, &cpus)?;
-    let read = migrators.received();
+    let each_read = migrators.received();
+    let read = each_read.clone();
     let read: Arc<dyn Fn() -> u64 + Send + Sync> = Arc::new(move || read.sum());
     let seen = witness.clone();
     let seen: Arc<dyn Fn() -> u64 + Send + Sync> = Arc::new(move || seen.seen());
@@ -236,12 +237,25 @@ pub fn measure(
         rate: case.has_tx_queues().then_some(FORWARDED_PER_S),
         ..GeneratorConfig::lossless(frames, None)
     };
-    let generators = match (case, &config.frames) {
-        (Case::SharedSlots, Frames::Udp(flows)) => two_generators(&link, flows, &cpus)?,
-        _ => vec![Generator::start(&link, INTERRUPT_CPU, &config)?],
-    };
+    let (mut generators, mut senders) = (Vec::new(), None);
+    match (case, &config.frames) {
+        (Case::SharedSlots, Frames::Udp(flows)) => {
+            generators = two_generators(&link, flows, &cpus)?;
+        }
+        (Case::Lo, Frames::Udp(flows)) => {
+            let each = WINDOW / u64::from(flows.nr_flows);
+            senders = Some(Senders::start(
+                &application,
+                flows,
+                &each_read,
+                each,
+                &cpus,
+            )?);
+        }
+        _ => generators.push(Generator::start(&link, INTERRUPT_CPU, &config)?),
+    }
 
-    let mut storm = Storm::new(case, steered, nic, tunnel, &online, &options)?;
+    let mut storm = Storm::new(case, steered, nic, tunnel.as_ref(), &online, &options)?;
     let start = Instant::now();
     // Moves and packets overtaken behind the second device, before the case begins.
     let mut before = (!case.is_steady()).then_some((0, 0));
@@ -251,7 +265,10 @@ pub fn measure(
         if let (Some(polling), Some(us)) = (&polling, polls.next()) {
             sockets::busy_poll(polling, us)?;
         }
-        active = storm.step(active, &generators[0])?;
+        active = storm.step(active, generators.first())?;
+        if let Some(senders) = &senders {
+            storm.events = senders.moves();
+        }
         sleep(next.saturating_duration_since(Instant::now()));
         let events = match case {
             Case::BusyPoll => {
@@ -281,7 +298,8 @@ pub fn measure(
     let reports = generators.into_iter().map(Generator::stop);
     let reports = reports.collect::<Result<Vec<_>>>()?;
     let seconds = start.elapsed().as_secs_f64();
-    let sent: u64 = reports.iter().map(|report| report.sent).sum();
+    let from_sockets = senders.map_or(Ok(0), Senders::stop)?;
+    let sent = from_sockets + reports.iter().map(|report| report.sent).sum::<u64>();
     let accepted = sent - reports.iter().map(|report| report.lost).sum::<u64>();
     // A restarted rxsteer has counted only the latter part, and after GRO packets are fewer.
     let all_counted = case != Case::Restart && !(mode == Mode::Skb && case.is_tcp());
@@ -451,7 +469,7 @@ const MODES: [(&str, Mode, bool); 4] = [
 
 /// Those of a case.
 fn modes(case: Case) -> Vec<(&'static str, Mode, bool)> {
-    let has = |&(_, mode, _): &_| case != Case::Tun || mode == Mode::Skb;
+    let has = |&(_, mode, _): &_| !case.needs_skb_mode() || mode == Mode::Skb;
     MODES.into_iter().filter(has).collect()
 }
 

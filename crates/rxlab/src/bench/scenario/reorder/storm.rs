@@ -91,7 +91,7 @@ impl<'a> Storm<'a> {
     pub(super) fn step(
         &mut self,
         mut active: Active<'a>,
-        generator: &Generator,
+        generator: Option<&Generator>,
     ) -> Result<Active<'a>> {
         let steered = self.steered;
         let online = self.online_now();
@@ -120,10 +120,11 @@ impl<'a> Storm<'a> {
         if matches!(self.case, Case::Irq | Case::Softirq | Case::Tun) {
             let next = self.step as usize % self.online.len();
             let next = self.online.iter().nth(next).context("no CPU is online")?;
-            match (self.tunnel, &mut self.nic) {
-                (Some(tunnel), _) => tunnel.move_to(next)?,
-                (None, Some(nic)) => nic.move_to(0, next)?,
-                (None, None) => generator.move_to(next)?,
+            match (self.tunnel, &mut self.nic, generator) {
+                (Some(tunnel), ..) => tunnel.move_to(next)?,
+                (None, Some(nic), _) => nic.move_to(0, next)?,
+                (None, None, Some(generator)) => generator.move_to(next)?,
+                (None, None, None) => {}
             }
             self.events += 1;
         }

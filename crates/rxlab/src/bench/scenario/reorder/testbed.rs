@@ -16,6 +16,7 @@ use crate::lab::frame::{Frames, TcpFlows, UdpFlows, Vxlan};
 use crate::lab::link::{End, Link, LinkConfig};
 use crate::lab::netns::Netns;
 use crate::lab::nic::Nic;
+use crate::lab::senders;
 use crate::lab::slow::slow;
 use crate::lab::tun::Tunnel;
 use crate::lab::{sockets, tx_queue};
@@ -45,12 +46,17 @@ pub(super) const RCVBUF: usize = 64 << 20;
 /// Few enough that several of [`super::TUN_WINDOW`] packets are of one flow.
 pub(super) const NR_TUN_FLOWS: u32 = 32;
 
+/// Each has a thread that sends and one that reads.
+pub(super) const NR_LO_FLOWS: u32 = 16;
+
 /// A link, the application's sockets, and the frames to them.
 pub(super) struct Testbed {
     pub(super) link: Link,
-    /// What the link's packets are routed to, and the steered device: the second one. Otherwise the
-    /// link's end is steered.
-    pub(super) tunnel: Option<(Tunnel, End)>,
+    /// What the link's packets are routed to.
+    pub(super) tunnel: Option<Tunnel>,
+    /// The steered device, if it is not the link's end: the tunnel's second one, or the loopback
+    /// device.
+    pub(super) other: Option<End>,
     /// The link to the application, if packets are forwarded.
     pub(super) second: Option<Link>,
     /// Settings of the host that let packets wait where they seldom do.
@@ -80,10 +86,10 @@ impl Testbed {
             ..LinkConfig::default()
         };
         let link = Link::new(&tester, &dut, &config)?;
-        let threaded = case != Case::Softirq;
+        let threaded = !matches!(case, Case::Softirq | Case::Lo);
         let nic = threaded.then(|| Nic::new(&link.dut, &polling_cpus));
         let mut application = dut.clone();
-        let (mut second, mut kernel, mut tunnel) = (None, None, None);
+        let (mut second, mut kernel, mut tunnel, mut other) = (None, None, None, None);
         let mut flows = UdpFlows {
             run: 4,
             ..UdpFlows::to(&link.dut, NR_FLOWS)
@@ -143,7 +149,13 @@ impl Testbed {
                 dut.forward()?;
                 flows.daddr = IpAddr::V4(end.ipv4);
                 flows.nr_flows = NR_TUN_FLOWS;
-                tunnel = Some((made, end));
+                (tunnel, other) = (Some(made), Some(end));
+                Frames::Udp(flows.clone())
+            }
+            Case::Lo => {
+                let end = dut.run(|| End::of_host("lo"))?;
+                flows = senders::flows(&end, NR_LO_FLOWS);
+                other = Some(end);
                 Frames::Udp(flows.clone())
             }
             Case::SharedSlots => {
@@ -159,6 +171,10 @@ impl Testbed {
         let mut polling = None;
         let sockets = match &frames {
             Frames::Tcp(tcp) => halves(sockets::established(&application, tcp, RCVBUF)?),
+            _ if case == Case::Lo => {
+                let each = sockets::connected(&application, &flows, RCVBUF)?;
+                each.into_iter().map(|socket| vec![socket]).collect()
+            }
             _ if case == Case::Udp => halves(sockets::connected(&application, &flows, RCVBUF)?),
             _ => {
                 let server = sockets::server(&application, &flows, RCVBUF)?;
@@ -171,6 +187,7 @@ impl Testbed {
         Ok(Self {
             link,
             tunnel,
+            other,
             second,
             kernel,
             nic: nic.transpose()?,
