@@ -15,6 +15,10 @@
  * SHARED: two flows share the slot, and each CPU polls an instance of its own: CPU 0 for the flow
  * that is watched, CPU 1 for the other one (rx_mix(), rx_unmixed()). A backlog may be full: the
  * program drops the skb.
+ *
+ * SENT, with SHARED: lo. What a CPU receives it has sent itself, through a softnet backlog of its own.
+ * Where a packet is sent, in a poll or not, it goes to the third CPU at once if the flow stays there
+ * (rxsteer_sent()).
  */
 #include "stack.pml"
 
@@ -30,13 +34,17 @@
 #define stamp_of(cpu) (nr_polls[cpu] + 1)
 #define entered(q) (tail[q] - nr_lost[q])
 #ifdef SHARED
-#define SKBS (2 * FRAMES)
+#define SKBS (FRAMES + OTHERS)
 #define ONE_PASS true /* fewer states: the order of skbs stays the same */
 #define instance(cpu) cpu
 #define is_watched(cpu) (cpu == 0)
 #define lock() atomic { !locked -> locked = true }
 #define unlock() locked = false
+#ifndef OTHERS
+#define OTHERS FRAMES /* frames of the other flow */
+#endif
 #else
+#define OTHERS 0
 #define SKBS FRAMES
 #define ONE_PASS false
 #define instance(cpu) 0
@@ -56,12 +64,15 @@ byte nr_polls[CPUS + 1], since[CPUS];
 bool locked, away;
 byte last_qtail, queue;
 byte mixes, mixed_at;
+byte nr_sent;
 
 /* The kernel's */
 byte owner[CPUS]; /* of an instance: 1 + the CPU that polls */
-byte polls_left[CPUS] = POLLS, frames_left[CPUS] = FRAMES, seq;
-byte tracing; /* polls that have ended and have not been counted */
+byte polls_left[CPUS] = POLLS, frames_left[CPUS], seq;
 chan list[CPUS] = [FRAMES] of { byte };             /* what a poll passes up at once */
+#ifdef SENT
+chan own[CPUS] = [SKBS] of { byte }; /* what a CPU has sent, and not received yet */
+#endif
 chan softnet = [SKBS] of { byte, byte, bool, byte }; /* frame, backlog, for the device, number */
 bool target_polls;
 bool moved_out, moved_in;
@@ -172,23 +183,78 @@ inline settled()
 	proven = (!since[0] || since[0] > mixed_at) && (!since[1] || since[1] > mixed_at)
 }
 
-inline steer(cpu)
+inline begin_since(cpu)
 {
-	byte q, frame;
-	bool unmixes, no_room;
-
 	if
 	:: !since[cpu] -> since[cpu] = mixes + 1
 	:: else
+	fi
+}
+
+/* The next frame of the CPU's flow. */
+inline next_frame(cpu, frame)
+{
+	if
+	:: is_watched(cpu) -> seq++; frame = seq
+	:: else
+	fi
+}
+
+#ifdef SENT
+#ifdef NO_SENT
+#define came_all true
+#else
+#define came_all (nr_sent == 0)
+#endif
+#ifdef NO_SENT_QUEUE
+#define is_last(cpu) true
+#else
+#define is_last(cpu) (queue == cpu)
+#endif
+
+/* With softirqs off. Any packet may have to be decided on. */
+inline send(cpu)
+{
+	byte frame, n;
+
+	next_frame(cpu, frame);
+	if
+	:: true ->
+#ifndef NO_SENT_SINCE
+		begin_since(cpu);
+#endif
+		lock();
+		d_step {
+			if
+			:: away && came_all && is_last(cpu) ->
+				tail[cpu]++;
+				last_qtail = entered(cpu);
+				queue = cpu;
+				n = tail[cpu]
+			:: else
+			fi;
+			unlock()
+		}
+	:: true
 	fi;
+	if
+	:: n -> enqueue(frame, cpu, ONE_PASS, n)
+	:: else -> nr_sent++; own[cpu] ! frame
+	fi;
+	d_step { frame = 0; n = 0 }
+}
+#endif
+
+inline steer(cpu, frame)
+{
+	byte q;
+	bool unmixes, no_room;
+
+	begin_since(cpu);
 	lock();
 	d_step {
-		if
-		:: is_watched(cpu) -> seq++; frame = seq
-		:: else
-		fi;
-#ifdef SHARED
 		proven = true;
+#ifdef SHARED
 #ifndef NO_MIXED
 		if
 		:: queue != cpu -> came_before()
@@ -292,14 +358,26 @@ proctype polling(byte cpu)
 	:: atomic { owner[instance(cpu)] == 0 && polls_left[instance(cpu)] > 0 ->
 		    owner[instance(cpu)] = cpu + 1; polls_left[instance(cpu)]-- };
 		do
-		:: atomic { frames_left[instance(cpu)] > 0 -> frames_left[instance(cpu)]-- };
-			steer(cpu)
+#ifdef SENT
+		:: atomic { nempty(own[cpu]) -> own[cpu] ? f };
+			steer(cpu, f);
+			nr_sent--
+		:: atomic { frames_left[cpu] > 0 -> frames_left[cpu]-- };
+			send(cpu)
+#else
+		:: atomic { frames_left[instance(cpu)] > 0 -> frames_left[instance(cpu)]--; next_frame(cpu, f) };
+			steer(cpu, f)
+#endif
 		:: atomic { nempty(list[cpu]) -> list[cpu] ? f; deliver(f); f = 0 }
 		:: break
 		od;
-		atomic { deliver_all(list[cpu], f); f = 0; tracing++; owner[instance(cpu)] = 0 };
+		atomic { deliver_all(list[cpu], f); f = 0; owner[instance(cpu)] = 0 };
 		/* Another CPU may poll already. */
-		d_step { nr_polls[cpu]++; since[cpu] = 0; tracing-- }
+		d_step { nr_polls[cpu]++; since[cpu] = 0 }
+#ifdef SENT
+	:: atomic { frames_left[cpu] > 0 -> frames_left[cpu]-- };
+		send(cpu)
+#endif
 	:: owner[instance(cpu)] == 0 && polls_left[instance(cpu)] == 0 -> break
 	od
 }
@@ -362,10 +440,18 @@ next:
 
 init
 {
-	atomic { run polling(0); run polling(1) };
-	(polls_left[0] == 0 && owner[0] == 0 && tracing == 0 && empty(softnet) && !target_polls);
-#ifdef SHARED
-	(polls_left[1] == 0 && owner[1] == 0 && tracing == 0 && empty(softnet) && !target_polls);
+	atomic {
+		frames_left[0] = FRAMES;
+		frames_left[1] = OTHERS;
+		run polling(0);
+		run polling(1)
+	};
+	/* This process and the third CPU are left. */
+	(_nr_pr == 2 && empty(softnet) && !target_polls);
+#ifdef SENT
+	/* User space settles what was sent after the last poll. */
+	since[0] = 0;
+	since[1] = 0;
 #endif
 	/* Not by never moving: where nothing waits any more, the flow may leave. */
 	settled();

@@ -5,6 +5,7 @@
  * polls.
  */
 #include <linux/bpf.h>
+#include <linux/if_packet.h>
 #include <linux/pkt_cls.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_helpers.h>
@@ -19,11 +20,17 @@
 SEC("tc")
 int rxsteer_carrier(struct __sk_buff *skb)
 {
+	__u32 device = skb->cb[SKB_DEVICE];
+
 	if (!skb_is_marked(skb->cb, config.hop_mark))
 		return TC_ACT_UNSPEC;
 	/* Kernel RPS looks up this queue at the device. */
 	skb->queue_mapping = (__u16)skb->cb[SKB_WAY];
-	return bpf_redirect(skb->cb[SKB_DEVICE], BPF_F_INGRESS);
+	if (!(device & SKB_SENT))
+		return bpf_redirect(device, BPF_F_INGRESS);
+	/* To the carrier it was a packet for another host, and lo leaves that as it is. */
+	bpf_skb_change_type(skb, PACKET_HOST);
+	return bpf_redirect(device & ~SKB_SENT, 0);
 }
 
 /* A CPU's softnet backlog was full (net.core.netdev_max_backlog). Other drops are those of copies
@@ -42,6 +49,10 @@ int BPF_PROG(on_kfree_skb, struct sk_buff *skb, void *location, __u32 reason)
 		return 0;
 	if (!skb_is_marked(words, config.hop_mark))
 		return 0;
+	if (skb_is_sent(words)) {
+		skb_came(words[SKB_WAY], words[SKB_NUMBER]);
+		return 0;
+	}
 	index = skb_backlog(words[SKB_WAY]);
 	b = bpf_map_lookup_elem(&backlogs, &index);
 	/* By the CPU that sent the skb, or by the one that it was sent to. */

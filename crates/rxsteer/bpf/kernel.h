@@ -107,8 +107,13 @@ struct list_head {
 	struct list_head *next;
 };
 
+struct Qdisc {
+	void *enqueue; /* NULL: packets do not wait (noqueue) */
+};
+
 struct net_device {
 	int ifindex;
+	struct Qdisc *qdisc;
 	struct list_head napi_list;
 };
 

@@ -303,14 +303,24 @@ static __noinline int rx_foreign(void)
 	return 0;
 }
 
+/* Sets the packet's queue; false if that does not exist. */
+static __always_inline bool rx_in(struct rx *rx, __u32 ifindex, __u32 queue)
+{
+	rx->cpu = bpf_get_smp_processor_id();
+	rx->queue = config.queue_base + queue;
+	rx->ifindex = ifindex;
+	rx->q = queue_of(rx->queue);
+	if (!rx->q)
+		return false;
+	rx->epoch = *(volatile __u16 *)&rx->q->epoch;
+	return true;
+}
+
 /* Counts the packet; false if its device or queue is not this program's. */
 static __always_inline bool rx_begin(struct rx *rx, __u32 ifindex, __u32 queue)
 {
 	bool timed;
 
-	rx->cpu = bpf_get_smp_processor_id();
-	rx->queue = config.queue_base + queue;
-	rx->ifindex = ifindex;
 	/* A bond's port, or the virtual function behind a netvsc, may run the program of its upper
 	 * device, but has queues and NAPI instances of its own; a device may get more queues. */
 	if (unlikely(queue >= config.nr_rx_queues ||
@@ -318,10 +328,8 @@ static __always_inline bool rx_begin(struct rx *rx, __u32 ifindex, __u32 queue)
 		rx_foreign();
 		return false;
 	}
-	rx->q = queue_of(rx->queue);
-	if (!rx->q)
+	if (!rx_in(rx, ifindex, queue))
 		return false;
-	rx->epoch = *(volatile __u16 *)&rx->q->epoch;
 	rx->q->nr_received++;
 	timed = config.flow_limit || (rx->q->policy & (RX_IDLE | RX_ADAPT));
 	if (rx_shares_flows() || timed)

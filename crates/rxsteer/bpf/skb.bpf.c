@@ -113,9 +113,11 @@ static __always_inline void flow_unlock(struct rps_dev_flow *flow)
 }
 
 /* Sends the skb to the location of its flow, another CPU. */
-static __always_inline int skb_hop(struct __sk_buff *skb, const struct rx *rx, __u32 cpu)
+static __always_inline int skb_hop(struct __sk_buff *skb, const struct rx *rx, __u32 cpu,
+				   __u32 device)
 {
-	skb_mark(skb, config.hop_mark, rx->cpu, cpu, rx->number);
+	/* With the carrier's queue_mapping, this one selects the CPU. */
+	skb_mark(skb, rx->cpu << 24 | cpu << 16 | (__u16)skb->queue_mapping, device, rx->number);
 	if (!skb->hash)
 		skb_set_hash(skb, rx->hash);
 	/* The carrier's receive queue, by number plus one. */
@@ -147,7 +149,7 @@ static __always_inline int skb_steer(struct __sk_buff *skb, struct rx *rx)
 	flow_unlock(flow);
 	switch (verdict) {
 	case RX_REDIRECTED:
-		return skb_hop(skb, rx, location);
+		return skb_hop(skb, rx, location, skb->ifindex);
 	case RX_DROP:
 		return TC_ACT_SHOT;
 	default:
@@ -248,20 +250,17 @@ static __always_inline void skb_note_unpolled(struct __sk_buff *skb, struct poll
 	poll->unpolled = 1;
 }
 
-SEC("tc")
-int rxsteer_skb(struct __sk_buff *skb)
+static __always_inline int skb_receive(struct __sk_buff *skb)
 {
 	struct flow_key key;
 	struct rx rx = {};
 
-	if (skb_is_marked(skb->cb, config.hop_mark)) {
-		skb_passed(skb);
-		return SKB_NEXT;
-	}
 	if (!rx_begin(&rx, skb->ifindex, bpf_get_smp_processor_id()))
 		return SKB_NEXT;
 	if (config.unpolled)
 		skb_note_unpolled(skb, rx.poll_cpu);
+	if (config.loopback)
+		rx.q->sent_jiffies = rx_jiffies();
 	if (unlikely(skb_has_more(skb))) {
 		rx.q->nr_inline++;
 		return SKB_NEXT;
@@ -269,6 +268,117 @@ int rxsteer_skb(struct __sk_buff *skb)
 	if (!skb_hashed(&rx, skb) && !skb_parse(&rx, skb, &key))
 		return SKB_NEXT;
 	return skb_steer(skb, &rx);
+}
+
+SEC("tc")
+int rxsteer_skb(struct __sk_buff *skb)
+{
+	__u32 epoch, slot;
+	bool sent = false;
+	int verdict;
+
+	if (skb_is_marked(skb->cb, config.hop_mark)) {
+		sent = config.loopback && skb_is_sent(skb->cb);
+		if (!sent) {
+			skb_passed(skb);
+			return SKB_NEXT;
+		}
+		epoch = skb->cb[SKB_WAY];
+		slot = skb->cb[SKB_NUMBER];
+		skb_unmark(skb);
+	}
+	verdict = skb_receive(skb);
+	if (sent)
+		skb_came(epoch, slot);
+	return verdict;
+}
+
+/* ---- lo's egress ------------------------------------------------------------ */
+
+/* Whether the device has a queueing discipline, which would clear the mark. */
+static __always_inline bool skb_is_queued(struct __sk_buff *skb)
+{
+	struct sk_buff *kern;
+
+	/* The kernel knows it since 6.2, and a program at the egress since 6.6. */
+	if (!bpf_ksym_exists(bpf_cast_to_kern_ctx))
+		return true;
+	kern = bpf_cast_to_kern_ctx(skb);
+	return kern->dev->qdisc->enqueue;
+}
+
+/* Whether a packet has come to the ingress on this CPU in this jiffy: the first one of each jiffy
+ * does, so that polls are timed and windows end. */
+static __always_inline bool skb_is_measured(const struct rx_queue *q)
+{
+	return q->sent_jiffies == (__u16)rx_jiffies();
+}
+
+/* Enters the packet into the backlog where its flow stays, and sets `rx->number` and `cpu`;
+ * otherwise its verdict is RX_PASS. */
+static __always_inline enum rx_verdict skb_stay_away(struct rx *rx, struct rps_dev_flow *flow,
+						     const struct flow_name *name, __u32 *cpu)
+{
+	enum rx_verdict verdict = RX_PASS;
+
+	if (flow->location == RPS_INLINE || !skb_is_measured(rx->q))
+		return RX_PASS;
+	rx->poll_cpu = poll_of(rx->cpu);
+	if (!rx->poll_cpu)
+		return RX_PASS;
+	poll_note_mixing(rx->poll_cpu);
+	if (!flow_lock(flow, rx->slot))
+		return RX_PASS;
+	/* The packets on their way to the ingress come first. */
+	if ((!*(volatile __s32 *)&name->nr_sent || steer_unguarded()) && rx_stays_away(rx, flow)) {
+		rx->q->nr_received++;
+		*cpu = flow->location;
+		verdict = rx_redirect(rx, flow, *cpu);
+	}
+	flow_unlock(flow);
+	return verdict;
+}
+
+/*
+ * lo puts what it sends into the softnet backlog of the sender's CPU, and a softirq takes it to the
+ * ingress. Packets of flows that stay at another CPU leave before that, as by kernel RPS; the other
+ * CPU sends them through lo. All others are decided on at the ingress.
+ */
+SEC("tc")
+int rxsteer_sent(struct __sk_buff *skb)
+{
+	enum rx_verdict verdict = RX_PASS;
+	struct rps_dev_flow *flow;
+	struct flow_name *name;
+	enum flow_result result;
+	struct flow_key key;
+	struct rx rx = {};
+	__u32 cpu = 0;
+
+	if (skb_is_marked(skb->cb, config.hop_mark) || unlikely(skb_is_queued(skb)))
+		return SKB_NEXT;
+	result = skb_flow(skb, &key);
+	if (result != FLOW_KEYED || !rx_in(&rx, skb->ifindex, bpf_get_smp_processor_id()))
+		return SKB_NEXT;
+	rx.hash = flow_hash(&key, &config.flow_secret);
+	rx.slot = rx_slot(&rx);
+	flow = flow_of(rx.slot);
+	name = name_of(rx.slot);
+	if (!flow || !name)
+		return SKB_NEXT;
+	if (!skb_has_more(skb))
+		verdict = skb_stay_away(&rx, flow, name, &cpu);
+	switch (verdict) {
+	case RX_REDIRECTED:
+		if (config.follow_nat)
+			skb_tell_flow(skb, result, &key, rx.hash);
+		return skb_hop(skb, &rx, cpu, skb->ifindex | SKB_SENT);
+	case RX_DROP:
+		return TC_ACT_SHOT;
+	default:
+		skb_mark_sent(skb, name, rx.epoch, rx.slot);
+		return SKB_NEXT;
+	}
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

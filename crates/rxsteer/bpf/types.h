@@ -42,7 +42,8 @@ struct flow_key {
 struct flow_name {
 	struct flow_key key;
 	__u32 ifindex; /* of the device that received the flow's first packet */
-	__u32 pad;
+	/* Skb mode: packets of the slot on their way through lo (skb_sent()). */
+	__s32 nr_sent;
 	/* In skb mode: the number of the slot's last mixing (rx_mix()); 0: it is not mixed. */
 	__u64 mixed_at;
 };
@@ -362,7 +363,8 @@ struct rx_queue {
 	__u64 first_poll;      /* last_qtail of unset slots in first_epoch (rx_first_poll()) */
 	__u32 leaving;	       /* a flow waits to leave INLINE: polls_delivered is needed */
 	__u16 first_epoch;
-	__u16 pad;
+	/* Skb mode: jiffies of the last packet that came through lo, the low 16 bits. */
+	__u16 sent_jiffies;
 	__u64 nr_inline_ports; /* of nr_inline: frames of flows that stay there by their ports */
 
 	/* Written by user space. */
@@ -453,7 +455,8 @@ struct rx_config {
 	__u8 without_mac; /* packets of the devices begin with the IP header */
 	__u8 unpolled;	  /* they are tun devices without NAPI */
 	__u8 device_hash; /* skb mode: packets that have a hash are steered by it */
-	__u8 pad[7];
+	__u8 loopback;	  /* the device is lo, with a program at its egress too */
+	__u8 pad[6];
 	__u32 ifindex;	  /* not in skb mode */
 	__u32 queue_base; /* the queues are queue_base to queue_base + nr_rx_queues - 1 */
 	__u32 nr_rx_queues;

@@ -133,6 +133,8 @@ const SOFTNET: Model = Model {
         &["FRAMES=3", "LOSSES"],
         &["FRAMES=3", "UNSEEN"],
         &["FRAMES=2", "POLLS=2", "SHARED"],
+        &["FRAMES=3", "POLLS=2", "OTHERS=0", "SHARED", "SENT"],
+        &["FRAMES=2", "POLLS=1", "OTHERS=2", "SHARED", "SENT"],
     ],
     wrong: &[
         ("NO_DEQUEUED", &["FRAMES=3"]),
@@ -150,6 +152,18 @@ const SOFTNET: Model = Model {
         ("NO_SETTLED", &["FRAMES=2", "POLLS=2", "SHARED"]),
         ("NO_STAY", &["FRAMES=2", "POLLS=2", "SHARED"]),
         ("NO_UNMIX_LAST", &["FRAMES=3", "POLLS=2", "SHARED"]),
+        (
+            "NO_SENT",
+            &["FRAMES=3", "POLLS=2", "OTHERS=0", "SHARED", "SENT"],
+        ),
+        (
+            "NO_SENT_QUEUE",
+            &["FRAMES=2", "POLLS=1", "OTHERS=2", "SHARED", "SENT"],
+        ),
+        (
+            "NO_SENT_SINCE",
+            &["FRAMES=2", "POLLS=1", "OTHERS=2", "SHARED", "SENT"],
+        ),
         ("REACH_OUT", &["FRAMES=3"]),
         ("REACH_BACK", &["FRAMES=3"]),
     ],

@@ -329,6 +329,26 @@ static __always_inline enum rx_verdict rx_dry_run(struct rx *rx, struct rps_dev_
 	return rx_inline(rx, flow);
 }
 
+/*
+ * Whether the flow is at a CPU, and its next packet would be redirected there by nothing but what
+ * is known already: rx_steer() decides nothing. For packets that are seen before they are received
+ * (skb.bpf.c); all earlier ones of the slot have been through rx_steer().
+ */
+static __always_inline bool rx_stays_away(struct rx *rx, const struct rps_dev_flow *flow)
+{
+	__u32 base;
+
+	if (flow->location == RPS_INLINE || flow->epoch != rx->epoch || flow->hash != rx->hash ||
+	    flow->queue != rx->queue || flow->decider != rx->queue ||
+	    flow->window != rx->q->load.window || flow->shed)
+		return false;
+	base = rx_base(rx);
+	if (!(rx->q->policy & (RX_IDLE | RX_ADAPT)))
+		return base == flow->location;
+	return base == flow->base && flow->wanted == flow->location &&
+	       rx_usable(rx, flow->wanted) == flow->wanted;
+}
+
 static __always_inline enum rx_verdict rx_steer(struct rx *rx, struct rps_dev_flow *flow)
 {
 	bool set = likely(flow->epoch == rx->epoch);

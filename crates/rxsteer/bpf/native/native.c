@@ -234,6 +234,19 @@ enum rx_verdict native_rx_steer(struct rx_facts *f, struct rx_queue *q, struct b
 	return f->dry_run ? rx_dry_run(&rx, flow) : rx_steer(&rx, flow);
 }
 
+bool native_rx_stays_away(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
+			  const struct rps_map *map, const struct rps_dev_flow *flow, __u32 hash,
+			  __u32 cpu)
+{
+	struct rx rx = {.q = q, .hash = hash, .cpu = cpu, .epoch = q->epoch};
+
+	facts = f;
+	backlogs = b;
+	rps_map = map;
+	rx.queue = f->queue;
+	return rx_stays_away(&rx, flow);
+}
+
 /* ---- policy.h --------------------------------------------------------------- */
 
 __u16 native_rx_usable(struct rx_facts *f, struct backlog *b, __u16 location, __u32 cpu)

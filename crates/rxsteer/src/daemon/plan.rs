@@ -82,6 +82,7 @@ impl Steered {
             kind: SkbKind {
                 without_mac: self.device.without_mac,
                 unpolled: self.device.unpolled,
+                loopback: self.device.loopback.is_some(),
             },
         }
     }

@@ -112,6 +112,8 @@ pub struct SkbKind {
     pub without_mac: bool,
     /// A tun device without NAPI: it receives outside of polls.
     pub unpolled: bool,
+    /// lo: the host itself sends its packets.
+    pub loopback: bool,
 }
 
 /// Draws the flow hash's secret from the kernel's random number generator.

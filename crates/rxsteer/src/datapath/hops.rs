@@ -24,6 +24,8 @@ use crate::types::rx_config;
 /// What a kind of devices needs. Fields are dropped in this order.
 struct Way {
     program: SkbSkel<'static>,
+    /// Packets are decided on at the egress too.
+    is_sent: bool,
     _link: TcLink,
     carrier: Carrier,
 }
@@ -105,6 +107,7 @@ impl Hops {
         let passes = self.carriers.progs.rxsteer_carrier.as_fd();
         let way = Way {
             program,
+            is_sent: is_sent(config, kind),
             _link: tc::attach(passes, carrier.ifindex)?,
             carrier,
         };
@@ -120,6 +123,12 @@ impl Hops {
         let way = self.ways.get(&kind);
         let way = way.context("skb mode was not prepared")?;
         Ok(way.program.progs.rxsteer_skb.as_fd())
+    }
+
+    /// The program at the egress of devices of this kind, if they have one.
+    pub(super) fn sent(&self, kind: SkbKind) -> Option<BorrowedFd<'_>> {
+        let way = self.ways.get(&kind).filter(|way| way.is_sent)?;
+        Some(way.program.progs.rxsteer_sent.as_fd())
     }
 
     /// Loads the programs of all kinds again, for other tables.
@@ -171,13 +180,20 @@ impl Hops {
             hop_mark: self.mark,
             without_mac: kind.without_mac.into(),
             unpolled: kind.unpolled.into(),
+            loopback: kind.loopback.into(),
             device_hash: (config.hash == Hash::Device).into(),
             ..constants(config, self.nr_cpus, tables.sizes())
         };
         let mut open = open(SkbSkelBuilder::default())?;
+        open.progs.rxsteer_sent.set_autoload(is_sent(config, kind));
         set_constants(open.open_object_mut(), &constants)?;
         lend_maps(open.open_object_mut(), trace.object(), tables)?;
         open.load()
             .context("the kernel refused the program of skb mode")
     }
+}
+
+/// Whether flows of devices of this kind are decided on where their packets are sent, too.
+fn is_sent(config: &Config, kind: SkbKind) -> bool {
+    kind.loopback && !config.dry_run && config.hash != Hash::Device
 }

@@ -34,7 +34,11 @@ pub(super) struct Device {
 /// Dropping it detaches the program.
 pub(super) enum Attached {
     Xdp(OwnedFd),
-    Tc { _link: TcLink },
+    Tc {
+        /// lo's alone, detached first.
+        _egress: Option<TcLink>,
+        _ingress: TcLink,
+    },
 }
 
 /// A device's XDP program. Fields are dropped in this order.
@@ -60,9 +64,15 @@ impl Device {
     pub(super) fn attach(&mut self, hops: Option<&Hops>) -> Result<()> {
         let (program, ifindex) = (self.program(hops)?, self.config.ifindex);
         self.attached = Some(match self.config.mode {
-            RxMode::Skb => Attached::Tc {
-                _link: tc::attach(program, ifindex)?,
-            },
+            RxMode::Skb => {
+                let ingress = tc::attach(program, ifindex)?;
+                let sent = hops.and_then(|hops| hops.sent(self.config.kind));
+                let egress = sent.map(|sent| tc::attach_egress(sent, ifindex));
+                Attached::Tc {
+                    _egress: egress.transpose()?.flatten(),
+                    _ingress: ingress,
+                }
+            }
             mode => Attached::Xdp(xdp::attach(program, ifindex, mode)?),
         });
         Ok(())

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Attaching programs at a device's tc ingress, where packets enter the stack, after GRO.
+//! Attaching programs at a device's tc ingress, where packets enter the stack, after GRO, and at its
+//! egress.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -44,7 +45,7 @@ static MADE: Mutex<BTreeMap<u32, Weak<Made>>> = Mutex::new(BTreeMap::new());
 /// When the kernel refuses the program, or has neither tcx (Linux 6.6) nor clsact; without tcx also
 /// if `tc` is missing, which removes the program at the end.
 pub fn attach(program: BorrowedFd<'_>, ifindex: u32) -> Result<TcLink> {
-    let hold = match attach_tcx(program, ifindex) {
+    let hold = match attach_tcx(program, ifindex, libbpf_sys::BPF_TCX_INGRESS) {
         Ok(link) => Hold::Tcx(link),
         // The error for an attach type that is not known.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
@@ -56,7 +57,21 @@ pub fn attach(program: BorrowedFd<'_>, ifindex: u32) -> Result<TcLink> {
     Ok(TcLink { _hold: hold })
 }
 
-fn attach_tcx(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
+/// As [`attach`], but to the egress; `None` before Linux 6.6.
+///
+/// # Errors
+/// When the kernel refuses the program.
+pub fn attach_egress(program: BorrowedFd<'_>, ifindex: u32) -> Result<Option<TcLink>> {
+    match attach_tcx(program, ifindex, libbpf_sys::BPF_TCX_EGRESS) {
+        Ok(link) => Ok(Some(TcLink {
+            _hold: Hold::Tcx(link),
+        })),
+        Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(None),
+        Err(e) => Err(e).context("the device refused a tc program at its egress"),
+    }
+}
+
+fn attach_tcx(program: BorrowedFd<'_>, ifindex: u32, hook: u32) -> io::Result<OwnedFd> {
     let opts = libbpf_sys::bpf_link_create_opts {
         sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
         // Without a program to be before: the first.
@@ -65,14 +80,7 @@ fn attach_tcx(program: BorrowedFd<'_>, ifindex: u32) -> io::Result<OwnedFd> {
     };
     let ifindex = i32::try_from(ifindex).map_err(io::Error::other)?;
     // SAFETY: `opts` outlives the call; the kernel checks the rest.
-    let fd = unsafe {
-        libbpf_sys::bpf_link_create(
-            program.as_raw_fd(),
-            ifindex,
-            libbpf_sys::BPF_TCX_INGRESS,
-            &opts,
-        )
-    };
+    let fd = unsafe { libbpf_sys::bpf_link_create(program.as_raw_fd(), ifindex, hook, &opts) };
     if fd < 0 {
         return Err(io::Error::from_raw_os_error(-fd));
     }
