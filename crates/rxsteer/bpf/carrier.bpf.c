@@ -22,15 +22,15 @@ int rxsteer_carrier(struct __sk_buff *skb)
 {
 	__u32 device = skb->cb[SKB_DEVICE];
 
-	if (!skb_is_marked(skb->cb, config.hop_mark))
+	if (!skb_is_marked(skb->cb))
 		return TC_ACT_UNSPEC;
 	/* Kernel RPS looks up this queue at the device. */
 	skb->queue_mapping = (__u16)skb->cb[SKB_WAY];
-	if (!(device & SKB_SENT))
+	if (!(device & SKB_EGRESS))
 		return bpf_redirect(device, BPF_F_INGRESS);
 	/* To the carrier it was a packet for another host, and lo leaves that as it is. */
 	bpf_skb_change_type(skb, PACKET_HOST);
-	return bpf_redirect(device & ~SKB_SENT, 0);
+	return bpf_redirect(device & ~SKB_EGRESS, 0);
 }
 
 /* A CPU's softnet backlog was full (net.core.netdev_max_backlog). Other drops are those of copies
@@ -47,7 +47,7 @@ int BPF_PROG(on_kfree_skb, struct sk_buff *skb, void *location, __u32 reason)
 	cb = (void *)skb + bpf_core_field_offset(skb->cb);
 	if (bpf_probe_read_kernel(words, sizeof(words), &cb->data))
 		return 0;
-	if (!skb_is_marked(words, config.hop_mark))
+	if (!skb_is_marked(words))
 		return 0;
 	if (skb_is_sent(words)) {
 		skb_came(words[SKB_WAY], words[SKB_NUMBER]);

@@ -277,7 +277,7 @@ int rxsteer_skb(struct __sk_buff *skb)
 	bool sent = false;
 	int verdict;
 
-	if (skb_is_marked(skb->cb, config.hop_mark)) {
+	if (skb_is_marked(skb->cb)) {
 		sent = config.loopback && skb_is_sent(skb->cb);
 		if (!sent) {
 			skb_passed(skb);
@@ -355,12 +355,12 @@ int rxsteer_sent(struct __sk_buff *skb)
 	struct rx rx = {};
 	__u32 cpu = 0;
 
-	if (skb_is_marked(skb->cb, config.hop_mark) || unlikely(skb_is_queued(skb)))
+	if (skb_is_marked(skb->cb) || unlikely(skb_is_queued(skb)))
 		return SKB_NEXT;
 	result = skb_flow(skb, &key);
-	if (result != FLOW_KEYED || !rx_in(&rx, skb->ifindex, bpf_get_smp_processor_id()))
+	if (result != FLOW_KEYED || !rx_in(&rx, skb->ifindex, bpf_get_smp_processor_id()) ||
+	    !rx_keyed(&rx, &key))
 		return SKB_NEXT;
-	rx.hash = flow_hash(&key, &config.flow_secret);
 	rx.slot = rx_slot(&rx);
 	flow = flow_of(rx.slot);
 	name = name_of(rx.slot);
@@ -372,7 +372,7 @@ int rxsteer_sent(struct __sk_buff *skb)
 	case RX_REDIRECTED:
 		if (config.follow_nat)
 			skb_tell_flow(skb, result, &key, rx.hash);
-		return skb_hop(skb, &rx, cpu, skb->ifindex | SKB_SENT);
+		return skb_hop(skb, &rx, cpu, skb->ifindex | SKB_EGRESS);
 	case RX_DROP:
 		return TC_ACT_SHOT;
 	default:

@@ -16,13 +16,13 @@ enum skb_cb {
 	SKB_MARK_LOW,
 	SKB_MARK_HIGH,
 	SKB_WAY,    /* from CPU, to CPU, queue_mapping before: 8, 8 and 16 bits */
-	SKB_DEVICE, /* ifindex, and SKB_SENT */
+	SKB_DEVICE, /* ifindex, and SKB_EGRESS */
 	SKB_NUMBER, /* backlog.tail with this skb, the low bits */
 	NR_SKB_WORDS,
 };
 
 /* It left for the other CPU at its device's egress, and goes on from there. */
-#define SKB_SENT (1U << 31)
+#define SKB_EGRESS (1U << 31)
 
 static __always_inline void skb_mark(struct __sk_buff *skb, __u32 way, __u32 device, __u32 number)
 {
@@ -60,9 +60,10 @@ static __always_inline void skb_came(__u32 epoch, __u32 slot)
 		__sync_fetch_and_add(&name->nr_sent, -1);
 }
 
-static __always_inline bool skb_is_marked(const __u32 *cb, __u64 mark)
+static __always_inline bool skb_is_marked(const __u32 *cb)
 {
-	return cb[SKB_MARK_LOW] == (__u32)mark && cb[SKB_MARK_HIGH] == mark >> 32;
+	return cb[SKB_MARK_LOW] == (__u32)config.hop_mark &&
+	       cb[SKB_MARK_HIGH] == config.hop_mark >> 32;
 }
 
 /* The CPU that the skb was sent to. */

@@ -42,7 +42,7 @@ struct flow_key {
 struct flow_name {
 	struct flow_key key;
 	__u32 ifindex; /* of the device that received the flow's first packet */
-	/* Skb mode: packets of the slot on their way through lo (skb_sent()). */
+	/* Skb mode: packets of the slot on their way through lo (skb_mark_sent()). */
 	__s32 nr_sent;
 	/* In skb mode: the number of the slot's last mixing (rx_mix()); 0: it is not mixed. */
 	__u64 mixed_at;

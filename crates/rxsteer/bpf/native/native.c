@@ -217,19 +217,31 @@ static void rx_decide_apart(const struct rx *rx, struct rps_dev_flow *flow)
 	rx_decide(rx, flow);
 }
 
+/* A packet with these inputs. */
+static struct rx native_rx(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
+			   const struct rps_map *map, __u32 hash, __u32 cpu)
+{
+	facts = f;
+	backlogs = b;
+	rps_map = map;
+	return (struct rx){
+		.q = q,
+		.queue = f->queue,
+		.hash = hash,
+		.cpu = cpu,
+		.epoch = q->epoch,
+		.segment = f->segment,
+	};
+}
+
 /* ---- steer.h --------------------------------------------------------------- */
 
 enum rx_verdict native_rx_steer(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
 				const struct rps_map *map, struct rps_dev_flow *flow, __u32 hash,
 				__u32 cpu)
 {
-	struct rx rx = {.q = q, .hash = hash, .cpu = cpu, .epoch = q->epoch};
+	struct rx rx = native_rx(f, q, b, map, hash, cpu);
 
-	facts = f;
-	backlogs = b;
-	rps_map = map;
-	rx.queue = f->queue;
-	rx.segment = f->segment;
 	q->nr_received++;
 	return f->dry_run ? rx_dry_run(&rx, flow) : rx_steer(&rx, flow);
 }
@@ -238,12 +250,8 @@ bool native_rx_stays_away(struct rx_facts *f, struct rx_queue *q, struct backlog
 			  const struct rps_map *map, const struct rps_dev_flow *flow, __u32 hash,
 			  __u32 cpu)
 {
-	struct rx rx = {.q = q, .hash = hash, .cpu = cpu, .epoch = q->epoch};
+	struct rx rx = native_rx(f, q, b, map, hash, cpu);
 
-	facts = f;
-	backlogs = b;
-	rps_map = map;
-	rx.queue = f->queue;
 	return rx_stays_away(&rx, flow);
 }
 
@@ -261,12 +269,9 @@ __u16 native_rx_usable(struct rx_facts *f, struct backlog *b, __u16 location, __
 __u16 native_rx_base(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
 		     const struct rps_map *map, __u32 hash, __u32 cpu, bool *followed)
 {
-	struct rx rx = {.q = q, .hash = hash, .cpu = cpu, .epoch = q->epoch};
+	struct rx rx = native_rx(f, q, b, map, hash, cpu);
 	__u16 base;
 
-	facts = f;
-	backlogs = b;
-	rps_map = map;
 	base = rx_base(&rx);
 	*followed = rx.followed;
 	return base;
@@ -275,11 +280,8 @@ __u16 native_rx_base(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
 __u16 native_rx_wanted(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
 		       const struct rps_map *map, struct rps_dev_flow *flow, __u32 cpu)
 {
-	struct rx rx = {.q = q, .hash = flow->hash, .cpu = cpu, .epoch = q->epoch};
+	struct rx rx = native_rx(f, q, b, map, flow->hash, cpu);
 
-	facts = f;
-	backlogs = b;
-	rps_map = map;
 	return rx_wanted(&rx, flow, rx_base(&rx), false);
 }
 

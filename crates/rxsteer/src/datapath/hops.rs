@@ -180,7 +180,7 @@ impl Hops {
             hop_mark: self.mark,
             without_mac: kind.without_mac.into(),
             unpolled: kind.unpolled.into(),
-            loopback: kind.loopback.into(),
+            loopback: is_sent(config, kind).into(),
             device_hash: (config.hash == Hash::Device).into(),
             ..constants(config, self.nr_cpus, tables.sizes())
         };
