@@ -18,7 +18,8 @@
  *
  * SENT, with SHARED: lo. What a CPU receives it has sent itself, through a softnet backlog of its own.
  * Where a packet is sent, in a poll or not, it goes to the third CPU at once if the flow stays there
- * (rxsteer_sent()).
+ * (rxsteer_sent()). That program is attached after the one that receives; with CAME, long before the
+ * model begins.
  */
 #include "stack.pml"
 
@@ -64,14 +65,21 @@ byte nr_polls[CPUS + 1], since[CPUS];
 bool locked, away;
 byte last_qtail, queue;
 byte mixes, mixed_at;
-byte nr_sent;
+#ifdef CAME
+#define LONG_BEFORE 1
+#else
+#define LONG_BEFORE 0
+#endif
+byte nr_sent[CPUS] = LONG_BEFORE, nr_came[CPUS] = LONG_BEFORE;
 
 /* The kernel's */
 byte owner[CPUS]; /* of an instance: 1 + the CPU that polls */
 byte polls_left[CPUS] = POLLS, frames_left[CPUS], seq;
 chan list[CPUS] = [FRAMES] of { byte };             /* what a poll passes up at once */
 #ifdef SENT
-chan own[CPUS] = [SKBS] of { byte }; /* what a CPU has sent, and not received yet */
+/* What a CPU has sent, and not received yet: frame, and its number; 0: from before the attachment. */
+chan own[CPUS] = [SKBS] of { byte, byte };
+bool attached = LONG_BEFORE;
 #endif
 chan softnet = [SKBS] of { byte, byte, bool, byte }; /* frame, backlog, for the device, number */
 bool target_polls;
@@ -202,9 +210,13 @@ inline next_frame(cpu, frame)
 
 #ifdef SENT
 #ifdef NO_SENT
-#define came_all true
+#define came_all(cpu) (nr_came[cpu] > 0)
 #else
-#define came_all (nr_sent == 0)
+#ifdef NO_SENT_FIRST
+#define came_all(cpu) (nr_came[cpu] == nr_sent[cpu])
+#else
+#define came_all(cpu) (nr_sent[cpu] > 0 && nr_came[cpu] == nr_sent[cpu])
+#endif
 #endif
 #ifdef NO_SENT_QUEUE
 #define is_last(cpu) true
@@ -219,14 +231,14 @@ inline send(cpu)
 
 	next_frame(cpu, frame);
 	if
-	:: true ->
+	:: attached ->
 #ifndef NO_SENT_SINCE
 		begin_since(cpu);
 #endif
 		lock();
 		d_step {
 			if
-			:: away && came_all && is_last(cpu) ->
+			:: away && came_all(cpu) && is_last(cpu) ->
 				tail[cpu]++;
 				last_qtail = entered(cpu);
 				queue = cpu;
@@ -239,7 +251,14 @@ inline send(cpu)
 	fi;
 	if
 	:: n -> enqueue(frame, cpu, ONE_PASS, n)
-	:: else -> nr_sent++; own[cpu] ! frame
+	:: else ->
+		d_step {
+			if
+			:: attached -> nr_sent[cpu]++; n = nr_sent[cpu]
+			:: else
+			fi
+		};
+		own[cpu] ! frame, n
 	fi;
 	d_step { frame = 0; n = 0 }
 }
@@ -352,16 +371,21 @@ inline steer(cpu, frame)
 
 proctype polling(byte cpu)
 {
-	byte f;
+	byte f, number;
 
 	do
 	:: atomic { owner[instance(cpu)] == 0 && polls_left[instance(cpu)] > 0 ->
 		    owner[instance(cpu)] = cpu + 1; polls_left[instance(cpu)]-- };
 		do
 #ifdef SENT
-		:: atomic { nempty(own[cpu]) -> own[cpu] ? f };
+		:: atomic { nempty(own[cpu]) -> own[cpu] ? f, number };
 			steer(cpu, f);
-			nr_sent--
+			d_step {
+				if
+				:: number -> nr_came[cpu] = number; number = 0
+				:: else
+				fi
+			}
 		:: atomic { frames_left[cpu] > 0 -> frames_left[cpu]-- };
 			send(cpu)
 #else
@@ -446,6 +470,9 @@ init
 		run polling(0);
 		run polling(1)
 	};
+#ifdef SENT
+	attached = true;
+#endif
 	/* This process and the third CPU are left. */
 	(_nr_pr == 2 && empty(softnet) && !target_polls);
 #ifdef SENT

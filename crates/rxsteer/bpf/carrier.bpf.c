@@ -47,12 +47,8 @@ int BPF_PROG(on_kfree_skb, struct sk_buff *skb, void *location, __u32 reason)
 	cb = (void *)skb + bpf_core_field_offset(skb->cb);
 	if (bpf_probe_read_kernel(words, sizeof(words), &cb->data))
 		return 0;
-	if (!skb_is_marked(words))
+	if (!skb_is_marked(words) || skb_is_sent(words))
 		return 0;
-	if (skb_is_sent(words)) {
-		skb_came(words[SKB_WAY], words[SKB_NUMBER]);
-		return 0;
-	}
 	index = skb_backlog(words[SKB_WAY]);
 	b = bpf_map_lookup_elem(&backlogs, &index);
 	/* By the CPU that sent the skb, or by the one that it was sent to. */

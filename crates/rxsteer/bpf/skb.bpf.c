@@ -259,8 +259,6 @@ static __always_inline int skb_receive(struct __sk_buff *skb)
 		return SKB_NEXT;
 	if (config.unpolled)
 		skb_note_unpolled(skb, rx.poll_cpu);
-	if (config.loopback)
-		rx.q->sent_jiffies = rx_jiffies();
 	if (unlikely(skb_has_more(skb))) {
 		rx.q->nr_inline++;
 		return SKB_NEXT;
@@ -270,26 +268,40 @@ static __always_inline int skb_receive(struct __sk_buff *skb)
 	return skb_steer(skb, &rx);
 }
 
+/*
+ * A packet that this CPU has sent has come through its softnet backlog, and so have all that were
+ * sent there before, also those from before this program was attached. Kernel RPS of lo, or a CPU
+ * that goes offline, takes packets to other CPUs: they prove nothing.
+ */
+static __always_inline void skb_came(__u32 way, __u32 number, int verdict)
+{
+	__u32 cpu = bpf_get_smp_processor_id();
+	struct rx_queue *q = queue_of(config.queue_base + cpu);
+	struct poll_cpu *poll = poll_of(cpu);
+
+	if (!q || !poll || way >> 24 != cpu)
+		return;
+	poll->nr_came = number;
+	if (verdict == TC_ACT_REDIRECT)
+		q->sent_jiffies = rx_jiffies();
+}
+
 SEC("tc")
 int rxsteer_skb(struct __sk_buff *skb)
 {
-	__u32 epoch, slot;
-	bool sent = false;
+	__u32 way = skb->cb[SKB_WAY], number = skb->cb[SKB_NUMBER];
 	int verdict;
 
-	if (skb_is_marked(skb->cb)) {
-		sent = config.loopback && skb_is_sent(skb->cb);
-		if (!sent) {
-			skb_passed(skb);
-			return SKB_NEXT;
-		}
-		epoch = skb->cb[SKB_WAY];
-		slot = skb->cb[SKB_NUMBER];
-		skb_unmark(skb);
+	if (!skb_is_marked(skb->cb))
+		return skb_receive(skb);
+	if (!skb_is_sent(skb->cb)) {
+		skb_passed(skb);
+		return SKB_NEXT;
 	}
+	skb_unmark(skb);
 	verdict = skb_receive(skb);
-	if (sent)
-		skb_came(epoch, slot);
+	if (config.loopback)
+		skb_came(way, number, verdict);
 	return verdict;
 }
 
@@ -307,36 +319,64 @@ static __always_inline bool skb_is_queued(struct __sk_buff *skb)
 	return kern->dev->qdisc->enqueue;
 }
 
-/* Whether a packet has come to the ingress on this CPU in this jiffy: the first one of each jiffy
- * does, so that polls are timed and windows end. */
-static __always_inline bool skb_is_measured(const struct rx_queue *q)
+/*
+ * Whether packets may leave for another CPU at the egress: all that this CPU has sent by way of its
+ * softnet backlog have been decided on, and in this jiffy the policy has redirected one of them.
+ * So each jiffy has a packet that is received, by which polls are timed and windows end, and flows
+ * that stay INLINE cost nothing here.
+ */
+static __always_inline bool sent_is_open(const struct rx_queue *q, const struct poll_cpu *poll)
 {
-	return q->sent_jiffies == (__u16)rx_jiffies();
+	if (q->sent_jiffies != rx_jiffies())
+		return false;
+	return (poll->nr_sent && poll->nr_came == poll->nr_sent) || steer_unguarded();
 }
 
 /* Enters the packet into the backlog where its flow stays, and sets `rx->number` and `cpu`;
  * otherwise its verdict is RX_PASS. */
 static __always_inline enum rx_verdict skb_stay_away(struct rx *rx, struct rps_dev_flow *flow,
-						     const struct flow_name *name, __u32 *cpu)
+						     __u32 *cpu)
 {
 	enum rx_verdict verdict = RX_PASS;
 
-	if (flow->location == RPS_INLINE || !skb_is_measured(rx->q))
-		return RX_PASS;
-	rx->poll_cpu = poll_of(rx->cpu);
-	if (!rx->poll_cpu)
+	if (flow->location == RPS_INLINE)
 		return RX_PASS;
 	poll_note_mixing(rx->poll_cpu);
 	if (!flow_lock(flow, rx->slot))
 		return RX_PASS;
-	/* The packets on their way to the ingress come first. */
-	if ((!*(volatile __s32 *)&name->nr_sent || steer_unguarded()) && rx_stays_away(rx, flow)) {
+	if (rx_stays_away(rx, flow)) {
 		rx->q->nr_received++;
 		*cpu = flow->location;
 		verdict = rx_redirect(rx, flow, *cpu);
 	}
 	flow_unlock(flow);
 	return verdict;
+}
+
+static __always_inline int skb_send_away(struct __sk_buff *skb, struct rx *rx)
+{
+	struct rps_dev_flow *flow;
+	enum flow_result result;
+	struct flow_key key;
+	__u32 cpu = 0;
+
+	result = skb_flow(skb, &key);
+	if (result != FLOW_KEYED || !rx_keyed(rx, &key) || skb_has_more(skb))
+		return SKB_NEXT;
+	rx->slot = rx_slot(rx);
+	flow = flow_of(rx->slot);
+	if (!flow)
+		return SKB_NEXT;
+	switch (skb_stay_away(rx, flow, &cpu)) {
+	case RX_REDIRECTED:
+		if (config.follow_nat)
+			skb_tell_flow(skb, result, &key, rx->hash);
+		return skb_hop(skb, rx, cpu, skb->ifindex | SKB_EGRESS);
+	case RX_DROP:
+		return TC_ACT_SHOT;
+	default:
+		return SKB_NEXT;
+	}
 }
 
 /*
@@ -347,38 +387,21 @@ static __always_inline enum rx_verdict skb_stay_away(struct rx *rx, struct rps_d
 SEC("tc")
 int rxsteer_sent(struct __sk_buff *skb)
 {
-	enum rx_verdict verdict = RX_PASS;
-	struct rps_dev_flow *flow;
-	struct flow_name *name;
-	enum flow_result result;
-	struct flow_key key;
 	struct rx rx = {};
-	__u32 cpu = 0;
+	int verdict = SKB_NEXT;
 
 	if (skb_is_marked(skb->cb) || unlikely(skb_is_queued(skb)))
 		return SKB_NEXT;
-	result = skb_flow(skb, &key);
-	if (result != FLOW_KEYED || !rx_in(&rx, skb->ifindex, bpf_get_smp_processor_id()) ||
-	    !rx_keyed(&rx, &key))
+	if (!rx_in(&rx, skb->ifindex, bpf_get_smp_processor_id()))
 		return SKB_NEXT;
-	rx.slot = rx_slot(&rx);
-	flow = flow_of(rx.slot);
-	name = name_of(rx.slot);
-	if (!flow || !name)
+	rx.poll_cpu = poll_of(rx.cpu);
+	if (!rx.poll_cpu)
 		return SKB_NEXT;
-	if (!skb_has_more(skb))
-		verdict = skb_stay_away(&rx, flow, name, &cpu);
-	switch (verdict) {
-	case RX_REDIRECTED:
-		if (config.follow_nat)
-			skb_tell_flow(skb, result, &key, rx.hash);
-		return skb_hop(skb, &rx, cpu, skb->ifindex | SKB_EGRESS);
-	case RX_DROP:
-		return TC_ACT_SHOT;
-	default:
-		skb_mark_sent(skb, name, rx.epoch, rx.slot);
-		return SKB_NEXT;
-	}
+	if (sent_is_open(rx.q, rx.poll_cpu))
+		verdict = skb_send_away(skb, &rx);
+	if (verdict == SKB_NEXT)
+		skb_mark_sent(skb, rx.poll_cpu, rx.cpu);
+	return verdict;
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -17,7 +17,7 @@ enum skb_cb {
 	SKB_MARK_HIGH,
 	SKB_WAY,    /* from CPU, to CPU, queue_mapping before: 8, 8 and 16 bits */
 	SKB_DEVICE, /* ifindex, and SKB_EGRESS */
-	SKB_NUMBER, /* backlog.tail with this skb, the low bits */
+	SKB_NUMBER, /* backlog.tail or poll_cpu.nr_sent with this skb, the low bits */
 	NR_SKB_WORDS,
 };
 
@@ -33,31 +33,15 @@ static __always_inline void skb_mark(struct __sk_buff *skb, __u32 way, __u32 dev
 	skb->cb[SKB_NUMBER] = number;
 }
 
-/*
- * The mark of a packet that has left lo's egress and has not come to its ingress: no device, the
- * epoch, and its flow's slot. It is counted there meanwhile.
- */
-static __always_inline void skb_mark_sent(struct __sk_buff *skb, struct flow_name *name,
-					  __u16 epoch, __u32 slot)
+/* The mark of a packet that has left lo's egress and has not come to its ingress: no device. */
+static __always_inline void skb_mark_sent(struct __sk_buff *skb, struct poll_cpu *poll, __u32 cpu)
 {
-	__sync_fetch_and_add(&name->nr_sent, 1);
-	skb_mark(skb, epoch, 0, slot);
+	skb_mark(skb, cpu << 24, 0, ++poll->nr_sent);
 }
 
 static __always_inline bool skb_is_sent(const __u32 *cb)
 {
 	return !cb[SKB_DEVICE];
-}
-
-/* A packet with such a mark has been decided on, or dropped. The tables of another epoch have other
- * slots. */
-static __always_inline void skb_came(__u32 epoch, __u32 slot)
-{
-	struct rx_queue *q = queue_of(config.queue_base);
-	struct flow_name *name = name_of(slot);
-
-	if (q && name && epoch == q->epoch)
-		__sync_fetch_and_add(&name->nr_sent, -1);
 }
 
 static __always_inline bool skb_is_marked(const __u32 *cb)

@@ -42,8 +42,7 @@ struct flow_key {
 struct flow_name {
 	struct flow_key key;
 	__u32 ifindex; /* of the device that received the flow's first packet */
-	/* Skb mode: packets of the slot on their way through lo (skb_mark_sent()). */
-	__s32 nr_sent;
+	__u32 pad;
 	/* In skb mode: the number of the slot's last mixing (rx_mix()); 0: it is not mixed. */
 	__u64 mixed_at;
 };
@@ -361,10 +360,10 @@ struct rx_queue {
 	__u64 nr_polls;	       /* polls counted, the latest included */
 	__u64 polls_delivered; /* all packets of the polls up to this number have been delivered */
 	__u64 first_poll;      /* last_qtail of unset slots in first_epoch (rx_first_poll()) */
-	__u32 leaving;	       /* a flow waits to leave INLINE: polls_delivered is needed */
+	__u16 leaving;	       /* a flow waits to leave INLINE: polls_delivered is needed */
 	__u16 first_epoch;
-	/* Skb mode: jiffies of the last packet that came through lo, the low 16 bits. */
-	__u16 sent_jiffies;
+	/* Jiffies when a packet that came through lo was last redirected (sent_is_open()). */
+	__u32 sent_jiffies;
 	__u64 nr_inline_ports; /* of nr_inline: frames of flows that stay there by their ports */
 
 	/* Written by user space. */
@@ -387,7 +386,10 @@ struct poll_cpu {
 	__u64 unpolled;	    /* the present packet came in no poll (receive_ended()) */
 	/* Skb mode: the mixing before which the present poll's first packet came; 0: none came. */
 	__u64 since;
-	__u64 pad_line[1];
+	/* Packets that left lo's egress on this CPU without a redirect, and the latest of them that
+	 * has come to the ingress, by its number (skb_came()). */
+	__u32 nr_sent;
+	__u32 nr_came;
 };
 
 /* Mixings of slots, in skb mode (rx_mix()). */

@@ -134,7 +134,7 @@ const SOFTNET: Model = Model {
         &["FRAMES=3", "UNSEEN"],
         &["FRAMES=2", "POLLS=2", "SHARED"],
         &["FRAMES=3", "POLLS=2", "OTHERS=0", "SHARED", "SENT"],
-        &["FRAMES=2", "POLLS=1", "OTHERS=2", "SHARED", "SENT"],
+        &["FRAMES=2", "POLLS=1", "OTHERS=2", "SHARED", "SENT", "CAME"],
     ],
     wrong: &[
         ("NO_DEQUEUED", &["FRAMES=3"]),
@@ -157,12 +157,16 @@ const SOFTNET: Model = Model {
             &["FRAMES=3", "POLLS=2", "OTHERS=0", "SHARED", "SENT"],
         ),
         (
+            "NO_SENT_FIRST",
+            &["FRAMES=3", "POLLS=2", "OTHERS=0", "SHARED", "SENT"],
+        ),
+        (
             "NO_SENT_QUEUE",
-            &["FRAMES=2", "POLLS=1", "OTHERS=2", "SHARED", "SENT"],
+            &["FRAMES=2", "POLLS=1", "OTHERS=2", "SHARED", "SENT", "CAME"],
         ),
         (
             "NO_SENT_SINCE",
-            &["FRAMES=2", "POLLS=1", "OTHERS=2", "SHARED", "SENT"],
+            &["FRAMES=2", "POLLS=1", "OTHERS=2", "SHARED", "SENT", "CAME"],
         ),
         ("REACH_OUT", &["FRAMES=3"]),
         ("REACH_BACK", &["FRAMES=3"]),
