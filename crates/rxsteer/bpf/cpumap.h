@@ -49,11 +49,6 @@ static __always_inline bool backlog_poll_ended(__u64 stamp)
 	return poll && poll_stamp(cpu, backlog_read(poll->nr_polls)) != stamp;
 }
 
-static __always_inline bool backlog_is_softnet(void)
-{
-	return config.skb;
-}
-
 static __always_inline bool backlog_gro_empty(struct bpf_cpu_map_entry *entry)
 {
 	if (!bpf_core_field_exists(entry->gro))

@@ -21,6 +21,11 @@ static __always_inline bool steer_unguarded(void)
 	return config.unguarded;
 }
 
+static __always_inline bool backlog_is_softnet(void)
+{
+	return rx_shares_flows();
+}
+
 static __always_inline struct backlog *rx_backlog(const struct rx *rx, __u32 cpu)
 {
 	return backlog_of(rx->queue, cpu);

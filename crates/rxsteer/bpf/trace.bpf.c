@@ -15,6 +15,11 @@
 #include "maps.h"
 #include "napi.h"
 
+static __always_inline bool backlog_is_softnet(void)
+{
+	return false;
+}
+
 SEC("tp_btf/xdp_cpumap_kthread")
 int BPF_PROG(on_cpumap_kthread, int map_id, unsigned int processed, unsigned int drops)
 {

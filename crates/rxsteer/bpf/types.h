@@ -453,12 +453,11 @@ struct rx_config {
 	__u8 gro; /* GRO merges TCP segments that the program passes */
 	/* Skb mode: the program serves several devices. A queue is a CPU that receives, and all of
 	 * these queues share the first one's dev_flow_table. */
-	__u8 skb;
 	__u8 without_mac; /* packets of the devices begin with the IP header */
 	__u8 unpolled;	  /* they are tun devices without NAPI */
-	__u8 device_hash; /* skb mode: packets that have a hash are steered by it */
+	__u8 device_hash; /* packets that have a hash are steered by it */
 	__u8 loopback;	  /* the device is lo, with a program at its egress too */
-	__u8 pad[6];
+	__u8 pad[7];
 	__u32 ifindex;	  /* not in skb mode */
 	__u32 queue_base; /* the queues are queue_base to queue_base + nr_rx_queues - 1 */
 	__u32 nr_rx_queues;

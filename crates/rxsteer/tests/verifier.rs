@@ -110,25 +110,25 @@ fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
             xdp.push(all[0]);
         }
     }
-    for (without_mac, unpolled, flow_options) in [
-        (0, 0, 0),
-        (0, 0, all_tunnels),
-        (1, 1, all_tunnels),
-        (0, 1, symmetric | all_tunnels),
+    for (without_mac, unpolled, loopback, flow_options) in [
+        (0, 0, 0, 0),
+        (0, 0, 1, all_tunnels),
+        (1, 1, 0, all_tunnels),
+        (0, 1, 0, symmetric | all_tunnels),
     ] {
         let mut slot = MaybeUninit::<OpenObject>::uninit();
         let mut open = SkbSkelBuilder::default().open(&mut slot)?;
         let constants = rx_config {
-            skb: 1,
             without_mac,
             unpolled,
+            loopback,
             flow_options,
             follow_nat: 1,
             ..constants()
         };
         set_constants(&mut open.maps.rodata, constants)?;
         let what = format!(
-            "skb mode, MAC {}, unpolled {unpolled}, options {flow_options:#x}",
+            "skb mode, MAC {}, unpolled {unpolled}, lo {loopback}, options {flow_options:#x}",
             without_mac == 0
         );
         verified(open.load()?.object(), &what)?;

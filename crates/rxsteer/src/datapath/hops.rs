@@ -175,7 +175,6 @@ impl Hops {
         let constants = rx_config {
             queue_base: self.queue_base,
             nr_rx_queues: self.nr_cpus,
-            skb: 1,
             carrier,
             hop_mark: self.mark,
             without_mac: kind.without_mac.into(),

@@ -101,12 +101,12 @@ impl<'a> Storm<'a> {
         let hog = self.step as usize + self.step as usize / masks.len();
         let hog = online.iter().nth(hog % online.len());
         self.step += 1;
-        // Not if it is the only CPU.
         // Frames wait for a thread, skbs for softirqs.
         let keep_busy = match self.options.mode {
             Mode::Skb => Hog::softirqs,
             _ => Hog::new,
         };
+        // Not if it is the only CPU.
         let hog = hog
             .filter(|_| online.len() > 1)
             .map(keep_busy)
