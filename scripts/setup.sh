@@ -77,6 +77,7 @@ probe() {
         want "$(fuzzer_package)" "runs the fuzz targets of the packet parser" have_fuzzer
         want prometheus "has promtool, which checks the metrics (its server is not used)" have promtool
         want spin "checks the model of the rule of order" have spin
+        want ethtool "carries out what doctor recommends" have ethtool
         want strace "shows the system calls that the service unit has to allow" have strace
         want systemd "has systemd-analyze, which judges the service unit" have systemd-analyze
         want_nft

@@ -5,6 +5,8 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 
 /// A `.pml` file and its expected results. Flags are preprocessor macros, without `-D`.
 struct Model {
@@ -236,7 +238,8 @@ fn check(file: &str, flags: &[&str]) -> Option<String> {
         &args.split(' ').map(str::to_owned).collect::<Vec<_>>(),
     );
     let pan = scratch.path().join("pan").display().to_string();
-    let report = run(&pan, &["-m100000".to_owned(), "-w22".to_owned()]);
+    // A hash table of 2^25 entries, 256 MB: the largest search has 10 million states.
+    let report = run(&pan, &["-m100000".to_owned(), "-w25".to_owned()]);
     if report.contains("errors: 0") {
         // A truncated search proves nothing.
         for cut in ["max search depth too small", "Search not completed"] {
@@ -248,12 +251,33 @@ fn check(file: &str, flags: &[&str]) -> Option<String> {
     Some(error.expect("an error is named").to_owned())
 }
 
+/// Checks the model with each of these flags, on all CPUs; returns the first error of each.
+fn check_all<'a>(file: &str, all: &[Vec<&'a str>]) -> Vec<(Vec<&'a str>, Option<String>)> {
+    let next = AtomicUsize::new(0);
+    let worker = || {
+        let mut results = Vec::new();
+        while let Some(flags) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
+            results.push((flags.clone(), check(file, flags)));
+        }
+        results
+    };
+    let nr_workers = thread::available_parallelism().unwrap().get();
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..nr_workers).map(|_| scope.spawn(worker)).collect();
+        workers
+            .into_iter()
+            .flat_map(|worker| worker.join().expect("its message is above"))
+            .collect()
+    })
+}
+
 fn holds(model: &Model) {
     if !can_run(model.file) {
         return;
     }
-    for flags in model.right {
-        assert_eq!(check(model.file, flags), None, "{} {flags:?}", model.file);
+    let all: Vec<_> = model.right.iter().map(|flags| flags.to_vec()).collect();
+    for (flags, error) in check_all(model.file, &all) {
+        assert_eq!(error, None, "{} {flags:?}", model.file);
     }
 }
 
@@ -261,10 +285,10 @@ fn mutants_die(model: &Model) {
     if !can_run(&format!("mutants of {}", model.file)) {
         return;
     }
-    for (switch, flags) in model.wrong {
-        let flags = [&[*switch], *flags].concat();
-        let error = check(model.file, &flags)
-            .unwrap_or_else(|| panic!("{} {flags:?}: no error", model.file));
+    let with = |(switch, flags): &(&'static str, &[&'static str])| [&[*switch], *flags].concat();
+    let all: Vec<_> = model.wrong.iter().map(with).collect();
+    for (flags, error) in check_all(model.file, &all) {
+        let error = error.unwrap_or_else(|| panic!("{} {flags:?}: no error", model.file));
         // The error is a violation of the rule, not a deadlock of the model.
         assert!(error.contains("assertion violated"), "{flags:?}: {error}");
     }
