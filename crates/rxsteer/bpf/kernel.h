@@ -115,6 +115,14 @@ struct net_device {
 	int ifindex;
 	struct Qdisc *qdisc;
 	struct list_head napi_list;
+	__u64 features; /* from bit NETIF_F_GSO_SHIFT on those of gso_type */
+	unsigned int gso_max_size;
+};
+
+#define NETIF_F_GSO_SHIFT 16
+
+struct skb_shared_info {
+	unsigned int gso_type;
 };
 
 struct sk_buff {
@@ -122,6 +130,8 @@ struct sk_buff {
 	unsigned long _skb_refdst; /* struct dst_entry *; bit 0: without a reference */
 	unsigned long _nfct; /* nf_conn and ip_conntrack_info; only with CONFIG_NF_CONNTRACK */
 	char cb[48];
+	unsigned int end; /* of the buffer from head; there its skb_shared_info begins */
+	unsigned char *head;
 	__u8 active_extensions; /* bits of skb_ext_id; only with CONFIG_SKB_EXTENSIONS */
 };
 

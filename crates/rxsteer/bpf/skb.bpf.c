@@ -320,6 +320,24 @@ static __always_inline bool skb_is_queued(struct __sk_buff *skb)
 }
 
 /*
+ * Whether the kernel splits the packet behind the egress, as lo does with those of tunnels, and
+ * with all if segmentation is switched off (netif_skb_features() in net/core/dev.c). Each segment
+ * would have the mark.
+ */
+static __always_inline bool skb_is_split(struct __sk_buff *skb)
+{
+	struct sk_buff *kern;
+	struct skb_shared_info *shared;
+
+	if (!skb->gso_size || !bpf_ksym_exists(bpf_cast_to_kern_ctx))
+		return false;
+	kern = bpf_cast_to_kern_ctx(skb);
+	shared = (void *)(kern->head + kern->end);
+	return (__u64)BPF_CORE_READ(shared, gso_type) << NETIF_F_GSO_SHIFT & ~kern->dev->features ||
+	       skb->len >= kern->dev->gso_max_size;
+}
+
+/*
  * Whether packets may leave for another CPU at the egress: all that this CPU has sent by way of its
  * softnet backlog have been decided on, and in this jiffy the policy has redirected one of them.
  * So each jiffy has a packet that is received, by which polls are timed and windows end, and flows
@@ -397,6 +415,12 @@ int rxsteer_sent(struct __sk_buff *skb)
 	rx.poll_cpu = poll_of(rx.cpu);
 	if (!rx.poll_cpu)
 		return SKB_NEXT;
+	if (unlikely(skb_is_split(skb))) {
+		/* A number that does not come: the way is closed until a packet behind it has come.
+		 */
+		rx.poll_cpu->nr_sent++;
+		return SKB_NEXT;
+	}
 	if (sent_is_open(rx.q, rx.poll_cpu))
 		verdict = skb_send_away(skb, &rx);
 	if (verdict == SKB_NEXT)

@@ -7,6 +7,7 @@ mod common;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, UdpSocket};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -64,6 +65,29 @@ fn packets_of_lo_change_their_cpu() -> Result<()> {
         assert_eq!(settings(&netns)?, before);
         traffic(&netns)?;
     }
+    Ok(())
+}
+
+/// Where lo does not segment, the kernel does, behind the egress: each segment counts once.
+#[test]
+fn packets_that_are_split_are_counted_once() -> Result<()> {
+    in_lab!();
+    if Command::new("ethtool").arg("--version").output().is_err() {
+        not_run(test_name!(), "there is no ethtool");
+        return Ok(());
+    }
+    let netns = Netns::new("dut")?;
+    let running = steer(&netns, &["--prepare", "--policy=rps"])?;
+    netns.run(|| {
+        let mut ethtool = Command::new("ethtool");
+        let status = ethtool.args(["-K", "lo", "tso", "off"]).status()?;
+        ensure!(status.success(), "ethtool: {status}");
+        Ok(())
+    })?;
+    traffic(&netns)?;
+    let sums = running.at_rest()?;
+    assert!(sums.redirected > 1_000, "{sums:?}");
+    assert_eq!((sums.lost, sums.vanished), (0, 0), "{sums:?}");
     Ok(())
 }
 
