@@ -250,22 +250,21 @@ static __always_inline void skb_note_unpolled(struct __sk_buff *skb, struct poll
 	poll->unpolled = 1;
 }
 
-static __always_inline int skb_receive(struct __sk_buff *skb)
+static __always_inline int skb_receive(struct __sk_buff *skb, struct rx *rx)
 {
 	struct flow_key key;
-	struct rx rx = {};
 
-	if (!rx_begin(&rx, skb->ifindex, bpf_get_smp_processor_id()))
+	if (!rx_begin(rx, skb->ifindex, bpf_get_smp_processor_id()))
 		return SKB_NEXT;
 	if (config.unpolled)
-		skb_note_unpolled(skb, rx.poll_cpu);
+		skb_note_unpolled(skb, rx->poll_cpu);
 	if (unlikely(skb_has_more(skb))) {
-		rx.q->nr_inline++;
+		rx->q->nr_inline++;
 		return SKB_NEXT;
 	}
-	if (!skb_hashed(&rx, skb) && !skb_parse(&rx, skb, &key))
+	if (!skb_hashed(rx, skb) && !skb_parse(rx, skb, &key))
 		return SKB_NEXT;
-	return skb_steer(skb, &rx);
+	return skb_steer(skb, rx);
 }
 
 /*
@@ -273,35 +272,34 @@ static __always_inline int skb_receive(struct __sk_buff *skb)
  * sent there before, also those from before this program was attached. Kernel RPS of lo, or a CPU
  * that goes offline, takes packets to other CPUs: they prove nothing.
  */
-static __always_inline void skb_came(__u32 way, __u32 number, int verdict)
+static __always_inline void skb_came(const struct rx *rx, __u32 way, __u32 number, int verdict)
 {
-	__u32 cpu = bpf_get_smp_processor_id();
-	struct rx_queue *q = queue_of(config.queue_base + cpu);
-	struct poll_cpu *poll = poll_of(cpu);
-
-	if (!q || !poll || way >> 24 != cpu)
+	if (!rx->q || !rx->poll_cpu || way >> 24 != rx->cpu)
 		return;
-	poll->nr_came = number;
+	rx->poll_cpu->nr_came = number;
 	if (verdict == TC_ACT_REDIRECT)
-		q->sent_jiffies = rx_jiffies();
+		rx->q->sent_jiffies = rx_jiffies();
 }
 
 SEC("tc")
 int rxsteer_skb(struct __sk_buff *skb)
 {
 	__u32 way = skb->cb[SKB_WAY], number = skb->cb[SKB_NUMBER];
+	bool sent = false;
+	struct rx rx = {};
 	int verdict;
 
-	if (!skb_is_marked(skb->cb))
-		return skb_receive(skb);
-	if (!skb_is_sent(skb->cb)) {
-		skb_passed(skb);
-		return SKB_NEXT;
+	if (skb_is_marked(skb->cb)) {
+		if (!skb_is_sent(skb->cb)) {
+			skb_passed(skb);
+			return SKB_NEXT;
+		}
+		skb_unmark(skb);
+		sent = config.loopback;
 	}
-	skb_unmark(skb);
-	verdict = skb_receive(skb);
-	if (config.loopback)
-		skb_came(way, number, verdict);
+	verdict = skb_receive(skb, &rx);
+	if (sent)
+		skb_came(&rx, way, number, verdict);
 	return verdict;
 }
 

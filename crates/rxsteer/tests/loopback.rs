@@ -7,7 +7,6 @@ mod common;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, UdpSocket};
-use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -19,6 +18,7 @@ use rxlab::lab::tool::NFT;
 use rxlab::testing::not_run;
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, until};
 use rxlab::{in_lab, test_name};
+use rxsteer::host::ethtool::Ethtool;
 
 /// Values of the settings.
 fn settings(netns: &Netns) -> Result<Vec<String>> {
@@ -68,22 +68,21 @@ fn packets_of_lo_change_their_cpu() -> Result<()> {
     Ok(())
 }
 
+/// What `ethtool -K lo tso off` switches off.
+const SEGMENTATION: &[&str] = &[
+    "tx-tcp-segmentation",
+    "tx-tcp-ecn-segmentation",
+    "tx-tcp-mangleid-segmentation",
+    "tx-tcp6-segmentation",
+];
+
 /// Where lo does not segment, the kernel does, behind the egress: each segment counts once.
 #[test]
 fn packets_that_are_split_are_counted_once() -> Result<()> {
     in_lab!();
-    if Command::new("ethtool").arg("--version").output().is_err() {
-        not_run(test_name!(), "there is no ethtool");
-        return Ok(());
-    }
     let netns = Netns::new("dut")?;
     let running = steer(&netns, &["--prepare", "--policy=rps"])?;
-    netns.run(|| {
-        let mut ethtool = Command::new("ethtool");
-        let status = ethtool.args(["-K", "lo", "tso", "off"]).status()?;
-        ensure!(status.success(), "ethtool: {status}");
-        Ok(())
-    })?;
+    netns.run(|| Ethtool::open("lo")?.set_features(SEGMENTATION, false))?;
     traffic(&netns)?;
     let sums = running.at_rest()?;
     assert!(sums.redirected > 1_000, "{sums:?}");
