@@ -18,7 +18,8 @@
  *
  * SENT, with SHARED: lo. What a CPU receives it has sent itself, through a softnet backlog of its own.
  * Where a packet is sent, in a poll or not, it goes to the third CPU at once if the flow stays there
- * (rxsteer_sent()). That program is attached after the one that receives; with CAME, long before the
+ * (rxsteer_sent()). That program is attached after the one that receives, and has numbers from
+ * before; packets without a number may be on their way. With CAME it is attached long before the
  * model begins.
  */
 #include "stack.pml"
@@ -66,18 +67,19 @@ bool locked, away;
 byte last_qtail, queue;
 byte mixes, mixed_at;
 #ifdef CAME
-#define LONG_BEFORE 1
+#define LONG_BEFORE true
 #else
-#define LONG_BEFORE 0
+#define LONG_BEFORE false
 #endif
-byte nr_sent[CPUS] = LONG_BEFORE, nr_came[CPUS] = LONG_BEFORE;
+byte nr_sent[CPUS] = 1, nr_came[CPUS] = 1;
+bool sent_epoch[CPUS] = LONG_BEFORE; /* since the program is attached */
 
 /* The kernel's */
 byte owner[CPUS]; /* of an instance: 1 + the CPU that polls */
 byte polls_left[CPUS] = POLLS, frames_left[CPUS], seq;
 chan list[CPUS] = [FRAMES] of { byte };             /* what a poll passes up at once */
 #ifdef SENT
-/* What a CPU has sent, and not received yet: frame, and its number; 0: from before the attachment. */
+/* What a CPU has sent, and not received yet: frame, and its number; 0: it has none. */
 chan own[CPUS] = [SKBS] of { byte, byte };
 bool attached = LONG_BEFORE;
 #endif
@@ -210,13 +212,9 @@ inline next_frame(cpu, frame)
 
 #ifdef SENT
 #ifdef NO_SENT
-#define came_all(cpu) (nr_came[cpu] > 0)
+#define came_all(cpu) true
 #else
-#ifdef NO_SENT_FIRST
 #define came_all(cpu) (nr_came[cpu] == nr_sent[cpu])
-#else
-#define came_all(cpu) (nr_sent[cpu] > 0 && nr_came[cpu] == nr_sent[cpu])
-#endif
 #endif
 #ifdef NO_SENT_QUEUE
 #define is_last(cpu) true
@@ -232,6 +230,14 @@ inline send(cpu)
 	next_frame(cpu, frame);
 	if
 	:: attached ->
+#ifndef NO_SENT_FIRST
+		d_step {
+			if
+			:: !sent_epoch[cpu] -> sent_epoch[cpu] = true; nr_sent[cpu]++
+			:: else
+			fi
+		};
+#endif
 #ifndef NO_SENT_SINCE
 		begin_since(cpu);
 #endif

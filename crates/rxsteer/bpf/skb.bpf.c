@@ -305,31 +305,25 @@ int rxsteer_skb(struct __sk_buff *skb)
 
 /* ---- lo's egress ------------------------------------------------------------ */
 
-/* Whether the device has a queueing discipline, which would clear the mark. */
-static __always_inline bool skb_is_queued(struct __sk_buff *skb)
+/*
+ * Whether the mark of a packet that is sent would not come to the ingress with it alone: a queueing
+ * discipline of lo clears it, and where the kernel splits the packet behind the egress, each
+ * segment has it. Those of tunnels are split, and all if segmentation is switched off
+ * (netif_skb_features() in net/core/dev.c).
+ */
+static __always_inline bool skb_mark_is_lost(struct __sk_buff *skb)
 {
+	struct skb_shared_info *shared;
 	struct sk_buff *kern;
 
 	/* The kernel knows it since 6.2, and a program at the egress since 6.6. */
 	if (!bpf_ksym_exists(bpf_cast_to_kern_ctx))
 		return true;
 	kern = bpf_cast_to_kern_ctx(skb);
-	return kern->dev->qdisc->enqueue;
-}
-
-/*
- * Whether the kernel splits the packet behind the egress, as lo does with those of tunnels, and
- * with all if segmentation is switched off (netif_skb_features() in net/core/dev.c). Each segment
- * would have the mark.
- */
-static __always_inline bool skb_is_split(struct __sk_buff *skb)
-{
-	struct sk_buff *kern;
-	struct skb_shared_info *shared;
-
-	if (!skb->gso_size || !bpf_ksym_exists(bpf_cast_to_kern_ctx))
+	if (unlikely(kern->dev->qdisc->enqueue))
+		return true;
+	if (!skb->gso_size)
 		return false;
-	kern = bpf_cast_to_kern_ctx(skb);
 	shared = (void *)(kern->head + kern->end);
 	return (__u64)BPF_CORE_READ(shared, gso_type) << NETIF_F_GSO_SHIFT & ~kern->dev->features ||
 	       skb->len >= kern->dev->gso_max_size;
@@ -345,7 +339,14 @@ static __always_inline bool sent_is_open(const struct rx_queue *q, const struct 
 {
 	if (q->sent_jiffies != rx_jiffies())
 		return false;
-	return (poll->nr_sent && poll->nr_came == poll->nr_sent) || steer_unguarded();
+	return poll->nr_came == poll->nr_sent || steer_unguarded();
+}
+
+/* Closes the way until a packet that is sent after this one has come: takes a number that no packet
+ * has. */
+static __always_inline void sent_close(struct poll_cpu *poll)
+{
+	poll->nr_sent++;
 }
 
 /* Enters the packet into the backlog where its flow stays, and sets `rx->number` and `cpu`;
@@ -406,17 +407,18 @@ int rxsteer_sent(struct __sk_buff *skb)
 	struct rx rx = {};
 	int verdict = SKB_NEXT;
 
-	if (skb_is_marked(skb->cb) || unlikely(skb_is_queued(skb)))
-		return SKB_NEXT;
-	if (!rx_in(&rx, skb->ifindex, bpf_get_smp_processor_id()))
+	if (skb_is_marked(skb->cb) || !rx_in(&rx, skb->ifindex, bpf_get_smp_processor_id()))
 		return SKB_NEXT;
 	rx.poll_cpu = poll_of(rx.cpu);
 	if (!rx.poll_cpu)
 		return SKB_NEXT;
-	if (unlikely(skb_is_split(skb))) {
-		/* A number that does not come: the way is closed until a packet behind it has come.
-		 */
-		rx.poll_cpu->nr_sent++;
+	/* Before this program was attached lo has sent packets without a number. */
+	if (unlikely(rx.poll_cpu->sent_epoch != rx.epoch)) {
+		rx.poll_cpu->sent_epoch = rx.epoch;
+		sent_close(rx.poll_cpu);
+	}
+	if (unlikely(skb_mark_is_lost(skb))) {
+		sent_close(rx.poll_cpu);
 		return SKB_NEXT;
 	}
 	if (sent_is_open(rx.q, rx.poll_cpu))

@@ -379,15 +379,17 @@ _Static_assert(sizeof(struct rx_queue) == 256, "two pairs of cache lines");
 struct poll_cpu {
 	__u64 nr_polls;	    /* polls of any NAPI instance that have ended on this CPU */
 	__u32 queue;	    /* 1 + the queue of the present poll; 0: not known */
-	__u32 over_idle;    /* the poll interrupted the idle task */
+	__u16 over_idle;    /* the poll interrupted the idle task */
+	__u16 sent_epoch;   /* that of the latest packet that left lo's egress */
 	__u64 start;	    /* of this poll: ns of the monotonic clock; 0: not timed */
 	__u64 poll_ns;	    /* spent in polls of steered queues */
 	__u64 over_idle_ns; /* of poll_ns, in polls that interrupted the idle task */
 	__u64 unpolled;	    /* the present packet came in no poll (receive_ended()) */
 	/* Skb mode: the mixing before which the present poll's first packet came; 0: none came. */
 	__u64 since;
-	/* Packets that left lo's egress on this CPU without a redirect, and the latest of them that
-	 * has come to the ingress, by its number (skb_came()). */
+	/* Number of the latest packet that was sent through lo's egress on this CPU, and of the
+	 * latest that has come to the ingress. Redirected and dropped packets have none, and some
+	 * numbers are no packet's (sent_close()). */
 	__u32 nr_sent;
 	__u32 nr_came;
 };

@@ -14,6 +14,7 @@ use common::process::Rxsteer;
 use common::transfer::{datagrams, transfer};
 use nix::sys::signal::Signal;
 use rxlab::lab::netns::Netns;
+use rxlab::lab::stacked;
 use rxlab::lab::tool::NFT;
 use rxlab::testing::not_run;
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, until};
@@ -75,6 +76,30 @@ const SEGMENTATION: &[&str] = &[
     "tx-tcp-mangleid-segmentation",
     "tx-tcp6-segmentation",
 ];
+
+/// The addresses of the two ends of a tunnel.
+const ENDS: [Ipv4Addr; 2] = [Ipv4Addr::new(198, 19, 7, 1), Ipv4Addr::new(198, 19, 7, 2)];
+
+/// As [`packets_that_are_split_are_counted_once`], with segments of a tunnel.
+#[test]
+fn packets_of_a_tunnel_are_counted_once() -> Result<()> {
+    in_lab!();
+    let netns = Netns::new("dut")?;
+    let running = steer(&netns, &["--prepare", "--policy=rps"])?;
+    let [near, far] = match stacked::over_loopback(&netns, ENDS) {
+        Ok(ends) => ends,
+        Err(error) => {
+            not_run(test_name!(), &format!("{error:#}"));
+            return Ok(());
+        }
+    };
+    transfer(&near, &far, ENDS[1])?;
+    datagrams(&far, &near, ENDS[0].into())?;
+    let sums = running.at_rest()?;
+    assert!(sums.redirected > 1_000, "{sums:?}");
+    assert_eq!((sums.lost, sums.vanished), (0, 0), "{sums:?}");
+    Ok(())
+}
 
 /// Where lo does not segment, the kernel does, behind the egress: each segment counts once.
 #[test]

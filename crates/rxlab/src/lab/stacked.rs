@@ -2,6 +2,7 @@
 //! Devices on top of both ends of a link, such as the ends of a tunnel.
 
 use std::net::Ipv4Addr;
+use std::os::fd::AsRawFd;
 
 use anyhow::{Context, Result};
 use nix::net::if_::if_nametoindex;
@@ -12,6 +13,7 @@ use rtnetlink::{
 
 use super::bridge;
 use super::link::{End, Link, VXLAN_PORT};
+use super::netns::Netns;
 use super::rtnl;
 use super::tool::WG;
 
@@ -122,6 +124,35 @@ impl Stacked {
             peer: far,
         })
     }
+}
+
+/// The ends of a GRE tunnel over the loopback device of `netns`: a namespace for each address.
+///
+/// # Errors
+/// When the kernel does not know GRE.
+pub fn over_loopback(netns: &Netns, addresses: [Ipv4Addr; 2]) -> Result<[Netns; 2]> {
+    const NAME: &str = "gre7";
+    let locals = [1, 2].map(|host| Ipv4Addr::new(127, 0, 0, host));
+    let ends = [Netns::new("near")?, Netns::new("far")?];
+    let remotes = locals.iter().rev();
+    for ((end, address), (local, remote)) in
+        ends.iter().zip(addresses).zip(locals.iter().zip(remotes))
+    {
+        let gre = LinkGre::new(NAME).local(*local).remote(*remote).build();
+        // By default that of lo, with which TCP would need no segments.
+        let there = LinkUnspec::new_with_name(NAME)
+            .mtu(1500)
+            .setns_by_fd(end.fd().as_raw_fd());
+        let made = netns.run(|| {
+            rtnl::run(async |handle| {
+                handle.link().add(gre).execute().await?;
+                handle.link().set(there.build()).execute().await
+            })
+        })?;
+        made.context("cannot make a GRE tunnel")?;
+        end.run(|| rtnl::run(async |handle| make(&handle, None, NAME, address).await)?)?;
+    }
+    Ok(ends)
 }
 
 /// Makes the device, unless it is there, and gives it an address.

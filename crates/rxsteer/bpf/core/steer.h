@@ -332,7 +332,7 @@ static __always_inline enum rx_verdict rx_dry_run(struct rx *rx, struct rps_dev_
 /*
  * Whether the flow is at a CPU, and its next packet would be redirected there by nothing but what
  * is known already: rx_steer() decides nothing. For packets that are seen before they are received
- * (skb.bpf.c); all earlier ones of the slot have been through rx_steer().
+ * (skb.bpf.c); all earlier ones of the slot that this CPU has sent have been through rx_steer().
  */
 static __always_inline bool rx_stays_away(struct rx *rx, const struct rps_dev_flow *flow)
 {
