@@ -46,6 +46,14 @@ fn steer(netns: &Netns, args: &[&str]) -> Result<Rxsteer> {
     Rxsteer::steering(netns, &args)
 }
 
+/// Packets were redirected, and the account closes without a loss.
+fn each_counts_once(running: &Rxsteer) -> Result<()> {
+    let sums = running.at_rest()?;
+    ensure!(sums.redirected > 1_000, "{sums:?}");
+    ensure!((sums.lost, sums.vanished) == (0, 0), "{sums:?}");
+    Ok(())
+}
+
 #[test]
 fn packets_of_lo_change_their_cpu() -> Result<()> {
     in_lab!();
@@ -58,9 +66,7 @@ fn packets_of_lo_change_their_cpu() -> Result<()> {
         assert_eq!(running.status()?.devices[0].mode, "skb");
         assert_eq!(settings(&netns)?, ["1", "1"]);
         traffic(&netns)?;
-        let sums = running.at_rest()?;
-        assert!(sums.redirected > 1_000, "{policy}: {sums:?}");
-        assert_eq!((sums.lost, sums.vanished), (0, 0), "{policy}: {sums:?}");
+        each_counts_once(&running).context(policy)?;
         let ended = running.stop(Signal::SIGTERM)?;
         assert_eq!(ended.code, Some(0), "{ended:?}");
         assert_eq!(settings(&netns)?, before);
@@ -95,10 +101,7 @@ fn packets_of_a_tunnel_are_counted_once() -> Result<()> {
     };
     transfer(&near, &far, ENDS[1])?;
     datagrams(&far, &near, ENDS[0].into())?;
-    let sums = running.at_rest()?;
-    assert!(sums.redirected > 1_000, "{sums:?}");
-    assert_eq!((sums.lost, sums.vanished), (0, 0), "{sums:?}");
-    Ok(())
+    each_counts_once(&running)
 }
 
 /// Where lo does not segment, the kernel does, behind the egress: each segment counts once.
@@ -109,10 +112,7 @@ fn packets_that_are_split_are_counted_once() -> Result<()> {
     let running = steer(&netns, &["--prepare", "--policy=rps"])?;
     netns.run(|| Ethtool::open("lo")?.set_features(SEGMENTATION, false))?;
     traffic(&netns)?;
-    let sums = running.at_rest()?;
-    assert!(sums.redirected > 1_000, "{sums:?}");
-    assert_eq!((sums.lost, sums.vanished), (0, 0), "{sums:?}");
-    Ok(())
+    each_counts_once(&running)
 }
 
 #[test]

@@ -134,11 +134,9 @@ pub fn over_loopback(netns: &Netns, addresses: [Ipv4Addr; 2]) -> Result<[Netns; 
     const NAME: &str = "gre7";
     let locals = [1, 2].map(|host| Ipv4Addr::new(127, 0, 0, host));
     let ends = [Netns::new("near")?, Netns::new("far")?];
-    let remotes = locals.iter().rev();
-    for ((end, address), (local, remote)) in
-        ends.iter().zip(addresses).zip(locals.iter().zip(remotes))
-    {
-        let gre = LinkGre::new(NAME).local(*local).remote(*remote).build();
+    for (own, end) in ends.iter().enumerate() {
+        let (local, remote) = (locals[own], locals[1 - own]);
+        let gre = LinkGre::new(NAME).local(local).remote(remote).build();
         // By default that of lo, with which TCP would need no segments.
         let there = LinkUnspec::new_with_name(NAME)
             .mtu(1500)
@@ -150,7 +148,7 @@ pub fn over_loopback(netns: &Netns, addresses: [Ipv4Addr; 2]) -> Result<[Netns; 
             })
         })?;
         made.context("cannot make a GRE tunnel")?;
-        end.run(|| rtnl::run(async |handle| make(&handle, None, NAME, address).await)?)?;
+        end.run(|| rtnl::run(async |handle| make(&handle, None, NAME, addresses[own]).await)?)?;
     }
     Ok(ends)
 }
