@@ -12,6 +12,11 @@
  * LOSSES: the queue may be full, at either time. UNSEEN: an skb may be dropped at either time, and
  * nobody counts it (backlog_heal()).
  *
+ * DOWN: the third CPU goes offline, while it holds skbs or not. All CPUs stop for that, outside of
+ * polls. From then on the kernel leaves skbs for it on the CPU that sends them, and some time later
+ * takes those that it held, one by one, to another one, whose polls the model numbers as its own
+ * (on_cpuhp_enter(), skb_is_late(), rx_shed()).
+ *
  * SHARED: two flows share the slot, and each CPU polls an instance of its own: CPU 0 for the flow
  * that is watched, CPU 1 for the other one (rx_mix(), rx_unmixed()). A backlog may be full: the
  * program drops the skb.
@@ -85,6 +90,16 @@ bool attached = LONG_BEFORE;
 #endif
 chan softnet = [SKBS] of { byte, byte, bool, byte }; /* frame, backlog, for the device, number */
 bool target_polls;
+#ifdef DOWN
+bool down;   /* BACKLOG_DOWN */
+bool passed; /* BACKLOG_PASSED */
+bool dead;   /* the CPU is offline */
+chan left = [SKBS] of { byte }; /* skbs that the kernel has left where they were sent */
+#else
+#define down false
+#define passed false
+#define dead false
+#endif
 bool moved_out, moved_in;
 
 /* ---- the CPU that polls --------------------------------------------------- */
@@ -162,7 +177,10 @@ inline passed_up(q)
 inline enqueue(frame, q, device, number)
 {
 	if
-	:: atomic { softnet ! frame, q, device, number }
+	:: atomic { !dead -> softnet ! frame, q, device, number }
+#ifdef DOWN
+	:: atomic { dead -> left ! frame }
+#endif
 #ifdef LOSSES
 	:: nr_lost[q]++
 #endif
@@ -273,11 +291,12 @@ inline send(cpu)
 inline steer(cpu, frame)
 {
 	byte q;
-	bool unmixes, no_room;
+	bool unmixes, no_room, closed;
 
 	begin_since(cpu);
 	lock();
 	d_step {
+		closed = down || passed;
 		proven = true;
 #ifdef SHARED
 #ifndef NO_MIXED
@@ -320,17 +339,18 @@ inline steer(cpu, frame)
 			q = queue;
 #endif
 			if
-			:: away -> passed_up(q)
+			:: away && passed -> proven = true
+			:: away && !passed -> passed_up(q)
 			:: else -> poll_over(cpu)
 			fi
 		:: else
 		fi;
 		if
 		:: proven && away -> away = false; moved_in = moved_out
-		:: proven && !away -> away = true; moved_out = true
+		:: proven && !away && !closed -> away = true; moved_out = true
 		:: else
 		fi
-	:: true
+	:: !closed || !away
 	fi;
 #ifdef SHARED
 	if
@@ -346,6 +366,9 @@ inline steer(cpu, frame)
 		:: unmixes -> mixed_at = 0; unmixes = false
 		:: else
 		fi;
+#endif
+#ifndef NO_DOWN
+		no_room = no_room || closed;
 #endif
 		if
 		:: away && no_room
@@ -366,6 +389,7 @@ inline steer(cpu, frame)
 		fi;
 		unmixes = false;
 		no_room = false;
+		closed = false;
 		unlock()
 	};
 	if
@@ -454,7 +478,7 @@ active proctype target()
 	bool device;
 
 end:	do
-	:: atomic { softnet ? f, q, device, n -> target_polls = true };
+	:: atomic { !dead && nempty(softnet) -> softnet ? f, q, device, n; target_polls = true };
 next:
 		if
 		:: device -> pass_up(f, q, n)
@@ -468,6 +492,40 @@ next:
 	od
 }
 
+#ifdef DOWN
+/* dev_cpu_dead(): each skb is taken in a softirq of its own. */
+inline take(frame, q, device, number)
+{
+	if
+	:: device -> pass_up(frame, q, number)
+#ifdef NO_LATE
+	:: !device -> pass_up(frame, q, number)
+#else
+	:: !device -> nr_lost[q]++
+#endif
+	fi;
+	atomic { nr_polls[TARGET]++; frame = 0; q = 0; number = 0; device = false }
+}
+
+active proctype kernel()
+{
+	byte f, q, n;
+	bool device;
+
+	down = true;
+	atomic { !owner[0] && !owner[1] && !target_polls -> dead = true };
+	do
+	:: nempty(softnet) -> softnet ? f, q, device, n; take(f, q, device, n)
+	:: nempty(left) -> atomic { left ? f; deliver(f); f = 0 }
+	:: empty(softnet) -> break
+	od;
+	passed = true;
+end:	do
+	:: nempty(left) -> atomic { left ? f; deliver(f); f = 0 }
+	od
+}
+#endif
+
 init
 {
 	atomic {
@@ -479,8 +537,11 @@ init
 #ifdef SENT
 	attached = true;
 #endif
-	/* This process and the third CPU are left. */
-	(_nr_pr == 2 && empty(softnet) && !target_polls);
+	/* This process and those before it are left. */
+	(_nr_pr == _pid + 1 && empty(softnet) && !target_polls);
+#ifdef DOWN
+	(passed && empty(left));
+#endif
 #ifdef SENT
 	/* User space settles what was sent after the last poll. */
 	since[0] = 0;
@@ -490,11 +551,15 @@ init
 	settled();
 	assert(proven);
 	if
+#ifdef DOWN
+	:: away
+#else
 	:: away ->
 		/* Its last skb may have been lost; the next one that is not lost is the proof. */
 		atomic { tail[queue]++; last_qtail = entered(queue); softnet ! 0, queue, true, tail[queue] };
 		(empty(softnet) && !target_polls);
 		passed_up(queue)
+#endif
 	:: else -> poll_over(1 - queue)
 	fi;
 	assert(proven)

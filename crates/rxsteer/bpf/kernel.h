@@ -157,6 +157,10 @@ enum skb_drop_reason {
 	SKB_DROP_REASON_CPU_BACKLOG = 1, /* the value is the kernel's */
 };
 
+enum cpuhp_state {
+	CPUHP_TEARDOWN_CPU = 1, /* the value is the kernel's */
+};
+
 struct gro_node { /* since 6.15 */
 	unsigned long bitmask;
 	__u32 rx_count;

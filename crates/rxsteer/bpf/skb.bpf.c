@@ -157,7 +157,8 @@ static __always_inline int skb_steer(struct __sk_buff *skb, struct rx *rx)
 	}
 }
 
-/* An skb that has changed its CPU: all that this CPU's backlog had before it has been passed up. */
+/* An skb that has changed its CPU: all that this CPU's backlog had before it has been passed up. If
+ * its CPU has gone offline, the kernel has moved it here (skb_is_late()). */
 static __always_inline void skb_passed(struct __sk_buff *skb)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
@@ -168,11 +169,6 @@ static __always_inline void skb_passed(struct __sk_buff *skb)
 	skb_unmark(skb);
 	if (!b || !poll)
 		return;
-	/* The CPU is offline, and the kernel has left the packet where it came from. */
-	if (unlikely(skb_target(skb->cb[SKB_WAY]) != cpu)) {
-		__sync_fetch_and_add(&b->dequeued, 1);
-		return;
-	}
 	/* Before the count (backlog_sleeping()). */
 	b->passed_in = poll_stamp(cpu, poll->nr_polls);
 	if (unlikely(wait_is_sampled(number)))

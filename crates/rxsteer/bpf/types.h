@@ -209,7 +209,7 @@ struct backlog {
 	__u64 nr_lost;	   /* counted in tail, but the kernel did not queue them */
 	__u64 nr_decided;  /* dry run: frames that would have been redirected */
 	__u64 wanted;	   /* the cpumap's entry for this CPU has been requested */
-	__u64 closed;	   /* enum backlog_closed: no flow may want it; by user space */
+	__u64 closed;	   /* enum backlog_closed: no flow may want it; by others, atomically */
 	__u64 leaving;	   /* poll in which a flow could not leave; 0: no flow waits */
 	__u64 nr_limited;  /* dropped in XDP: the flow was large, the backlog half full */
 	/* Counted in tail, but the driver dropped them before the kernel saw them
@@ -268,6 +268,11 @@ enum backlog_closed {
 	BACKLOG_OFFLINE = 1 << 0, /* its CPU is offline, or was and it has not drained since */
 	BACKLOG_IDLE = 1 << 1,	  /* it is being taken down */
 	BACKLOG_STALLED = 1 << 2, /* its frames wait, and none is dequeued */
+	/* Skb mode: its CPU is about to go offline, or is, and what it held may not have been
+	 * passed up elsewhere yet: nothing may enter (on_cpuhp_enter()). */
+	BACKLOG_DOWN = 1 << 3,
+	/* After that, by user space: all of it has been. */
+	BACKLOG_PASSED = 1 << 4,
 };
 
 /* Identifies the backlog that a kthread serves. */

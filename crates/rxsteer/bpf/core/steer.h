@@ -162,6 +162,17 @@ static __always_inline bool rx_delivered(struct rx *rx, struct rps_dev_flow *flo
 	return backlog_delivered(b, flow->last_qtail) || rx_settle(rx, b);
 }
 
+/* Whether the flow's CPU is offline, and all that it had been sent has been passed up elsewhere. */
+static __always_inline bool rx_left_behind(const struct rx *rx, __u32 location)
+{
+	const struct backlog *b;
+
+	if (!rx_shares_flows() || location == RPS_INLINE)
+		return false;
+	b = rx_backlog(rx, location);
+	return b && b->closed & BACKLOG_PASSED;
+}
+
 /* ---- what becomes of a packet --------------------------------------------- */
 
 /* Gives the slot to this flow if another one had it, or if the slot is unset. The location stays:
@@ -271,23 +282,31 @@ static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev
 }
 
 /*
- * Whether to drop a frame of a flow that waits to leave `location`. During an overload a backlog
- * stays full, and a flow that keeps sending could never leave. From its first frame without room
- * on, its frames are dropped until the earlier ones have been delivered; with `all`
- * (RPS_INLINE_SHED), even while there is room.
+ * Whether a frame of a flow that waits to leave its backlog may be dropped instead. During an
+ * overload a backlog stays full, and a flow that keeps sending could never leave. From its first
+ * frame without room on, its frames are dropped until the earlier ones have been delivered; with
+ * `all` (RPS_INLINE_SHED), even while there is room.
  */
-static __always_inline bool rx_shed(const struct rx *rx, struct rps_dev_flow *flow, __u32 location,
-				    bool all)
+static __always_inline bool rx_may_shed(const struct rx *rx, const struct rps_dev_flow *flow,
+					struct backlog *b, bool all)
 {
-	struct backlog *b = rx_backlog(rx, location);
-
-	if (!b || (!all && !flow->shed && rx_room(rx, flow, b) == BACKLOG_OPEN))
+	if (!all && !flow->shed && rx_room(rx, flow, b) == BACKLOG_OPEN)
 		return false;
 	/* Only another frame proves that the earlier ones have been delivered: in skb mode, one of
 	 * this queue, in whose counts last_qtail is then. */
 	if (rx->unmixes || (rx_shares_flows() && flow->queue != rx->queue))
 		return false;
-	if (backlog_last_lost(backlog_entered(b), flow->last_qtail))
+	return !backlog_last_lost(backlog_entered(b), flow->last_qtail);
+}
+
+/* Drops a frame of a flow that waits to leave `location`, if it may be dropped, or must be: the
+ * kernel would leave it on this CPU, ahead of those that wait on the one that goes offline. */
+static __always_inline bool rx_shed(const struct rx *rx, struct rps_dev_flow *flow, __u32 location,
+				    bool all)
+{
+	struct backlog *b = rx_backlog(rx, location);
+
+	if (!b || !(unlikely(b->closed & BACKLOG_DOWN) || rx_may_shed(rx, flow, b, all)))
 		return false;
 	flow->shed = 1;
 	flow->nr_dropped++;
@@ -384,7 +403,7 @@ static __always_inline enum rx_verdict rx_steer(struct rx *rx, struct rps_dev_fl
 		wanted = rx_wanted(rx, flow, wanted, new_window);
 	}
 	if (unlikely(location != wanted)) {
-		if (rx_delivered(rx, flow, set)) {
+		if (rx_delivered(rx, flow, set) || rx_left_behind(rx, location)) {
 			location = wanted;
 		} else {
 			q->nr_held++;

@@ -2,7 +2,7 @@
 //! Steering of devices, from attach to detach.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, bail, ensure};
 use tracing::{debug, info, warn};
@@ -42,6 +42,10 @@ use crate::host::wait::readable;
 /// Timeout for the return of all flows to INLINE. At a stop, the programs are then detached anyway.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
+/// Time in which a CPU passes up all that a softnet backlog of another CPU held when that went offline:
+/// `net.core.netdev_max_backlog` packets, 1000 unless it is changed.
+const PASSED_UP: Duration = Duration::from_secs(1);
+
 /// Why [`Steering::serve`] has returned.
 pub(super) enum Served {
     /// Steering is to stop.
@@ -66,8 +70,8 @@ pub(super) struct Steering {
     pub(super) choice: Choice,
     takedown: Takedown,
     pub(super) unsteered: Unsteered,
-    /// CPUs that went offline or came online, until their backlogs are drained.
-    leaving: Vec<(u32, Drain)>,
+    /// CPUs that went offline or came online, until their backlogs are drained; since when.
+    leaving: Vec<(u32, Drain, Instant)>,
     watch: Watch,
     /// Applications that can't be followed on this host, in words.
     not_followed: Vec<String>,
@@ -204,6 +208,7 @@ impl Steering {
                     warn!("{e:#}");
                 }
                 self.datapath.settle_mixings()?;
+                self.look_for_down()?;
                 self.takedown.look(&self.datapath)?;
                 self.look_for_gone()?;
                 self.attach_refused();
@@ -299,9 +304,10 @@ impl Steering {
                 false => "offline: its flows go elsewhere",
             };
             info!(cpu, "CPU {cpu} is {state}");
-            self.datapath.close_cpu(cpu, true);
-            self.leaving.retain(|(leaving, _)| *leaving != cpu);
-            self.leaving.push((cpu, Drain::of(cpu..cpu + 1)));
+            self.datapath.close_cpu(cpu);
+            self.leaving.retain(|(leaving, ..)| *leaving != cpu);
+            let drain = Drain::of(cpu..cpu + 1);
+            self.leaving.push((cpu, drain, Instant::now()));
         }
         self.online = online;
         self.datapath.cpus_changed()?;
@@ -309,18 +315,33 @@ impl Steering {
         Ok(())
     }
 
+    /// Looks for CPUs that the kernel has taken down, or tried to, without an event that came here.
+    fn look_for_down(&mut self) -> Result<()> {
+        let known = self.leaving.iter().map(|(cpu, ..)| *cpu).collect();
+        let down = self.datapath.cpus_down().without(&known);
+        self.cpus_changed(Some(down.iter().collect()))
+    }
+
     /// Removes drained backlogs of CPUs that went offline or came online, and reopens those of
-    /// online CPUs.
+    /// online CPUs. Flows leave an offline CPU after [`PASSED_UP`] also without proof, which skbs that
+    /// vanished prevent.
     fn remove_drained(&mut self) -> Result<()> {
         let mut index = 0;
-        while let Some((cpu, drain)) = self.leaving.get(index) {
+        while let Some((cpu, drain, since)) = self.leaving.get(index) {
             let cpu = *cpu;
+            let online = self.online.contains(cpu);
             if !drain.check(&self.datapath)? {
+                if !online && since.elapsed() > PASSED_UP {
+                    self.datapath.leave_cpu(cpu);
+                }
                 index += 1;
                 continue;
             }
             self.datapath.remove_cpu(cpu)?;
-            self.datapath.close_cpu(cpu, !self.online.contains(cpu));
+            match online {
+                true => self.datapath.open_cpu(cpu),
+                false => self.datapath.leave_cpu(cpu),
+            }
             self.leaving.remove(index);
         }
         Ok(())

@@ -12,6 +12,7 @@ use super::bounds::Place;
 use super::loaded::Datapath;
 use super::policy::Policy;
 use super::rps_map::RpsMap;
+use crate::host::cpumask::CpuMask;
 use crate::host::softnet;
 use crate::types::{backlog, backlog_closed, backlog_flushed, rx_mixings};
 
@@ -207,20 +208,50 @@ impl Datapath {
         Ok(())
     }
 
-    /// Closes or opens the backlogs for a CPU that is offline or was.
-    pub fn close_cpu(&self, cpu: u32, closed: bool) {
+    /// Closes the backlogs for a CPU that is offline or was.
+    pub fn close_cpu(&self, cpu: u32) {
         for queue in 0..self.nr_queues() {
-            self.close(queue, cpu, backlog_closed::BACKLOG_OFFLINE, closed);
+            self.close(queue, cpu, backlog_closed::BACKLOG_OFFLINE, true);
         }
     }
 
-    /// Adds or removes a reason why no flow may want a backlog. Only one thread may call this.
+    /// Opens the backlogs for a CPU that is online.
+    pub fn open_cpu(&self, cpu: u32) {
+        for queue in 0..self.nr_queues() {
+            for why in [
+                backlog_closed::BACKLOG_OFFLINE,
+                backlog_closed::BACKLOG_DOWN,
+                backlog_closed::BACKLOG_PASSED,
+            ] {
+                self.close(queue, cpu, why, false);
+            }
+        }
+    }
+
+    /// Lets all flows leave the softnet backlogs for a CPU, which is offline: all that entered them
+    /// has been passed up.
+    pub fn leave_cpu(&self, cpu: u32) {
+        for queue in self.skb_queue().unwrap_or(self.nr_queues())..self.nr_queues() {
+            self.close(queue, cpu, backlog_closed::BACKLOG_PASSED, true);
+            self.close(queue, cpu, backlog_closed::BACKLOG_DOWN, false);
+        }
+    }
+
+    /// The CPUs of whose softnet backlogs the kernel may not have passed up all yet since it took
+    /// the CPUs down, or tried to (`on_cpuhp_enter` in `bpf/carrier.bpf.c`).
+    pub fn cpus_down(&self) -> CpuMask {
+        let down = u64::from(backlog_closed::BACKLOG_DOWN.0);
+        let queue = self.skb_queue();
+        let cpus = queue.map_or(0..0, |_| 0..self.nr_cpus);
+        cpus.filter(|&cpu| queue.is_some_and(|q| self.backlog(q, cpu).closed & down != 0))
+            .collect()
+    }
+
+    /// Adds or removes a reason why no flow may want a backlog.
     pub fn close(&self, queue: u32, cpu: u32, why: backlog_closed, closed: bool) {
-        let before = self.backlog(queue, cpu).closed;
-        let why = u64::from(why.0);
-        let now = if closed { before | why } else { before & !why };
         let index = queue * self.nr_cpus + cpu;
         let offset = offset_of!(backlog, closed);
-        self.backlog_counts.set_field(index, offset, now);
+        self.backlog_counts
+            .set_bit(index, offset, why.0.into(), closed);
     }
 }

@@ -42,6 +42,7 @@ pub(super) struct Hops {
     nr_cpus: u32,
     ways: BTreeMap<SkbKind, Way>,
     _drops: Link,
+    _downs: Link,
     /// While there are devices without polls.
     ends: Option<Link>,
     carriers: CarrierSkel<'static>,
@@ -72,12 +73,14 @@ impl Hops {
             .load()
             .context("the kernel refused the programs of skb mode")?;
         let drops = carriers.progs.on_kfree_skb.attach_trace();
+        let downs = carriers.progs.on_cpuhp_enter.attach_trace();
         Ok(Self {
             mark,
             queue_base,
             nr_cpus,
             ways: BTreeMap::new(),
             _drops: drops.context("attaching on_kfree_skb")?,
+            _downs: downs.context("attaching on_cpuhp_enter")?,
             ends: None,
             carriers,
         })

@@ -5,6 +5,7 @@
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::MapCore;
@@ -108,5 +109,20 @@ impl<T: Copy> Mapped<T> {
         let field = self.at(index, offset).cast::<F>();
         // SAFETY: within the element, aligned as the element and the offset are.
         unsafe { field.write_volatile(value) };
+    }
+
+    /// Sets or clears a bit in one field of an element, which the kernel side does too, by atomics.
+    ///
+    /// # Panics
+    /// As [`Self::set_field`].
+    pub(super) fn set_bit(&self, index: u32, offset: usize, bit: u64, set: bool) {
+        assert!(offset.is_multiple_of(WORD));
+        let field = self.at(index, offset).cast::<u64>();
+        // SAFETY: within the element, and on a word.
+        let field = unsafe { AtomicU64::from_ptr(field) };
+        match set {
+            true => field.fetch_or(bit, Ordering::SeqCst),
+            false => field.fetch_and(!bit, Ordering::SeqCst),
+        };
     }
 }

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Skb mode: a flow whose last packet was lost, and flows that share a slot.
+//! Skb mode: a flow whose last packet was lost, flows that share a slot, and a CPU that goes offline.
 
 use rxsteer::datapath::native;
-use rxsteer::types::{backlog, rps_dev_flow, rps_map, rx_facts, rx_queue, rx_verdict};
+use rxsteer::types::{
+    backlog, backlog_closed, rps_dev_flow, rps_map, rx_facts, rx_queue, rx_verdict,
+};
 
 use crate::sim::shape::INLINE;
 
@@ -100,6 +102,32 @@ fn its_next_packet_is_not_shed() {
     let mut path = Path::new(true);
     path.flow.shed = 1;
     assert_eq!(path.packet(INLINE), rx_verdict::RX_DROP);
+}
+
+/// The kernel would leave them where they come, ahead of those that wait on the other CPU.
+#[test]
+fn packets_for_a_cpu_that_goes_offline_are_dropped() {
+    let down = |mut path: Path| {
+        path.backlogs[TARGET as usize].closed = backlog_closed::BACKLOG_DOWN.0.into();
+        path
+    };
+    let mut path = down(Path::new(true));
+    assert_eq!(path.packet(TARGET as u16), rx_verdict::RX_DROP);
+    assert_eq!(path.packet_elsewhere(INLINE), rx_verdict::RX_DROP);
+    assert_eq!(path.backlogs[TARGET as usize].nr_shed, 2);
+    path.pass_up();
+    assert_eq!(path.packet(TARGET as u16), rx_verdict::RX_PASS);
+
+    // Where no packet may be dropped otherwise.
+    let mut path = down(Path::new(true));
+    path.lose();
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_DROP);
+    path.backlogs[TARGET as usize].closed = backlog_closed::BACKLOG_PASSED.0.into();
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_PASS);
+
+    // The control.
+    let mut path = Path::new(true);
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_REDIRECTED);
 }
 
 impl Path {

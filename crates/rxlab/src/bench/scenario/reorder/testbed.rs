@@ -158,6 +158,10 @@ impl Testbed {
                 other = Some(end);
                 Frames::Udp(flows.clone())
             }
+            Case::Hotplug => {
+                kernel = Some(light()?);
+                Frames::Udp(flows.clone())
+            }
             Case::SharedSlots => {
                 kernel = Some(long_lists()?);
                 Frames::Udp(flows.clone())
@@ -211,8 +215,8 @@ fn onward(case: Case, dut: &Netns, application: &Netns) -> Result<Link> {
     Link::new(dut, application, &config)
 }
 
-/// Lets a CPU take one packet at a time from its queue for devices without NAPI, and leave the rest
-/// for later: with the kernel's weights, packets wait there only on a CPU that polls several devices.
+/// Lets a CPU take one packet at a time from its softnet backlog, and leave the rest for later: with
+/// the kernel's weights, packets wait there only on a CPU that polls several devices.
 /// The weights are the host's, of all namespaces.
 fn light() -> Result<Setting> {
     let paths = ["dev_weight", "netdev_budget"].map(|name| format!("/proc/sys/net/core/{name}"));
