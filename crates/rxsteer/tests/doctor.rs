@@ -51,7 +51,7 @@ fn obstacles_are_reported() -> Result<()> {
         ensure!(code == Some(0), "{text}");
         for part in [
             "has all that steering needs",
-            "sockets can poll",
+            "this kernel has busy polling",
             &format!("{name} (veth, 1 receive queue) can be steered, in skb mode\n"),
             "  against native mode: what the other end of",
         ] {

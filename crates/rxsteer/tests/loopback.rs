@@ -136,6 +136,13 @@ fn without_these_settings_it_is_refused() -> Result<()> {
     let ended = ended.err().context("it starts")?;
     assert!(ended.log.contains("--prepare"), "{ended:?}");
     assert_eq!(settings(&netns)?, ["0", "0"]);
+    // A dry run moves no packet.
+    let running = steer(&netns, &["--prepare", "--dry-run"])?;
+    assert_eq!(settings(&netns)?, ["0", "0"]);
+    traffic(&netns)?;
+    assert!(running.sums()?.would_redirect > 0);
+    let log = running.stop(Signal::SIGTERM)?.log;
+    assert!(log.contains("would set: /proc/sys/net/ipv4/conf/lo/accept_local"));
     Ok(())
 }
 

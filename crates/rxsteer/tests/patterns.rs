@@ -100,6 +100,9 @@ fn devices_come_and_go() -> Result<()> {
     in_lab!();
     let world = World::new()?;
     assert!(world.status()?.devices.is_empty());
+    let text = String::from_utf8(rxsteer(&world.dut, &["status"])?.stdout)?;
+    let line = format!("devices that match {PATTERN} are steered when they come");
+    assert!(text.contains(&line), "{text}");
     let mut beds = Vec::new();
     for id in 0..3 {
         let bed = world.link(id)?;
@@ -128,6 +131,7 @@ fn devices_come_and_go() -> Result<()> {
     let ended = world.running.stop(Signal::SIGTERM)?;
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(!ended.log.contains("starting anew"), "{ended:?}");
+    assert!(ended.log.contains("no device matches "), "{ended:?}");
     assert!(!accounts(&ended.log)?.is_empty(), "{ended:?}");
     Ok(())
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use common::container::Container;
 use common::process::Rxsteer;
 use common::transfer::transfer;
@@ -113,12 +113,37 @@ fn without_preparation_nothing_is_changed() -> Result<()> {
             && first.contains("--prepare"),
         "{log}"
     );
-    // What would be changed is named.
+    // What would be changed is named, and the device is looked at as it would be steered.
     let rxsteer = pair.steer(&["--prepare", "--dry-run"])?;
-    ensure!(mode(&rxsteer)? == "skb" && pair.is_as_before()?);
+    ensure!(mode(&rxsteer)? == "native");
+    let names = [TX_VLAN, TX_CHECKSUM].concat();
+    ensure!(pair.features()?[1].on(&names) == pair.before[1].on(&names));
+    pair.transfer()?;
     let log = rxsteer.stop(Signal::SIGTERM)?.log;
+    ensure!(pair.is_as_before()?);
     ensure!(log.contains("would set: "), "{log}");
     ensure!(log.contains("tx-vlan-hw-insert on -> off"), "{log}");
+    Ok(())
+}
+
+/// A start that is going to be refused changes nothing before, also at other devices.
+#[test]
+fn a_start_that_fails_changes_nothing() -> Result<()> {
+    in_lab!();
+    let pair = Pair::new()?;
+    let dut = &pair.link.dut;
+    for (args, why) in [
+        (&["--rps-cpus=7777"][..], "none of the CPUs 7777"),
+        (&["--queue=5=0"], "no receive queue 5"),
+        (&["lo", "--mode=native"], "lo is the loopback device"),
+    ] {
+        let args = [&[&dut.name[..], "--prepare"], args].concat();
+        let ended = Rxsteer::start(&dut.netns, &args)?;
+        let ended = ended.err().context("it starts")?;
+        ensure!(ended.log.contains(why), "{ended:?}");
+        ensure!(ended.log.lines().count() == 1, "{ended:?}");
+        ensure!(pair.is_as_before()?, "{ended:?}");
+    }
     Ok(())
 }
 

@@ -201,6 +201,9 @@ pub struct Status {
     pub refused_backlogs: usize,
     /// Steered devices.
     pub devices: Vec<Device>,
+    /// Patterns of names: devices that match are steered when they come.
+    #[serde(default)]
+    pub patterns: Vec<String>,
     /// The flows with the most drops in XDP; null if nothing was dropped.
     pub dropped_flows: Option<Flows>,
 }

@@ -34,9 +34,8 @@ pub(super) fn configured() -> Result<Vec<PathBuf>> {
 
 /// The main files, for messages.
 pub(super) fn places() -> String {
-    FOLDERS
-        .map(|folder| format!("{folder}/{MAIN}"))
-        .join(" or ")
+    let [vendor, own] = FOLDERS.map(|folder| format!("{folder}/{MAIN}"));
+    format!("{own} or {vendor}")
 }
 
 fn configured_in(folders: &[&Path]) -> Result<Vec<PathBuf>> {

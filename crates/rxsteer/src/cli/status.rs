@@ -130,6 +130,13 @@ pub fn render(status: &Status) -> String {
             status.nr_backlogs, status.refused_backlogs
         );
     }
+    if !status.patterns.is_empty() {
+        let _ = writeln!(
+            out,
+            "devices that match {} are steered when they come",
+            status.patterns.join(" or ")
+        );
+    }
     for device in &status.devices {
         if device.queues_of.is_some() && device.unsteered.is_empty() {
             continue;
@@ -362,6 +369,7 @@ mod tests {
                 shares_queues: false,
                 queues: vec![queue],
             }],
+            patterns: Vec::new(),
             dropped_flows,
         }
     }

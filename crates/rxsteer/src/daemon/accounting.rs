@@ -174,6 +174,7 @@ impl Steering {
             most_backlogs: numbers.most,
             refused_backlogs: numbers.refused,
             devices,
+            patterns: self.patterns.texts().map(str::to_owned).collect(),
             dropped_flows: None,
         }
     }

@@ -4,13 +4,14 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 
 use super::following::can_follow;
 use super::mistakes::Mistakes;
 use super::options::{Mode, Options};
 use super::patterns::{Patterns, is_pattern};
 use super::plan::{inline_ports, named_twice, which_device};
+use crate::datapath::INLINE_PORTS;
 use crate::datapath::hash::Hash;
 use crate::host::sched::Class;
 
@@ -44,6 +45,7 @@ pub fn contradictions(options: &Options) -> Vec<Contradiction> {
     add(&["devices"], each_device_once(options));
     add(&["queue", "devices"], queues_have_devices(options));
     add(&["inline-ports"], inline_ports(options).map(|_| ()));
+    add(&["inline-ports", "hash"], ports_are_looked_at(options));
     add(&["hash", "mode"], device_has_a_hash(options));
     let following = match options.follow_nat {
         true => &["follow-nat", "hash", "mode"],
@@ -107,6 +109,19 @@ fn each_device_once(options: &Options) -> Result<()> {
         Some(name) => bail!(named_twice(name)),
         None => Ok(()),
     }
+}
+
+/// The default ports are for the other hashes.
+fn ports_are_looked_at(options: &Options) -> Result<()> {
+    let ports = &options.inline_ports;
+    ensure!(
+        options.hash != Hash::Device
+            || *ports == INLINE_PORTS
+            || ports.iter().all(|port| *port == 0),
+        "--inline-ports has no effect with --hash device, which does not look at ports: leave one of \
+         them"
+    );
+    Ok(())
 }
 
 /// Of several devices, `--queue` names one. A pattern may match none.
@@ -271,6 +286,15 @@ mod tests {
                     ..plain()
                 },
                 &["inline-ports"],
+            ),
+            (
+                Options {
+                    hash: Hash::Device,
+                    policy: Policy::RPS,
+                    inline_ports: vec![53],
+                    ..plain()
+                },
+                &["inline-ports", "hash"],
             ),
             (
                 Options {

@@ -274,7 +274,8 @@ pub struct Options {
     /// by commas; 0: none
     ///
     /// A redirected packet loses the device's time stamp, which PTP (319) and NTP (123) may use. At
-    /// most 16 ports. Not with --hash device, which does not look at ports.
+    /// most 16 ports. Other ports than these
+    /// are refused with --hash device, which does not look at ports.
     #[arg(long, value_name = "PORTS", value_delimiter = ',', default_values_t = INLINE_PORTS,
           value_parser = whole(0, u16::MAX, "ports"))]
     pub inline_ports: Vec<u16>,

@@ -45,6 +45,18 @@ impl Patterns {
         })
     }
 
+    /// The patterns as text.
+    pub(super) fn texts(&self) -> impl Iterator<Item = &str> {
+        self.patterns.iter().map(Pattern::as_str)
+    }
+
+    /// The patterns that none of these names match.
+    pub(super) fn without<'a>(&'a self, names: &[&str]) -> impl Iterator<Item = &'a str> {
+        let matches = |pattern: &&Pattern| names.iter().any(|name| pattern.matches(name));
+        let patterns = self.patterns.iter();
+        patterns.filter(move |p| !matches(p)).map(Pattern::as_str)
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.patterns.is_empty()
     }

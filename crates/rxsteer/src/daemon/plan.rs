@@ -5,6 +5,7 @@
 use std::ops::Range;
 
 use anyhow::{Result, anyhow, bail};
+use tracing::subscriber::{NoSubscriber, with_default};
 use tracing::{info, warn};
 
 use super::bonds::{self, with_ports};
@@ -138,19 +139,56 @@ pub(super) struct Plan {
 }
 
 /// The devices that the options name, and the CPUs of each queue. The queues of skb mode come after
-/// all others.
+/// all others. A dry run with `--prepare` has the devices as they would be.
 ///
 /// # Errors
 /// With all reasons and their remedies, if devices can't be steered; if one lacks a queue. Not if
 /// this is a start anew.
 pub(super) fn plan(options: &Options) -> Result<Plan> {
-    let mut devices: Vec<Steered> = Vec::new();
-    let mut refused = Vec::new();
     let patterns = Patterns::of(options)?;
     bonds::say(&options.devices);
+    let mut plan = named(options, options.prepare && options.dry_run)?;
+    let matching = patterns.matching()?;
+    let matched: Vec<&str> = matching.iter().map(|(name, _)| &name[..]).collect();
+    for pattern in patterns.without(&matched) {
+        info!("no device matches {pattern} now: those that come are steered");
+    }
+    for (name, device) in matching {
+        match device {
+            Ok(device) if knows(&plan.devices, &device) => {}
+            Ok(device) => plan.devices.push(Steered::by_pattern(device)?),
+            Err(why) => warn!("{name} is not steered: {why:#}"),
+        }
+    }
+    plan.masks = number(&mut plan.devices, !patterns.is_empty(), options)?;
+    for steered in &plan.devices {
+        if let Some(words) = nothing_to_gain(steered, &plan.masks) {
+            info!("{words}");
+        }
+    }
+    Ok(plan)
+}
+
+/// Fails where [`plan`] will, before anything is changed or logged. With `--prepare`, by the devices as
+/// they will be.
+///
+/// # Errors
+/// As [`plan`].
+pub(super) fn rehearse(options: &Options) -> Result<()> {
+    let patterns = !Patterns::of(options)?.is_empty();
+    with_default(NoSubscriber::default(), || {
+        let mut plan = named(options, options.prepare)?;
+        number(&mut plan.devices, patterns, options).map(|_| ())
+    })
+}
+
+/// The devices with names in the options, without masks; `prepared`, as they are after `--prepare`.
+fn named(options: &Options, prepared: bool) -> Result<Plan> {
+    let mut devices: Vec<Steered> = Vec::new();
+    let mut refused = Vec::new();
     let names = with_ports(&options.devices);
     for name in names.iter().filter(|name| !is_pattern(name)) {
-        match examine(name, options) {
+        match examine(name, options, prepared) {
             Ok((device, _)) if knows(&devices, &device) => {
                 refused.push((name.clone(), named_twice(name)))
             }
@@ -167,22 +205,9 @@ pub(super) fn plan(options: &Options) -> Result<Plan> {
         let obstacles: Vec<_> = refused.into_iter().map(|(_, why)| why).collect();
         bail!(obstacles.join("\n"));
     }
-    for (name, device) in patterns.matching()? {
-        match device {
-            Ok(device) if knows(&devices, &device) => {}
-            Ok(device) => devices.push(Steered::by_pattern(device)?),
-            Err(why) => warn!("{name} is not steered: {why:#}"),
-        }
-    }
-    let masks = number(&mut devices, !patterns.is_empty(), options)?;
-    for steered in &devices {
-        if let Some(words) = nothing_to_gain(steered, &masks) {
-            info!("{words}");
-        }
-    }
     Ok(Plan {
         devices,
-        masks,
+        masks: Vec::new(),
         refused,
     })
 }
@@ -266,8 +291,8 @@ fn nothing_to_gain(steered: &Steered, masks: &[QueueMask]) -> Option<String> {
     topology.nothing_to_gain(&device.name, &queues)
 }
 
-/// A device that can be steered, and its mode.
-fn examine(name: &str, options: &Options) -> Result<(Device, RxMode)> {
+/// A device that can be steered, and its mode; `prepared`, as it is after `--prepare`.
+fn examine(name: &str, options: &Options, prepared: bool) -> Result<(Device, RxMode)> {
     let mut device = Device::open(name).map_err(|e| match meant_as_port(name) {
         Some(form) if options.metrics.is_some() => {
             anyhow!("{e:#}; for the port of --metrics, {form}")
@@ -277,6 +302,9 @@ fn examine(name: &str, options: &Options) -> Result<(Device, RxMode)> {
     device
         .xdp
         .take_if(|xdp| options.own_programs.contains(&xdp.id));
+    if prepared {
+        device = device.prepared();
+    }
     let least_queues = options.least_queues.get(name).copied().unwrap_or(0);
     device.rx_queues = device.rx_queues.max(least_queues);
     let mode = match options.mode {
@@ -353,13 +381,15 @@ impl Steered {
         if queue < *rx_queues {
             return Ok(self.first_queue + queue);
         }
-        bail!(
-            "{name} has no receive queue {queue}: {}",
-            match rx_queues {
-                1 => "its only queue is 0".to_owned(),
-                n => format!("its queues are 0 to {}", n - 1),
-            }
-        )
+        let there = match (rx_queues, self.mode) {
+            (1, _) => "its only queue is 0".to_owned(),
+            (n, RxMode::Skb) => format!(
+                "in skb mode its queues are the CPUs that receive, 0 to {}",
+                n - 1
+            ),
+            (n, _) => format!("its queues are 0 to {}", n - 1),
+        };
+        bail!("{name} has no receive queue {queue}: {there}")
     }
 
     /// The CPUs of a queue, by its number; at least one of them is online, unless this is for a start

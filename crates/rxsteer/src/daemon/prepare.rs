@@ -2,11 +2,14 @@
 //! `--prepare`: what stands against native mode, or against the loopback device in skb mode, is changed
 //! while rxsteer runs.
 
+use std::fs::File;
+
 use anyhow::Result;
 use tracing::info;
 
 use super::bonds::with_ports;
 use super::options::{Mode, Options};
+use super::plan::rehearse;
 use crate::host::device::{Device, RxMode};
 use crate::host::loopback::Routing;
 use crate::host::objection::Objection;
@@ -45,41 +48,54 @@ impl Wish {
 }
 
 impl Prepared {
-    /// Waits until an earlier rxsteer has put back what it changed. Then, under `--prepare`, changes
-    /// the devices that native mode is possible for afterwards; a dry run changes nothing.
+    /// Waits until an earlier rxsteer has put back what it changed, and checks the options and
+    /// devices. Then, under `--prepare`, changes the devices that native mode is possible for
+    /// afterwards; a dry run changes nothing.
     ///
     /// # Errors
-    /// When the kernel refuses a change; then everything is as before.
+    /// When a start by these options will fail, before anything is changed; when the kernel refuses a
+    /// change, and then everything is as before.
     pub(super) fn new(options: &Options) -> Result<Self> {
         let mut prepared = Self::default();
         prepared.wish = Wish::of(options);
-        for name in with_ports(&options.devices) {
-            // Without such a device the check of the options fails, with a list of those there are.
-            let Ok(lock) = lock(&name) else { continue };
-            if !options.prepare {
-                continue;
-            }
-            let device = Device::open(&name)?;
-            if let Some(routing) = device.loopback {
-                prepared.route(&device, routing, options.dry_run)?;
-                continue;
-            }
-            if let Some(objection) = remaining(&device, options.mode) {
-                info!("{name}: --prepare changes nothing: {}", objection.reason);
-                continue;
-            }
-            let changes = device.preparation()?;
-            if changes.is_empty() {
-                info!("{name}: --prepare has nothing to change");
-            } else if options.dry_run {
-                for change in &changes {
-                    info!("--prepare would set: {change} on -> off");
-                }
-            } else {
-                prepared.offloads.push(TurnedOff::new(&changes, lock)?);
+        // Without such a device the check of the options fails, with a list of those there are.
+        let locked = |name: String| lock(&name).ok().map(|lock| (name, lock));
+        let locks: Vec<_> = with_ports(&options.devices)
+            .into_iter()
+            .filter_map(locked)
+            .collect();
+        // What is pinned is found at the start, and nothing is changed before.
+        if options.pin.is_none() {
+            rehearse(options)?;
+        }
+        if options.prepare {
+            for (name, lock) in locks {
+                prepared.change(&name, lock, options)?;
             }
         }
         Ok(prepared)
+    }
+
+    fn change(&mut self, name: &str, lock: File, options: &Options) -> Result<()> {
+        let device = Device::open(name)?;
+        if let Some(routing) = device.loopback {
+            return self.route(&device, routing, options.dry_run);
+        }
+        if let Some(objection) = remaining(&device, options.mode) {
+            info!("{name}: --prepare changes nothing: {}", objection.reason);
+            return Ok(());
+        }
+        let changes = device.preparation()?;
+        if changes.is_empty() {
+            info!("{name}: --prepare has nothing to change");
+        } else if options.dry_run {
+            for change in &changes {
+                info!("--prepare would set: {change} on -> off");
+            }
+        } else {
+            self.offloads.push(TurnedOff::new(&changes, lock)?);
+        }
+        Ok(())
     }
 
     /// Whether other options have the same changes.
@@ -116,7 +132,10 @@ impl Prepared {
         while let Some(changed) = self.offloads.pop() {
             outcome = outcome.and(changed.put_back());
         }
-        outcome
+        match self.routing.take() {
+            Some(routing) => outcome.and(routing.put_back()),
+            None => outcome,
+        }
     }
 }
 

@@ -202,7 +202,11 @@ impl Device {
                      net.ipv4.conf.{name}.route_localnet=1`"
                 )),
             ),
-            _ => ("no NAPI polls it", Remedy::skb_mode()),
+            _ if routing.is_possible() => ("no NAPI polls it", Remedy::skb_mode()),
+            _ => (
+                "no NAPI polls it",
+                Remedy::with_the_process("use `--mode skb --prepare`"),
+            ),
         };
         Some(Objection {
             reason: format!("{name} is the loopback device: {reason}"),
@@ -346,7 +350,7 @@ pub(super) mod tests {
             loopback: Some(Routing::default()),
             ..card()
         };
-        assert!(only(&plain, RxMode::Native, true).contains("--mode skb"));
+        assert!(only(&plain, RxMode::Native, true).contains("--mode skb --prepare"));
         assert!(only(&plain, RxMode::Skb, true).contains("--prepare"));
         assert_eq!(plain.prepared().against(RxMode::Skb), []);
     }

@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use tracing::info;
 
 use super::guardian::Guardian;
 use super::tunable;
@@ -12,7 +13,7 @@ use super::tunable;
 /// Files in /proc/sys or /sys. On drop or the end of this process a child restores their contents.
 pub struct Setting {
     paths: Vec<String>,
-    _guardian: Guardian,
+    guardian: Guardian,
 }
 
 /// The guardian's script. rxlab and tests keep settings, too, and have no hidden command for it. The
@@ -53,10 +54,7 @@ impl Setting {
         }
         let guardian = Guardian::spawn(&mut guardian, Some(lock))
             .with_context(|| format!("cannot put {} back: is there no sh?", paths.join(", ")))?;
-        Ok(Self {
-            paths,
-            _guardian: guardian,
-        })
+        Ok(Self { paths, guardian })
     }
 
     /// Writes `value` to all files.
@@ -67,5 +65,17 @@ impl Setting {
         self.paths
             .iter()
             .try_for_each(|path| tunable::write(path, value))
+    }
+
+    /// Restores the contents, and logs it.
+    ///
+    /// # Errors
+    /// When a file is not as before; standard error has which.
+    pub fn put_back(mut self) -> Result<()> {
+        self.guardian.end()?;
+        for path in &self.paths {
+            info!("{path} is as it was: {}", fs::read_to_string(path)?.trim());
+        }
+        Ok(())
     }
 }

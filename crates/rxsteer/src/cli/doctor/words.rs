@@ -104,7 +104,7 @@ fn busy_polling(host: &Host) -> Vec<String> {
         let no = "this kernel has no busy polling: it was built without CONFIG_NET_RX_BUSY_POLL";
         return vec![no.to_owned()];
     }
-    let mut lines = vec!["sockets can poll (`rxsteer poll`)".to_owned()];
+    let mut lines = vec!["this kernel has busy polling (`rxsteer poll`)".to_owned()];
     if !host.epoll_params {
         lines.push(
             "epoll instances poll only for the whole host (`rxsteer poll --host-wide`): their own \

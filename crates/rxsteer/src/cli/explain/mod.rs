@@ -172,7 +172,9 @@ pub fn ask(target: Target, limit: usize) -> Result<Answer> {
     };
     let devices = explanations.devices.join(", ");
     let nothing = match &explanations.flows[..] {
-        [] => Some(format!("no flow of {target} is known on {devices}")),
+        [] => Some(format!(
+            "no flow of {target} is known on {devices}; `rxsteer flows` lists those that are"
+        )),
         [one] if one.seen.is_empty() => Some(one.not_seen(&explanations.devices)),
         all if all.iter().all(|one| one.seen.is_empty()) => Some(format!(
             "no packet of the {} flows of {target} is known on {devices}",

@@ -91,7 +91,7 @@ fn pace(state: &State) -> Pace {
 /// What wakes the loop up.
 enum Message {
     Input(Event),
-    Sampled(Result<Sample>),
+    Sampled(Result<Box<Sample>>),
     /// A signal, or the terminal is gone.
     Stop,
 }
@@ -162,7 +162,7 @@ impl Top {
             screen.0.draw(draw).context("the terminal")?;
             let before = pace(&self.state);
             match messages.recv() {
-                Ok(Message::Sampled(sample)) => self.take(sample),
+                Ok(Message::Sampled(sample)) => self.take(sample.map(|sample| *sample)),
                 Ok(Message::Input(Event::Key(key))) if !self.state.press(key) => return Ok(()),
                 Ok(Message::Input(_)) => {}
                 Ok(Message::Stop) | Err(_) => return Ok(()),
@@ -181,7 +181,7 @@ impl Top {
             let log = NoSubscriber::default();
             with_default(log, || {
                 sampler::run(device.as_deref(), pace, &paces, |sample| {
-                    sender.send(Message::Sampled(sample)).is_ok()
+                    sender.send(Message::Sampled(sample.map(Box::new))).is_ok()
                 });
             });
         })
