@@ -7,15 +7,17 @@ mod common;
 use anyhow::{Context, Result};
 use common::process::{Rxsteer, accounts};
 use nix::sys::signal::Signal;
-use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::{End, LinkConfig};
 use rxlab::lab::rtnl;
+use rxlab::testing::not_run;
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, until};
+use rxlab::{in_lab, test_name};
 use rxsteer::api::client;
 use rxsteer::api::set::Change;
 use rxsteer::host::device;
+use rxsteer::host::setting::Setting;
 
 const NR_FLOWS: u32 = 20;
 
@@ -127,5 +129,39 @@ fn skbs_that_vanished_are_found_without_packets() -> Result<()> {
     let ended = steered.running.stop(Signal::SIGTERM)?;
     assert!(!ended.log.contains("overtake"), "{ended:?}");
     assert!(!accounts(&ended.log)?.is_empty());
+    Ok(())
+}
+
+/// Nothing proves then that the CPU has passed up what it held.
+#[test]
+fn flows_leave_a_cpu_that_goes_offline_after_skbs_vanished() -> Result<()> {
+    in_lab!();
+    let path = format!("/sys/devices/system/cpu/cpu{OTHER_CPU}/online");
+    let Ok(online) = Setting::keep(&path) else {
+        not_run(test_name!(), "this machine's CPUs can't go offline");
+        return Ok(());
+    };
+    let steered = Steered::new()?;
+    let wire = steered.traffic()?;
+    steered.redirects(1_000)?;
+    steered.set_carrier(false)?;
+    steered.redirects(100)?;
+    let inline = || -> Result<u64> {
+        let status = steered.running.status()?;
+        Ok(status.devices[0].queues.iter().map(|q| q.inline).sum())
+    };
+    let before = inline()?;
+    online.set("0")?;
+    until("flows leave", || {
+        Ok((inline()? > before + 1_000).then_some(()))
+    })?;
+    let sums = steered.running.sums()?;
+    assert!(sums.shed > 0 && sums.vanished == 0, "{sums:?}");
+    steered.set_carrier(true)?;
+    online.set("1")?;
+    steered.redirects(1_000)?;
+    wire.stop()?;
+    let sums = steered.running.at_rest()?;
+    assert!(sums.vanished > 0, "{sums:?}");
     Ok(())
 }
