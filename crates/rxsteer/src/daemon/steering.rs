@@ -287,9 +287,11 @@ impl Steering {
     /// want the CPU after its return. Backlogs are closed at both events, since one may have been
     /// created in between.
     fn cpus_changed(&mut self, changed: Option<Vec<u32>>) -> Result<()> {
+        if changed.as_ref().is_some_and(Vec::is_empty) {
+            return Ok(());
+        }
         let online = Topology::host().online()?;
         let cpus: CpuMask = match changed {
-            Some(cpus) if cpus.is_empty() => return Ok(()),
             Some(cpus) => cpus.into_iter().collect(),
             None => {
                 let either = self.online.iter().chain(online.iter());
