@@ -315,7 +315,7 @@ inline steer(cpu, frame)
 	:: true -> /* it wants to be where it is not */
 		proven = true;
 		if
-		:: mixed_at ->
+		:: mixed_at && !(away && passed) ->
 #ifndef NO_SETTLED
 			settled();
 #endif

@@ -33,7 +33,7 @@ static __always_inline bool skb_is_late(__u32 way)
 {
 	struct backlog *b;
 
-	if (likely(skb_target(way) == bpf_get_smp_processor_id()))
+	if (likely(skb_target(way) == bpf_get_smp_processor_id()) || config.unguarded)
 		return false;
 	b = backlog_on(way);
 	if (!b || !(b->closed & BACKLOG_DOWN))
@@ -103,7 +103,7 @@ static long backlog_down(__u32 queue, const __u32 *cpu)
 }
 
 /*
- * A step of a CPU on its way offline or online. After the step CPUHP_TEARDOWN_CPU it is offline:
+ * A step of a CPU on its way offline. After CPUHP_TEARDOWN_CPU it is offline, unless that fails:
  * the kernel then leaves skbs for it on the CPU that sends them, and only later passes up those
  * that wait on it, on another one (dev_cpu_dead() in net/core/dev.c). The step stops all CPUs,
  * outside of softirqs: what was decided before has come into the softnet backlog.

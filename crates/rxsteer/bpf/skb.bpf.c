@@ -158,11 +158,13 @@ static __always_inline int skb_steer(struct __sk_buff *skb, struct rx *rx)
 }
 
 /* An skb that has changed its CPU: all that this CPU's backlog had before it has been passed up. If
- * its CPU has gone offline, the kernel has moved it here (skb_is_late()). */
+ * its CPU has gone offline, the kernel has moved those here that had been at the carrier
+ * (skb_is_late()). */
 static __always_inline void skb_passed(struct __sk_buff *skb)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
-	__u32 index = skb_backlog(skb->cb[SKB_WAY]), number = skb->cb[SKB_NUMBER];
+	__u32 way = skb->cb[SKB_WAY], number = skb->cb[SKB_NUMBER];
+	__u32 index = skb_backlog(way);
 	struct backlog *b = bpf_map_lookup_elem(&backlogs, &index);
 	struct poll_cpu *poll = poll_of(cpu);
 
@@ -175,7 +177,8 @@ static __always_inline void skb_passed(struct __sk_buff *skb)
 		backlog_dequeue_timed(b, index, 1, true, 0);
 	else
 		backlog_dequeue(b, 1, true, 0);
-	backlog_heal(b, number);
+	if (likely(skb_target(way) == cpu))
+		backlog_heal(b, number);
 }
 
 /* A field of the kernel's skb. Before Linux 6.2 a program can't load from there. */

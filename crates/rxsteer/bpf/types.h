@@ -271,7 +271,7 @@ enum backlog_closed {
 	/* Skb mode: its CPU is about to go offline, or is, and what it held may not have been
 	 * passed up elsewhere yet: nothing may enter (on_cpuhp_enter()). */
 	BACKLOG_DOWN = 1 << 3,
-	/* After that, by user space: all of it has been. */
+	/* After that, by user space: all of it has been, or a second has passed. */
 	BACKLOG_PASSED = 1 << 4,
 };
 

@@ -136,6 +136,7 @@ const SOFTNET: Model = Model {
         &["FRAMES=3", "UNSEEN"],
         &["FRAMES=3", "DOWN"],
         &["FRAMES=2", "POLLS=2", "SHARED"],
+        &["FRAMES=2", "POLLS=1", "SHARED", "DOWN"],
         &["FRAMES=3", "POLLS=2", "OTHERS=0", "SHARED", "SENT"],
         &["FRAMES=2", "POLLS=1", "OTHERS=2", "SHARED", "SENT", "CAME"],
     ],

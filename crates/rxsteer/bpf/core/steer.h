@@ -162,7 +162,7 @@ static __always_inline bool rx_delivered(struct rx *rx, struct rps_dev_flow *flo
 	return backlog_delivered(b, flow->last_qtail) || rx_settle(rx, b);
 }
 
-/* Whether the flow's CPU is offline, and all that it had been sent has been passed up elsewhere. */
+/* Whether the flow's CPU went offline, and what it held counts as passed up elsewhere. */
 static __always_inline bool rx_left_behind(const struct rx *rx, __u32 location)
 {
 	const struct backlog *b;
@@ -299,8 +299,8 @@ static __always_inline bool rx_may_shed(const struct rx *rx, const struct rps_de
 	return !backlog_last_lost(backlog_entered(b), flow->last_qtail);
 }
 
-/* Drops a frame of a flow that waits to leave `location`, if it may be dropped, or must be: the
- * kernel would leave it on this CPU, ahead of those that wait on the one that goes offline. */
+/* Drops a frame of a flow that waits to leave `location`, if it may be dropped, or if that CPU goes
+ * offline: the kernel would leave the frame on this one, ahead of those that wait there. */
 static __always_inline bool rx_shed(const struct rx *rx, struct rps_dev_flow *flow, __u32 location,
 				    bool all)
 {

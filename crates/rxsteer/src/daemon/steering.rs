@@ -42,8 +42,8 @@ use crate::host::wait::readable;
 /// Timeout for the return of all flows to INLINE. At a stop, the programs are then detached anyway.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Time in which a CPU passes up all that a softnet backlog of another CPU held when that went offline:
-/// `net.core.netdev_max_backlog` packets, 1000 unless it is changed.
+/// Time after which what a softnet backlog held when its CPU went offline counts as passed up by another
+/// CPU: 1000 packets, unless `net.core.netdev_max_backlog` is changed.
 const PASSED_UP: Duration = Duration::from_secs(1);
 
 /// Why [`Steering::serve`] has returned.
@@ -72,6 +72,8 @@ pub(super) struct Steering {
     pub(super) unsteered: Unsteered,
     /// CPUs that went offline or came online, until their backlogs are drained; since when.
     leaving: Vec<(u32, Drain, Instant)>,
+    /// CPUs that were down at the last look, but for these.
+    down: CpuMask,
     watch: Watch,
     /// Applications that can't be followed on this host, in words.
     not_followed: Vec<String>,
@@ -140,6 +142,7 @@ impl Steering {
             choice: Choice::new(options),
             takedown: Takedown::new(options.bounds.clone()),
             leaving: Vec::new(),
+            down: CpuMask::default(),
             watch: Watch::new(),
             not_followed: Vec::new(),
         };
@@ -318,31 +321,33 @@ impl Steering {
     }
 
     /// Looks for CPUs that the kernel has taken down, or tried to, without an event that came here.
+    /// One that was not down at the last look is about to be offline.
     fn look_for_down(&mut self) -> Result<()> {
         let known = self.leaving.iter().map(|(cpu, ..)| *cpu).collect();
         let down = self.datapath.cpus_down().without(&known);
-        self.cpus_changed(Some(down.iter().collect()))
+        let before = std::mem::replace(&mut self.down, down);
+        self.cpus_changed(Some(self.down.intersect(&before).iter().collect()))
     }
 
     /// Removes drained backlogs of CPUs that went offline or came online, and reopens those of
-    /// online CPUs. Flows leave an offline CPU after [`PASSED_UP`] also without proof, which skbs that
-    /// vanished prevent.
+    /// online CPUs. Before, flows leave those that nothing may enter, after [`PASSED_UP`] also
+    /// without proof, which skbs that vanished prevent.
     fn remove_drained(&mut self) -> Result<()> {
         let mut index = 0;
         while let Some((cpu, drain, since)) = self.leaving.get(index) {
             let cpu = *cpu;
-            let online = self.online.contains(cpu);
+            if self.datapath.cpus_down().contains(cpu)
+                && (since.elapsed() > PASSED_UP || drain.drained(&self.datapath)?.is_some())
+            {
+                self.datapath.leave_cpu(cpu);
+            }
             if !drain.check(&self.datapath)? {
-                if !online && since.elapsed() > PASSED_UP {
-                    self.datapath.leave_cpu(cpu);
-                }
                 index += 1;
                 continue;
             }
             self.datapath.remove_cpu(cpu)?;
-            match online {
-                true => self.datapath.open_cpu(cpu),
-                false => self.datapath.leave_cpu(cpu),
+            if Topology::host().online()?.contains(cpu) {
+                self.datapath.open_cpu(cpu);
             }
             self.leaving.remove(index);
         }

@@ -144,7 +144,7 @@ impl Drain {
     }
 
     /// The number of frames that ever entered, if all have been delivered.
-    pub(super) fn drained(&self, of: &impl Backlogged) -> Result<Option<u64>> {
+    pub fn drained(&self, of: &impl Backlogged) -> Result<Option<u64>> {
         let mut entered = 0;
         let queues = match self.queue {
             Some(queue) => queue..queue + 1,

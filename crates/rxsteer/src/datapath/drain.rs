@@ -83,6 +83,9 @@ impl Datapath {
             return Ok(());
         };
         let mut flushed = self.flushed(first..self.nr_queues());
+        // What a CPU held that went offline may wait on another one.
+        let down = self.cpus_down();
+        flushed.retain(|flushed| !down.contains(flushed.index % self.nr_cpus));
         for _ in 0..2 {
             if flushed.is_empty() {
                 return Ok(());
@@ -215,21 +218,22 @@ impl Datapath {
         }
     }
 
-    /// Opens the backlogs for a CPU that is online.
+    /// Opens the backlogs for a CPU that is online. No flow may enter one of them while it may leave
+    /// another one at once.
     pub fn open_cpu(&self, cpu: u32) {
-        for queue in 0..self.nr_queues() {
-            for why in [
-                backlog_closed::BACKLOG_OFFLINE,
-                backlog_closed::BACKLOG_DOWN,
-                backlog_closed::BACKLOG_PASSED,
-            ] {
+        for why in [
+            backlog_closed::BACKLOG_DOWN,
+            backlog_closed::BACKLOG_PASSED,
+            backlog_closed::BACKLOG_OFFLINE,
+        ] {
+            for queue in 0..self.nr_queues() {
                 self.close(queue, cpu, why, false);
             }
         }
     }
 
-    /// Lets all flows leave the softnet backlogs for a CPU, which is offline: all that entered them
-    /// has been passed up.
+    /// Lets all flows leave the closed softnet backlogs for a CPU that is or was offline: all that
+    /// entered them counts as passed up.
     pub fn leave_cpu(&self, cpu: u32) {
         for queue in self.skb_queue().unwrap_or(self.nr_queues())..self.nr_queues() {
             self.close(queue, cpu, backlog_closed::BACKLOG_PASSED, true);
@@ -240,10 +244,12 @@ impl Datapath {
     /// The CPUs of whose softnet backlogs the kernel may not have passed up all yet since it took
     /// the CPUs down, or tried to (`on_cpuhp_enter` in `bpf/carrier.bpf.c`).
     pub fn cpus_down(&self) -> CpuMask {
+        let Some(queue) = self.skb_queue() else {
+            return CpuMask::default();
+        };
         let down = u64::from(backlog_closed::BACKLOG_DOWN.0);
-        let queue = self.skb_queue();
-        let cpus = queue.map_or(0..0, |_| 0..self.nr_cpus);
-        cpus.filter(|&cpu| queue.is_some_and(|q| self.backlog(q, cpu).closed & down != 0))
+        (0..self.nr_cpus)
+            .filter(|&cpu| self.backlog(queue, cpu).closed & down != 0)
             .collect()
     }
 
