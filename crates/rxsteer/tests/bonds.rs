@@ -3,7 +3,7 @@
 
 mod common;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use common::process::*;
 use nix::sys::signal::Signal;
 use rxlab::in_lab;
@@ -43,6 +43,9 @@ fn ports_come_and_go() -> Result<()> {
         return Ok(());
     }
     add_port(BOND, dut)?;
+    let ended = Rxsteer::start(&dut.netns, &[BOND, &dut.name])?;
+    let ended = ended.err().context("it starts")?;
+    ensure!(ended.log.contains("is named twice"), "{ended:?}");
     let running = Rxsteer::steering(&dut.netns, &[BOND, "--rps-cpus=1", "--policy=rps"])?;
     // The control: a device that is no port.
     ensure!(steered(&running)? == [&dut.name[..]]);

@@ -2,6 +2,8 @@
 //! `--prepare`: what stands against native mode, or against the loopback device in skb mode, is changed
 //! while rxsteer runs.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs::File;
 
 use anyhow::Result;
@@ -58,12 +60,16 @@ impl Prepared {
     pub(super) fn new(options: &Options) -> Result<Self> {
         let mut prepared = Self::default();
         prepared.wish = Wish::of(options);
-        // Without such a device the check of the options fails, with a list of those there are.
-        let locked = |name: String| lock(&name).ok().map(|lock| (name, lock));
-        let locks: Vec<_> = with_ports(&options.devices)
-            .into_iter()
-            .filter_map(locked)
-            .collect();
+        // A device that is named beside its bond would wait for its own lock; the check refuses it.
+        let mut locks = BTreeMap::new();
+        for name in with_ports(&options.devices) {
+            // Without such a device the check fails, with a list of those there are.
+            if let Entry::Vacant(vacant) = locks.entry(name)
+                && let Ok(lock) = lock(vacant.key())
+            {
+                vacant.insert(lock);
+            }
+        }
         // What is pinned is found at the start, and nothing is changed before.
         if options.pin.is_none() {
             rehearse(options)?;
