@@ -330,3 +330,66 @@ fn the_sockets_of_killed_ones_are_removed() -> Result<()> {
     assert!(!path.exists(), "it removes its socket");
     Ok(())
 }
+
+/// A rxsteer that runs in a mount namespace with a `/run` of its own, as in a container. Killed on drop.
+struct Apart(Child);
+
+impl Apart {
+    /// Returns once it steers, as its log says, or has ended; and that log.
+    fn start(netns: &Netns, mode: &str, device: &str) -> Result<(Self, String)> {
+        let script = "mount -t tmpfs none /run && exec \"$0\" \"$@\"";
+        let mut command = netns.command("unshare")?;
+        command.args(["--mount", "sh", "-c", script, RXSTEER, "run"]);
+        command.args(["--mode", mode, device]);
+        let mut this = Self(command.stderr(Stdio::piped()).spawn()?);
+        let stderr = this.0.stderr.take().context("it was piped")?;
+        let mut log = String::new();
+        for line in BufReader::new(stderr).lines() {
+            log += &line?;
+            if log.contains(STEERS) {
+                break;
+            }
+        }
+        Ok((this, log))
+    }
+}
+
+impl Drop for Apart {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Of the log of a process that steers.
+const STEERS: &str = "stop with Ctrl-C";
+
+#[test]
+fn two_that_see_no_common_file_do_not_steer_one_namespace() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let other = Testbed::new(&LinkConfig::default())?;
+    let (dut, elsewhere) = (&bed.link.dut, &other.link.dut);
+    for (first_mode, second_mode, device) in [
+        ("native", "skb", &*dut.name),
+        ("skb", "native", &*dut.name),
+        // Nothing is attached to a device that the two have in common.
+        ("skb", "skb", "none*"),
+    ] {
+        let (first, log) = Apart::start(&dut.netns, first_mode, &dut.name)?;
+        assert!(log.contains(STEERS), "{log}");
+        let (_second, log) = Apart::start(&dut.netns, second_mode, device)?;
+        assert!(
+            log.contains("another rxsteer steers in this network"),
+            "{log}"
+        );
+
+        // Controls: it starts in another namespace, and here once the first was killed.
+        let (_third, log) = Apart::start(&elsewhere.netns, second_mode, &elsewhere.name)?;
+        assert!(log.contains(STEERS), "{log}");
+        drop(first);
+        let (_fourth, log) = Apart::start(&dut.netns, second_mode, device)?;
+        assert!(log.contains(STEERS), "{log}");
+    }
+    Ok(())
+}

@@ -49,6 +49,7 @@ use crate::api::control::Role;
 use crate::api::server::Server;
 use crate::datapath::policy::Policy;
 use crate::host::caps::{self, Need};
+use crate::host::claim::Claim;
 
 /// Steers until told to stop.
 ///
@@ -64,6 +65,7 @@ pub fn run(options: &Options, told: &Told<'_>) -> Result<()> {
         bail!(obstacles.join("\n"));
     }
     let server = Server::new(Role::Steer)?;
+    let _claim = Claim::new()?;
     let hotplug = Hotplug::listen()?;
     let mut session = Session::start(options.clone(), &server)?;
     manager::ready();

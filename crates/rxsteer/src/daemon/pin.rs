@@ -15,6 +15,7 @@ use crate::api::status::{Pinned, PinnedDevice};
 use crate::datapath::pins::Pins;
 use crate::datapath::{Config, Datapath, DeviceConfig};
 use crate::host::bpffs;
+use crate::host::claim::Claim;
 use crate::host::device::name_of;
 use crate::host::netns;
 
@@ -200,8 +201,9 @@ pub struct Detached {
 /// is pinned as before then.
 pub fn detach(pin: &Pin, force: bool, patience: Duration) -> Result<Detached> {
     let folder = folder(pin)?;
-    let _alone = Server::new(Role::Steer)
-        .context("`rxsteer detach` ends what is pinned, once no rxsteer runs")?;
+    let no_other = "`rxsteer detach` ends what is pinned, once no rxsteer runs";
+    let _server = Server::new(Role::Steer).context(no_other)?;
+    let _claim = Claim::new().context(no_other)?;
     let detached = |nr_devices, disorder| Detached {
         folder: folder.clone(),
         nr_devices,

@@ -6,6 +6,7 @@ pub mod bpffs;
 pub mod caps;
 pub mod carrier;
 pub mod channels;
+pub mod claim;
 pub mod coalesce;
 pub mod cpu_times;
 pub mod cpuidle;
