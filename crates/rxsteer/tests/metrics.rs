@@ -4,10 +4,12 @@
 
 mod common;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -18,7 +20,7 @@ use common::scrape::{
 use nix::sys::signal::Signal;
 use rxlab::in_lab;
 use rxlab::lab::link::LinkConfig;
-use rxlab::lab::netns::Netns;
+use rxlab::lab::netns::{Netns, Thread};
 use rxlab::lab::rtnl;
 use rxlab::test_name;
 use rxlab::testing::not_run;
@@ -232,7 +234,7 @@ fn nr_threads(running: &Rxsteer) -> Result<usize> {
 #[test]
 fn slow_clients_of_the_metrics_hold_up_nobody() -> Result<()> {
     in_lab!();
-    const CLIENTS: usize = 30;
+    const CLIENTS: usize = 40;
     let bed = Testbed::new(&LinkConfig::default())?;
     let running = after_traffic(&bed)?;
     let netns = &running.netns;
@@ -255,7 +257,7 @@ fn slow_clients_of_the_metrics_hold_up_nobody() -> Result<()> {
     until("no slow client has a thread", || {
         Ok((nr_threads(&running)? <= before).then_some(()))
     })?;
-    // Those that have a connection are given up after 10 s, and others take their places.
+    // Those that send nothing whole are given up, and others take their places.
     let first = slow.first_mut().context("there are some")?;
     first.set_read_timeout(Some(Duration::from_secs(60)))?;
     assert_eq!(first.read(&mut [0; 1])?, 0);
@@ -264,6 +266,106 @@ fn slow_clients_of_the_metrics_hold_up_nobody() -> Result<()> {
     let ended = running.stop(Signal::SIGTERM)?;
     assert_eq!(ended.code, Some(0), "{ended:?}");
     Ok(())
+}
+
+/// Half a request.
+const HALF: &[u8] = b"GET /metr";
+
+/// A connection on which reads end after the time that Prometheus gives a scrape.
+fn connect(netns: &Netns) -> Result<TcpStream> {
+    let stream = netns.run(|| Ok(TcpStream::connect(ADDRESS)?))?;
+    stream.set_read_timeout(Some(Duration::from_secs(10)))?;
+    Ok(stream)
+}
+
+/// Whether the server closed the connection without an answer.
+fn is_closed(mut stream: &TcpStream) -> Result<bool> {
+    match stream.read(&mut [0; 1]) {
+        Ok(read) => Ok(read == 0),
+        Err(e) if e.kind() == ErrorKind::ConnectionReset => Ok(true),
+        Err(e) => Err(e).context("a client that is not served stays connected"),
+    }
+}
+
+/// Opens half-open requests until it is dropped. As many as before the first scrape stay open.
+struct Attack {
+    stop: Arc<AtomicBool>,
+    thread: Option<Thread<Result<()>>>,
+}
+
+impl Attack {
+    fn start(netns: &Netns, open: usize) -> Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let seen = stop.clone();
+        let (tell, started) = std::sync::mpsc::channel();
+        let thread = netns.spawn(None, "attack", move || {
+            let mut half = VecDeque::new();
+            while !seen.load(Ordering::Relaxed) {
+                let mut stream = TcpStream::connect(ADDRESS)?;
+                // The server may have closed it already.
+                let _ = stream.write_all(HALF);
+                half.push_back(stream);
+                if half.len() > open {
+                    half.pop_front();
+                    let _ = tell.send(());
+                }
+            }
+            Ok(())
+        })?;
+        started.recv().context("the attack goes on")?;
+        let thread = Some(thread);
+        Ok(Self { stop, thread })
+    }
+
+    fn end(mut self) -> Result<()> {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.take().context("it runs")?.join()
+    }
+}
+
+/// Half-open requests, also new ones all the time, give way to a scrape.
+#[test]
+fn half_open_requests_hold_up_no_scrape() -> Result<()> {
+    in_lab!();
+    const CLIENTS: usize = 64;
+    const SCRAPES: usize = 20;
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let running = after_traffic(&bed)?;
+    let netns = &running.netns;
+    let mut half = Vec::new();
+    for _ in 0..CLIENTS {
+        let mut stream = connect(netns)?;
+        stream.write_all(HALF)?;
+        half.push(stream);
+    }
+    let answer = |mut stream: TcpStream, rest: &[u8]| -> Result<String> {
+        stream.write_all(rest)?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        Ok(answer)
+    };
+    const WHOLE: &[u8] = b"GET /metrics HTTP/1.1\r\n\r\n";
+    let scraped = answer(connect(netns)?, WHOLE).context("a scrape")?;
+    assert!(scraped.starts_with("HTTP/1.1 200 "), "{scraped}");
+    for stream in &half {
+        assert!(is_closed(stream)?, "half a request has no answer");
+    }
+
+    let attack = Attack::start(netns, CLIENTS)?;
+    for _ in 0..SCRAPES {
+        let scraped = answer(connect(netns)?, WHOLE).context("a scrape in an attack")?;
+        assert!(scraped.starts_with("HTTP/1.1 200 "), "{scraped}");
+    }
+    attack.end()?;
+
+    // The control: who sends a request in two parts, within the second, is served.
+    until("a request in two parts is answered", || {
+        let mut stream = connect(netns)?;
+        stream.write_all(&WHOLE[..HALF.len()])?;
+        let answer = answer(stream, &WHOLE[HALF.len()..]);
+        let served = answer.is_ok_and(|answer| answer.starts_with("HTTP/1.1 200 "));
+        Ok(served.then_some(()))
+    })
 }
 
 #[test]

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The HTTP server of the metrics: one thread with few connections. Each ends in time, also if
-//! its client reads or sends nothing. Steering is asked for its counters at most four times a second.
+//! its client reads or sends nothing, and gives way to a new one while it waits for its client.
+//! Steering is asked for its counters at most four times a second.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::{SocketAddr, TcpListener};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex as Lock, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -14,10 +16,11 @@ use hyper::header::{ALLOW, CONTENT_TYPE, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
+use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus_client::encoding::prometheus_text::CONTENT_TYPE as TEXT;
 use tokio::net::TcpStream;
-use tokio::sync::{Mutex, OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::{Mutex, Notify, oneshot};
+use tokio::task::{AbortHandle, JoinSet, yield_now};
 use tokio::time::{Instant, sleep, timeout};
 use tracing::debug;
 
@@ -29,8 +32,12 @@ use crate::api::status::Status;
 /// Path of the metrics.
 const PATH: &str = "/metrics";
 
-/// Connections at once. Prometheus needs one; those beyond wait in the kernel's queue.
-const CONNECTIONS_MAX: usize = 8;
+/// Connections at once. Prometheus needs one; a new one has the place of the one that has waited
+/// longest for its client. The more there are, the longer has a client that others push aside.
+const CONNECTIONS_MAX: usize = 32;
+
+/// Time for a client to send the head of its request.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time for a connection, from its acceptance to the last byte of the answer. As Prometheus'
 /// default for `scrape_timeout`.
@@ -103,39 +110,95 @@ struct Metrics {
     last: Mutex<Option<(Instant, String)>>,
 }
 
+/// Connections that wait for their clients, those that have waited longest first.
+#[derive(Default)]
+struct Idle {
+    connections: Lock<VecDeque<(u64, AbortHandle)>>,
+    /// One more waits, or one has ended.
+    changed: Notify,
+}
+
+impl Idle {
+    fn locked(&self) -> MutexGuard<'_, VecDeque<(u64, AbortHandle)>> {
+        let locked = self.connections.lock();
+        locked.unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, number: u64, connection: AbortHandle) {
+        self.locked().push_back((number, connection));
+        self.changed.notify_one();
+    }
+
+    fn remove(&self, number: u64) -> Option<AbortHandle> {
+        let mut connections = self.locked();
+        let at = connections.iter().position(|(n, _)| *n == number)?;
+        connections.remove(at).map(|(_, connection)| connection)
+    }
+
+    fn remove_oldest(&self) -> Option<AbortHandle> {
+        let (_, connection) = self.locked().pop_front()?;
+        Some(connection)
+    }
+}
+
 async fn accept(listener: TcpListener, metrics: Arc<Metrics>) {
     let listener = match tokio::net::TcpListener::from_std(listener) {
         Ok(listener) => listener,
         Err(e) => return tracing::error!("metrics: {e}"),
     };
-    let free = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-    while let Ok(permit) = free.clone().acquire_owned().await {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                tokio::spawn(attend(stream, metrics.clone(), permit));
+    let idle = Arc::new(Idle::default());
+    let mut connections = JoinSet::new();
+    for number in 0.. {
+        let stream = loop {
+            match listener.accept().await {
+                Ok((stream, _)) => break stream,
+                Err(e) => {
+                    debug!("metrics: {e}");
+                    sleep(ACCEPT_PAUSE).await;
+                }
             }
-            Err(e) => {
-                debug!("metrics: {e}");
-                sleep(ACCEPT_PAUSE).await;
+        };
+        while connections.try_join_next().is_some() {}
+        while connections.len() >= CONNECTIONS_MAX {
+            if let Some(oldest) = idle.remove_oldest() {
+                oldest.abort();
+                connections.join_next().await;
+            } else {
+                // All wait for steering.
+                idle.changed.notified().await;
+                while connections.try_join_next().is_some() {}
             }
         }
+        let connection = attend(number, stream, metrics.clone(), idle.clone());
+        idle.add(number, connections.spawn(connection));
+        // What its client has sent by now is read before the next one is accepted.
+        yield_now().await;
     }
 }
 
 /// Serves one request of a client.
-async fn attend(stream: TcpStream, metrics: Arc<Metrics>, _permit: OwnedSemaphorePermit) {
-    let service = service_fn(|request| answer(request, &metrics));
+async fn attend(number: u64, stream: TcpStream, metrics: Arc<Metrics>, idle: Arc<Idle>) {
+    let service = service_fn(async |request| {
+        let connection = idle.remove(number);
+        let answer = answer(request, &metrics).await;
+        if let Some(connection) = connection {
+            idle.add(number, connection);
+        }
+        answer
+    });
     let connection = http1::Builder::new()
         .keep_alive(false)
         .max_buf_size(HEAD_MAX)
-        // The whole connection has a timeout.
-        .header_read_timeout(None)
+        .timer(TokioTimer::new())
+        .header_read_timeout(HEAD_TIMEOUT)
         .serve_connection(TokioIo::new(stream), service);
     match timeout(CONNECTION_TIMEOUT, connection).await {
         Ok(Ok(())) => {}
         Ok(Err(e)) => debug!("metrics: {e}"),
         Err(_) => debug!("metrics: a client was not served within {CONNECTION_TIMEOUT:?}"),
     }
+    idle.remove(number);
+    idle.changed.notify_one();
 }
 
 async fn answer(
