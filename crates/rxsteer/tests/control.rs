@@ -30,6 +30,9 @@ use rxlab::lab::netns::{Netns, Thread};
 use rxlab::lab::run_ns;
 use rxlab::testing::testbed::{POLLING_CPU, Testbed, until};
 use rxsteer::api::client;
+use rxsteer::api::control::Request;
+use rxsteer::api::explain::{Explanations, NAMES_MAX, Name, Question};
+use rxsteer::datapath::flow::FlowHash;
 
 const RXSTEER: &str = env!("CARGO_BIN_EXE_rxsteer");
 const FOLDER: &str = "/run/rxsteer";
@@ -241,6 +244,99 @@ fn slow_clients_hold_up_nobody() -> Result<()> {
         Ok((!slow.iter().any(waits)).then_some(()))
     })?;
     active.stop()
+}
+
+/// The line that answers a request.
+fn reply_of(stream: &UnixStream) -> Result<String> {
+    let mut reply = String::new();
+    BufReader::new(stream).read_line(&mut reply)?;
+    Ok(reply)
+}
+
+/// The most memory that a process has had, bytes.
+fn peak(pid: u32) -> Result<u64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    Ok(kib.context("VmHWM in kB")?.parse::<u64>()? << 10)
+}
+
+/// A question about so many flows, by their hashes.
+fn question(flows: usize) -> Result<Vec<u8>> {
+    let hash = |i| Name::Hash(FlowHash(i as u32));
+    let question = Question {
+        names: (0..flows).map(hash).collect(),
+        limit: 10_000_000,
+        ..Question::default()
+    };
+    let mut line = serde_json::to_vec(&Request::Explain(question))?;
+    line.push(b'\n');
+    Ok(line)
+}
+
+/// What is asked takes little memory: requests and questions that are too long are refused, in words.
+#[test]
+fn questions_take_little_memory() -> Result<()> {
+    in_lab!();
+    const MOST: u64 = 32 << 20;
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let mut child = run(&bed)?;
+    let path = socket_of(&bed.link.dut.netns)?;
+    let ask = |request: &[u8]| {
+        let mut stream = UnixStream::connect(&path)?;
+        // The server may not take all of it.
+        let _ = stream.write_all(request);
+        reply_of(&stream)
+    };
+    let before = peak(child.id())?;
+    let long = ask(&question(1_200_000)?)?;
+    let many = ask(&question(NAMES_MAX + 1)?)?;
+    // The control: the most that can be asked is answered.
+    let most = ask(&question(NAMES_MAX)?)?;
+    let taken = peak(child.id())? - before;
+    println!("{} MiB", taken >> 20);
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM)?;
+    child.wait()?;
+    assert!(taken < MOST, "{taken} bytes");
+    assert!(long.contains("more than 1 MiB"), "{:.200}", long);
+    assert!(many.contains("4096 can be asked about"), "{:.200}", many);
+    let most: Result<Explanations, String> = serde_json::from_str(&most)?;
+    let most = most.map_err(anyhow::Error::msg)?;
+    assert_eq!((most.flows.len(), most.total), (NAMES_MAX, NAMES_MAX));
+    Ok(())
+}
+
+/// Above the most clients, and far above it: each that is refused reads why.
+#[test]
+fn who_is_refused_is_told() -> Result<()> {
+    in_lab!();
+    const CLIENTS: usize = 32;
+    const REFUSED: usize = 100;
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let netns = &bed.link.dut.netns;
+    let mut child = run(&bed)?;
+    let path = socket_of(netns)?;
+    let connect = || Ok::<_, anyhow::Error>(UnixStream::connect(&path)?);
+    let waiting: Vec<_> = (0..CLIENTS).map(|_| connect()).collect::<Result<_>>()?;
+    // Clients that write at once, and those that do after the server has answered.
+    for _ in 0..REFUSED {
+        let mut at_once = connect()?;
+        at_once.write_all(b"\"status\"\n")?;
+        let reply = reply_of(&at_once)?;
+        assert!(reply.contains("too many ask at once"), "{reply:?}");
+
+        let error = netns.run(client::counters).expect_err("there are too many");
+        let error = format!("{error:#}");
+        assert!(error.contains("too many ask at once"), "{error}");
+    }
+    // The control: with one less, the next one is served.
+    drop(waiting);
+    until("a client is served", || {
+        Ok(netns.run(client::counters).ok().map(drop))
+    })?;
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM)?;
+    child.wait()?;
+    Ok(())
 }
 
 /// The id of the thread that accepts clients.

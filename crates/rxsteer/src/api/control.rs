@@ -3,6 +3,7 @@
 //!
 //! One rxsteer of each [`Role`] can run per network namespace.
 
+use std::io;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -148,6 +149,7 @@ pub fn ask_if_there<T: DeserializeOwned>(request: &Request) -> Result<Option<T>>
         _ => (REPLY_TIMEOUT, "ask again"),
     };
     let reply = line::write(&stream, request, REQUEST_TIMEOUT)
+        .or_else(|e| if hung_up(&e) { Ok(()) } else { Err(e) })
         .and_then(|()| line::read(&stream, REPLY_MAX, timeout))
         .with_context(|| {
             format!("the running rxsteer did not answer: the CPUs may be overloaded; {then}")
@@ -158,4 +160,10 @@ pub fn ask_if_there<T: DeserializeOwned>(request: &Request) -> Result<Option<T>>
     let answer = serde_json::from_value(line::printable(answer))
         .context("an answer of another version: ask with the version that is running")?;
     Ok(Some(answer))
+}
+
+/// Whether the server has closed the stream: it may have refused before it had read the request.
+fn hung_up(error: &anyhow::Error) -> bool {
+    let error = error.downcast_ref::<io::Error>();
+    error.is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -41,6 +41,9 @@ impl FromStr for Name {
     }
 }
 
+/// Most names, and most ports, in a list of a [`Question`].
+pub const NAMES_MAX: usize = 4096;
+
 /// A question to a running rxsteer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Question {
@@ -50,8 +53,31 @@ pub struct Question {
     pub local_ports: Vec<u16>,
     /// Ports of unconnected UDP sockets that the asking process has found.
     pub unconnected: Vec<u16>,
-    /// Upper limit of flows in the answer: those with the most packets.
+    /// Upper limit of flows in the answer: those with the most packets. At most
+    /// [`LIMIT_MAX`](super::flows::LIMIT_MAX).
     pub limit: usize,
+}
+
+impl Question {
+    /// The same with lists that can be asked about.
+    pub fn bounded(mut self) -> Self {
+        self.names.truncate(NAMES_MAX);
+        self.local_ports.truncate(NAMES_MAX);
+        self.unconnected.truncate(NAMES_MAX);
+        self
+    }
+
+    /// # Errors
+    /// When a list has more elements than can be asked about.
+    pub fn check(&self) -> Result<(), String> {
+        let longest = self.names.len().max(self.local_ports.len());
+        match longest.max(self.unconnected.len()) {
+            0..=NAMES_MAX => Ok(()),
+            n => Err(format!(
+                "{n} flows or ports at once: {NAMES_MAX} can be asked about"
+            )),
+        }
+    }
 }
 
 /// Why the CPU of a flow's application is not known.
@@ -217,12 +243,6 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// Packets on all queues; `None` if no queue has received any.
-    pub(crate) fn packets(&self) -> Option<u64> {
-        let packets = self.seen.iter().map(|seen| u64::from(seen.entry.packets));
-        (!self.seen.is_empty()).then(|| packets.sum())
-    }
-
     /// The flow, or its hash if that is unknown.
     pub fn name(&self) -> Name {
         self.flow.map_or(Name::Hash(self.hash), Name::Flow)

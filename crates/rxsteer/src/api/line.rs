@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! A line of JSON on a stream, within a size and a time.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{self, BufWriter, ErrorKind, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
@@ -16,49 +17,90 @@ const CHUNK: usize = 64 << 10;
 ///
 /// # Errors
 /// When there are more bytes, or they take longer.
-pub(super) fn read(mut stream: &UnixStream, max: usize, limit: Duration) -> Result<Vec<u8>> {
+pub(super) fn read(stream: &UnixStream, max: usize, limit: Duration) -> Result<Vec<u8>> {
     let end = Instant::now() + limit;
     let mut line = Vec::new();
     let mut chunk = vec![0; CHUNK];
     while line.last() != Some(&b'\n') {
-        stream.set_read_timeout(Some(left(end, limit)?))?;
-        match stream.read(&mut chunk) {
-            Ok(0) => break,
-            Ok(n) => line.extend(&chunk[..n]),
-            Err(e) if retries(&e) => continue,
-            Err(e) => return Err(e.into()),
+        match read_chunk(stream, &mut chunk, end, limit)? {
+            [] => break,
+            read => line.extend(read),
         }
         ensure!(line.len() <= max, "more than {} MiB", max >> 20);
     }
     Ok(line)
 }
 
-/// Writes a value and a newline, which takes `limit` at most.
+/// Ends the sending side, and reads what the peer still sends until it has the end, for `limit` at
+/// most. A stream that is closed with bytes that nobody has read resets the peer's end, which then
+/// loses what was written last.
 ///
 /// # Errors
-/// When the reader is gone, or takes longer.
-pub(super) fn write(
-    mut stream: &UnixStream,
-    value: &impl Serialize,
-    limit: Duration,
-) -> Result<()> {
+/// When the peer takes longer, or resets the stream.
+pub(super) fn finish(stream: &UnixStream, limit: Duration) -> Result<()> {
     let end = Instant::now() + limit;
-    let mut line = serde_json::to_vec(value)?;
-    line.push(b'\n');
-    let mut rest = &line[..];
-    while !rest.is_empty() {
-        stream.set_write_timeout(Some(left(end, limit)?))?;
-        match stream.write(rest) {
-            Ok(n) => rest = &rest[n..],
+    let mut chunk = vec![0; CHUNK];
+    stream.shutdown(Shutdown::Write)?;
+    while !read_chunk(stream, &mut chunk, end, limit)?.is_empty() {}
+    Ok(())
+}
+
+/// Reads some bytes; none at the end of the stream.
+fn read_chunk<'a>(
+    mut stream: &UnixStream,
+    chunk: &'a mut [u8],
+    end: Instant,
+    limit: Duration,
+) -> Result<&'a [u8]> {
+    loop {
+        stream.set_read_timeout(Some(left(end, limit)?))?;
+        match stream.read(chunk) {
+            Ok(n) => return Ok(&chunk[..n]),
             Err(e) if retries(&e) => {}
             Err(e) => return Err(e.into()),
         }
     }
+}
+
+/// Writes a value and a newline, which takes `limit` at most. Long texts are not copied.
+///
+/// # Errors
+/// When the reader is gone, or takes longer.
+pub(super) fn write(stream: &UnixStream, value: &impl Serialize, limit: Duration) -> Result<()> {
+    let end = Instant::now() + limit;
+    let mut writer = BufWriter::with_capacity(CHUNK, Timed { stream, end, limit });
+    serde_json::to_writer(&mut writer, value).map_err(io::Error::from)?;
+    writer.write_all(b"\n")?;
+    writer.flush()?;
     Ok(())
 }
 
+/// A stream to which writes end in time.
+struct Timed<'a> {
+    stream: &'a UnixStream,
+    end: Instant,
+    limit: Duration,
+}
+
+impl Write for Timed<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            let left = left(self.end, self.limit).map_err(io::Error::other)?;
+            self.stream.set_write_timeout(Some(left))?;
+            match self.stream.write(bytes) {
+                Err(e) if retries(&e) => {}
+                written => return written,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// Whether the call is repeated if there is time left.
-fn retries(error: &std::io::Error) -> bool {
+fn retries(error: &io::Error) -> bool {
     matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted)
 }
 

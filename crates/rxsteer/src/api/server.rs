@@ -20,14 +20,18 @@ use crate::host::wait::readable;
 /// Time for a client to send its request, and to read its reply.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Limit of a request, bytes. Requests that name many sockets are long.
-const REQUEST_MAX: usize = 16 << 20;
+/// Limit of a request, bytes: more than one with [`NAMES_MAX`](super::explain::NAMES_MAX) flows and
+/// ports has.
+const REQUEST_MAX: usize = 1 << 20;
+
+/// Time for a client that is refused to read why. It holds a thread meanwhile.
+const REFUSED_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time until the next attempt when no client could be accepted. Without free descriptors or memory
 /// the client stays in the queue, and the listener stays readable.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Clients that are served at once.
+/// Clients that are served at once, and clients that are refused at once with time to read why.
 const CLIENTS_MAX: usize = 32;
 
 /// The error of requests that no thread answers any more.
@@ -102,7 +106,8 @@ impl Server {
         let asker = Asker { to, waiting };
         let clients = Clients {
             asker: asker.clone(),
-            served: Arc::new(()),
+            served: Arc::default(),
+            refused: Arc::default(),
         };
         let listener = bound.listener().try_clone()?;
         let thread = thread::Builder::new()
@@ -143,12 +148,13 @@ impl Drop for Server {
     }
 }
 
-/// What a thread needs to serve a client.
-#[derive(Clone)]
+/// The clients of a socket.
 struct Clients {
     asker: Asker,
     /// Its copies are the clients that are served, and one.
     served: Arc<()>,
+    /// Its copies are the clients that are refused, and one.
+    refused: Arc<()>,
 }
 
 impl Clients {
@@ -173,43 +179,65 @@ impl Clients {
     }
 
     fn admit(&self, stream: UnixStream) -> Result<()> {
-        let refuse = |why: &str| {
-            let reply: Result<Reply, &str> = Err(why);
-            line::write(&stream, &reply, CLIENT_TIMEOUT)
+        let why = if !peer_is_believed(&stream)? {
+            "only root and the user of this rxsteer may ask: use sudo"
+        } else if Arc::strong_count(&self.served) > CLIENTS_MAX {
+            "too many ask at once: ask again"
+        } else {
+            let asker = self.asker.clone();
+            return client(&self.served, move || attend(&stream, &asker));
         };
-        if !peer_is_believed(&stream)? {
-            return refuse("only root and the user of this rxsteer may ask: use sudo");
+        refuse(&stream, why)?;
+        if Arc::strong_count(&self.refused) > CLIENTS_MAX {
+            return Ok(());
         }
-        if Arc::strong_count(&self.served) > CLIENTS_MAX {
-            return refuse("too many ask at once: ask again");
+        client(&self.refused, move || {
+            line::finish(&stream, REFUSED_TIMEOUT)
+        })
+    }
+}
+
+/// Starts a thread for a client, which has a copy of `counted`.
+fn client(counted: &Arc<()>, attend: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+    let counted = counted.clone();
+    thread::Builder::new()
+        .name("client".to_owned())
+        .spawn(move || {
+            if let Err(e) = attend() {
+                tracing::debug!("control: {e:#}");
+            }
+            drop(counted);
+        })
+        .context("a thread for a client")?;
+    Ok(())
+}
+
+fn refuse(stream: &UnixStream, why: &str) -> Result<()> {
+    let reply: Result<Reply, &str> = Err(why);
+    line::write(stream, &reply, CLIENT_TIMEOUT)
+}
+
+fn attend(stream: &UnixStream, asker: &Asker) -> Result<()> {
+    let request = match line::read(stream, REQUEST_MAX, CLIENT_TIMEOUT) {
+        Ok(request) => request,
+        Err(e) => {
+            refuse(stream, &format!("the request was not taken: {e:#}"))?;
+            return line::finish(stream, REFUSED_TIMEOUT);
         }
-        let this = self.clone();
-        thread::Builder::new()
-            .name("client".to_owned())
-            .spawn(move || {
-                if let Err(e) = this.attend(&stream) {
-                    tracing::debug!("control: {e:#}");
-                }
-            })
-            .context("a thread for a client")?;
-        Ok(())
-    }
+    };
+    let reply = match serde_json::from_slice(&request) {
+        Ok(request) => ask(asker, request)?,
+        Err(e) => Err(format!("not a request of this version: {e}")),
+    };
+    drop(request);
+    line::write(stream, &reply, CLIENT_TIMEOUT)
+}
 
-    fn attend(&self, stream: &UnixStream) -> Result<()> {
-        let request = line::read(stream, REQUEST_MAX, CLIENT_TIMEOUT)?;
-        let reply = match serde_json::from_slice(&request) {
-            Ok(request) => self.ask(request)?,
-            Err(e) => Err(format!("not a request of this version: {e}")),
-        };
-        line::write(stream, &reply, CLIENT_TIMEOUT)
-    }
-
-    fn ask(&self, request: Request) -> Result<Result<Reply, String>> {
-        let (answer, reply) = sync_channel(1);
-        self.asker.ask(request, move |answered| {
-            // The client may be gone.
-            let _ = answer.send(answered);
-        })?;
-        reply.recv().context(ENDED)
-    }
+fn ask(asker: &Asker, request: Request) -> Result<Result<Reply, String>> {
+    let (answer, reply) = sync_channel(1);
+    asker.ask(request, move |answered| {
+        // The client may be gone.
+        let _ = answer.send(answered);
+    })?;
+    reply.recv().context(ENDED)
 }

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Answers to `rxsteer explain`: the facts about flows, from the tables.
 
-use anyhow::Result;
+use std::cmp::Reverse;
+
+use anyhow::{Result, ensure};
 
 use super::queue::{self, Hints, Queue};
 use super::reader::Reader;
@@ -9,7 +11,7 @@ use crate::api::explain::{
     Application, Decision, Drops, Explanation, Explanations, Name, Other, Question, Seen, Unknown,
     Wait,
 };
-use crate::api::flows::{Entry, Location, Query};
+use crate::api::flows::{Entry, LIMIT_MAX, Location, Query};
 use crate::api::status;
 use crate::datapath::Backlogged;
 use crate::datapath::flow::{Flow, FlowHash};
@@ -19,6 +21,9 @@ use crate::datapath::native;
 use crate::datapath::policy::Base;
 use crate::datapath::rps_map;
 use crate::types::{backlog, rps_dev_flow, rx_queue};
+
+/// Limit of an answer: flows, and queues of each. A line takes about 1 KiB until it is sent.
+const LINES_MAX: usize = 40_000;
 
 impl Decision {
     fn of(q: &rx_queue, flow: &rps_dev_flow) -> Option<Self> {
@@ -99,14 +104,16 @@ impl Reader<'_> {
     /// Answers a question.
     ///
     /// # Errors
-    /// When the maps can't be read.
+    /// When the maps can't be read, or question or answer is too long.
     pub fn explain(&self, question: &Question) -> Result<Explanations> {
+        question.check().map_err(anyhow::Error::msg)?;
+        let limit = question.limit.min(LIMIT_MAX);
         let mut names = question.names.clone();
         let mut in_tables = 0;
         if !question.local_ports.is_empty() {
             let query = Query {
                 local_ports: question.local_ports.clone(),
-                limit: question.limit,
+                limit,
                 ..Query::default()
             };
             let found = self.flows(&query)?;
@@ -125,27 +132,56 @@ impl Reader<'_> {
         let mut hashed: Vec<_> = hashed.collect();
         hashed.sort_by_key(|(hash, _)| *hash);
         hashed.dedup_by_key(|(hash, _)| *hash);
-        let flows = hashed
-            .into_iter()
-            .map(|(hash, flow)| self.explain_one(hash, flow, &question.unconnected));
-        let mut flows = flows.collect::<Result<Vec<_>>>()?;
-        flows.sort_by_key(|e| std::cmp::Reverse(e.packets()));
-        let in_tables_too = |e: &&Explanation| {
-            let of_port = e
-                .flow
-                .is_some_and(|flow| flow.has_port(&question.local_ports));
-            !e.seen.is_empty() && of_port
-        };
-        let total = in_tables + flows.len() - flows.iter().filter(in_tables_too).count();
-        flows.truncate(question.limit);
+        let in_tables_too = hashed.iter().filter(|(hash, flow)| {
+            let of_port = flow.is_some_and(|flow| flow.has_port(&question.local_ports));
+            of_port && self.packets(*hash).is_some()
+        });
+        let total = in_tables + hashed.len() - in_tables_too.count();
+        hashed.sort_by_cached_key(|(hash, _)| Reverse(self.packets(*hash)));
+        hashed.truncate(limit);
         Ok(Explanations {
-            flows,
+            flows: self.explain_all(&hashed, &question.unconnected)?,
             total,
             devices: self.devices.values().map(|d| (*d).to_owned()).collect(),
             policy: self.policy,
             device_hash: self.datapath.config().hash == Hash::Device,
             not_followed: self.unseen.to_vec(),
         })
+    }
+
+    fn explain_all(
+        &self,
+        hashed: &[(u32, Option<Flow>)],
+        unconnected: &[u16],
+    ) -> Result<Vec<Explanation>> {
+        let mut lines = 0;
+        let explained = hashed.iter().map(|(hash, flow)| {
+            let explained = self.explain_one(*hash, *flow, unconnected)?;
+            lines += 1 + explained.seen.len() + explained.others.len();
+            ensure!(
+                lines <= LINES_MAX,
+                "the answer has more than {LINES_MAX} lines, of each flow one for each queue: ask \
+                 about fewer flows (--limit)"
+            );
+            Ok(explained)
+        });
+        explained.collect()
+    }
+
+    /// The used slots where a flow with this hash may be, with what they hold.
+    fn used_slots(&self, hash: u32) -> impl Iterator<Item = (u32, rps_dev_flow)> {
+        let slots = self.slots(hash).into_iter().map(|slot| {
+            let flow = self.datapath.tables().dev_flows().get(slot);
+            (slot, flow)
+        });
+        slots.filter(|(slot, flow)| queue::in_use(&self.queue_of(*slot, flow).counters, flow))
+    }
+
+    /// Packets of a flow on all queues; `None` if no queue knows it.
+    fn packets(&self, hash: u32) -> Option<u64> {
+        let own = self.used_slots(hash).filter(|(_, flow)| flow.hash == hash);
+        let packets = own.map(|(_, flow)| u64::from(flow.nr_packets));
+        packets.reduce(|sum, packets| sum + packets)
     }
 
     fn explain_one(
@@ -156,12 +192,8 @@ impl Reader<'_> {
     ) -> Result<Explanation> {
         let tables = self.datapath.tables();
         let (mut seen, mut others) = (Vec::new(), Vec::new());
-        for slot in self.slots(hash) {
-            let dev_flow = tables.dev_flows().get(slot);
+        for (slot, dev_flow) in self.used_slots(hash) {
             let queue = self.queue_of(slot, &dev_flow);
-            if !queue::in_use(&queue.counters, &dev_flow) {
-                continue;
-            }
             let name = self.name(slot, dev_flow.hash);
             if dev_flow.hash == hash {
                 flow = flow.or(name);

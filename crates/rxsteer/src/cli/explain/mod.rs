@@ -51,9 +51,6 @@ impl ExplainArgs {
     }
 }
 
-/// Most connections in a question.
-const SOCKETS_MAX: usize = 4096;
-
 /// The target of a question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
@@ -109,16 +106,14 @@ impl FromStr for Target {
 /// known.
 pub fn ask(target: Target, limit: usize) -> Result<Answer> {
     let mut notes = Vec::new();
-    let question = |sockets: Endpoints, ports: Vec<u16>| Question {
-        names: sockets
-            .flows
-            .into_iter()
-            .take(SOCKETS_MAX)
-            .map(Name::Flow)
-            .collect(),
-        local_ports: ports,
-        unconnected: sockets.unconnected,
-        limit,
+    let question = |sockets: Endpoints, ports: Vec<u16>| {
+        let question = Question {
+            names: sockets.flows.into_iter().map(Name::Flow).collect(),
+            local_ports: ports,
+            unconnected: sockets.unconnected,
+            limit,
+        };
+        question.bounded()
     };
     let of_port = |port: u16| client::explain(question(Endpoints::of_port(port)?, vec![port]));
     let (target, explanations) = match target {
