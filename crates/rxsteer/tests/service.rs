@@ -28,6 +28,7 @@ use rxsteer::host::device;
 use rxsteer::host::privileges::NEEDED;
 
 const UNIT: &str = include_str!("../../../dist/rxsteer.service");
+const MANUAL: &str = include_str!("../../../docs/manual/security.md");
 
 /// The value of a setting of the unit.
 fn setting(name: &str) -> Result<&'static str> {
@@ -288,6 +289,14 @@ fn exposure(unit: &Path) -> Result<Option<f64>> {
     Ok(Some(level.parse::<f64>()? * 10.0))
 }
 
+/// The exposure in the manual, from 0 to 100, if it is that of this version of systemd.
+fn documented(version: &str) -> Result<Option<f64>> {
+    let (_, text) = MANUAL.split_once("an exposure of ").context("no figure")?;
+    let (figure, text) = text.split_once(" of 10 (systemd ").context("no version")?;
+    let (of, _) = text.split_once(')').context("no version")?;
+    Ok((of == version).then_some(figure.parse::<f64>()? * 10.0))
+}
+
 #[test]
 fn the_unit_is_tight() -> Result<()> {
     const LIMIT: f64 = 40.0;
@@ -301,6 +310,13 @@ fn the_unit_is_tight() -> Result<()> {
     };
     println!("exposure {tight} of 100");
     ensure!(tight <= LIMIT, "exposure {tight}");
+    let version = Command::new("systemd-analyze").arg("--version").output()?;
+    let version = String::from_utf8(version.stdout)?;
+    let version = version.split_whitespace().nth(1).context("no version")?;
+    match documented(version)? {
+        Some(figure) => ensure!(figure == tight, "security.md has {figure}, not {tight}"),
+        None => println!("security.md has the figure of another version than {version}"),
+    }
     // The control: the same unit without its limits.
     let (head, _) = UNIT.split_once("CapabilityBoundingSet").context("limits")?;
     std::fs::write(&unit, head)?;
