@@ -397,7 +397,7 @@ fn the_flows_in_a_tunnel_are_found() -> Result<()> {
 }
 
 /// The default policy leaves flows that GRO merges where they are in native mode: the dry run counts
-/// them so. Skb mode, which `--mode auto` comes to for them, moves them.
+/// them so. Skb mode moves them, and becomes part of the command.
 #[test]
 fn flows_that_gro_merges_stay() -> Result<()> {
     in_lab!();
@@ -428,6 +428,9 @@ fn flows_that_gro_merges_stay() -> Result<()> {
     let (merged, answer) = ask(Frames::Tcp(bulk), "--mode=auto")?;
     ensure!(answer["devices"][0]["dry_run"] == "skb", "{answer}");
     ensure!(merged == 0.0, "{answer}");
+    if let Some(command) = answer["command"].as_str() {
+        ensure!(command.contains("--mode skb"), "{answer}");
+    }
     // The controls: datagrams are not merged, and stay in native mode.
     let (merged, answer) = ask(Frames::Udp(flows), "--mode=auto")?;
     ensure!(answer["devices"][0]["dry_run"] == "native", "{answer}");

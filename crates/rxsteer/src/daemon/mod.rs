@@ -9,8 +9,6 @@ mod auto;
 mod bonds;
 mod budget;
 mod change;
-pub(crate) mod choice;
-pub mod chosen;
 pub mod contradiction;
 mod explain;
 mod following;

@@ -9,7 +9,6 @@ use std::path::PathBuf;
 use anyhow::{Error, Result, anyhow};
 use clap::{Args, Command, FromArgMatches, ValueEnum};
 
-use super::chosen::Chosen;
 use super::takedown::Bounds;
 use crate::busy_poll::rule::Rule;
 use crate::datapath::backlogs::LIMIT_MAX;
@@ -28,8 +27,7 @@ const METRICS: &str = "127.0.0.1:14779";
 /// Where packets are steered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// native if it loses nothing on this device, else skb; skb while the device receives mostly TCP
-    /// in bulk
+    /// native if it loses nothing on this device, else skb; chosen at the start, by device and driver
     #[default]
     Auto,
     /// an XDP program in the driver
@@ -319,10 +317,6 @@ pub struct Options {
     /// name.
     #[arg(skip)]
     pub refused: BTreeSet<String>,
-
-    /// Modes that `--mode auto` has chosen by traffic, by name of the device.
-    #[arg(skip)]
-    pub chosen: BTreeMap<String, Chosen>,
 
     /// Receive queues that devices have at least while a program is attached, by name.
     #[arg(skip)]

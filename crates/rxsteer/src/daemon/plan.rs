@@ -98,19 +98,11 @@ impl Steered {
     /// # Errors
     /// With the reason and its remedy.
     pub(super) fn unobstructed(&self) -> Result<()> {
-        self.unobstructed_in(self.mode)
-    }
-
-    /// The same in another mode.
-    ///
-    /// # Errors
-    /// With the reason and its remedy.
-    pub(super) fn unobstructed_in(&self, mode: RxMode) -> Result<()> {
         let device = Device {
             xdp: None,
             ..Device::open(&self.device.name)?
         };
-        device.unobstructed(mode)
+        device.unobstructed(self.mode)
     }
 }
 
@@ -309,11 +301,9 @@ fn examine(name: &str, options: &Options, prepared: bool) -> Result<(Device, RxM
     device.rx_queues = device.rx_queues.max(least_queues);
     let mode = match options.mode {
         Mode::Auto if options.refused.contains(name) => RxMode::Skb,
-        Mode::Auto => mode_now(&device, options),
         wish => mode_for(&device, wish),
     };
-    let known = options.refused.contains(name) || options.chosen.contains_key(name);
-    if options.mode == Mode::Auto && !known {
+    if options.mode == Mode::Auto && !options.refused.contains(name) {
         say_why(&device);
     }
     check(&device, mode, options.pin.is_some())?;
@@ -451,15 +441,6 @@ pub(super) fn mode_for(device: &Device, wish: Mode) -> RxMode {
         Mode::Native => RxMode::Native,
         Mode::Auto if device.objection_to_native().is_none() => RxMode::Native,
         Mode::Auto => RxMode::Skb,
-    }
-}
-
-/// The mode in which the device is steered under `auto`: that of its traffic, where both are possible.
-fn mode_now(device: &Device, options: &Options) -> RxMode {
-    let chosen = options.chosen.get(&device.name).map(|chosen| chosen.mode);
-    match mode_for(device, Mode::Auto) {
-        RxMode::Native => chosen.unwrap_or(RxMode::Native),
-        mode => mode,
     }
 }
 

@@ -9,11 +9,10 @@ use anyhow::{Context, Result, anyhow, bail};
 use tracing::{info, warn};
 
 use super::budget;
-use super::choice;
 use super::hotplug::Hotplug;
 use super::options::{Mode, Options, QueueCpus};
 use super::pin;
-use super::plan::{Named, QueueMask, Refused, Steered};
+use super::plan::{Named, QueueMask, Refused};
 use super::prepare::Prepared;
 use super::services::Services;
 use super::steering::{Served, Steering};
@@ -157,7 +156,7 @@ impl<'a> Session<'a> {
             let before = as_it_is(steering, &self.options);
             let mut now = options.clone();
             if now.mode == before.mode {
-                (now.refused, now.chosen) = (before.refused.clone(), before.chosen.clone());
+                now.refused = before.refused.clone();
             }
             if let Err(e) = self.restart(now) {
                 self.restart(before)
@@ -248,7 +247,6 @@ fn as_it_is(steering: &Steering, options: &Options) -> Options {
         rps_sock_flow_entries: steering.datapath.config().rps_sock_flow_entries,
         rps_flow_cnt: steering.datapath.config().rps_flow_cnt,
         anew: true,
-        chosen: steering.choice.chosen.clone(),
         ..options.clone()
     };
     now.queues
@@ -257,10 +255,6 @@ fn as_it_is(steering: &Steering, options: &Options) -> Options {
         let device = &steered.device;
         if let Named::Name(before) = &steered.named {
             now.rename(before, &device.name);
-        }
-        if choice::changes(steered, &now.chosen) {
-            change_mode(&mut now, steering, steered);
-            continue;
         }
         if steered.mode == RxMode::Skb {
             continue;
@@ -283,27 +277,6 @@ fn as_it_is(steering: &Steering, options: &Options) -> Options {
         now.skb_cpus = masks.iter().map(QueueMask::wish).collect();
     }
     now
-}
-
-/// The masks of a device whose mode changes: those of its present queues, which are alike.
-fn change_mode(now: &mut Options, steering: &Steering, steered: &Steered) {
-    let Some(cpus) = choice::wish_of(steered, &steering.masks) else {
-        return;
-    };
-    if steered.mode != RxMode::Skb {
-        // If devices are in skb mode already, their masks stand.
-        let nr_cpus = steering.datapath.nr_cpus() as usize;
-        now.skb_cpus = vec![cpus; nr_cpus];
-        return;
-    }
-    let device = &steered.device;
-    for queue in 0..device.rx_queues_now().unwrap_or(0) {
-        now.queues.push(QueueCpus {
-            device: Some(device.name.clone()),
-            queue,
-            cpus: cpus.clone(),
-        });
-    }
 }
 
 /// Keeps the budget of real-time backlog threads, in a thread, until the returned pipe is closed.

@@ -8,7 +8,6 @@ use anyhow::{Result, anyhow, bail, ensure};
 use tracing::{debug, info, warn};
 
 use super::auto::AutoMasks;
-use super::choice::Choice;
 use super::following;
 use super::hotplug::Hotplug;
 use super::looks::Looks;
@@ -50,8 +49,8 @@ const PASSED_UP: Duration = Duration::from_secs(1);
 pub(super) enum Served {
     /// Steering is to stop.
     Stopped,
-    /// A device has more queues, is there again, has become the port of a bond, or is to have another
-    /// mode: only a new start steers it so.
+    /// A device has more queues, is there again, or has become the port of a bond: only a new start
+    /// steers it so.
     Anew,
     /// The configuration is to be read again, for this request or for a signal.
     Reload(Option<Asked>),
@@ -67,7 +66,6 @@ pub(super) struct Steering {
     pub(super) online: CpuMask,
     pub(super) patterns: Patterns,
     auto_masks: AutoMasks,
-    pub(super) choice: Choice,
     takedown: Takedown,
     pub(super) unsteered: Unsteered,
     /// CPUs that went offline or came online, until their backlogs are drained; since when.
@@ -139,7 +137,6 @@ impl Steering {
             policy: options.policy,
             online: Topology::host().online()?,
             auto_masks: AutoMasks::default(),
-            choice: Choice::new(options),
             takedown: Takedown::new(options.bounds.clone()),
             leaving: Vec::new(),
             down: CpuMask::default(),
@@ -218,11 +215,7 @@ impl Steering {
                 if self.unsteered.look(&self.datapath, &mut self.devices)? {
                     return Ok(Served::Anew);
                 }
-                let masks = &mut self.masks;
-                if self.choice.look(&self.datapath, &self.devices, masks) {
-                    return Ok(Served::Anew);
-                }
-                if self.auto_masks.follow(&mut self.devices, masks)? {
+                if self.auto_masks.follow(&mut self.devices, &mut self.masks)? {
                     self.apply()?;
                 }
             }

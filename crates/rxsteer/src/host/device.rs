@@ -14,7 +14,7 @@ use nix::net::if_::{Interface, if_indextoname, if_nameindex, if_nametoindex};
 use serde::Serialize;
 
 use crate::host::cpumask::CpuMask;
-use crate::host::ethtool::{Ethtool, Features, Offload, RX_GRO, RX_MERGE, RX_VLAN};
+use crate::host::ethtool::{Ethtool, Offload, RX_GRO, RX_MERGE, RX_VLAN};
 use crate::host::loopback::Routing;
 use crate::host::lower::Lower;
 use crate::host::netdev::{self, Napi};
@@ -42,13 +42,6 @@ impl fmt::Display for RxMode {
             Self::Skb => "skb",
         })
     }
-}
-
-/// What a device has received, by its own count.
-#[derive(Clone, Copy, Debug)]
-pub struct Received {
-    pub frames: u64,
-    pub bytes: u64,
 }
 
 /// An XDP program that is attached to a device.
@@ -164,7 +157,7 @@ impl Device {
             native_xdp,
             rx_vlan_offload: features.offload(RX_VLAN),
             rx_merge: features.offload(RX_MERGE),
-            gro: merges(&features),
+            gro: features.offload(&[RX_GRO]) != Offload::Off,
             peer,
             kernel_rps: kernel_rps(&queues)?,
             without_mac: without_mac(read_number(&sysfs.join("type"))? as u16),
@@ -194,33 +187,6 @@ impl Device {
     pub fn rx_queues_now(&self) -> Result<u32> {
         let queues = Path::new("/sys/class/net").join(&self.name).join("queues");
         Ok(rx_queues(&queues)?.len() as u32)
-    }
-
-    /// What the device has received since it is there.
-    ///
-    /// # Errors
-    /// When the device is gone.
-    pub fn received(&self) -> Result<Received> {
-        let folder = Path::new("/sys/class/net")
-            .join(&self.name)
-            .join("statistics");
-        let count = |file: &str| {
-            let text = fs::read_to_string(folder.join(file))?;
-            anyhow::Ok(text.trim().parse()?)
-        };
-        Ok(Received {
-            frames: count("rx_packets")?,
-            bytes: count("rx_bytes")?,
-        })
-    }
-
-    /// Whether GRO merges what the device receives.
-    ///
-    /// # Errors
-    /// When the query of the kernel fails.
-    pub fn merges(&self) -> Result<bool> {
-        let features = Ethtool::by_index(self.ifindex)?.features()?;
-        Ok(merges(&features))
     }
 
     /// The files that enable kernel RPS or RFS now, as [`Self::kernel_rps`]. Looks at `/sys` alone.
@@ -293,11 +259,6 @@ fn without_mac(link_type: u16) -> bool {
             | ARPHRD_RAWIP
             | libc::ARPHRD_PPP
     )
-}
-
-/// Whether GRO is on, by the device's features.
-fn merges(features: &Features) -> bool {
-    features.offload(&[RX_GRO]) != Offload::Off
 }
 
 /// Whether the device in this folder of /sys is a tun device without NAPI. Whoever opens it next may

@@ -10,7 +10,6 @@ use std::process::Command;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use anyhow::{Context, Result};
-use procfs::KernelVersion;
 
 use super::guardian::Guardian;
 
@@ -112,12 +111,6 @@ fn tool() -> Option<PathBuf> {
             let version = Command::new(tc).arg("-V").output();
             version.is_ok_and(|out| out.status.success())
         })
-}
-
-/// Whether [`attach`] has what it needs on this host: tcx, or the program that removes filters.
-pub fn is_possible() -> bool {
-    let tcx = KernelVersion::new(6, 6, 0);
-    KernelVersion::current().is_ok_and(|now| now >= tcx) || tool().is_some()
 }
 
 /// Attaches the program as a filter; the guardian removes it. If this process is killed between

@@ -24,7 +24,6 @@ use self::words::Advice;
 use super::program::{end_with_the_reader, print_answer, stop_signals};
 use super::value::seconds;
 use crate::api::client;
-use crate::daemon::choice::MOSTLY;
 use crate::daemon::options::{Mode, RpsCpus, Tunnel};
 use crate::host::caps::{self, Need};
 use crate::host::device::{self, Device};
@@ -118,7 +117,7 @@ pub fn advise(names: &[String], asked: &Asked<'_>) -> Result<Advice> {
     });
     let verdict = seen.facts(inside.as_ref()).verdict();
     let tunnels = inside.as_ref().map_or(&[][..], |_| &hidden[..]);
-    let command = verdict.is_yes().then(|| command(&seen, asked, tunnels));
+    let command = verdict.is_yes().then(|| command(&seen, &watched, tunnels));
     Ok(Advice {
         ratio: verdict.ratio(),
         sentence: words::sentence(&seen, inside.as_ref(), &verdict),
@@ -129,8 +128,11 @@ pub fn advise(names: &[String], asked: &Asked<'_>) -> Result<Advice> {
     })
 }
 
-/// Watches in the mode to which `run` comes, which is returned with what was seen: skb mode for
-/// flows that GRO merges (`daemon/choice.rs`).
+/// Share of packets in flows that GRO merges from which on skb mode may be the faster one.
+const MOSTLY: f64 = 0.75;
+
+/// Watches as `--mode auto` steers, and in skb mode if that may be faster. The mode is returned with
+/// what was seen.
 fn watch_as_steered<'a>(asked: &Asked<'a>, devices: &[Device]) -> Result<(Asked<'a>, Seen)> {
     let seen = watch(asked, devices, &[])?;
     if asked.mode == Mode::Auto && seen.facts(None).merged >= MOSTLY {

@@ -274,7 +274,7 @@ impl Reading {
                 anyhow::Ok(text.trim().parse::<u64>()?)
             };
             let dropped = count("rx_dropped")? + count("rx_missed_errors")?;
-            anyhow::Ok([device.received()?.frames, dropped])
+            anyhow::Ok([count("rx_packets")?, dropped])
         });
         Ok(Self {
             devices: counts.collect::<Result<_>>()?,
