@@ -15,7 +15,7 @@ mount -t devtmpfs devtmpfs /dev
 # As udev does: opening it loads the module.
 mkdir -p /dev/net && mknod /dev/net/tun c 10 200
 mount -t tmpfs tmpfs /run
-mount -t bpf bpf /sys/fs/bpf
+mount -t bpf -o mode=0700 bpf /sys/fs/bpf
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
 mount -t tracefs tracefs /sys/kernel/tracing
 ip link set lo up

@@ -56,7 +56,7 @@ export HOME=/mnt TMPDIR=/mnt/tmp
 mount --rbind /sys/fs/cgroup /mnt/cgroup
 mount -t sysfs sysfs /sys
 mount --rbind /mnt/cgroup /sys/fs/cgroup
-mount -t bpf bpf /sys/fs/bpf
+mount -t bpf -o mode=0700 bpf /sys/fs/bpf
 podman() {
     command podman --storage-driver=vfs --runtime=runc --cgroup-manager=cgroupfs --events-backend=none "$@"
 }

@@ -168,7 +168,7 @@ echo "removed while it steered: nothing is left"
 # With `pin`, what steering needs is set for good.
 until_true "the offload of the other end is on again" offload_is_on
 offloads_off
-mountpoint -q /sys/fs/bpf || mount -t bpf bpf /sys/fs/bpf
+mountpoint -q /sys/fs/bpf || mount -t bpf -o mode=0700 bpf /sys/fs/bpf
 # start_pinned WHERE: installs the package, and starts it with `pin = WHERE`.
 start_pinned() {
     dpkg --install /opt/rxsteer_*.deb >/opt/log 2>&1 || fail "$(cat /opt/log)"

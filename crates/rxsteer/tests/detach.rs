@@ -4,19 +4,25 @@
 mod common;
 
 use std::fs;
+use std::os::fd::AsFd;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, ensure};
 use common::container::Container;
-use common::pinned::mount_bpffs;
+use common::pinned::{folder, mount_bpffs, mount_bpffs_with};
 use common::process::*;
+use libbpf_rs::{MapHandle, MapType};
 use nix::mount::{MsFlags, mount};
 use nix::sys::signal::Signal;
 use rxlab::in_lab;
 use rxlab::lab::link::LinkConfig;
 use rxlab::testing::testbed::*;
+use rxsteer::host::bpffs::Folder;
 use rxsteer::host::ethtool::TX_VLAN;
 use serde_json::Value;
+use tempfile::TempDir;
 
 const OWN: &str = "/sys/fs/bpf/own";
 
@@ -209,6 +215,145 @@ fn a_mistake_in_the_configuration_stops_no_detach() -> Result<()> {
 fn refused(bed: &Testbed, args: &[&str]) -> Result<String> {
     let started = Rxsteer::start(&bed.link.dut.netns, args)?;
     Ok(started.err().context("it is refused")?.log)
+}
+
+/// Runs a script as a user without privileges, who has succeeded or not.
+fn nobody(bed: &Testbed, script: &str) -> Result<bool> {
+    let mut setpriv = bed.link.dut.netns.command("setpriv")?;
+    setpriv.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
+    setpriv.args(["--bounding-set=-all", "--inh-caps=-all"]);
+    Ok(setpriv.args(["sh", "-ec", script]).status()?.success())
+}
+
+/// A folder with a file that a link in the pins leads to.
+fn victim() -> Result<(TempDir, PathBuf)> {
+    let victim = tempfile::tempdir()?;
+    let file = victim.path().join("precious");
+    fs::write(&file, "")?;
+    Ok((victim, file))
+}
+
+/// Fails if pins lead a command to others' files, or if it does not name the file and a remedy.
+fn ensure_refused(bed: &Testbed, precious: &Path, words: &[&str]) -> Result<()> {
+    let removes = [&["detach"][..], &["detach", "--force"]];
+    for args in removes {
+        let (said, errors, succeeded) = says(bed, args)?;
+        ensure!(precious.exists(), "{args:?} removed it: {said} {errors}");
+        ensure!(!succeeded, "{args:?}: {said}");
+        for word in words {
+            ensure!(errors.contains(word), "{args:?}, no {word:?}: {errors}");
+        }
+    }
+    let log = refused(bed, &[&bed.link.dut.name, "--pin"])?;
+    ensure!(precious.exists(), "`run --pin` removed it: {log}");
+    for word in words {
+        ensure!(log.contains(word), "no {word:?}: {log}");
+    }
+    Ok(())
+}
+
+#[test]
+fn folders_that_a_user_made_are_not_entered() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    mount_bpffs_with(&dut.netns, "mode=1777")?;
+    let (victim, precious) = victim()?;
+    let pins = folder(&dut.netns)?.display().to_string();
+    let link = |generation: &str| {
+        let victim = victim.path().display();
+        format!("mkdir -p {generation}; ln -s {victim} {generation}/maps")
+    };
+    ensure!(nobody(&bed, &link(&format!("{pins}/0123456789abcdef")))?);
+    let remedy = "chmod 0700 /sys/fs/bpf`";
+    ensure_refused(&bed, &precious, &["/sys/fs/bpf ", "mode 1777", remedy])?;
+    // Nor does it prevent a start that pins nothing.
+    let plain = Rxsteer::steering(&dut.netns, &[&dut.name])?;
+    let ended = plain.stop(Signal::SIGTERM)?;
+    ensure!(ended.log.contains("mode 1777"), "{ended:?}");
+
+    // The remedy helps against what comes, and the folder that is there is named.
+    let chmod = |path: &str, mode| {
+        let mode = fs::Permissions::from_mode(mode);
+        dut.netns.run(|| Ok(fs::set_permissions(path, mode)?))
+    };
+    chmod("/sys/fs/bpf", 0o700)?;
+    let parent = "/sys/fs/bpf/rxsteer";
+    let named = format!("{parent} (owner 65534");
+    ensure_refused(&bed, &precious, &[&named, &format!("chown 0:0 {parent}")])?;
+    dut.netns.run(|| Ok(fs::remove_dir_all(parent)?))?;
+    ensure!(!nobody(&bed, &link(&format!("{pins}/0123456789abcdef")))?);
+    pinned_by_one_that_ended(&bed, "--pin")?;
+    ensure!(says(&bed, &["detach"])?.2);
+
+    // A link on the way, where others can make them.
+    chmod("/sys/fs/bpf", 0o1777)?;
+    ensure!(nobody(&bed, "ln -s . /sys/fs/bpf/rxsteer")?);
+    ensure_refused(
+        &bed,
+        &precious,
+        &["/sys/fs/bpf/rxsteer is ", "symbolic link"],
+    )
+}
+
+#[test]
+fn only_pins_are_removed() -> Result<()> {
+    in_lab!();
+    let bed = testbed()?;
+    let dut = &bed.link.dut;
+    let (victim, precious) = victim()?;
+    let folder = folder(&dut.netns)?;
+    type Make<'a> = &'a dyn Fn(&Path) -> Result<()>;
+    let make = |path: &str, what: Make<'_>| -> Result<String> {
+        let path = folder.join(path);
+        dut.netns.run(|| {
+            let _ = fs::remove_dir_all(&folder);
+            fs::create_dir_all(path.parent().context("a folder")?)?;
+            Ok(())
+        })?;
+        what(&path)?;
+        Ok(path.display().to_string())
+    };
+    let in_netns = |f: &(dyn Fn() -> Result<()> + Sync)| dut.netns.run(f);
+    let link = |path: &Path| in_netns(&|| Ok(symlink(victim.path(), path)?));
+    let link_to_file = |path: &Path| in_netns(&|| Ok(symlink(&precious, path)?));
+    let map = |path: &Path| {
+        in_netns(&|| {
+            let opts = libbpf_sys::bpf_map_create_opts {
+                sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+                ..Default::default()
+            };
+            let map = MapHandle::create(MapType::Array, Some("foreign"), 4, 4, 1, &opts)?;
+            Folder::make(path.parent().context("a folder")?)?.pin("foreign", map.as_fd())
+        })
+    };
+    let inside = "0123456789abcdef";
+    let foreign: [(&str, Make<'_>, &str); 6] = [
+        ("maps", &link, "symbolic link"),
+        ("maps/backlogs", &link_to_file, "no BPF object"),
+        ("record", &link_to_file, "no BPF object"),
+        ("xdp/foreign", &map, "which rxsteer has not pinned"),
+        ("foreign", &map, "which rxsteer has not pinned"),
+        ("maps/foreign/x", &link_to_file, "no BPF object"),
+    ];
+    for (name, make_it, why) in foreign {
+        let path = make(&format!("{inside}/{name}"), make_it)?;
+        let named = path.strip_suffix("/x").unwrap_or(&path);
+        ensure_refused(&bed, &precious, &[named, why])?;
+        ensure!(
+            dut.netns
+                .run(|| Ok(Path::new(&path).symlink_metadata().is_ok()))?
+        );
+    }
+    // The control: without them these are leftovers.
+    let path = make(&format!("{inside}/maps/foreign"), &map)?;
+    let (said, errors, succeeded) = says(&bed, &["detach"])?;
+    ensure!(
+        succeeded && said.contains("removed what was left"),
+        "{errors}"
+    );
+    ensure!(dut.netns.run(|| Ok(!Path::new(&path).exists()))?);
+    Ok(())
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod common;
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::AsFd;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ use rxlab::lab::link::LinkConfig;
 use rxlab::lab::witness::Witness;
 use rxlab::testing::testbed::*;
 use rxsteer::daemon::options::{Options, Pin};
-use rxsteer::host::bpffs;
+use rxsteer::host::bpffs::{self, Folder};
 
 /// So few that several packets of each are queued at a time.
 const NR_FLOWS: u32 = 16;
@@ -423,7 +424,12 @@ fn what_can_not_be_pinned_is_refused() -> Result<()> {
         .netns
         .run(|| bpffs::ensure_is_in("/sys/fs/bpf".as_ref()));
     if there.is_err() {
-        refused(&bed, 1, &[name, "--pin"], &["mount -t bpf bpf /sys/fs/bpf"])?;
+        refused(
+            &bed,
+            1,
+            &[name, "--pin"],
+            &["mount -t bpf -o mode=0700 bpf /sys/fs/bpf"],
+        )?;
     }
     mount_bpffs(&bed.link.dut.netns)?;
     for (options, word) in [
@@ -447,7 +453,10 @@ fn what_can_not_be_pinned_is_refused() -> Result<()> {
         &bed,
         1,
         &[name, &pin],
-        &["\"maps\", which rxsteer has not pinned"],
+        &[
+            &format!("{foreign}/maps is "),
+            "which rxsteer has not pinned",
+        ],
     )?;
     nothing_is_left(&bed)
 }
@@ -535,7 +544,7 @@ fn an_interrupted_take_over_is_completed() -> Result<()> {
         goes_on(&bed)?;
         let ended = second.stop(Signal::SIGKILL)?;
         assert!(ended.log.contains("was not completed"), "{ended:?}");
-        let folders = dut.netns.run(|| bpffs::names(&folder(&dut.netns)?))?;
+        let folders = dut.netns.run(|| pinned_at(&folder(&dut.netns)?))?;
         assert_eq!(folders.len(), 1, "{folders:?}");
     }
     says(&bed, &["detach"])?;
@@ -548,18 +557,26 @@ fn an_interrupted_take_over_is_completed() -> Result<()> {
 /// Pins the objects of the only generation, but its XDP links, in a second one.
 fn pin_again(bed: &Testbed, with_record: bool) -> Result<()> {
     let folder = folder(&bed.link.dut.netns)?;
-    let first = folder.join(&bpffs::names(&folder)?[0]);
+    let first = folder.join(&pinned_at(&folder)?[0]);
     let second = folder.join("0000000000000001");
     for file in files(&bed.link.dut.netns, &first)? {
         let name = file.strip_prefix(&first)?;
         if name.starts_with("xdp") || (name.starts_with("record") && !with_record) {
             continue;
         }
-        let again = second.join(name);
-        fs::create_dir_all(again.parent().context("a folder")?)?;
-        bpffs::pin(bpffs::open(&file)?.as_fd(), &again)?;
+        let (from, to) = (file.parent(), second.join(name));
+        let from = Folder::find(from.context("a folder")?)?.context("it is there")?;
+        let to = Folder::make(to.parent().context("a folder")?)?;
+        let name = name.file_name().and_then(|name| name.to_str());
+        let name = name.context("a name")?;
+        to.pin(name, from.open(name)?.as_fd())?;
     }
     Ok(())
+}
+
+/// The generations in a folder.
+fn pinned_at(folder: &Path) -> Result<Vec<String>> {
+    Folder::find(folder)?.context("nothing is pinned")?.names()
 }
 
 /// Starts that go on and starts that replace, each killed after a time by chance.

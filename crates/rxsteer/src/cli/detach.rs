@@ -10,6 +10,7 @@ use clap::Args;
 use super::pinned;
 use crate::daemon::options::Pin;
 use crate::daemon::pin::{Detached, detach};
+use crate::host::privileges;
 
 /// Time in which flows return to their polling CPUs.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -36,6 +37,7 @@ impl DetachArgs {
     /// # Errors
     /// With the reason and the remedy.
     pub fn run(self) -> Result<ExitCode> {
+        privileges::keep_needed()?;
         let places = match self.pin {
             Some(pin) => vec![pin],
             None => pinned::places(),

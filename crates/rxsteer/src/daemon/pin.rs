@@ -14,7 +14,7 @@ use crate::api::server::Server;
 use crate::api::status::{Pinned, PinnedDevice};
 use crate::datapath::pins::Pins;
 use crate::datapath::{Config, Datapath, DeviceConfig};
-use crate::host::bpffs;
+use crate::host::bpffs::{self, Folder};
 use crate::host::claim::Claim;
 use crate::host::device::name_of;
 use crate::host::netns;
@@ -44,12 +44,17 @@ pub(super) fn checked(options: &Options) -> Result<Options> {
     let mut options = options.clone();
     let Some(pin) = &options.pin else {
         let default = folder(&Pin::Default)?;
-        ensure!(
-            bpffs::names(&default)?.is_empty(),
-            "steering is pinned at {}: take it over with `rxsteer run --pin`, or end it with \
-             `rxsteer detach`",
-            default.display()
-        );
+        let names = Folder::find(&default).and_then(|f| f.map_or(Ok(Vec::new()), |f| f.names()));
+        match names {
+            Ok(names) => ensure!(
+                names.is_empty(),
+                "steering is pinned at {}: take it over with `rxsteer run --pin`, or end it with \
+                 `rxsteer detach`",
+                default.display()
+            ),
+            // Another user could have made the folder, to prevent every start.
+            Err(e) => warn!("whether steering is pinned is not known: {e:#}"),
+        }
         return Ok(options);
     };
     bpffs::ensure_is_in(&folder(pin)?)?;
@@ -165,16 +170,13 @@ pub(super) fn say_it_goes_on(options: &Options) -> Result<()> {
 /// When the pins can't be read.
 pub fn in_force(pin: &Pin) -> Result<Option<Pinned>> {
     let folder = folder(pin)?;
-    if !folder.exists() {
-        return Ok(None);
-    }
     let pins = Pins::open(&folder)?;
     let device = |(ifindex, since)| PinnedDevice {
         device: name_of(ifindex),
         ifindex,
         since: humantime::format_rfc3339_seconds(since).to_string(),
     };
-    let devices: Vec<_> = pins.since()?.into_iter().map(device).collect();
+    let devices: Vec<_> = pins.since().into_iter().map(device).collect();
     Ok((!devices.is_empty()).then(|| Pinned {
         folder: folder.display().to_string(),
         version: pins.version().map(str::to_owned),
@@ -209,10 +211,11 @@ pub fn detach(pin: &Pin, force: bool, patience: Duration) -> Result<Detached> {
         nr_devices,
         disorder,
     };
-    if !folder.exists() {
+    let pins = Pins::open(&folder)?;
+    if pins.is_empty() {
+        pins.remove()?;
         return Ok(detached(None, None));
     }
-    let pins = Pins::open(&folder)?;
     let nr_devices = pins.devices().len();
     let returned = pins.are_sound().and_then(|()| {
         ensure!(
@@ -231,7 +234,6 @@ pub fn detach(pin: &Pin, force: bool, patience: Duration) -> Result<Detached> {
             folder.display()
         ),
     };
-    let nothing = pins.is_empty();
     pins.remove()?;
-    Ok(detached((!nothing).then_some(nr_devices), disorder))
+    Ok(detached(Some(nr_devices), disorder))
 }

@@ -25,7 +25,7 @@ use super::hops::Hops;
 use super::load::WHOLE;
 use super::mapped::Mapped;
 use super::objects::{Device, load_device};
-use super::pins::{COUNTING, Generation, MAPS, TABLES, TRACE, XDP};
+use super::pins::{COUNTING, Generation, MAPS, TABLES, XDP};
 use super::policy::Policy;
 use super::requests::Requests;
 use super::rps_map::RpsMap;
@@ -204,8 +204,8 @@ impl Datapath {
             .filter(|(name, _)| COUNTING.contains(&&**name))
             .map(|(name, prog)| {
                 let link = match pinned {
-                    None => prog.attach_trace(),
-                    Some(pinned) => Link::open(pinned.at(TRACE, &name)),
+                    None => prog.attach_trace().map_err(Into::into),
+                    Some(pinned) => pinned.tracepoint(&name),
                 };
                 Ok((
                     name.clone(),

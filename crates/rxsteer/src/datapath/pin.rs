@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Pinning the loaded data path, and taking over a pinned one (docs/order.md, "Take-over").
 
-use std::fs;
 use std::mem::offset_of;
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -110,7 +109,7 @@ impl Datapath {
                     let of = |d: &&super::record::RecordedDevice| d.ifindex == link.ifindex;
                     Some(record.devices.iter().find(of)?.generic)
                 });
-                self.inherit(link, generic)?;
+                self.inherit(generation, link, generic)?;
             }
         }
         old.remove()?;
@@ -119,7 +118,7 @@ impl Datapath {
 
     /// Replaces the program of a link by that of its device, so that the device is never without
     /// one. Unpins the link, and thereby detaches its program, if that can't be done.
-    fn inherit(&mut self, old: XdpPin, generic: Option<bool>) -> Result<()> {
+    fn inherit(&mut self, from: &Generation, old: XdpPin, generic: Option<bool>) -> Result<()> {
         let same = |config: &DeviceConfig| {
             let generic = Some(config.mode == RxMode::Generic) == generic;
             config.ifindex == old.ifindex && generic
@@ -128,14 +127,14 @@ impl Datapath {
         if let (Some(device), Some(pins)) = (device, &self.pins) {
             match xdp::update(&old.link, self.program(device)?) {
                 Ok(()) => {
-                    fs::rename(&old.path, pins.link_of(old.ifindex))?;
+                    from.give(&old, pins)?;
                     self.devices[device].attached = Some(Attached::Xdp(old.link));
                     return Ok(());
                 }
                 Err(e) => debug!("the program can't be replaced, but attached anew: {e}"),
             }
         }
-        Ok(fs::remove_file(&old.path)?)
+        from.unpin_link(&old)
     }
 
     /// Continues the counters of devices that were steered. Their flows are INLINE. Frames that the

@@ -7,19 +7,17 @@
 //! pinned last and removed first, then the record: without both, a generation steers nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
-use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use libbpf_rs::{MapCore, MapFlags, MapHandle};
+use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
 
 use super::backlogged::{Backlogged, grace_period};
 use super::call::call;
 use super::record::Record;
-use crate::host::bpffs;
+use crate::host::bpffs::{self, Folder};
 use crate::host::xdp;
 use crate::types::{backlog_flushed, queue_return};
 
@@ -54,13 +52,13 @@ const KINDS: [&str; 7] = [XDP, SOCKETS, SCHEDULER, TRACE, PROGRAMS, TABLES, MAPS
 
 /// What is pinned in a folder.
 pub struct Pins {
-    folder: PathBuf,
+    path: PathBuf,
     pub(super) generations: Vec<Generation>,
 }
 
 /// See the module's documentation.
 pub(super) struct Generation {
-    path: PathBuf,
+    folder: Folder,
     record: Result<Record>,
     /// Those whose devices exist.
     pub(super) links: Vec<XdpPin>,
@@ -71,36 +69,36 @@ pub(super) struct XdpPin {
     pub(super) ifindex: u32,
     /// Id of the program.
     pub(super) program: u32,
-    pub(super) path: PathBuf,
     pub(super) link: OwnedFd,
+    name: String,
+    since: SystemTime,
 }
 
 impl Pins {
     /// Reads a folder, which may not exist.
     ///
     /// # Errors
-    /// When the folder is not in a BPF file system.
-    pub fn open(folder: &Path) -> Result<Self> {
-        bpffs::ensure_is_in(folder)?;
-        let names = bpffs::names(folder)?;
-        // Those of others must never be removed with it.
-        let other = |name: &&String| name.len() != 16 || u64::from_str_radix(name, 16).is_err();
-        if let Some(name) = names.iter().find(other) {
-            bail!(
-                "{} holds {name:?}, which rxsteer has not pinned: give --pin a folder of its own",
-                folder.display()
-            );
+    /// When others can change the folder, or it has what rxsteer does not pin.
+    pub fn open(path: &Path) -> Result<Self> {
+        let mut generations = Vec::new();
+        if let Some(folder) = Folder::find(path)? {
+            for name in folder.names()? {
+                // What others have made must never be removed with it.
+                let ours = name.len() == 16 && u64::from_str_radix(&name, 16).is_ok();
+                let generation = folder.folder(&name).transpose().filter(|_| ours);
+                let generation = generation.ok_or_else(|| bpffs::foreign(&path.join(&name)))?;
+                generations.push(Generation::open(generation?)?);
+            }
         }
-        let generations = names.iter().map(|name| Generation::open(folder.join(name)));
         Ok(Self {
-            folder: folder.to_owned(),
-            generations: generations.collect::<Result<_>>()?,
+            path: path.to_owned(),
+            generations,
         })
     }
 
-    /// The folder.
+    /// The folder's path.
     pub fn folder(&self) -> &Path {
-        &self.folder
+        &self.path
     }
 
     /// Whether nothing is pinned here, not even leftovers.
@@ -127,17 +125,9 @@ impl Pins {
     }
 
     /// When the program of each device was pinned, by interface index.
-    ///
-    /// # Errors
-    /// When a pin is removed meanwhile.
-    pub fn since(&self) -> Result<BTreeMap<u32, SystemTime>> {
+    pub fn since(&self) -> BTreeMap<u32, SystemTime> {
         let links = self.generations.iter().flat_map(|g| &g.links);
-        let since = |link: &XdpPin| {
-            let facts = link.path.metadata();
-            let facts = facts.with_context(|| link.path.display().to_string())?;
-            Ok((link.ifindex, facts.modified()?))
-        };
-        links.map(since).collect()
+        links.map(|link| (link.ifindex, link.since)).collect()
     }
 
     /// Fails unless the pins can be taken over: complete, of a known format, of this network
@@ -157,7 +147,7 @@ impl Pins {
     ///
     /// # Errors
     /// When pins are missing or unknown.
-    pub fn return_inline(&self, patience: std::time::Duration) -> Result<bool> {
+    pub fn return_inline(&self, patience: Duration) -> Result<bool> {
         let mut returned = true;
         for generation in self.steering() {
             returned &= Pinned::open(generation)?.return_inline(patience)?;
@@ -181,7 +171,7 @@ impl Pins {
         for generation in &self.generations {
             generation.remove()?;
         }
-        remove_empty(&self.folder)
+        remove_empty(&self.path)
     }
 }
 
@@ -191,40 +181,36 @@ impl Generation {
     /// # Errors
     /// When its folders can't be made.
     pub(super) fn create(folder: &Path) -> Result<Self> {
-        bpffs::ensure_is_in(folder)?;
-        let path = folder.join(format!("{:016x}", super::config::draw()?));
+        let name = format!("{:016x}", super::config::draw()?);
+        let folder = Folder::make(folder)?.make_folder(name)?;
         for kind in KINDS {
-            let path = path.join(kind);
-            fs::create_dir_all(&path).with_context(|| path.display().to_string())?;
+            folder.make_folder(kind)?;
         }
         Ok(Self {
-            path,
+            folder,
             record: Err(anyhow!("there is no record")),
             links: Vec::new(),
         })
     }
 
-    fn open(path: PathBuf) -> Result<Self> {
-        let mut links = Vec::new();
-        for name in bpffs::names(&path.join(XDP))? {
-            let path = path.join(XDP).join(name);
-            let link = bpffs::open(&path)?;
-            let (ifindex, program) = xdp::facts(&link)?;
-            // The device is gone: the kernel has detached the program.
-            if ifindex == 0 {
-                continue;
+    /// One that is there, if all in it is what rxsteer pins.
+    fn open(folder: Folder) -> Result<Self> {
+        for name in folder.names()? {
+            let at = match &*name {
+                RECORD | NEW_RECORD => folder.object(&name).map(|_| None)?,
+                kind if KINDS.contains(&kind) => folder.folder(kind)?,
+                _ => return Err(bpffs::foreign(&folder.path().join(name))),
+            };
+            if let Some(kind) = at {
+                for name in kind.names()? {
+                    kind.object(&name)?;
+                }
             }
-            links.push(XdpPin {
-                ifindex,
-                program,
-                path,
-                link,
-            });
         }
         Ok(Self {
-            record: Record::open(&path.join(RECORD)),
-            path,
-            links,
+            record: Record::open(&folder, RECORD),
+            links: links(&folder)?,
+            folder,
         })
     }
 
@@ -233,7 +219,7 @@ impl Generation {
     /// # Errors
     /// When there is none that can be read.
     pub(super) fn record(&self) -> Result<&Record> {
-        let why = |e: &anyhow::Error| anyhow!("{}: {e:#}", self.path.display());
+        let why = |e: &anyhow::Error| anyhow!("{}: {e:#}", self.folder.path().display());
         self.record.as_ref().map_err(why)
     }
 
@@ -242,9 +228,8 @@ impl Generation {
     /// # Errors
     /// When the kernel refuses.
     pub(super) fn write(&mut self, record: Record) -> Result<()> {
-        let new = self.path.join(NEW_RECORD);
-        bpffs::pin(record.map()?.as_fd(), &new)?;
-        fs::rename(&new, self.path.join(RECORD))?;
+        self.folder.pin(NEW_RECORD, record.map()?.as_fd())?;
+        self.folder.rename(NEW_RECORD, &self.folder, RECORD)?;
         self.record = Ok(record);
         Ok(())
     }
@@ -252,15 +237,15 @@ impl Generation {
     /// Pins an object.
     ///
     /// # Errors
-    /// As [`bpffs::pin`].
+    /// As [`Folder::pin`].
     pub(super) fn pin(&self, kind: &str, name: &str, object: BorrowedFd<'_>) -> Result<()> {
-        bpffs::pin(object, &self.at(kind, name))
+        self.kind(kind)?.pin(name, object)
     }
 
     /// Pins these objects, and removes all others of their kind.
     ///
     /// # Errors
-    /// As [`bpffs::pin`].
+    /// As [`Folder::pin`].
     pub(super) fn repin<'a>(
         &self,
         kind: &str,
@@ -278,10 +263,10 @@ impl Generation {
     /// # Errors
     /// When a file can't be removed.
     pub(super) fn unpin(&self, kind: &str) -> Result<()> {
-        for name in bpffs::names(&self.path.join(kind))? {
-            fs::remove_file(self.at(kind, &name))?;
-        }
-        Ok(())
+        let Some(kind) = self.folder.folder(kind)? else {
+            return Ok(());
+        };
+        kind.names()?.iter().try_for_each(|name| kind.unpin(name))
     }
 
     /// Removes the link of a device, if it is pinned.
@@ -289,17 +274,48 @@ impl Generation {
     /// # Errors
     /// When the file can't be removed.
     pub(super) fn unpin_device(&self, ifindex: u32) -> Result<()> {
-        remove_if_there(&self.link_of(ifindex))
+        let links = self.folder.folder(XDP)?;
+        links.map_or(Ok(()), |links| links.unpin(&ifindex.to_string()))
     }
 
-    /// The file of a device's link.
-    pub(super) fn link_of(&self, ifindex: u32) -> PathBuf {
-        self.at(XDP, &ifindex.to_string())
+    /// Removes a link that was found here.
+    ///
+    /// # Errors
+    /// When the file can't be removed.
+    pub(super) fn unpin_link(&self, link: &XdpPin) -> Result<()> {
+        self.kind(XDP)?.unpin(&link.name)
     }
 
-    /// A pinned object, or where to pin one.
-    pub(super) fn at(&self, kind: &str, name: &str) -> PathBuf {
-        self.path.join(kind).join(name)
+    /// Gives a link that was found here to a newer generation.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub(super) fn give(&self, link: &XdpPin, newer: &Self) -> Result<()> {
+        let name = link.ifindex.to_string();
+        self.kind(XDP)?.rename(&link.name, &newer.kind(XDP)?, &name)
+    }
+
+    /// The folder of a kind.
+    fn kind(&self, kind: &str) -> Result<Folder> {
+        let folder = self.folder.folder(kind)?;
+        folder.with_context(|| format!("{} has no {kind}", self.folder.path().display()))
+    }
+
+    /// A pinned program.
+    ///
+    /// # Errors
+    /// When it is not pinned.
+    fn program(&self, name: &str) -> Result<OwnedFd> {
+        self.kind(PROGRAMS)?.open(name)
+    }
+
+    /// The pinned link of a tracepoint.
+    ///
+    /// # Errors
+    /// When it is not pinned.
+    pub(super) fn tracepoint(&self, name: &str) -> Result<Link> {
+        let folder = self.kind(TRACE)?;
+        Ok(Link::open(folder.way_to_object(name)?)?)
     }
 
     /// A pinned map.
@@ -307,8 +323,9 @@ impl Generation {
     /// # Errors
     /// When it is not pinned.
     pub(super) fn map(&self, kind: &str, name: &str) -> Result<MapHandle> {
-        let path = self.at(kind, name);
-        MapHandle::from_pinned_path(&path).with_context(|| format!("opening {}", path.display()))
+        let folder = self.kind(kind)?;
+        let map = MapHandle::from_pinned_path(folder.way_to_object(name)?);
+        map.with_context(|| format!("opening {}", folder.path().join(name).display()))
     }
 
     /// The cpumap of each queue.
@@ -334,8 +351,10 @@ impl Generation {
     /// With the reason.
     pub(super) fn is_whole(&self) -> Result<()> {
         let record = self.record()?;
-        let counts = |name: &&str| self.at(TRACE, name).exists();
-        ensure!(COUNTING.iter().all(counts), "nothing counts its frames");
+        let trace = self.kind(TRACE)?;
+        for name in COUNTING {
+            ensure!(trace.object(name)?.is_some(), "nothing counts its frames");
+        }
         let table = self.map(TABLES, "dev_flow_tables")?.info()?.info.id;
         for device in &record.devices {
             let link = self.links.iter().find(|l| l.ifindex == device.ifindex);
@@ -360,24 +379,42 @@ impl Generation {
         self.unpin(XDP)?;
         // Without a record, the rest are leftovers.
         for name in [RECORD, NEW_RECORD] {
-            remove_if_there(&self.path.join(name))?;
+            self.folder.unpin(name)?;
         }
         for kind in KINDS {
             self.unpin(kind)?;
-            remove_empty(&self.path.join(kind))?;
+            self.folder.remove_folder(kind)?;
         }
-        remove_empty(&self.path)?;
-        self.path.parent().map_or(Ok(()), remove_empty)
+        remove_empty(self.folder.path())?;
+        self.folder.path().parent().map_or(Ok(()), remove_empty)
     }
 }
 
-fn remove_if_there(file: &Path) -> Result<()> {
-    match fs::remove_file(file) {
-        Err(e) if e.kind() != ErrorKind::NotFound => {
-            Err(e).with_context(|| format!("removing {}", file.display()))
+/// The links of XDP programs in a generation's folder.
+fn links(generation: &Folder) -> Result<Vec<XdpPin>> {
+    let mut links = Vec::new();
+    let Some(folder) = generation.folder(XDP)? else {
+        return Ok(links);
+    };
+    for name in folder.names()? {
+        let path = folder.path().join(&name);
+        let facts = folder.object(&name)?.context("it was just there")?;
+        let link = folder.open(&name)?;
+        let (ifindex, program) = xdp::facts(&link).map_err(|_| bpffs::foreign(&path))?;
+        // The device is gone: the kernel has detached the program.
+        if ifindex == 0 {
+            continue;
         }
-        _ => Ok(()),
+        let since = Duration::new(facts.st_mtime.try_into()?, facts.st_mtime_nsec.try_into()?);
+        links.push(XdpPin {
+            ifindex,
+            program,
+            link,
+            name,
+            since: SystemTime::UNIX_EPOCH + since,
+        });
     }
+    Ok(links)
 }
 
 /// Removes a folder and its parent of this program's, if they are empty.
@@ -385,18 +422,12 @@ pub(super) fn remove_empty(folder: &Path) -> Result<()> {
     let is_ours = |path: &&Path| path.file_name().is_some_and(|name| name == "rxsteer");
     let parent = folder.parent().filter(is_ours);
     for path in std::iter::once(folder).chain(parent) {
-        match fs::remove_dir(path) {
-            Err(e) if is_kept(&e) => {}
-            Err(e) => return Err(e).with_context(|| format!("removing {}", path.display())),
-            Ok(()) => {}
+        let above = path.parent().map_or(Ok(None), Folder::find)?;
+        if let (Some(above), Some(name)) = (above, path.file_name()) {
+            above.remove_folder(name)?;
         }
     }
     Ok(())
-}
-
-/// Another generation, or another namespace's folder, is still in it.
-fn is_kept(error: &std::io::Error) -> bool {
-    [ErrorKind::NotFound, ErrorKind::DirectoryNotEmpty].contains(&error.kind())
 }
 
 /// Pinned steering of any version, with the programs by which its flows return to INLINE.
@@ -422,7 +453,7 @@ pub(super) const RETURNING: [&str; 4] = [
 impl Pinned {
     fn open(generation: &Generation) -> Result<Self> {
         let record = generation.record()?;
-        let open = |name: &str| bpffs::open(&generation.at(PROGRAMS, name));
+        let open = |name: &str| generation.program(name);
         let [queue_return, backlog_tail, backlog_drained, backlog_settled] = RETURNING;
         let cpumap = generation.cpumaps()?.into_iter().next();
         Ok(Self {

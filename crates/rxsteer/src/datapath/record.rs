@@ -2,8 +2,6 @@
 //! What is written about pinned steering: by it a later start decides whether it can adopt the
 //! pinned programs. A BPF file system holds no text, so it is the value of a map.
 
-use std::path::Path;
-
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, MapType};
 use serde::{Deserialize, Serialize};
@@ -12,6 +10,7 @@ use super::config::{Config, DeviceConfig};
 use super::shared::constants_of_device;
 use super::tables::Sizes;
 use super::value::{bytes_of, read};
+use crate::host::bpffs::Folder;
 use crate::host::device::RxMode;
 use crate::host::netns;
 use crate::types::rx_config;
@@ -102,8 +101,9 @@ impl Record {
     ///
     /// # Errors
     /// When there is none, or it is of an unknown format.
-    pub(super) fn open(path: &Path) -> Result<Self> {
-        let map = MapHandle::from_pinned_path(path).context("there is no record")?;
+    pub(super) fn open(folder: &Folder, name: &str) -> Result<Self> {
+        let map = folder.way_to_object(name).context("there is no record")?;
+        let map = MapHandle::from_pinned_path(map).context("the record is no map")?;
         let text = map.lookup(&0u32.to_ne_bytes(), MapFlags::ANY)?;
         let text = text.context("the record is empty")?;
         #[derive(Deserialize)]

@@ -14,11 +14,16 @@ use rxsteer::types::backlog;
 /// Where BPF file systems are.
 const BPFFS: &str = "/sys/fs/bpf";
 
-/// Mounts a BPF file system that this namespace alone sees.
+/// Mounts a BPF file system that this namespace alone sees, as the manual does.
 pub fn mount_bpffs(netns: &Netns) -> Result<()> {
+    mount_bpffs_with(netns, "mode=0700")
+}
+
+/// As [`mount_bpffs`], with other options.
+pub fn mount_bpffs_with(netns: &Netns, options: &str) -> Result<()> {
     netns.run(|| {
-        let none = None::<&str>;
-        mount(Some("bpf"), BPFFS, Some("bpf"), MsFlags::empty(), none).context("no bpffs")
+        let none = MsFlags::empty();
+        mount(Some("bpf"), BPFFS, Some("bpf"), none, Some(options)).context("no bpffs")
     })
 }
 
