@@ -222,7 +222,8 @@ static __always_inline bool load_polled(struct rx_queue *q, __u64 start, __u64 n
 	l->nr_busy_polls += busy;
 	if (unlikely(!l->window_start))
 		l->window_start = start;
-	return now - l->window_start >= LOAD_WINDOW_NS;
+	/* Another CPU may have polled the queue since, and ended a window. */
+	return (__s64)(now - l->window_start) >= (__s64)LOAD_WINDOW_NS;
 }
 
 /*

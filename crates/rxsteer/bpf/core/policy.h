@@ -147,17 +147,25 @@ static __always_inline __u32 cpu_share(const struct cpu *c, __u64 work)
 	return load_share(work, LOAD_WINDOW_NS * c->capacity);
 }
 
-/* The present time in half-lives of the scheduler's averages; the same for all queues. */
+/* The time in half-lives of the scheduler's averages, as of the beginning of the queue's window:
+ * queues differ, also by much if one has seen no packet for long. */
 static __always_inline __u32 rx_half_lives(const struct rx *rx)
 {
 	return rx->q->load.window_start / LOAD_HALF_LIFE_NS;
+}
+
+/* Whether `now` is later than when time of the CPU was last given: not so for a queue that is
+ * behind the one that gave it. A CPU that was never given any has no such time. */
+static __always_inline bool cpu_given_before(const struct cpu *c, __u32 now)
+{
+	return !c->given_at || (__s32)(now - c->given_at) > 0;
 }
 
 /* Share of the CPU's time that was given to flows and that the scheduler's averages do not show
  * yet: they approach the load with the half-life with which this decreases. */
 static __always_inline __u32 cpu_given(const struct cpu *c, __u32 now)
 {
-	return load_decayed(c->given, now - c->given_at);
+	return cpu_given_before(c, now) ? load_decayed(c->given, now - c->given_at) : c->given;
 }
 
 /* The queue's backlog for a CPU with the CPU's load, which is read once per window: every run queue
@@ -177,7 +185,8 @@ static __always_inline struct backlog *rx_look(const struct rx *rx, __u32 cpu)
 static __always_inline void cpu_set_given(struct cpu *c, __u32 now, __u32 share)
 {
 	c->given = share;
-	c->given_at = now;
+	if (cpu_given_before(c, now))
+		c->given_at = now;
 }
 
 /* Whether the backlog is more than half full, or its CPU has more than POLICY_DEMAND runnable

@@ -245,6 +245,50 @@ fn an_almost_busy_cpu_gets_a_flow_per_half_life() {
     assert!(left(&world) > 2);
 }
 
+/// Whether a CPU that gets one flow per half-life gets a second one, from a queue whose window began
+/// `behind` ns before that of the first flow's queue, with which a half-life began. Returns also when
+/// the CPU counts as given, in half-lives.
+fn gets_another(behind: u64) -> (bool, u32) {
+    let mut world = World::new(FOLLOW | ADAPT, 2);
+    (0..2).for_each(|flow| world.application(flow, 1));
+    world.facts.busy[1] = WHOLE * 15 / 16;
+    count_frames(&mut world, &[10; 2]);
+    world.q.load.window_start = 100 * HALF_LIFE_NS - WINDOW_NS;
+    saturated_window(&mut world, &[10, 0], 40_000);
+    assert_eq!(wanted(&world), [1, INLINE]);
+    let start = &mut world.q.load.window_start;
+    *start = start.wrapping_sub(behind);
+    world.frame(1);
+    (world.flows[1].wanted == 1, world.facts.cpus[1].given_at)
+}
+
+#[test]
+fn a_queue_that_is_behind_counts_what_others_gave() {
+    for behind in [0, 1, 10 * HALF_LIFE_NS, 100 * HALF_LIFE_NS] {
+        assert_eq!(gets_another(behind), (false, 100), "{behind}");
+    }
+    // The control: what was given is shown by the scheduler's averages after some half-lives.
+    assert_eq!(
+        gets_another((10 * HALF_LIFE_NS).wrapping_neg()),
+        (true, 110)
+    );
+}
+
+/// Two years after the boot of the host its time in half-lives has the sign bit.
+#[test]
+fn what_is_given_decays_on_an_old_host() {
+    let mut world = World::new(FOLLOW | ADAPT, 1);
+    world.application(0, 1);
+    world.q.load.window_start = (1 << 31) * HALF_LIFE_NS;
+    // It was never given any time.
+    saturated_window(&mut world, &[1], 400_000);
+    assert_eq!(wanted(&world), [1]);
+    assert_eq!(world.facts.cpus[1].given_at, 1 << 31);
+    assert!(world.given()[1] > 0);
+    world.q.load.window_start += 32 * HALF_LIFE_NS;
+    assert_eq!(world.given()[1], 0);
+}
+
 /// A flow that takes half of the polling CPU has room on a CPU of the same speed only.
 #[test]
 fn a_small_cpu_gets_less() {

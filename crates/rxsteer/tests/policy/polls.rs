@@ -168,6 +168,20 @@ proptest! {
     }
 }
 
+/// A poll's tracepoint may fire when another CPU has polled the queue since, and ended a window.
+#[test]
+fn a_poll_that_is_counted_late_ends_no_window() {
+    let start = 100 * WINDOW_NS;
+    let over = |now| {
+        let mut q = rx_queue::default();
+        q.load.window_start = start;
+        native::load_polled(&mut q, start - 2000, now, false, false, false)
+    };
+    assert!(!over(start - 1) && !over(start));
+    // The control.
+    assert!(over(start + WINDOW_NS));
+}
+
 /// The pressure of a queue of this device, of which polls have taken these 1024ths of a busy CPU.
 fn pressure(ifindex: u32, polls: u32) -> u16 {
     let mut world = World::new(ADAPT, 1);

@@ -47,6 +47,9 @@ pub const WHOLE: u32 = 1024;
 
 pub const WINDOW_NS: u64 = 10_000_000;
 
+/// The half-life of the scheduler's averages.
+pub const HALF_LIFE_NS: u64 = 32_000_000;
+
 /// Limit of frames in a backlog.
 pub const LIMIT: u64 = 400;
 
@@ -261,14 +264,16 @@ impl World {
 
     /// The present time in half-lives of the scheduler's averages.
     fn half_lives(&self) -> u32 {
-        (self.q.load.window_start / 32_000_000) as u32
+        (self.q.load.window_start / HALF_LIFE_NS) as u32
     }
 
-    /// Shares of the CPUs' time given to flows lately.
+    /// Shares of the CPUs' time given to flows lately. Those given by a queue whose window began
+    /// later than this one's count in full.
     pub fn given(&self) -> Vec<u32> {
-        let given = |cpu: &cpu| match self.half_lives().wrapping_sub(cpu.given_at) {
-            age @ 0..10 => cpu.given >> age,
-            _ => 0,
+        let given = |cpu: &cpu| {
+            let age = i64::from(self.half_lives()) - i64::from(cpu.given_at);
+            let half_lives = u32::try_from(age).unwrap_or(0);
+            cpu.given.checked_shr(half_lives).unwrap_or(0)
         };
         let cpus = &self.facts.cpus[..NR_CPUS as usize];
         cpus.iter().map(given).collect()
@@ -313,7 +318,7 @@ impl World {
         self.backlogs.iter_mut().for_each(|b| b.looked = 0);
         let cpu = a % NR_CPUS;
         let share = b % 5 * 256;
-        match c % 10 {
+        match c % 11 {
             0 | 1 => Self::bit(&mut self.facts.idle, cpu, b % 2 > 0),
             2 => self.facts.busy[cpu as usize] = share,
             3 => self.facts.demand[cpu as usize] = share * 4,
@@ -323,6 +328,11 @@ impl World {
             6 => self.q.load.inline_ns = b % 5 * 8_000_000,
             7 => self.busy_polls = b % (POLLS + 1),
             8 => self.facts.cpus[cpu as usize].capacity = [WHOLE, 446, 1][b as usize % 3] as u16,
+            // Another queue's packets follow; its window began up to 128 ms earlier or later.
+            9 => {
+                let start = &mut self.q.load.window_start;
+                *start = start.saturating_add_signed((i64::from(b) - 128) * 1_000_000);
+            }
             _ => self.window(b % 3 * 512, d % 3 * 512),
         }
         self.serve();
@@ -364,6 +374,8 @@ impl World {
         let now = self.location(flow.wanted);
         let goes = now != INLINE && now != wanted && !follows;
         let given = &before.given;
+        let mut cpus = self.facts.cpus.iter().zip(&before.given_at);
+        let goes_back = cpus.any(|(cpu, at)| cpu.given_at < *at);
         if flow.location != INLINE && !self.is_elsewhere(flow.location) {
             Some("a CPU that is offline, or polls")
         } else if chosen && self.idle_near(flow, flow.base, given) != Some(flow.wanted) {
@@ -376,6 +388,8 @@ impl World {
             Some("left its application, which is on the polling CPU or polls")
         } else if adapts && goes && !self.has_room(flow, flow.wanted, given) {
             Some("went to a CPU without room")
+        } else if goes_back {
+            Some("the time in which a CPU was given to flows went back")
         } else {
             None
         }
@@ -394,6 +408,7 @@ impl World {
                 && (at == INLINE || u32::from(at) == self.polling),
             may_leave: self.may_leave(&self.flows[flow]),
             given: self.given(),
+            given_at: self.facts.cpus.map(|cpu| cpu.given_at),
         }
     }
 }
@@ -406,6 +421,7 @@ pub struct Before {
     followed: bool,
     may_leave: bool,
     given: Vec<u32>,
+    given_at: [u32; 64],
 }
 
 pub fn loaded() -> impl Strategy<Value = u16> {
