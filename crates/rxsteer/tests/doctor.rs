@@ -3,13 +3,16 @@
 
 mod common;
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use common::container::Container;
-use common::mounts::{hide, read_only};
+use common::mounts::{bind, hide, read_only};
 use common::process::{RXSTEER, Rxsteer};
 use nix::sys::signal::Signal;
 use rxlab::bench::setup::mode::Active;
@@ -19,7 +22,7 @@ use rxlab::testing::not_run;
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, mask};
 use rxlab::{in_lab, test_name};
 use rxsteer::daemon::options::{Mode, Options};
-use rxsteer::host::ethtool::TX_VLAN;
+use rxsteer::host::ethtool::{TX_CHECKSUM, TX_VLAN};
 use rxsteer::host::kthread;
 use rxsteer::host::netdev;
 use rxsteer::host::topology::Topology;
@@ -292,7 +295,7 @@ fn kernel_rps_goes_by_the_command() -> Result<()> {
     let file = format!("/sys/class/net/{name}/queues/rx-0/rps_cpus");
     ensure!(recommended(dut)?.is_empty(), "{:?}", recommended(dut)?);
     run(dut, &format!("echo 1 > {file}"))?;
-    let command = format!("for f in {file}; do echo 0 > $f; done");
+    let command = format!("for f in {file}; do echo 0 > \"$f\"; done");
     helps(dut, "kernel-rps", &command)
 }
 
@@ -321,5 +324,136 @@ fn napi_threads_on_one_cpu_are_moved_by_the_command() -> Result<()> {
     bed.nic.move_to(0, OTHER_CPU)?;
     bed.nic.move_to(1, POLLING_CPU)?;
     ensure!(recommended(&bed.link.dut)?.is_empty());
+    Ok(())
+}
+
+#[test]
+fn a_namespace_that_has_ended_meanwhile_is_not_there() -> Result<()> {
+    in_lab!();
+    let link = link(true)?;
+    let (dut, folder) = (&link.dut, tempfile::tempdir()?);
+    let [path, plain] = ["netns", "plain"].map(|name| folder.path().join(name));
+    fs::write(&path, "")?;
+    fs::write(&plain, "")?;
+    // What `ip netns del` leaves for a moment: a path of the list of mounts leads to a plain file.
+    let other = Netns::new("other")?;
+    let netns = format!("/proc/{}/fd/{}", std::process::id(), other.fd().as_raw_fd());
+    bind(&dut.netns, Path::new(&netns), &path)?;
+    bind(&dut.netns, &plain, &path)?;
+    let mounts = dut
+        .netns
+        .run(|| Ok(fs::read_to_string("/proc/thread-self/mountinfo")?))?;
+    let listed =
+        |line: &&str| line.contains(" net:[") && line.contains(path.to_str().unwrap_or("?"));
+    ensure!(mounts.lines().any(|line| listed(&line)), "{mounts}");
+    let _container = Container::start(&link.tester.netns)?;
+    // The one that is there is found all the same.
+    let (text, code) = doctor(dut, &[&dut.name])?;
+    ensure!(
+        code == Some(0) && text.contains("can be steered, in native mode\n"),
+        "{text}"
+    );
+    Ok(())
+}
+
+/// Gives the other end of a link a name.
+fn name_peer(link: &Link, name: &OsStr) -> Result<()> {
+    let old = OsString::from(&link.tester.name);
+    for args in [
+        &[&old, OsStr::new("down")][..],
+        &[&old, OsStr::new("name"), name],
+        &[name, OsStr::new("up")],
+    ] {
+        let mut ip = link.tester.netns.command("ip")?;
+        let done = ip.args(["link", "set", "dev"]).args(args).output()?;
+        ensure!(done.status.success(), "{name:?}: {done:?}");
+    }
+    Ok(())
+}
+
+#[test]
+fn names_that_a_container_chooses_do_no_harm() -> Result<()> {
+    in_lab!();
+    if !has("ip", test_name!()) || !has("ethtool", test_name!()) {
+        return Ok(());
+    }
+    let (tester, dut) = (Netns::new("tester")?, Netns::new("dut")?);
+    let good = Link::new(&tester, &dut, &LinkConfig::default())?;
+    let _container = Container::start(&tester)?;
+    for (id, name) in (1..).zip([&b"\xff\xfe"[..], b";>harm;#", b"$(>harm)", b"\x1b[2J'"]) {
+        let name = OsStr::from_bytes(name);
+        let config = LinkConfig {
+            id,
+            ..LinkConfig::default()
+        };
+        let link = Link::new(&tester, &dut, &config)?;
+        link.tester.ethtool.set_features(TX_CHECKSUM, true)?;
+        name_peer(&link, name)?;
+        let (text, code) = doctor(&link.dut, &[])?;
+        ensure!(code == Some(0), "{name:?}: {text}");
+        ensure!(
+            !text.contains(|c: char| c.is_control() && c != '\n'),
+            "{text:?}"
+        );
+        for (end, mode) in [(&good.dut, "native"), (&link.dut, "skb")] {
+            let words = format!(
+                "{} (veth, 1 receive queue) can be steered, in {mode} mode\n",
+                end.name
+            );
+            ensure!(text.contains(&words), "{name:?}: {text}");
+        }
+        // The printed command does what it says, and nothing else.
+        let command = text
+            .split('`')
+            .find(|words| words.starts_with("nsenter --net="));
+        let command = command.with_context(|| text.clone())?;
+        let folder = tempfile::tempdir()?;
+        let mut bash = dut.command("bash")?;
+        let script = format!("cd {} && {command}", folder.path().display());
+        let output = bash.args(["-c", &script]).output()?;
+        ensure!(output.status.success(), "{command}: {output:?}");
+        ensure!(fs::read_dir(folder.path())?.count() == 0, "{command}");
+        let (text, _) = doctor(&link.dut, &[&link.dut.name])?;
+        ensure!(
+            text.contains("can be steered, in native mode\n"),
+            "{name:?}: {text}"
+        );
+        for (devices, steered) in [
+            (&[&good.dut.name[..], &link.dut.name][..], 2),
+            (&["nic*"], usize::from(id) + 1),
+        ] {
+            let steering = Rxsteer::steering(&dut, &[devices, &["--mode=auto"]].concat())?;
+            let status = steering.status()?;
+            ensure!(status.devices.len() == steered, "{status:?}");
+            ensure!(steering.stop(Signal::SIGTERM)?.code == Some(0));
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_device_that_can_not_be_read_is_left_out() -> Result<()> {
+    in_lab!();
+    let (tester, dut) = (Netns::new("tester")?, Netns::new("dut")?);
+    let [good, bad] = [0, 1].map(|id| {
+        let config = LinkConfig {
+            id,
+            ..LinkConfig::default()
+        };
+        Link::new(&tester, &dut, &config)
+    });
+    let (good, bad) = (good?.dut, bad?.dut);
+    hide(&dut, &format!("/sys/devices/virtual/net/{}", bad.name))?;
+    let (text, code) = doctor(&good, &[])?;
+    ensure!(code == Some(0), "{text}");
+    for words in [
+        format!("ERROR {} is left out: ", bad.name),
+        format!("{} (veth, 1 receive queue) can be steered", good.name),
+    ] {
+        ensure!(text.contains(&words), "not {words:?}: {text}");
+    }
+    // The control: one that is asked for is an error.
+    let (text, code) = doctor(&good, &[&bad.name])?;
+    ensure!(code == Some(1) && !text.contains("this host"), "{text}");
     Ok(())
 }

@@ -52,7 +52,7 @@ impl Ethtool {
     /// Switches an offload.
     pub fn set(&self, offload: Offload, on: bool) -> Result<()> {
         self.call(&mut [offload as u32, u32::from(on)])
-            .with_context(|| format!("{}: {offload:?} cannot be switched", self.name))
+            .with_context(|| format!("{}: {offload:?} cannot be switched", self.name.display()))
     }
 
     /// Sets the numbers of receive and transmit queues, as `ethtool -L`.
@@ -60,7 +60,7 @@ impl Ethtool {
         // struct ethtool_channels: cmd, four maxima, rx, tx, other, combined
         let mut request = [ETHTOOL_SCHANNELS, 0, 0, 0, 0, rx, tx, 0, 0];
         self.call(&mut request)
-            .with_context(|| format!("{}: not {rx} and {tx} queues", self.name))
+            .with_context(|| format!("{}: not {rx} and {tx} queues", self.name.display()))
     }
 
     /// The driver's counters by name, as `ethtool -S` shows them.
@@ -70,7 +70,7 @@ impl Ethtool {
         stats[0] = ETHTOOL_GSTATS;
         stats[1] = self.counters.len() as u32;
         self.call(&mut stats)
-            .with_context(|| format!("{} shows no counters", self.name))?;
+            .with_context(|| format!("{} shows no counters", self.name.display()))?;
         let values = stats[2..].chunks_exact(2).map(|half| {
             let [a, b, c, d] = half[0].to_ne_bytes();
             let [e, f, g, h] = half[1].to_ne_bytes();

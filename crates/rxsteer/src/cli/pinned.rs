@@ -12,6 +12,7 @@ use crate::api::control::NoneRuns;
 use crate::api::status::Pinned;
 use crate::daemon::options::Pin;
 use crate::daemon::pin;
+use crate::host::shell::quoted;
 
 /// Where steering may be pinned: in the folder of the network namespace, and in the one that the
 /// configuration names. A mistake in the configuration is logged.
@@ -66,7 +67,7 @@ fn ways(pinned: &Pinned) -> String {
     let is_default = pin::folder(&Pin::Default).is_ok_and(|f| f == Path::new(&pinned.folder));
     let folder = match is_default {
         true => String::new(),
-        false => format!("={}", pinned.folder),
+        false => format!("={}", quoted(&pinned.folder)),
     };
     format!("`rxsteer run --pin{folder}` takes it over, `rxsteer detach` ends it")
 }

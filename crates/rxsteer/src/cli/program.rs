@@ -10,6 +10,7 @@ use serde::Serialize;
 use tracing_subscriber::filter::LevelFilter;
 
 use super::log;
+use crate::api::line::printable_message;
 use crate::daemon::mistakes::Mistakes;
 
 /// Exit status for mistakes in the command line, the configuration or the environment, as clap has it for
@@ -64,11 +65,12 @@ pub fn end_with_the_reader() -> Result<()> {
     Ok(())
 }
 
-/// Prints an answer as JSON on one line, or as text.
+/// Prints an answer as JSON on one line, or as text, in which names that others have chosen can do
+/// nothing to a terminal.
 pub fn print_answer<T: Serialize>(json: bool, answer: &T, render: fn(&T) -> String) -> Result<()> {
     match json {
         true => println!("{}", serde_json::to_string(answer)?),
-        false => print!("{}", render(answer)),
+        false => print!("{}", printable_message(&render(answer))),
     }
     Ok(())
 }

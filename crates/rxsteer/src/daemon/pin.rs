@@ -18,6 +18,7 @@ use crate::host::bpffs::{self, Folder};
 use crate::host::claim::Claim;
 use crate::host::device::name_of;
 use crate::host::netns;
+use crate::host::shell::quoted;
 
 /// The parent of the folders of network namespaces.
 const FOLDER: &str = "/sys/fs/bpf/rxsteer";
@@ -77,8 +78,9 @@ pub(super) fn found(options: &Options) -> Result<Option<Pins>> {
     pins.are_sound().with_context(|| {
         let folder = pins.folder().display();
         format!(
-            "what is pinned at {folder} can't be taken over: `rxsteer detach --force --pin \
-             {folder}` removes it"
+            "what is pinned at {folder} can't be taken over: `rxsteer detach --force --pin {}` \
+             removes it",
+            quoted(pins.folder())
         )
     })?;
     Ok(Some(pins))

@@ -134,7 +134,7 @@ impl Device {
         let native_xdp =
             netdev::xdp_features(ifindex)?.map(|supported| supported & needed == needed);
         let queues = sysfs.join("queues");
-        let ethtool = Ethtool::open(name)?;
+        let ethtool = Ethtool::by_index(ifindex)?;
         let (driver, features) = (ethtool.driver()?, ethtool.features()?);
         let peer = match driver.as_str() {
             "veth" => {
@@ -227,7 +227,10 @@ pub fn names() -> Result<Vec<String>> {
 /// The name of a device in the network namespace of the calling thread; `None` if it has none with this
 /// index.
 pub fn name_of(ifindex: u32) -> Option<String> {
-    let name = if_indextoname(ifindex).ok()?;
+    // nix 0.31 takes the null pointer of an unknown index for success.
+    let name = if_indextoname(ifindex)
+        .ok()
+        .filter(|name| !name.is_empty())?;
     Some(name.to_string_lossy().into_owned())
 }
 

@@ -5,6 +5,7 @@ use super::device::{Device, RxMode};
 use super::lower::Lower;
 use super::objection::Objection;
 use super::remedy::Remedy;
+use super::shell::quoted;
 
 /// Driver of MediaTek's Ethernet (drivers/net/ethernet/mediatek/mtk_eth_soc.c), as it calls itself.
 const MEDIATEK: &str = "mtk_soc_eth";
@@ -17,7 +18,11 @@ impl Device {
             Lower::None => None,
             Lower::Ports(ports) if ports.is_empty() => Some(Objection {
                 reason: format!("{name} is a bond without ports: there is nothing to steer"),
-                remedy: format!("add ports first: `ip link set dev PORT master {name}`").into(),
+                remedy: format!(
+                    "add ports first: `ip link set dev PORT master {}`",
+                    quoted(name)
+                )
+                .into(),
                 fatal: true,
             }),
             Lower::Ports(ports) => Some(Objection {
@@ -25,14 +30,14 @@ impl Device {
                     "the packets of {name} arrive on its ports ({})",
                     ports.join(", ")
                 ),
-                remedy: format!("`rxsteer run {name}` steers those").into(),
+                remedy: format!("`rxsteer run {}` steers those", quoted(name)).into(),
                 fatal: false,
             }),
             Lower::VirtualFunction(vf) => Some(Objection {
                 reason: format!(
                     "the packets of {name} arrive on its virtual function {vf}, in queues of its own"
                 ),
-                remedy: format!("steer that instead: `rxsteer run {vf}`").into(),
+                remedy: format!("steer that instead: `rxsteer run {}`", quoted(vf)).into(),
                 fatal: true,
             }),
         }

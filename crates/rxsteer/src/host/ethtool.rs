@@ -5,15 +5,15 @@
 //! interface has no names for drivers' own counters, which the lab reads.
 
 use std::collections::BTreeMap;
-use std::ffi::CStr;
+use std::ffi::{CStr, OsString};
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use nix::errno::Errno;
-use nix::net::if_::if_indextoname;
+use nix::net::if_::if_nametoindex;
 use serde::Serialize;
 
-use super::ifreq::{ifreq, socket};
+use super::ifreq::{ifreq_of, name_in, socket};
 
 // linux/ethtool.h
 const ETHTOOL_GDRVINFO: u32 = 0x03;
@@ -94,35 +94,36 @@ impl Features {
     }
 }
 
-/// A device, in the namespace in which it was opened.
+/// A device, in the namespace in which it was opened, also when it gets another name.
 #[derive(Debug)]
 pub struct Ethtool {
     socket: OwnedFd,
-    /// The device's name when it was opened.
-    pub name: String,
+    ifindex: u32,
+    /// The device's name when it was opened: any bytes, if a container has chosen it.
+    pub name: OsString,
 }
 
 impl Ethtool {
     /// Opens the device in the calling thread's network namespace.
     ///
     /// # Errors
-    /// When the process can't open sockets.
+    /// When there is no such device, or the process can't open sockets.
     pub fn open(name: &str) -> Result<Self> {
-        Ok(Self {
-            socket: socket()?,
-            name: name.to_string(),
-        })
+        Self::by_index(if_nametoindex(name)?)
     }
 
     /// As [`Self::open`], by interface index.
     ///
     /// # Errors
-    /// ENXIO without such a device.
+    /// ENODEV without such a device.
     pub fn by_index(ifindex: u32) -> Result<Self> {
-        let name = if_indextoname(ifindex)?;
-        // nix 0.31 takes the null pointer of an unknown index for success.
-        ensure!(!name.is_empty(), Errno::ENXIO);
-        Self::open(&name.to_string_lossy())
+        let socket = socket()?;
+        let name = name_in(&ifreq_of(&socket, ifindex)?);
+        Ok(Self {
+            socket,
+            ifindex,
+            name,
+        })
     }
 
     /// The driver's name; virtual devices have no driver link in sysfs. Empty for devices without
@@ -136,7 +137,10 @@ impl Ethtool {
         match self.call(&mut info) {
             Err(Errno::EOPNOTSUPP) => return Ok(String::new()),
             done => done.with_context(|| {
-                format!("cannot ask the kernel for the driver of {}", self.name)
+                format!(
+                    "cannot ask the kernel for the driver of {}",
+                    self.name.display()
+                )
             })?,
         }
         let bytes = bytes_of(&info[1..9]);
@@ -155,8 +159,12 @@ impl Ethtool {
         let mut reply = vec![0; 2 + 4 * blocks];
         reply[0] = ETHTOOL_GFEATURES;
         reply[1] = blocks as u32;
-        self.call(&mut reply)
-            .with_context(|| format!("cannot ask the kernel for the features of {}", self.name))?;
+        self.call(&mut reply).with_context(|| {
+            format!(
+                "cannot ask the kernel for the features of {}",
+                self.name.display()
+            )
+        })?;
         let feature = |(bit, name): (usize, String)| {
             let is_set = |word: usize| reply[2 + 4 * (bit / 32) + word] >> (bit % 32) & 1 == 1;
             let feature = Feature {
@@ -191,12 +199,16 @@ impl Ethtool {
             }
         }
         self.call(&mut request)
-            .with_context(|| format!("{}: {names:?} cannot be switched", self.name))
+            .with_context(|| format!("{}: {names:?} cannot be switched", self.name.display()))
     }
 
     fn feature_names(&self) -> Result<Vec<String>> {
-        self.strings(ETH_SS_FEATURES)
-            .with_context(|| format!("cannot ask the kernel for the features of {}", self.name))
+        self.strings(ETH_SS_FEATURES).with_context(|| {
+            format!(
+                "cannot ask the kernel for the features of {}",
+                self.name.display()
+            )
+        })
     }
 
     /// Names of a string set, ETH_SS_*.
@@ -229,7 +241,7 @@ impl Ethtool {
     /// # Errors
     /// The kernel's.
     pub fn call(&self, request: &mut [u32]) -> nix::Result<()> {
-        let mut ifreq = ifreq(&self.name);
+        let mut ifreq = ifreq_of(&self.socket, self.ifindex)?;
         ifreq.ifr_ifru.ifru_data = request.as_mut_ptr().cast();
         // SAFETY: both structures outlive the call; callers size `request` for the answer.
         let ret = unsafe {

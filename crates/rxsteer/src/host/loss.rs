@@ -6,6 +6,7 @@ use super::device::{Device, RxMode};
 use super::ethtool::Offload;
 use super::objection::Objection;
 use super::remedy::Remedy;
+use super::shell::quoted;
 
 impl Device {
     /// Objections because of what is lost in `mode`: generic and skb mode queue skbs.
@@ -32,24 +33,25 @@ impl Device {
         let (offload, remedy) = match (&self.peer, self.driver.as_str()) {
             // The sending end stores the tag; a veth itself takes none out of a frame.
             (Some(peer), _) => {
-                let off = format!(
-                    "`{}ethtool -K {} txvlan off tx-vlan-stag-hw-insert off` at its other end",
-                    peer.prefix(),
-                    peer.name
-                );
+                let off = peer.ethtool("txvlan off tx-vlan-stag-hw-insert off");
+                let off = format!("`{off}` at its other end");
                 (peer.tags, reach(off))
             }
             // The setting of this end stands for the other one.
             (None, "veth") => {
                 let off = format!(
                     "at the other end, which can't be reached from here, `ethtool -K PEER txvlan off \
-                     tx-vlan-stag-hw-insert off`, then here `ethtool -K {name} rxvlan off \
-                     rx-vlan-stag-hw-parse off`"
+                     tx-vlan-stag-hw-insert off`, then here `ethtool -K {} rxvlan off \
+                     rx-vlan-stag-hw-parse off`",
+                    quoted(name)
                 );
                 (self.rx_vlan_offload, off.into())
             }
             (None, _) => {
-                let off = format!("`ethtool -K {name} rxvlan off rx-vlan-stag-hw-parse off`");
+                let off = format!(
+                    "`ethtool -K {} rxvlan off rx-vlan-stag-hw-parse off`",
+                    quoted(name)
+                );
                 (self.rx_vlan_offload, reach(off))
             }
         };
@@ -76,11 +78,7 @@ impl Device {
                 .or(Remedy::with_the_process(
                     "`--prepare`, which makes it fill them in until the end",
                 ))
-                .or(format!(
-                    "`{}ethtool -K {} tx off`",
-                    peer.prefix(),
-                    peer.name
-                )),
+                .or(format!("`{}`", peer.ethtool("tx off"))),
             None => Remedy::skb_mode().or("make it fill them in: there `ethtool -K PEER tx off`"),
         };
         (self.driver == "veth").then(|| Objection {

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::device::{AttachedXdp, Device, RxMode};
 use super::remedy::Remedy;
+use super::shell::{quoted, zero_queue_files};
 use super::tun;
 
 /// Index of the loopback device, in every network namespace.
@@ -134,7 +135,7 @@ impl Device {
             };
             let remedy = format!(
                 "if it is not needed, detach it: `ip link set dev {} {word} off`",
-                self.name
+                quoted(&self.name)
             );
             (String::new(), remedy)
         } else {
@@ -167,8 +168,8 @@ impl Device {
                 self.name
             ),
             remedy: format!(
-                "turn it off: `for f in /sys/class/net/{}/queues/rx-*/rps_*; do echo 0 > $f; done`",
-                self.name
+                "turn it off: `{}`",
+                zero_queue_files(&self.name, &["rx-*/rps_*"])
             )
             .into(),
             fatal: true,
@@ -198,8 +199,9 @@ impl Device {
                 "its packets lose their route on the way to another CPU, and the stack takes them \
                  for forged",
                 Remedy::with_the_process("use `--prepare`").or(format!(
-                    "`sysctl -w net.ipv4.conf.{name}.accept_local=1 \
-                     net.ipv4.conf.{name}.route_localnet=1`"
+                    "`sysctl -w net.ipv4.conf.{0}.accept_local=1 \
+                     net.ipv4.conf.{0}.route_localnet=1`",
+                    quoted(name)
                 )),
             ),
             _ if routing.is_possible() => ("no NAPI polls it", Remedy::skb_mode()),
@@ -254,11 +256,13 @@ impl Device {
             Remedy::skb_mode().or("steer a device that receives from others, of those that \
                                    `ip -brief link` lists")
         } else if !self.up {
-            format!("it may be because {name} is down: `ip link set dev {name} up`").into()
+            let up = quoted(name);
+            format!("it may be because {name} is down: `ip link set dev {up} up`").into()
         } else if self.native_xdp == Some(false) {
             Remedy::skb_mode()
         } else if self.driver == "veth" && self.napis.is_some() {
-            format!("use native mode, or give it NAPI: `ethtool -K {name} gro on`").into()
+            let on = quoted(name);
+            format!("use native mode, or give it NAPI: `ethtool -K {on} gro on`").into()
         } else {
             "use native mode".into()
         };
@@ -276,7 +280,7 @@ impl Device {
     fn down(&self) -> Option<Objection> {
         (!self.up).then(|| Objection {
             reason: format!("{} is down: there is nothing to steer yet", self.name),
-            remedy: format!("`ip link set dev {} up`", self.name).into(),
+            remedy: format!("`ip link set dev {} up`", quoted(&self.name)).into(),
             fatal: false,
         })
     }

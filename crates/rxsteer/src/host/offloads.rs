@@ -4,17 +4,16 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use nix::errno::Errno;
 use serde::{Deserialize, Serialize};
 use tracing::{error, info, warn};
 
 use super::device::Device;
 use super::ethtool::{Ethtool, Offload, RX_MERGE, RX_VLAN, TX_CHECKSUM, TX_VLAN};
+use super::gone::is_gone;
 use super::guardian::{self, Guardian};
 use super::loopback::Routing;
 use super::peer;
@@ -75,7 +74,7 @@ impl Device {
         let change = |feature: &str| Change {
             ifindex: self.ifindex,
             end,
-            name: ethtool.name.clone(),
+            name: ethtool.name.to_string_lossy().into_owned(),
             feature: feature.to_owned(),
         };
         Ok(on.into_iter().map(change).collect())
@@ -218,13 +217,6 @@ fn restore(change: &Change) -> Result<()> {
         }
         thread::sleep(Duration::from_millis(20));
     }
-}
-
-/// The device does not exist any more.
-fn is_gone(error: &anyhow::Error) -> bool {
-    let netlink = error.downcast_ref::<io::Error>();
-    let netlink = netlink.and_then(io::Error::raw_os_error);
-    netlink == Some(libc::ENODEV) || error.downcast_ref() == Some(&Errno::ENXIO)
 }
 
 #[cfg(test)]

@@ -2,7 +2,9 @@
 //! The other end of a veth, wherever it is: most often in a container's network namespace.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -13,7 +15,9 @@ use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::SockProtocol;
 
 use super::ethtool::{Ethtool, Offload, TX_CHECKSUM, TX_VLAN};
+use super::gone::is_gone;
 use super::netlink::{exchange, link, number, put_attr};
+use super::shell::quoted;
 
 // linux/net_namespace.h
 const NETNSA_NSID: u16 = 1;
@@ -24,8 +28,8 @@ const RTGENMSG: usize = 4;
 /// What the other end of a veth sends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Its name in its namespace.
-    pub name: String,
+    /// Its name in its namespace: any bytes, as a container has chosen them.
+    pub name: OsString,
     /// A path of its namespace; `None` if that is the caller's.
     pub netns: Option<PathBuf>,
     /// It leaves VLAN tags beside frames.
@@ -35,11 +39,19 @@ pub struct Peer {
 }
 
 impl Peer {
-    /// Of veth `ifindex` in the caller's network namespace; `None` if no path leads to the peer's.
+    /// Of veth `ifindex` in the caller's network namespace; `None` if no path leads to the peer's, or
+    /// if it ends meanwhile.
     ///
     /// # Errors
-    /// When the veth does not exist, or a query of the kernel fails.
+    /// When a query of the kernel fails.
     pub fn of(ifindex: u32) -> Result<Option<Self>> {
+        match Self::read(ifindex) {
+            Err(e) if is_gone(&e) => Ok(None),
+            peer => peer,
+        }
+    }
+
+    fn read(ifindex: u32) -> Result<Option<Self>> {
         let Some((ethtool, netns)) = open(ifindex)? else {
             return Ok(None);
         };
@@ -52,19 +64,20 @@ impl Peer {
         }))
     }
 
-    /// How a command is run where the peer is.
-    pub fn prefix(&self) -> String {
-        match &self.netns {
-            Some(path) => format!("nsenter --net={} ", path.display()),
+    /// The command for a shell that sets `features` of the peer, where it is.
+    pub fn ethtool(&self, features: &str) -> String {
+        let prefix = match &self.netns {
+            Some(path) => format!("nsenter --net={} ", quoted(path)),
             None => String::new(),
-        }
+        };
+        format!("{prefix}ethtool -K {} {features}", quoted(&self.name))
     }
 }
 
 /// Opens the other end of veth `ifindex`; with the path of its namespace if it is in another one.
 ///
 /// # Errors
-/// As [`Peer::of`]'s.
+/// When the veth or its other end does not exist, or a query of the kernel fails.
 pub(super) fn open(ifindex: u32) -> Result<Option<(Ethtool, Option<PathBuf>)>> {
     let link = link(ifindex)?;
     let attr = |kind| number(&link, kind);
@@ -99,8 +112,13 @@ pub(super) fn open(ifindex: u32) -> Result<Option<(Ethtool, Option<PathBuf>)>> {
 fn nsid_of(netns: &File) -> Result<Option<u64>> {
     let mut request = vec![0; RTGENMSG];
     put_attr(&mut request, NETNSA_FD, &netns.as_raw_fd().to_ne_bytes());
-    let replies = exchange(SockProtocol::NetlinkRoute, libc::RTM_GETNSID, 0, &request)
-        .context("cannot ask the kernel for the number of a network namespace")?;
+    let replies = match exchange(SockProtocol::NetlinkRoute, libc::RTM_GETNSID, 0, &request) {
+        // EINVAL: it was unmounted before it was opened, and the path is that of a plain file now.
+        Err(e) if e.kind() == ErrorKind::InvalidInput => return Ok(None),
+        replies => {
+            replies.context("cannot ask the kernel for the number of a network namespace")?
+        }
+    };
     let reply = replies.first().context("the kernel gives no number")?;
     Ok(number(
         reply.get(RTGENMSG..).unwrap_or_default(),

@@ -6,12 +6,13 @@ use std::io;
 use super::device::{Device, RxMode};
 use super::objection::Objection;
 use super::remedy::Remedy;
+use super::shell::quoted;
 
 impl Device {
     /// Why attaching failed, from the error number and the kernel's extended acknowledgement, if
     /// any (libbpf prints it as `Kernel error message: …`).
     pub fn attach_objection(&self, mode: RxMode, errno: i32, extack: Option<&str>) -> Objection {
-        let name = &self.name;
+        let (name, word) = (&self.name, quoted(&self.name));
         let said = extack.unwrap_or_default().trim();
         let lower = said.to_ascii_lowercase();
         let mentions = |words: &[&str]| words.iter().any(|word| lower.contains(word));
@@ -25,18 +26,18 @@ impl Device {
         let remedy: Remedy = match errno {
             libc::EPERM | libc::EACCES => "run it as root".into(),
             libc::EBUSY | libc::EEXIST => {
-                format!("see what else is attached: `ip -details link show dev {name}`").into()
+                format!("see what else is attached: `ip -details link show dev {word}`").into()
             }
             _ if mentions(&["lro", "gro_hw", "gro-hw", "hw gro", "hw-gro"]) => {
                 let by_hand =
-                    format!("turn it off for good: `ethtool -K {name} lro off rx-gro-hw off`");
+                    format!("turn it off for good: `ethtool -K {word} lro off rx-gro-hw off`");
                 Remedy::with_the_process("turn it off meanwhile by `--prepare`").or(by_hand)
             }
             _ if mentions(&["mtu", "multi-buff", "frags", "frame size"])
                 || errno == libc::ERANGE =>
             {
                 let lower = format!(
-                    "the MTU is {}; lower it (`ip link set dev {name} mtu 1500`)",
+                    "the MTU is {}; lower it (`ip link set dev {word} mtu 1500`)",
                     self.mtu
                 );
                 Remedy::from(lower).or(Remedy::skb_mode())
@@ -46,7 +47,7 @@ impl Device {
             {
                 format!(
                     "the driver needs transmit queues of its own for XDP; use fewer channels: \
-                     `ethtool -L {name} combined {}`",
+                     `ethtool -L {word} combined {}`",
                     (self.rx_queues / 2).max(1)
                 )
                 .into()

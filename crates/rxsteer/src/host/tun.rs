@@ -8,7 +8,7 @@ use std::os::fd::AsRawFd;
 use anyhow::{Context, Result, anyhow};
 
 use super::caps::Missing;
-use super::ifreq::{ifreq, socket};
+use super::ifreq::{ifreq, name_in, socket};
 
 /// The kernel's interface.
 const TUN: &str = "/dev/net/tun";
@@ -74,11 +74,9 @@ impl Queue {
         // SAFETY: the request outlives the call; the kernel writes the device's name to it.
         unsafe { tunsetiff(file.as_raw_fd(), &request) }
             .context("the kernel refused a tun device")?;
-        let bytes = request.ifr_name.iter().map(|&c| c as u8);
-        let name: Vec<u8> = bytes.take_while(|&c| c != 0).collect();
         Ok(Self {
             file,
-            name: String::from_utf8_lossy(&name).into_owned(),
+            name: name_in(&request).to_string_lossy().into_owned(),
             kind,
         })
     }

@@ -10,12 +10,15 @@ use anyhow::Result;
 use nix::net::if_::if_nametoindex;
 use serde::Serialize;
 use socket2::SockRef;
+use tracing::error;
 
 use crate::busy_poll::process::{self, Open, Target};
 use crate::busy_poll::undo::internet;
 use crate::host::device::{self, Device};
+use crate::host::gone::is_gone;
 use crate::host::netdev::{self, Napi, Settings, Threaded};
 use crate::host::polling;
+use crate::host::shell::quoted;
 use crate::host::topology::Topology;
 
 /// The result of [`napis`].
@@ -132,7 +135,8 @@ pub fn napis(names: &[String]) -> Result<Napis> {
     })
 }
 
-/// The named devices, or all, each with its [`instances`].
+/// The named devices, or all, each with its [`instances`]. Of all, those that can't be read are logged
+/// and left out.
 ///
 /// # Errors
 /// As [`napis`].
@@ -150,9 +154,11 @@ pub fn with_instances(names: &[String]) -> Result<Vec<(Device, Vec<Instance>)>> 
             Ok((device, instances))
         });
         match opened {
+            Ok(found) => devices.push(found),
+            Err(e) if !all => return Err(e),
             // The device was removed meanwhile.
-            Err(_) if all && if_nametoindex(name.as_str()).is_err() => {}
-            opened => devices.push(opened?),
+            Err(e) if is_gone(&e) || if_nametoindex(name.as_str()).is_err() => {}
+            Err(e) => error!(device = %name, "{name} is left out: {e:#}"),
         }
     }
     Ok(devices)
@@ -325,7 +331,8 @@ fn ids_of(target: &Target) -> std::io::Result<BTreeMap<u32, usize>> {
 pub fn no_instances(device: &str, driver: &str) -> String {
     match driver {
         "veth" => {
-            format!("{device} has no NAPI instances; `ethtool -K {device} gro on` gives it some")
+            let word = quoted(device);
+            format!("{device} has no NAPI instances; `ethtool -K {word} gro on` gives it some")
         }
         _ => format!("{device} has no NAPI instances"),
     }

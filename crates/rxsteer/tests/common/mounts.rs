@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Mounts in a namespace's mount namespace, as containers and units have them.
 
+use std::path::Path;
+
 use anyhow::Result;
 use nix::mount::{MsFlags, mount};
 use rxlab::lab::netns::Netns;
@@ -21,5 +23,18 @@ pub fn read_only(netns: &Netns, folder: &str) -> Result<()> {
     netns.run(|| {
         mounted(folder, folder, MsFlags::MS_BIND | MsFlags::MS_REC)?;
         mounted(folder, folder, again)
+    })
+}
+
+/// Shows what is at one path at another one too.
+pub fn bind(netns: &Netns, what: &Path, on: &Path) -> Result<()> {
+    netns.run(|| {
+        Ok(mount(
+            Some(what),
+            on,
+            None::<&str>,
+            MsFlags::MS_BIND,
+            None::<&str>,
+        )?)
     })
 }

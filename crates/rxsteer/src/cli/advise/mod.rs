@@ -28,6 +28,7 @@ use crate::daemon::options::{Mode, RpsCpus, Tunnel};
 use crate::host::caps::{self, Need};
 use crate::host::device::{self, Device};
 use crate::host::lower::bond_ports;
+use crate::host::shell::quoted;
 use crate::host::wait::readable;
 
 /// A tunnel with this share of the packets is worth a second look, at the flows in it.
@@ -191,7 +192,7 @@ fn command(seen: &Seen, asked: &Asked<'_>, tunnels: &[Tunnel]) -> String {
     let receive = |d: &&watch::Watched| d.packets_per_second >= RECEIVES * all;
     let devices = seen.devices.iter().filter(receive);
     let mut words = vec!["rxsteer run".to_owned()];
-    words.extend(devices.map(|watched| watched.device.clone()));
+    words.extend(devices.map(|watched| quoted(&watched.device)));
     if asked.mode != Mode::Auto
         && let Some(mode) = asked.mode.to_possible_value()
     {

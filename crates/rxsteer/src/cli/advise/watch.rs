@@ -21,6 +21,7 @@ use crate::host::cpu_times::{CpuTimes, cpu_times};
 use crate::host::cpumask::CpuMask;
 use crate::host::device::{Device, RxMode};
 use crate::host::ethtool::Ethtool;
+use crate::host::gone::is_gone;
 use crate::host::netdev::Napi;
 use crate::host::softnet::{self, Softnet};
 use crate::host::topology::Topology;
@@ -213,7 +214,7 @@ pub(super) fn watch(asked: &Asked<'_>, devices: &[Device], tunnels: &[Tunnel]) -
 
 /// Receive queues that a device can have (`ethtool -l`); `None` if the driver does not tell.
 fn most_queues(device: &Device) -> Option<u32> {
-    let channels = Channels::of(&Ethtool::open(&device.name).ok()?)?;
+    let channels = Channels::of(&Ethtool::by_index(device.ifindex).ok()?)?;
     Some(channels.max_combined.max(channels.max_rx)).filter(|&most| most > 0)
 }
 
@@ -275,6 +276,11 @@ impl Reading {
             };
             let dropped = count("rx_dropped")? + count("rx_missed_errors")?;
             anyhow::Ok([count("rx_packets")?, dropped])
+        });
+        // A device that has gone receives nothing.
+        let counts = counts.map(|counts| match counts {
+            Err(e) if is_gone(&e) => Ok([0, 0]),
+            counts => counts,
         });
         Ok(Self {
             devices: counts.collect::<Result<_>>()?,

@@ -10,6 +10,7 @@ use super::tunnels::Kind;
 use super::watch::{FlowsSeen, Seen, Watched};
 use crate::cli::table::table;
 use crate::host::cpumask::CpuMask;
+use crate::host::shell::{quoted, zero_queue_files};
 
 /// The answer of `rxsteer advise`.
 #[derive(Debug, Serialize)]
@@ -106,7 +107,7 @@ fn no_traffic(seen: &Seen) -> String {
          least. Run this again under the load that matters: `rxsteer advise {}`",
         names(seen),
         (seen.seconds * 10.0).round() / 10.0,
-        devices.collect::<Vec<_>>().join(" ")
+        devices.map(quoted).collect::<Vec<_>>().join(" ")
     )
 }
 
@@ -116,7 +117,8 @@ fn without_traffic(watched: &Watched, nr_cpus: usize) -> String {
     let queues = watched.rx_queues;
     let of = match watched.most_queues {
         Some(most) if most > queues => {
-            format!(" of {most} (`ethtool -L {name} combined {most}` sets all up)")
+            let word = quoted(name);
+            format!(" of {most} (`ethtool -L {word} combined {most}` sets all up)")
         }
         _ => String::new(),
     };
@@ -201,12 +203,12 @@ fn one_flow(seen: &Seen, inside: Option<&FlowsSeen>, share: f64) -> String {
 
 /// The command that switches kernel RPS off.
 fn switch_off(seen: &Seen) -> String {
-    let files = seen.devices.iter().flat_map(|watched| {
-        let files = watched.kernel_rps.iter();
-        files.map(|file| format!("/sys/class/net/{}/queues/{file}", watched.device))
-    });
-    let files = files.collect::<Vec<_>>().join(" ");
-    format!("`for f in {files}; do echo 0 > $f; done`")
+    let of_device = |watched: &Watched| zero_queue_files(&watched.device, &watched.kernel_rps);
+    let on = seen
+        .devices
+        .iter()
+        .filter(|watched| !watched.kernel_rps.is_empty());
+    format!("`{}`", on.map(of_device).collect::<Vec<_>>().join("; "))
 }
 
 /// The answer as text; ends with a newline.
@@ -487,7 +489,8 @@ mod tests {
         let mut seen = seen();
         seen.devices[0].kernel_rps = vec!["rx-0/rps_cpus".to_owned()];
         let text = sentence(&seen, None, &Verdict::KernelRps { cpu: 5, idle: 0.01 });
-        let command = "`for f in /sys/class/net/eth0/queues/rx-0/rps_cpus; do echo 0 > $f; done`";
+        let command =
+            "`for f in /sys/class/net/eth0/queues/rx-0/rps_cpus; do echo 0 > \"$f\"; done`";
         assert!(
             text.starts_with("no answer") && text.ends_with(command),
             "{text}"

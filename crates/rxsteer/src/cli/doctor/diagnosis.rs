@@ -14,6 +14,7 @@ use super::recommendations::{Recommendation, recommendations};
 use crate::host::caps::{self, Missing, Need};
 use crate::host::device::{AttachedXdp, Device, RxMode};
 use crate::host::gain;
+use crate::host::gone::is_gone;
 use crate::host::lower::bond_ports;
 use crate::host::objection::Objection;
 use crate::host::polling::Polling;
@@ -86,10 +87,14 @@ pub fn diagnose(names: &[String]) -> Result<Diagnosis> {
     let bonds = names.iter().filter_map(|name| bond_ports(name));
     let names: Vec<String> = names.iter().cloned().chain(bonds.flatten()).collect();
     for (device, instances) in napi::with_instances(&names)? {
-        if asked || device.up && device.name != "lo" {
-            facts.push(facts::of_device(&device, &instances)?);
-            devices.push(DeviceDiagnosis::of(&device, &instances));
+        if !asked && (!device.up || device.name == "lo") {
+            continue;
         }
+        match facts::of_device(&device, &instances) {
+            Err(e) if !asked && is_gone(&e) => continue,
+            of_device => facts.push(of_device?),
+        }
+        devices.push(DeviceDiagnosis::of(&device, &instances));
     }
     let unfit = devices.iter().any(|device| device.mode.is_none());
     Ok(Diagnosis {

@@ -74,7 +74,7 @@ fn runs(proc: &Path, name: &str) -> bool {
 /// # Errors
 /// When the query of the kernel for its features fails.
 pub(super) fn of_device(device: &Device, instances: &[Instance]) -> Result<DeviceFacts> {
-    let ethtool = Ethtool::open(&device.name)?;
+    let ethtool = Ethtool::by_index(device.ifindex)?;
     let features = ethtool.features()?;
     let sysfs = format!("/sys/class/net/{}", device.name);
     let flow_cnt = |queue| number(&format!("{sysfs}/queues/rx-{queue}/rps_flow_cnt"));

@@ -5,6 +5,7 @@ use serde::Serialize;
 
 use crate::host::device::Device;
 use crate::host::netdev::{Settings, Threaded};
+use crate::host::shell::quoted;
 use crate::napi::{self, Instance};
 
 /// The effect of settings.
@@ -60,7 +61,7 @@ fn advice(device: &str, instances: &[Instance]) -> Vec<Advice> {
 fn amounts_to(device: &str, s: &Settings) -> Vec<String> {
     let polls = s.defer_hard_irqs.unwrap_or(0);
     let timer = s.gro_flush_timeout.unwrap_or(0);
-    let set = |options: &str| format!("`rxsteer napi {device} {options}`");
+    let set = |options: &str| format!("`rxsteer napi {} {options}`", quoted(device));
     let mut words = vec![match (polls, timer) {
         (0, 0) => format!(
             "interrupts are not deferred, which is the default. Only `rxsteer poll --prefer` needs \

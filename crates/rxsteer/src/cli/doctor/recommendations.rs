@@ -10,6 +10,7 @@ use crate::host::channels::Channels;
 use crate::host::cpuidle::IdleState;
 use crate::host::cpumask::CpuMask;
 use crate::host::rings::RxRings;
+use crate::host::shell::{quoted, write_to_each, zero_queue_files};
 
 /// `net.core.netdev_max_backlog` below which drops at backlogs are a reason to raise it: four times
 /// the kernel's default.
@@ -246,9 +247,12 @@ impl DeviceFacts {
                      (CVE-2026-43208)",
                     self.name
                 ),
-                format!(
-                    "for f in /sys/class/net/{}/queues/rx-*/rps_flow_cnt; do echo {most} > $f; done",
-                    self.name
+                write_to_each(
+                    &format!(
+                        "/sys/class/net/{}/queues/rx-*/rps_flow_cnt",
+                        quoted(&self.name)
+                    ),
+                    most,
                 ),
             )
         })
@@ -286,7 +290,7 @@ impl DeviceFacts {
                      hardware spreads flows without a hop",
                     if now == 1 { "is" } else { "are" }
                 ),
-                format!("ethtool -L {} {kind} {wanted}", self.name),
+                format!("ethtool -L {} {kind} {wanted}", quoted(&self.name)),
             )
         })
     }
@@ -301,7 +305,7 @@ impl DeviceFacts {
                     "the device sends no flows to its queues {left_out}: its indirection table leaves \
                      them out"
                 ),
-                format!("ethtool -X {} equal {}", self.name, self.rx_queues),
+                format!("ethtool -X {} equal {}", quoted(&self.name), self.rx_queues),
             )
         })
     }
@@ -372,17 +376,14 @@ impl DeviceFacts {
     }
 
     fn rps(&self) -> Option<Recommendation> {
-        let files = self.kernel_rps.iter();
-        let files = files.map(|file| format!("/sys/class/net/{}/queues/{file}", self.name));
-        let files: Vec<String> = files.collect();
-        (!files.is_empty()).then(|| {
+        (!self.kernel_rps.is_empty()).then(|| {
             self.recommend(
                 Subject::KernelRps,
                 format!(
                     "kernel RPS or RFS is on: rxsteer does not steer {} beside it",
                     self.name
                 ),
-                format!("for f in {}; do echo 0 > $f; done", files.join(" ")),
+                zero_queue_files(&self.name, &self.kernel_rps),
             )
         })
     }
@@ -393,7 +394,7 @@ impl DeviceFacts {
                 Subject::Gro,
                 "GRO is off: each segment of TCP in bulk takes the whole way through the stack"
                     .to_owned(),
-                format!("ethtool -K {} gro on", self.name),
+                format!("ethtool -K {} gro on", quoted(&self.name)),
             )
         })
     }
@@ -403,7 +404,7 @@ impl DeviceFacts {
             self.recommend(
                 Subject::RxChecksum,
                 "the device does not verify checksums: a CPU reads each packet for that".to_owned(),
-                format!("ethtool -K {} rx on", self.name),
+                format!("ethtool -K {} rx on", quoted(&self.name)),
             )
         })
     }
@@ -417,7 +418,7 @@ impl DeviceFacts {
                     "{} packets found no descriptor, and the receive rings have {} of at most {}",
                     self.missed, rings.now, rings.max
                 ),
-                format!("ethtool -G {} rx {}", self.name, rings.max),
+                format!("ethtool -G {} rx {}", quoted(&self.name), rings.max),
             )
         })
     }
@@ -432,7 +433,7 @@ impl DeviceFacts {
                     "applications poll for {polls} us; a packet that comes later waits up to {usecs} us \
                      for its interrupt"
                 ),
-                format!("ethtool -C {} rx-usecs {polls}", self.name),
+                format!("ethtool -C {} rx-usecs {polls}", quoted(&self.name)),
             )
         })
     }

@@ -171,7 +171,7 @@ fn kernel_rps_is_switched_off_by_file() {
     assert_eq!(
         command,
         "for f in /sys/class/net/eth0/queues/rx-0/rps_cpus \
-         /sys/class/net/eth0/queues/rx-1/rps_flow_cnt; do echo 0 > $f; done"
+         /sys/class/net/eth0/queues/rx-1/rps_flow_cnt; do echo 0 > \"$f\"; done"
     );
 }
 
@@ -255,7 +255,8 @@ fn faults_of_kernels_by_version() {
         ..card()
     };
     let on = |kernel| HostFacts { kernel, ..host() };
-    let command = "for f in /sys/class/net/eth0/queues/rx-*/rps_flow_cnt; do echo 8192 > $f; done";
+    let command =
+        "for f in /sys/class/net/eth0/queues/rx-*/rps_flow_cnt; do echo 8192 > \"$f\"; done";
     for kernel in [[6, 18, 0], [6, 18, 15], [6, 19, 0], [6, 19, 5]] {
         let expected = (Subject::KernelFault, command.to_owned());
         assert_eq!(only(&on(kernel), tables.clone()), expected);

@@ -10,6 +10,7 @@ use anyhow::{Context, Result};
 
 use super::found::Found;
 use crate::host::cpumask::CpuMask;
+use crate::host::shell::quoted;
 
 /// The settings below this root.
 pub(super) fn found(root: &Path) -> Result<Found> {
@@ -27,8 +28,8 @@ pub(super) fn found(root: &Path) -> Result<Found> {
         let queues = net.join(&device).join("queues");
         let mut masks = BTreeMap::new();
         // The loopback device has queues, a device that has gone meanwhile has none.
-        for entry in fs::read_dir(&queues).into_iter().flatten() {
-            let name = entry?.file_name().to_string_lossy().into_owned();
+        for entry in fs::read_dir(&queues).into_iter().flatten().flatten() {
+            let name = entry.file_name().to_string_lossy().into_owned();
             let Some(queue) = name.strip_prefix("rx-").and_then(|nr| nr.parse().ok()) else {
                 continue;
             };
@@ -46,7 +47,8 @@ pub(super) fn found(root: &Path) -> Result<Found> {
         let on: Vec<_> = masks.iter().filter(|(_, cpus)| !cpus.is_empty()).collect();
         for (queue, _) in &on {
             found.notes.push(format!(
-                "before rxsteer starts: echo 0 > /sys/class/net/{device}/queues/rx-{queue}/rps_cpus"
+                "before rxsteer starts: echo 0 > /sys/class/net/{}/queues/rx-{queue}/rps_cpus",
+                quoted(&device)
             ));
         }
         if !on.is_empty() {
