@@ -18,6 +18,7 @@ use crate::host::auto::AutoMask;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::{Device, RxMode};
 use crate::host::gain;
+use crate::host::kernel;
 use crate::host::objection::Objection;
 use crate::host::topology::Topology;
 
@@ -299,12 +300,16 @@ fn examine(name: &str, options: &Options, prepared: bool) -> Result<(Device, RxM
     }
     let least_queues = options.least_queues.get(name).copied().unwrap_or(0);
     device.rx_queues = device.rx_queues.max(least_queues);
+    let bound = objection_to_bound(&device, options);
     let mode = match options.mode {
-        Mode::Auto if options.refused.contains(name) => RxMode::Skb,
+        Mode::Auto if options.refused.contains(name) || bound.is_some() => RxMode::Skb,
         wish => mode_for(&device, wish),
     };
     if options.mode == Mode::Auto && !options.refused.contains(name) {
-        say_why(&device);
+        say_why(&device, bound.as_ref());
+    }
+    if let Some(bound) = bound.filter(|_| mode == RxMode::Native) {
+        bail!("{bound}");
     }
     check(&device, mode, options.pin.is_some())?;
     if mode == RxMode::Skb {
@@ -444,9 +449,18 @@ pub(super) fn mode_for(device: &Device, wish: Mode) -> RxMode {
     }
 }
 
+/// Against a native program, which `--hash device` would bind to the device.
+fn objection_to_bound(device: &Device, options: &Options) -> Option<Objection> {
+    let bound = options.hash == Hash::Device;
+    bound.then(|| device.objection_to_bound(kernel::version()))?
+}
+
 /// Logs which mode `auto` has chosen, and why.
-fn say_why(device: &Device) {
+fn say_why(device: &Device, bound: Option<&Objection>) {
     let name = &device.name;
+    if let Some(bound) = bound {
+        return info!("{name} is steered in skb mode: {}", bound.reason);
+    }
     match device.objection_to_native() {
         None => info!("{name} is steered in native mode: nothing is lost there"),
         Some(objection) if device.prepared().objection_to_native().is_none() => info!(

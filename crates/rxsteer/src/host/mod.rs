@@ -2,6 +2,7 @@
 //! Facts about the host, and handles to change it.
 
 pub mod auto;
+mod bound;
 pub mod bpffs;
 pub mod caps;
 pub mod carrier;
@@ -20,6 +21,7 @@ pub mod gone;
 pub mod guardian;
 mod ifreq;
 pub mod irq;
+pub mod kernel;
 pub mod kthread;
 pub mod loopback;
 mod loss;

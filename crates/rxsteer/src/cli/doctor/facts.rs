@@ -13,6 +13,7 @@ use crate::host::coalesce;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::Device;
 use crate::host::ethtool::{Ethtool, Features, NTUPLE, RX_CHECKSUM, RX_GRO};
+use crate::host::kernel;
 use crate::host::rings::RxRings;
 use crate::host::rss;
 use crate::host::softnet;
@@ -39,7 +40,7 @@ pub(super) fn of_host(devices: &[DeviceFacts]) -> HostFacts {
     let polls = [sysctl("busy_poll"), sysctl("busy_read")];
     let drops = softnet::read().unwrap_or_default();
     HostFacts {
-        kernel: version(&read("/proc/sys/kernel/osrelease").unwrap_or_default()),
+        kernel: kernel::version(),
         irqbalance: runs(Path::new("/proc"), "irqbalance"),
         busy_poll_usecs: polls.into_iter().flatten().max().unwrap_or(0) as u32,
         idle: idle.max_by_key(|state| state.latency),
@@ -47,13 +48,6 @@ pub(super) fn of_host(devices: &[DeviceFacts]) -> HostFacts {
         backlog_drops: drops.iter().map(|cpu| cpu.dropped).sum(),
         cpus,
     }
-}
-
-/// The version of a release such as `6.18.4-1-amd64`; zeros for numbers that it lacks.
-fn version(release: &str) -> [u32; 3] {
-    let plain = release.split(|c: char| c != '.' && !c.is_ascii_digit());
-    let mut numbers = plain.take(1).flat_map(|text| text.split('.'));
-    [(); 3].map(|()| numbers.next().and_then(|n| n.parse().ok()).unwrap_or(0))
 }
 
 /// Whether a process with this name runs.
@@ -144,19 +138,6 @@ fn node_of(sysfs: &str) -> Option<CpuMask> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn versions_of_kernels() {
-        for (release, expected) in [
-            ("6.18.44-fc-v657", [6, 18, 44]),
-            ("6.1.0-18-amd64", [6, 1, 0]),
-            ("7.0-rc2", [7, 0, 0]),
-            ("5.15", [5, 15, 0]),
-            ("", [0, 0, 0]),
-        ] {
-            assert_eq!(version(release), expected, "{release}");
-        }
-    }
 
     #[test]
     fn processes_by_name() {

@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::host::channels::Channels;
 use crate::host::cpuidle::IdleState;
 use crate::host::cpumask::CpuMask;
+use crate::host::kernel::{Version, loses_bound_programs};
 use crate::host::rings::RxRings;
 use crate::host::shell::{quoted, write_to_each, zero_queue_files};
 
@@ -68,7 +69,7 @@ pub struct Recommendation {
 #[derive(Clone, Debug, Default)]
 pub struct HostFacts {
     /// Version of the kernel; zeros if unknown.
-    pub kernel: [u32; 3],
+    pub kernel: Version,
     /// CPUs for interrupts: online ones without isolated ones.
     pub cpus: CpuMask,
     /// The daemon irqbalance runs.
@@ -199,7 +200,7 @@ impl HostFacts {
     }
 
     /// Whether the kernel is of `first` up to before `fixed`, of one series.
-    fn is_in(&self, first: [u32; 3], fixed: [u32; 3]) -> bool {
+    fn is_in(&self, first: Version, fixed: Version) -> bool {
         self.kernel >= first && self.kernel < fixed
     }
 }
@@ -260,7 +261,7 @@ impl DeviceFacts {
 
     /// docs/hash.md: the kernel frees a bound program after its device.
     fn bound(&self, host: &HostFacts) -> Option<Recommendation> {
-        (self.bound_program && host.is_in([6, 18, 0], [6, 19, 0])).then(|| {
+        (self.bound_program && loses_bound_programs(host.kernel)).then(|| {
             self.recommend(
                 Subject::KernelFault,
                 format!(
