@@ -457,3 +457,53 @@ fn a_device_that_can_not_be_read_is_left_out() -> Result<()> {
     ensure!(code == Some(1) && !text.contains("this host"), "{text}");
     Ok(())
 }
+
+#[test]
+fn an_altname_is_as_good_as_the_name() -> Result<()> {
+    in_lab!();
+    if !has("ip", test_name!()) {
+        return Ok(());
+    }
+    let link = link(true)?;
+    let (dut, name) = (&link.dut, &link.dut.name);
+    let rxsteer = |args: &[&str]| {
+        let output = dut.netns.command(RXSTEER)?.args(args).output()?;
+        let text = String::from_utf8([output.stdout, output.stderr].concat())?;
+        anyhow::Ok((text, output.status.success()))
+    };
+    // A short one, and one that is longer than a name may be.
+    for alt in ["uplink0", "uplink-to-the-switch-of-the-rack"] {
+        let (text, found) = rxsteer(&["doctor", alt])?;
+        // The control: before, it is the name of no device.
+        ensure!(!found && text.contains("no network device"), "{text}");
+        run(
+            dut,
+            &format!("ip link property add dev {name} altname {alt}"),
+        )?;
+        let (text, found) = rxsteer(&["doctor", alt])?;
+        ensure!(
+            found && text.contains(&format!("\n{name} (veth,")),
+            "{text}"
+        );
+        let (text, found) = rxsteer(&["advise", alt, "--no-attach", "--seconds=0.1"])?;
+        ensure!(
+            found && text.contains(&format!("`rxsteer advise {name}`")),
+            "{text}"
+        );
+        let queue = format!("--queue={alt}:0=0");
+        let steering = Rxsteer::steering(&dut.netns, &[alt, "--mode=auto", &queue])?;
+        let status = steering.status()?;
+        ensure!(status.devices[0].device == *name, "{status:?}");
+        let queue = &status.devices[0].queues[0];
+        ensure!(queue.rps_cpus == "0", "{queue:?}");
+        for args in [
+            &["flows", "--device", alt][..],
+            &["set", alt, "--rps-cpus=0"],
+        ] {
+            let (text, done) = rxsteer(args)?;
+            ensure!(done, "{args:?}: {text}");
+        }
+        ensure!(steering.stop(Signal::SIGTERM)?.code == Some(0));
+    }
+    Ok(())
+}

@@ -12,13 +12,14 @@ use super::program::{end_with_the_reader, print_answer};
 use super::table::{align_left, table};
 use crate::api::client;
 use crate::api::flows::{Entry, Flows, LIMIT_MAX, Location, Query, Reason};
+use crate::daemon::options::device_name;
 use crate::host::number::whole;
 
 /// Options of `rxsteer flows`.
 #[derive(Debug, Args)]
 pub struct FlowsArgs {
     /// Only this device's
-    #[arg(long)]
+    #[arg(long, value_parser = device_name)]
     pub device: Option<String>,
 
     /// At most so many, those with the most packets

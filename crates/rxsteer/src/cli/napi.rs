@@ -11,6 +11,7 @@ use comfy_table::Table;
 
 use super::program::{end_with_the_reader, print_answer, stop_signals};
 use super::table::{align_left, table};
+use crate::daemon::options::device_name;
 use crate::host::netdev::{Settings, Threaded};
 use crate::host::number::whole;
 use crate::napi::{self, settings};
@@ -20,7 +21,7 @@ use crate::napi::{DeviceNapis, Napis, no_instances};
 #[derive(Debug, Args)]
 pub struct NapiArgs {
     /// Network devices, for example eth0; without, all that have NAPI instances
-    #[arg(value_name = "DEVICE")]
+    #[arg(value_name = "DEVICE", value_parser = device_name)]
     pub devices: Vec<String>,
 
     /// Print JSON

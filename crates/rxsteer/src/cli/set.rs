@@ -9,7 +9,7 @@ use clap::Args;
 use super::pinned;
 use crate::api::client;
 use crate::api::set::Change;
-use crate::daemon::options::{RpsCpus, TABLE_MAX};
+use crate::daemon::options::{RpsCpus, TABLE_MAX, device_name};
 use crate::datapath::policy::Policy;
 use crate::host::cpumask::CpuMaskError;
 use crate::host::number::whole;
@@ -18,6 +18,7 @@ use crate::host::number::whole;
 #[derive(Debug, Args)]
 pub struct SetArgs {
     /// The device of the CPUs; needed if several are steered
+    #[arg(value_parser = device_name)]
     pub device: Option<String>,
 
     /// Set only this receive queue's CPUs

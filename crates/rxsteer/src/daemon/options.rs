@@ -16,6 +16,7 @@ use crate::datapath::hash::Hash;
 use crate::datapath::policy::Policy;
 use crate::datapath::{FLOW_LIMIT, INLINE_PORTS, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use crate::host::cpumask::{CpuMask, CpuMaskError};
+use crate::host::device::name_of_altname;
 use crate::host::number::whole;
 use crate::host::sched::Class;
 use crate::types::flow_option;
@@ -401,13 +402,14 @@ fn metrics_address(text: &str) -> Result<SocketAddr, &'static str> {
         .ok_or(METRICS_FORM)
 }
 
-/// A name that a device may have, or a pattern: dev_valid_name() in net/core/dev.c.
+/// A name that a device may have, or a pattern: dev_valid_name() in net/core/dev.c. An altname is
+/// resolved.
 ///
 /// # Errors
 /// What to write instead: `text` may be meant as the value of an option.
 pub(crate) fn device_name(text: &str) -> Result<String, String> {
     if !text.is_empty() && !text.contains(|c: char| "/:".contains(c) || c.is_whitespace()) {
-        return Ok(text.to_owned());
+        return Ok(name_of_altname(text).unwrap_or_else(|| text.to_owned()));
     }
     let mut why = "no device has such a name".to_owned();
     if text.starts_with('/') {

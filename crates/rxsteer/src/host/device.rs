@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Facts about a network device. Read only: nothing here changes the device.
 
+use std::ffi::CStr;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -222,6 +223,15 @@ pub fn names() -> Result<Vec<String>> {
     let devices = if_nameindex().context("cannot list the network devices")?;
     let name = |device: &Interface| device.name().to_string_lossy().into_owned();
     Ok(devices.iter().map(name).collect())
+}
+
+/// The name of the device with this altname (`ip link property add … altname`), which /sys does not
+/// know; `None` if there is none.
+pub fn name_of_altname(altname: &str) -> Option<String> {
+    let link = netlink::link_by_name(altname).ok()?;
+    let (_, name) = attrs(&link).find(|(kind, _)| *kind == libc::IFLA_IFNAME)?;
+    let name = CStr::from_bytes_until_nul(name).ok()?.to_str().ok()?;
+    (name != altname).then(|| name.to_owned())
 }
 
 /// The name of a device in the network namespace of the calling thread; `None` if it has none with this

@@ -11,6 +11,8 @@ use nix::sys::socket::{
 
 const NLMSG_HEADER: usize = 16;
 const ATTR_HEADER: usize = 4;
+/// linux/if_link.h: a name of any length, or an altname.
+const IFLA_ALT_IFNAME: u16 = 53;
 /// Bytes of `struct ifinfomsg`.
 const IFINFOMSG: usize = 16;
 
@@ -89,7 +91,18 @@ fn read_datagram(mut datagram: &[u8], replies: &mut Vec<Vec<u8>>) -> io::Result<
 pub(super) fn link(ifindex: u32) -> io::Result<Vec<u8>> {
     let mut request = vec![0; IFINFOMSG];
     request[4..8].copy_from_slice(&ifindex.to_ne_bytes());
-    let replies = exchange(SockProtocol::NetlinkRoute, libc::RTM_GETLINK, 0, &request)?;
+    get_link(&request)
+}
+
+/// As [`link`], of the device with this name or altname.
+pub(super) fn link_by_name(name: &str) -> io::Result<Vec<u8>> {
+    let mut request = vec![0; IFINFOMSG];
+    put_attr(&mut request, IFLA_ALT_IFNAME, name.as_bytes());
+    get_link(&request)
+}
+
+fn get_link(request: &[u8]) -> io::Result<Vec<u8>> {
+    let replies = exchange(SockProtocol::NetlinkRoute, libc::RTM_GETLINK, 0, request)?;
     let link = replies.first().and_then(|reply| reply.get(IFINFOMSG..));
     link.map(<[u8]>::to_vec)
         .ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "the kernel describes no device"))

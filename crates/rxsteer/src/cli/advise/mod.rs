@@ -24,7 +24,7 @@ use self::words::Advice;
 use super::program::{end_with_the_reader, print_answer, stop_signals};
 use super::value::seconds;
 use crate::api::client;
-use crate::daemon::options::{Mode, RpsCpus, Tunnel};
+use crate::daemon::options::{Mode, RpsCpus, Tunnel, device_name};
 use crate::host::caps::{self, Need};
 use crate::host::device::{self, Device};
 use crate::host::lower::bond_ports;
@@ -42,7 +42,7 @@ const SPREADS: f64 = 0.8;
 pub struct AdviseArgs {
     /// Network devices, for example eth0; without, network cards that are up, or on a host without
     /// any all devices that are up, but for lo
-    #[arg(value_name = "DEVICE")]
+    #[arg(value_name = "DEVICE", value_parser = device_name)]
     pub devices: Vec<String>,
 
     /// How long to watch. A second time as long follows if tunnels hide the flows, or if GRO merges

@@ -15,12 +15,13 @@ use clap::Args;
 
 use self::diagnosis::diagnose;
 use super::program::{end_with_the_reader, print_answer};
+use crate::daemon::options::device_name;
 
 /// Options of `rxsteer doctor`.
 #[derive(Debug, Args)]
 pub struct DoctorArgs {
     /// Network devices, for example eth0; without, all that are up, but for lo
-    #[arg(value_name = "DEVICE")]
+    #[arg(value_name = "DEVICE", value_parser = device_name)]
     pub devices: Vec<String>,
 
     /// Print JSON

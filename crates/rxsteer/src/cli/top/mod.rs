@@ -33,11 +33,13 @@ use self::sampler::Pace;
 use self::screen::Shown;
 use super::program::{end_with_the_reader, stop_signals};
 use super::value::seconds;
+use crate::daemon::options::device_name;
 
 /// Options of `rxsteer top`.
 #[derive(Debug, Args)]
 pub struct TopArgs {
     /// Only this device's queues and flows
+    #[arg(value_parser = device_name)]
     pub device: Option<String>,
 
     /// Time between two samples
