@@ -13,8 +13,8 @@ use rxlab::{in_lab, test_name};
 use rxsteer::datapath::hash::Hash;
 use rxsteer::datapath::rps_map::{INLINE, RpsMap, SLOTS};
 use rxsteer::datapath::{
-    Config, Datapath, DeviceConfig, FLOW_LIMIT, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SkbKind,
-    draw_secret, inline_ports, native,
+    Config, Datapath, DeviceConfig, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SkbKind, draw_secret,
+    inline_ports, native,
 };
 use rxsteer::host::device::RxMode;
 use rxsteer::host::sched::Class;
@@ -43,7 +43,7 @@ fn load() -> Result<Datapath> {
         tunnels: 0,
         inline_ports: inline_ports(&[]).expect("they are few"),
         hash: Hash::Packet,
-        flow_limit: FLOW_LIMIT,
+        flow_limit: 0,
         unguarded: false,
         secret: draw_secret()?,
     };

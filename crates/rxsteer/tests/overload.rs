@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Under overload, one flow that floods a queue does not displace the other flows.
+//! Under overload, one flow that floods a queue does not displace the other flows if large flows are limited
+//! (`--flow-limit`); by default none is.
 
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::Result;
 use rxlab::bench::setup::mode::Active;
@@ -13,7 +15,6 @@ use rxlab::lab::link::LinkConfig;
 use rxlab::lab::receiver::{Receiver, ReceiverConfig};
 use rxlab::testing::testbed::*;
 use rxsteer::daemon::options::Options;
-use rxsteer::datapath::FLOW_LIMIT;
 use rxsteer::datapath::backlogs::LIMIT_MAX;
 use rxsteer::host::sched::Class;
 
@@ -84,10 +85,66 @@ fn overload(flow_limit: u32) -> Result<()> {
     active.stop()
 }
 
+/// Percentage above which a flow of these tests is large.
+const FLOW_LIMIT: u32 = 12;
+
 #[test]
 fn modest_flows_lose_nothing_to_one_that_floods() -> Result<()> {
     in_lab!();
     overload(FLOW_LIMIT)?;
     // The control.
     overload(0)
+}
+
+/// Flows of equal size, each with more than [`FLOW_LIMIT`] percent of the frames.
+const NR_EQUAL: u32 = 8;
+
+/// Frames of the equal flows in a round: more than half of a backlog, and less than the whole.
+const EQUAL: u64 = LIMIT_MAX as u64 * 3 / 4;
+
+/// The longest time for which the thread of the equal flows' backlog gets no CPU time.
+const OCCUPIED: Duration = Duration::from_secs(1);
+
+/// Sends rounds of frames of the equal flows into one backlog with a thread that does not run,
+/// until more than half of the backlog was queued; returns the backlog's frames that were dropped
+/// although there was room.
+fn equal(flow_limit: u32) -> Result<u64> {
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, NR_EQUAL);
+    let options = Options {
+        flow_limit,
+        backlog_sched: Class::Nice(19),
+        ..bed.options(&[OTHER_CPU])
+    };
+    let active = Active::steer(dut, options)?;
+    let _sink = bed.receiver_in_order(&flows)?;
+    let mut received = bed.warm_up(&active, &flows)?.received;
+    let mut limited = 0;
+    until("a backlog that is more than half full", || {
+        let hog = Hog::real_time(OTHER_CPU, OCCUPIED)?;
+        let config = GeneratorConfig::lossless(Frames::Udp(flows.clone()), Some(EQUAL)).at(RATE);
+        let sent = Generator::start(&bed.link, POLLING_CPU, &config)?.wait()?;
+        let queued = status(&active)?.devices[0].queues[0].sums.queued;
+        drop(hog);
+        assert_eq!((sent.sent, sent.lost), (EQUAL, 0));
+        received += EQUAL;
+        let sums = at_rest(&active, 0, received)?.sums;
+        assert_eq!(sums.dropped, 0, "{sums:?}");
+        limited = sums.limited;
+        let half = queued > LIMIT_MAX as u64 / 2;
+        Ok((half || limited > 0).then_some(()))
+    })?;
+    active.stop()?;
+    Ok(limited)
+}
+
+/// None of eight flows is larger than the others, nor dropped while there is room.
+#[test]
+fn equal_flows_lose_nothing_while_there_is_room() -> Result<()> {
+    in_lab!();
+    assert_eq!(equal(Options::new([""; 0]).flow_limit)?, 0);
+    // The control.
+    assert!(equal(FLOW_LIMIT)? > 0);
+    Ok(())
 }

@@ -257,8 +257,8 @@ static __always_inline __u16 rx_spread(const struct rx *rx, const struct rps_dev
 }
 
 /* Whether the flow may stay on the CPU that it wants: it is usable, and not crowded. A crowded CPU
- * loses POLICY_STEP in each window: it mostly has little too much. The backlog of a flow that is
- * alone is never more than half full where large flows are limited. */
+ * loses POLICY_STEP in each window: it mostly has little too much. A flow that is alone leaves as
+ * soon as its backlog is half full: with a limit for large flows it never has more there. */
 static __always_inline bool rx_holds(const struct rx *rx, const struct rps_dev_flow *flow)
 {
 	const struct backlog *b = rx_look(rx, flow->wanted);

@@ -14,7 +14,7 @@ use crate::busy_poll::rule::Rule;
 use crate::datapath::backlogs::LIMIT_MAX;
 use crate::datapath::hash::Hash;
 use crate::datapath::policy::Policy;
-use crate::datapath::{FLOW_LIMIT, INLINE_PORTS, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
+use crate::datapath::{INLINE_PORTS, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use crate::host::cpumask::{CpuMask, CpuMaskError};
 use crate::host::device::name_of_altname;
 use crate::host::number::whole;
@@ -196,8 +196,9 @@ pub struct Options {
 
     /// Percentage of its queue's packets above which a flow is large; 0: no flow is large
     ///
-    /// Packets of large flows are dropped before others, when their backlog is half full.
-    #[arg(long, value_name = "PERCENT", default_value_t = FLOW_LIMIT,
+    /// Packets of large flows are dropped before others, when their backlog is half full: for a queue with many
+    /// flows. Among few flows every one is large: with 12 percent, each of eight equal ones.
+    #[arg(long, value_name = "PERCENT", default_value_t = 0,
           value_parser = whole(0_u32, 100, "percent"))]
     pub flow_limit: u32,
 

@@ -8,10 +8,6 @@ use crate::host::device::RxMode;
 use crate::host::sched::Class;
 use crate::types::{flow_inline, flow_option, flow_secret};
 
-/// Default share of its queue's frames, in percent, above which a flow is large: at most eight
-/// flows can be.
-pub const FLOW_LIMIT: u32 = 12;
-
 /// Default of `rps_sock_flow_entries`, suggested by the kernel's documentation for a busy host.
 pub const RPS_SOCK_FLOW_ENTRIES: u32 = 32768;
 

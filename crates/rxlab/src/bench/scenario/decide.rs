@@ -18,8 +18,8 @@ use rxsteer::datapath::hash::Hash;
 use rxsteer::datapath::policy::Policy;
 use rxsteer::datapath::rps_map::RpsMap;
 use rxsteer::datapath::{
-    Config, Datapath, DeviceConfig, FLOW_LIMIT, INLINE_PORTS, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES,
-    SkbKind, draw_secret, inline_ports,
+    Config, Datapath, DeviceConfig, INLINE_PORTS, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SkbKind,
+    draw_secret, inline_ports,
 };
 use rxsteer::host::device::RxMode;
 use rxsteer::host::sched::Class;
@@ -326,7 +326,7 @@ pub(super) fn subject(
         tunnels,
         inline_ports: inline_ports(&INLINE_PORTS).context("they are few")?,
         hash: Hash::Packet,
-        flow_limit: FLOW_LIMIT,
+        flow_limit: 0,
         unguarded: subject == Subject::Unguarded,
         secret: draw_secret()?,
     };

@@ -52,11 +52,12 @@ impl Fairness {
         let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
         let testbeds = Testbed::each(&conditions)?;
         let mut ways = testbeds[0].masks().ways(&[Mode::None, Mode::KernelRps]);
-        ways.push(Way {
-            mode: Mode::RxsteerRps,
+        let others = |mode| Way {
+            mode,
             cpus: Cpus::Others,
-        });
-        ways.extend([Mode::RxsteerRfs, Mode::Rxsteer].map(Way::by_default));
+        };
+        ways.extend([Mode::RxsteerRps, Mode::RxsteerRpsLimit].map(others));
+        ways.extend([Mode::RxsteerRfs, Mode::RxsteerRfsLimit, Mode::Rxsteer].map(Way::by_default));
         Ok(Self {
             conditions,
             testbeds,
@@ -95,7 +96,7 @@ impl Experiment for Fairness {
                  CPU that polls the queue, what keeps that busy throttles the flood and the modest flows \
                  alike, and modest_pps tells. What finds the device's ring full does not count as \
                  offered. The kernel's own flow limit is off, as it \
-                 is by default."
+                 is by default. So is rxsteer's but for the modes with +limit, where a flow is large above 12 %."
                     .to_owned(),
             ],
             seconds_each: SETTLING.as_secs_f64() + self.seconds + 0.25,

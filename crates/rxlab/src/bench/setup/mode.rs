@@ -47,6 +47,10 @@ pub enum Mode {
     RxsteerRps,
     /// rxsteer with `--policy rfs`.
     RxsteerRfs,
+    /// rxsteer with `--policy rps` and [`FLOW_LIMIT`].
+    RxsteerRpsLimit,
+    /// rxsteer with `--policy rfs` and [`FLOW_LIMIT`].
+    RxsteerRfsLimit,
     /// rxsteer with `--policy rfs+idle`.
     RxsteerRfsIdle,
     /// rxsteer with its default policy.
@@ -87,6 +91,14 @@ impl Mode {
         )
     }
 
+    /// Percentage above which a flow is large; 0: no flow is.
+    fn flow_limit(self) -> u32 {
+        match self {
+            Self::RxsteerRpsLimit | Self::RxsteerRfsLimit => FLOW_LIMIT,
+            _ => 0,
+        }
+    }
+
     /// Those of the modes that this device can have.
     pub fn on(device: DeviceKind, modes: &[Self]) -> Vec<Self> {
         let by_xdp =
@@ -99,8 +111,8 @@ impl Mode {
     fn policy(self) -> Option<Policy> {
         match self {
             Self::None | Self::KernelRps | Self::KernelRfs | Self::Cpumap => None,
-            Self::RxsteerRps | Self::RxsteerSkbRps => Some(Policy::RPS),
-            Self::RxsteerRfs | Self::RxsteerRfsNat => Some(Policy::RFS),
+            Self::RxsteerRps | Self::RxsteerRpsLimit | Self::RxsteerSkbRps => Some(Policy::RPS),
+            Self::RxsteerRfs | Self::RxsteerRfsLimit | Self::RxsteerRfsNat => Some(Policy::RFS),
             Self::RxsteerSkbRfs | Self::RxsteerSkbRfsNat => Some(Policy::RFS),
             Self::RxsteerRfsIdle => Some(Policy {
                 idle: true,
@@ -120,6 +132,8 @@ impl fmt::Display for Mode {
             Self::Cpumap => "cpumap",
             Self::RxsteerRps => "rxsteer-rps",
             Self::RxsteerRfs => "rxsteer-rfs",
+            Self::RxsteerRpsLimit => "rxsteer-rps+limit",
+            Self::RxsteerRfsLimit => "rxsteer-rfs+limit",
             Self::RxsteerRfsIdle => "rxsteer-rfs+idle",
             Self::Rxsteer => "rxsteer",
             Self::RxsteerRfsNat => "rxsteer-rfs+nat",
@@ -131,6 +145,9 @@ impl fmt::Display for Mode {
         })
     }
 }
+
+/// Percentage of its queue's packets above which a flow is large, in the modes that limit large flows.
+const FLOW_LIMIT: u32 = 12;
 
 /// The CPUs over which a mode spreads flows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -222,6 +239,7 @@ impl<'a> Active<'a> {
                         .transpose()?;
                 }
                 options.policy = policy;
+                options.flow_limit = mode.flow_limit();
                 options.follow_nat = mode.follows_nat();
                 options.prepare = device.loopback.is_some();
                 active.steering = Some(steer(end, options)?);
