@@ -329,7 +329,7 @@ impl Steering {
         let mut index = 0;
         while let Some((cpu, drain, since)) = self.leaving.get(index) {
             let cpu = *cpu;
-            if self.datapath.cpus_down().contains(cpu)
+            if self.datapath.is_down(cpu)
                 && (since.elapsed() > PASSED_UP || drain.drained(&self.datapath)?.is_some())
             {
                 self.datapath.leave_cpu(cpu);

@@ -96,9 +96,10 @@ impl Watch {
 
     /// Time until the next look is due: without backlogs there is nothing to look at. The creation
     /// of a backlog wakes nobody; a caller that waits for something else at the latest after a
-    /// second notices the first one then.
+    /// second notices the first one then. In skb mode backlogs are not created: only a look finds
+    /// those that hold packets.
     pub(super) fn due(&self, datapath: &Datapath) -> Duration {
-        self.due_with(datapath.in_use().len())
+        self.due_with(datapath.backlogs().numbers().exist)
     }
 
     fn due_with(&self, nr_backlogs: usize) -> Duration {
@@ -106,6 +107,16 @@ impl Watch {
             true => Duration::MAX,
             false => LOOK.saturating_sub(self.looked.elapsed()),
         }
+    }
+
+    /// Whether a look is due, which begins then. Backlogs are searched in no other call: callers
+    /// that wait for a CPU's backlogs call a thousand times a second.
+    fn begins(&mut self, now: Instant) -> bool {
+        let due = now.duration_since(self.looked) >= LOOK;
+        if due {
+            self.looked = now;
+        }
+        due
     }
 
     /// From now on watches the backlogs that `exist`. Returns those that counted as stalled and are
@@ -126,11 +137,10 @@ impl Watch {
     /// # Errors
     /// When frames that vanished can't be counted ([`Backlogged::find_vanished`]).
     pub(super) fn look(&mut self, datapath: &Datapath, devices: &[Steered]) -> Result<()> {
-        if self.due(datapath) > Duration::ZERO {
+        if !self.begins(Instant::now()) {
             return Ok(());
         }
         let mut vanished = false;
-        self.looked = Instant::now();
         for (queue, cpu) in self.watch(datapath.in_use()) {
             datapath.close(queue, cpu, backlog_closed::BACKLOG_STALLED, false);
         }
@@ -202,6 +212,22 @@ mod tests {
         assert!(watch.due_with(0) <= LOOK);
         assert_eq!(watch.watch(vec![]), []);
         assert_eq!(watch.due_with(0), Duration::MAX);
+    }
+
+    #[test]
+    fn backlogs_are_searched_ten_times_a_second_however_often_it_is_called() {
+        for exist in [vec![], vec![A]] {
+            let mut watch = Watch::new();
+            watch.watch(exist);
+            let start = watch.looked;
+            let searches = |ms: std::ops::RangeInclusive<u64>, watch: &mut Watch| {
+                let begins = |ms: &u64| watch.begins(start + Duration::from_millis(*ms));
+                ms.filter(begins).count()
+            };
+            assert_eq!(searches(1..=1000, &mut watch), 10);
+            // The first call after a long time looks.
+            assert_eq!(searches(9000..=9000, &mut watch), 1);
+        }
     }
 
     #[test]

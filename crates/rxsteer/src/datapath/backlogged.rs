@@ -2,6 +2,7 @@
 //! Return of flows to INLINE, and the check that backlogs are drained (docs/order.md), for loaded and
 //! for pinned steering.
 
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
@@ -111,7 +112,7 @@ pub(super) fn grace_period(cpumaps: &impl MapCore, cpumap: BorrowedFd<'_>) -> Re
 pub struct Drain {
     /// `None`: all.
     queue: Option<u32>,
-    cpus: std::ops::Range<u32>,
+    cpus: Range<u32>,
 }
 
 impl Drain {
@@ -119,7 +120,7 @@ impl Drain {
     pub const TICK: Duration = Duration::from_millis(1);
 
     /// The backlogs of all queues for these CPUs.
-    pub fn of(cpus: std::ops::Range<u32>) -> Self {
+    pub fn of(cpus: Range<u32>) -> Self {
         Self { queue: None, cpus }
     }
 
@@ -152,12 +153,80 @@ impl Drain {
         };
         for queue in queues {
             for cpu in self.cpus.clone() {
-                entered += of.entered(queue, cpu)?;
-                if !of.drained(queue, cpu)? {
+                let nr = of.entered(queue, cpu)?;
+                if nr > 0 && !of.drained(queue, cpu)? {
                     return Ok(None);
                 }
+                entered += nr;
             }
         }
         Ok(Some(entered))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    const NR_CPUS: u32 = 128;
+
+    /// Backlogs for [`NR_CPUS`] CPUs from as many queues; in some of them, frames have entered.
+    struct Fake {
+        used: Vec<(u32, u32)>,
+        drained: bool,
+        nr_proofs: Cell<usize>,
+    }
+
+    impl Backlogged for Fake {
+        fn nr_queues(&self) -> u32 {
+            NR_CPUS
+        }
+
+        fn nr_cpus(&self) -> u32 {
+            NR_CPUS
+        }
+
+        fn send(&self, _: u32, _: u16) -> Result<()> {
+            Ok(())
+        }
+
+        fn entered(&self, queue: u32, cpu: u32) -> Result<u64> {
+            Ok(u64::from(self.used.contains(&(queue, cpu))))
+        }
+
+        fn drained(&self, _: u32, _: u32) -> Result<bool> {
+            self.nr_proofs.set(self.nr_proofs.get() + 1);
+            Ok(self.drained)
+        }
+
+        fn find_vanished(&self) -> Result<()> {
+            Ok(())
+        }
+
+        fn grace_period(&self) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    /// Each is a call of a BPF program.
+    #[test]
+    fn only_backlogs_that_frames_have_entered_are_proven_drained() {
+        let proofs = |cpus: Range<u32>, used: &[(u32, u32)], drained| {
+            let fake = Fake {
+                used: used.to_vec(),
+                drained,
+                nr_proofs: Cell::new(0),
+            };
+            let entered = Drain::of(cpus).drained(&fake).expect("a fake");
+            (entered, fake.nr_proofs.get())
+        };
+        let used = [(0, 1), (5, 1), (127, 1), (127, 2)];
+        assert_eq!(proofs(1..2, &used, true), (Some(3), 3));
+        assert_eq!(proofs(0..NR_CPUS, &used, true), (Some(4), 4));
+        assert_eq!(proofs(3..4, &used, true), (Some(0), 0));
+        // The control: one that is not drained ends the check.
+        assert_eq!(proofs(0..NR_CPUS, &used, false), (None, 1));
     }
 }

@@ -3,6 +3,7 @@
 //! (docs/order.md).
 
 use std::mem::offset_of;
+use std::ops::Range;
 use std::time::Duration;
 
 use anyhow::Result;
@@ -14,7 +15,7 @@ use super::policy::Policy;
 use super::rps_map::RpsMap;
 use crate::host::cpumask::CpuMask;
 use crate::host::softnet;
-use crate::types::{backlog, backlog_closed, backlog_flushed, rx_mixings};
+use crate::types::{backlog, backlog_closed, backlog_flushed, rx_mixings, rx_queue};
 
 impl Backlogged for Datapath {
     fn nr_queues(&self) -> u32 {
@@ -32,10 +33,13 @@ impl Backlogged for Datapath {
     }
 
     fn entered(&self, queue: u32, cpu: u32) -> Result<u64> {
-        Ok(self.backlog(queue, cpu).tail)
+        Ok(self.word(queue, cpu, offset_of!(backlog, tail)))
     }
 
     fn drained(&self, queue: u32, cpu: u32) -> Result<bool> {
+        if self.held(queue, cpu).is_some() {
+            return Ok(false);
+        }
         let index = queue * self.nr_cpus + cpu;
         Ok(self.call(&self.trace.progs.backlog_drained, index)? == 1)
     }
@@ -56,7 +60,7 @@ impl Datapath {
     /// # Errors
     /// When a map can't be read, or when the kernel can't run the program.
     pub fn find_vanished_frames(&self) -> Result<()> {
-        let flushed = self.flushed(0..self.skb_queue().unwrap_or(self.nr_queues()));
+        let flushed = self.flushed(self.backlogs.exist());
         if flushed.is_empty() {
             return Ok(());
         }
@@ -79,10 +83,7 @@ impl Datapath {
     /// # Errors
     /// As [`Self::find_vanished_frames`]; when the softnet backlogs can't be read.
     pub fn find_vanished_skbs(&self) -> Result<()> {
-        let Some(first) = self.skb_queue() else {
-            return Ok(());
-        };
-        let mut flushed = self.flushed(first..self.nr_queues());
+        let mut flushed = self.flushed(self.softnet_backlogs());
         // What a CPU held that went offline may wait on another one.
         let down = self.cpus_down();
         flushed.retain(|flushed| !down.contains(flushed.index % self.nr_cpus));
@@ -119,27 +120,55 @@ impl Datapath {
         Ok(())
     }
 
-    /// The backlogs of these queues that hold frames, or from which frames have vanished.
-    fn flushed(&self, queues: std::ops::Range<u32>) -> Vec<backlog_flushed> {
-        let holds = |b: &backlog| b.tail != b.dequeued + b.nr_lost + b.nr_vanished;
-        (queues.start * self.nr_cpus..queues.end * self.nr_cpus)
-            .map(|index| (index, self.backlog_counts.get(index)))
-            .filter(|(_, b)| holds(b))
-            .map(|(index, backlog { tail, .. })| backlog_flushed {
-                index,
-                tail,
+    /// Those of these backlogs that hold frames, or from which frames have vanished.
+    fn flushed(&self, places: Vec<Place>) -> Vec<backlog_flushed> {
+        let flushed = places.into_iter().filter_map(|(queue, cpu)| {
+            Some(backlog_flushed {
+                index: queue * self.nr_cpus + cpu,
+                tail: self.held(queue, cpu)?,
                 ..Default::default()
             })
-            .collect()
+        });
+        flushed.collect()
+    }
+
+    /// The queues of skb mode.
+    fn skb_queues(&self) -> Range<u32> {
+        self.skb_queue().unwrap_or(self.nr_queues())..self.nr_queues()
+    }
+
+    /// The backlogs of skb mode, which need no creation, of the CPUs that have received packets.
+    fn softnet_backlogs(&self) -> Vec<Place> {
+        let nr_received = offset_of!(rx_queue, nr_received);
+        let receives = |&queue: &u32| self.rx_queues.get_field(queue, nr_received) > 0;
+        let receive = self.skb_queues().filter(receives);
+        let backlogs = receive.flat_map(|queue| (0..self.nr_cpus).map(move |cpu| (queue, cpu)));
+        backlogs.collect()
+    }
+
+    /// The number of frames that ever entered the backlog, if it holds some, or if some have vanished
+    /// from it. Not exact under traffic.
+    fn held(&self, queue: u32, cpu: u32) -> Option<u64> {
+        let word = |offset| self.word(queue, cpu, offset);
+        let tail = word(offset_of!(backlog, tail));
+        let gone = || {
+            word(offset_of!(backlog, dequeued))
+                + word(offset_of!(backlog, nr_lost))
+                + word(offset_of!(backlog, nr_vanished))
+        };
+        (tail != 0 && tail != gone()).then_some(tail)
+    }
+
+    /// A counter of the backlog. Scans read no more: there may be many thousand backlogs.
+    fn word(&self, queue: u32, cpu: u32, offset: usize) -> u64 {
+        let index = queue * self.nr_cpus + cpu;
+        self.backlog_counts.get_field(index, offset)
     }
 
     /// The backlogs that are in use: those that exist, and those of skb mode that hold skbs.
     pub fn in_use(&self) -> Vec<Place> {
-        let queues = self
-            .skb_queue()
-            .map_or(0..0, |first| first..self.nr_queues());
-        let softnet = self.flushed(queues).into_iter();
-        let softnet = softnet.map(|f| (f.index / self.nr_cpus, f.index % self.nr_cpus));
+        let softnet = self.softnet_backlogs().into_iter();
+        let softnet = softnet.filter(|&(queue, cpu)| self.held(queue, cpu).is_some());
         self.backlogs.exist().into_iter().chain(softnet).collect()
     }
 
@@ -163,7 +192,7 @@ impl Datapath {
     /// # Errors
     /// When a map can't be read or written.
     pub fn take_down(&self, places: &[Place]) -> Result<usize> {
-        let open = |&&(queue, cpu): &&Place| self.backlog(queue, cpu).closed == 0;
+        let open = |&&(queue, cpu): &&Place| self.closed(queue, cpu) == 0;
         let places: Vec<Place> = places.iter().filter(open).copied().collect();
         for &(queue, cpu) in &places {
             self.close(queue, cpu, backlog_closed::BACKLOG_IDLE, true);
@@ -235,7 +264,7 @@ impl Datapath {
     /// Lets all flows leave the closed softnet backlogs for a CPU that is or was offline: all that
     /// entered them counts as passed up.
     pub fn leave_cpu(&self, cpu: u32) {
-        for queue in self.skb_queue().unwrap_or(self.nr_queues())..self.nr_queues() {
+        for queue in self.skb_queues() {
             self.close(queue, cpu, backlog_closed::BACKLOG_PASSED, true);
             self.close(queue, cpu, backlog_closed::BACKLOG_DOWN, false);
         }
@@ -244,13 +273,19 @@ impl Datapath {
     /// The CPUs of whose softnet backlogs the kernel may not have passed up all yet since it took
     /// the CPUs down, or tried to (`on_cpuhp_enter` in `bpf/carrier.bpf.c`).
     pub fn cpus_down(&self) -> CpuMask {
-        let Some(queue) = self.skb_queue() else {
-            return CpuMask::default();
-        };
+        (0..self.nr_cpus).filter(|&cpu| self.is_down(cpu)).collect()
+    }
+
+    /// Whether this is one of [`Self::cpus_down`].
+    pub fn is_down(&self, cpu: u32) -> bool {
         let down = u64::from(backlog_closed::BACKLOG_DOWN.0);
-        (0..self.nr_cpus)
-            .filter(|&cpu| self.backlog(queue, cpu).closed & down != 0)
-            .collect()
+        self.skb_queue()
+            .is_some_and(|queue| self.closed(queue, cpu) & down != 0)
+    }
+
+    /// The reasons why no flow may want a backlog (`enum backlog_closed`).
+    pub(super) fn closed(&self, queue: u32, cpu: u32) -> u64 {
+        self.word(queue, cpu, offset_of!(backlog, closed))
     }
 
     /// Adds or removes a reason why no flow may want a backlog.

@@ -76,6 +76,18 @@ impl<T: Copy> Mapped<T> {
         unsafe { value.assume_init() }
     }
 
+    /// One word of an element: a counter. `offset` is that of the field (`offset_of!`). For scans:
+    /// an element may have several cache lines.
+    ///
+    /// # Panics
+    /// When there is no such element, or no word begins there.
+    pub(super) fn get_field(&self, index: u32, offset: usize) -> u64 {
+        assert!(offset.is_multiple_of(WORD));
+        let field = self.at(index, offset).cast::<u64>();
+        // SAFETY: as in get().
+        unsafe { field.read_volatile() }
+    }
+
     /// Elements with their numbers.
     ///
     /// # Panics

@@ -209,7 +209,7 @@ impl Datapath {
     /// When the online CPUs can't be read.
     pub fn displaced_cpus(&self) -> Result<CpuMask> {
         let displaced = self.backlogs.displaced()?;
-        let closed = |cpu: &u32| (0..self.nr_queues()).any(|q| self.backlog(q, *cpu).closed != 0);
+        let closed = |cpu: &u32| (0..self.nr_queues()).any(|q| self.closed(q, *cpu) != 0);
         Ok(displaced
             .iter()
             .chain((0..self.nr_cpus).filter(closed))
