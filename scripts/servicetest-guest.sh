@@ -129,7 +129,7 @@ expect ExecMainStatus 0
 [ -z "$(programs)" ] || fail "a program is left at wan"
 until_true "the offload of the other end is on again" offload_is_on
 ! pgrep -x rxsteer >/dev/null || fail "a process is left: $(pgrep -ax rxsteer)"
-[ ! -e /run/rxsteer ] || fail "left: $(ls -R /run/rxsteer)"
+[ "$(ls /run/rxsteer)" = lock ] || fail "left: $(ls -R /run/rxsteer)"
 answers() { [[ "$(ip netns exec far bash -c 'exec 3>/dev/tcp/198.18.0.1/9' 2>&1)" == *refused* ]]; }
 until_true "the host answers without rxsteer" answers
 echo "stopped: no program, no process, offloads as before"

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use common::descriptors::{POLLED, limit_descriptors};
+use common::user::mount_run;
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{
@@ -487,5 +488,23 @@ fn two_that_see_no_common_file_do_not_steer_one_namespace() -> Result<()> {
         let (_fourth, log) = Apart::start(&dut.netns, second_mode, device)?;
         assert!(log.contains(STEERS), "{log}");
     }
+    Ok(())
+}
+
+#[test]
+fn what_is_no_socket_is_left_alone() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let netns = &bed.link.dut.netns;
+    mount_run(netns)?;
+    let [folder, file] = ["folder", "file"].map(|name| Path::new(FOLDER).join(name));
+    netns.run(|| {
+        fs::create_dir_all(&folder)?;
+        Ok(fs::write(&file, "")?)
+    })?;
+    let mut child = run(&bed)?;
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM)?;
+    assert!(child.wait()?.success());
+    assert!(netns.run(|| Ok(folder.is_dir() && file.is_file()))?);
     Ok(())
 }

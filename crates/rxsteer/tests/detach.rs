@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use common::container::Container;
 use common::pinned::{folder, mount_bpffs, mount_bpffs_with};
 use common::process::*;
+use common::user::{self, mount_run};
 use libbpf_rs::{MapHandle, MapType};
 use nix::mount::{MsFlags, mount};
 use nix::sys::signal::Signal;
@@ -21,6 +22,8 @@ use rxlab::lab::link::LinkConfig;
 use rxlab::testing::testbed::*;
 use rxsteer::host::bpffs::Folder;
 use rxsteer::host::ethtool::TX_VLAN;
+use rxsteer::host::lock;
+use rxsteer::host::privileges::NEEDED;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -217,12 +220,10 @@ fn refused(bed: &Testbed, args: &[&str]) -> Result<String> {
     Ok(started.err().context("it is refused")?.log)
 }
 
-/// Runs a script as a user without privileges, who has succeeded or not.
+/// Whether a user without privileges can do this.
 fn nobody(bed: &Testbed, script: &str) -> Result<bool> {
-    let mut setpriv = bed.link.dut.netns.command("setpriv")?;
-    setpriv.args(["--reuid=65534", "--regid=65534", "--clear-groups"]);
-    setpriv.args(["--bounding-set=-all", "--inh-caps=-all"]);
-    Ok(setpriv.args(["sh", "-ec", script]).status()?.success())
+    let status = user::nobody(&bed.link.dut.netns, script)?.status()?;
+    Ok(status.success())
 }
 
 /// A folder with a file that a link in the pins leads to.
@@ -353,6 +354,30 @@ fn only_pins_are_removed() -> Result<()> {
         "{errors}"
     );
     ensure!(dut.netns.run(|| Ok(!Path::new(&path).exists()))?);
+    Ok(())
+}
+
+/// It waits for the lock with those that it needs, as `run` has them.
+#[test]
+fn detach_gives_capabilities_back() -> Result<()> {
+    in_lab!();
+    let bed = testbed()?;
+    let netns = &bed.link.dut.netns;
+    mount_run(netns)?;
+    let lock = netns.run(|| lock::take("sockets", "is this test"))?;
+    let mut child = netns.command(RXSTEER)?.arg("detach").spawn()?;
+    let needed = NEEDED.iter().map(|c| 1_u64 << c.index()).sum::<u64>();
+    let status = format!("/proc/{}/status", child.id());
+    let effective = || -> Result<u64> {
+        let status = fs::read_to_string(&status)?;
+        let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+        Ok(u64::from_str_radix(line.context("no CapEff")?.trim(), 16)?)
+    };
+    until("only what it needs is left", || {
+        Ok((effective()? == needed).then_some(()))
+    })?;
+    drop(lock);
+    ensure!(child.wait()?.success());
     Ok(())
 }
 

@@ -5,13 +5,13 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::os::fd::AsFd;
-use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use common::pinned::{files, folder, goes_on, map, mount_bpffs, redirected};
+use common::pinned::{
+    files, folder, generations, goes_on, map, mount_bpffs, pin_again, redirected,
+};
 use common::process::*;
 use common::threads::{cpumaps, kthreads};
 use libbpf_rs::{MapCore, MapFlags, MapHandle, Program};
@@ -25,7 +25,7 @@ use rxlab::lab::link::LinkConfig;
 use rxlab::lab::witness::Witness;
 use rxlab::testing::testbed::*;
 use rxsteer::daemon::options::{Options, Pin};
-use rxsteer::host::bpffs::{self, Folder};
+use rxsteer::host::bpffs;
 
 /// So few that several packets of each are queued at a time.
 const NR_FLOWS: u32 = 16;
@@ -538,13 +538,13 @@ fn an_interrupted_take_over_is_completed() -> Result<()> {
         goes_on(&bed)?;
         let received = counted(&first)?;
         first.stop(Signal::SIGKILL)?;
-        dut.netns.run(|| pin_again(&bed, with_record))?;
+        pin_again(&dut.netns, with_record)?;
         let second = pinning(&bed, &[])?;
         assert!(with_record || counted(&second)? > received);
         goes_on(&bed)?;
         let ended = second.stop(Signal::SIGKILL)?;
         assert!(ended.log.contains("was not completed"), "{ended:?}");
-        let folders = dut.netns.run(|| pinned_at(&folder(&dut.netns)?))?;
+        let folders = generations(&dut.netns)?;
         assert_eq!(folders.len(), 1, "{folders:?}");
     }
     says(&bed, &["detach"])?;
@@ -552,31 +552,6 @@ fn an_interrupted_take_over_is_completed() -> Result<()> {
     assert_eq!(sent.lost, 0);
     all_arrive_in_order(sink, sent.sent)?;
     nothing_is_left(&bed)
-}
-
-/// Pins the objects of the only generation, but its XDP links, in a second one.
-fn pin_again(bed: &Testbed, with_record: bool) -> Result<()> {
-    let folder = folder(&bed.link.dut.netns)?;
-    let first = folder.join(&pinned_at(&folder)?[0]);
-    let second = folder.join("0000000000000001");
-    for file in files(&bed.link.dut.netns, &first)? {
-        let name = file.strip_prefix(&first)?;
-        if name.starts_with("xdp") || (name.starts_with("record") && !with_record) {
-            continue;
-        }
-        let (from, to) = (file.parent(), second.join(name));
-        let from = Folder::find(from.context("a folder")?)?.context("it is there")?;
-        let to = Folder::make(to.parent().context("a folder")?)?;
-        let name = name.file_name().and_then(|name| name.to_str());
-        let name = name.context("a name")?;
-        to.pin(name, from.open(name)?.as_fd())?;
-    }
-    Ok(())
-}
-
-/// The generations in a folder.
-fn pinned_at(folder: &Path) -> Result<Vec<String>> {
-    Folder::find(folder)?.context("nothing is pinned")?.names()
 }
 
 /// Starts that go on and starts that replace, each killed after a time by chance.

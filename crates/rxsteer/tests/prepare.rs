@@ -3,17 +3,25 @@
 
 mod common;
 
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Stdio};
+
 use anyhow::{Context, Result, ensure};
 use common::container::Container;
 use common::process::Rxsteer;
 use common::transfer::transfer;
-use nix::sys::signal::Signal;
+use common::user::mount_run;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use rxlab::in_lab;
 use rxlab::lab::ethtool::Offload;
 use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::testing::testbed::until;
+use rxsteer::api::client;
 use rxsteer::host::ethtool::{Features, RX_VLAN, TX_CHECKSUM, TX_VLAN};
+use rxsteer::host::offloads;
 
 /// A veth pair with the offloads with which it was created.
 struct Pair {
@@ -233,5 +241,62 @@ fn a_device_that_refuses_the_program_is_steered_in_skb_mode() -> Result<()> {
     ensure!(mode(&rxsteer)? == "skb", "{refused:?}");
     transfer(&tester, &dut, link.dut.ipv4)?;
     ensure!(rxsteer.stop(Signal::SIGTERM)?.code == Some(0));
+    Ok(())
+}
+
+/// `rxsteer run`, and its log as it comes.
+fn waiting(pair: &Pair) -> Result<(Child, impl Iterator<Item = String>)> {
+    let dut = &pair.link.dut;
+    let mut command = Rxsteer::command(&dut.netns, &[&dut.name, "--mode=auto"])?;
+    let mut child = command.stderr(Stdio::piped()).spawn()?;
+    let log = BufReader::new(child.stderr.take().context("it is piped")?);
+    let mut log = log.lines().map_while(Result::ok);
+    let told = log.find(|line| line.contains("waiting at most 10 s"));
+    let told = told.context("it does not wait")?;
+    let why = format!("another rxsteer has changed {}", dut.name);
+    ensure!(told.contains(&why), "{told}");
+    Ok((child, log))
+}
+
+/// Another process is about to put back what it has changed.
+#[test]
+fn an_earlier_one_is_waited_for() -> Result<()> {
+    in_lab!();
+    let pair = Pair::new()?;
+    let dut = &pair.link.dut;
+    mount_run(&dut.netns)?;
+    let lock = || -> Result<File> {
+        let lock = dut.netns.run(|| offloads::lock(&dut.name))?;
+        lock.context("there is such a device")
+    };
+    // Its end is the end of the wait.
+    let held = lock()?;
+    let (mut child, _log) = waiting(&pair)?;
+    drop(held);
+    until("it steers", || {
+        let status = dut.netns.run(client::status);
+        Ok(status.is_ok_and(|s| s.pid == child.id()).then_some(()))
+    })?;
+    let pid = Pid::from_raw(child.id() as i32);
+    kill(pid, Signal::SIGTERM)?;
+    ensure!(child.wait()?.success());
+    // So is a signal.
+    let _held = lock()?;
+    let (mut child, log) = waiting(&pair)?;
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM)?;
+    let log: Vec<_> = log.collect();
+    ensure!(
+        log.iter().any(|line| line.contains("by a signal")),
+        "{log:?}"
+    );
+    ensure!(child.wait()?.code() == Some(1));
+    // And its limit.
+    let (mut child, log) = waiting(&pair)?;
+    let log: Vec<_> = log.collect();
+    ensure!(log.iter().any(|line| line.contains("stop it")), "{log:?}");
+    ensure!(child.wait()?.code() == Some(1));
+    // Other devices are not locked with it.
+    let other = dut.netns.run(|| offloads::lock("lo"))?;
+    ensure!(other.is_some());
     Ok(())
 }

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use common::pinned::{folder, mount_bpffs};
 use common::process::*;
+use common::user::Locked;
 use nix::sys::signal::Signal;
 use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
@@ -227,6 +228,24 @@ fn metrics_come_and_go() -> Result<()> {
     running.write(&text(""))?;
     running.reload()?;
     ensure!(!listens(14_802)?);
+    Ok(())
+}
+
+/// Files of devices can be opened, and thus locked, by every user.
+#[test]
+fn a_user_holds_up_neither_start_nor_reload() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let files = ["flags", "ifindex", "gro_flush_timeout"];
+    let files = files.map(|file| format!("/sys/class/net/{}/{file}", dut.name));
+    let _locked = Locked::by_nobody(&dut.netns, &files)?;
+    let running = Configured::start(dut, &roomy_text(dut, ""))?;
+    running.write(&roomy_text(dut, "prepare = true"))?;
+    let said = running.reload()?;
+    ensure!(said.contains("started anew"), "{said}");
+    let ended = running.rxsteer.stop(Signal::SIGTERM)?;
+    ensure!(ended.code == Some(0), "{ended:?}");
     Ok(())
 }
 

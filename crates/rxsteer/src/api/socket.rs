@@ -4,21 +4,18 @@
 //! A file in a folder of root's can't be made by another user, as an abstract name could. The file
 //! is also the lock: one rxsteer of each role per network namespace.
 
-use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
+use std::fs::{self, File, Permissions};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
-use nix::unistd::geteuid;
 
+use crate::host::lock::{self, FOLDER, is_trusted};
 use crate::host::netns;
-
-/// Made by the first rxsteer, for its user alone.
-const FOLDER: &str = "/run/rxsteer";
 
 /// The path of a role's socket in the network namespace of the calling thread.
 ///
@@ -42,23 +39,7 @@ impl Bound {
     /// # Errors
     /// When the folder can't be made, or can be changed by others.
     pub(super) fn new(path: PathBuf) -> Result<Option<Self>> {
-        match DirBuilder::new().mode(0o700).create(FOLDER) {
-            Err(e) if e.kind() != ErrorKind::AlreadyExists => {
-                let remedy = match e.kind() {
-                    ErrorKind::ReadOnlyFilesystem | ErrorKind::NotFound => {
-                        "a container needs `--tmpfs /run`, a pod an emptyDir volume there, a unit \
-                         RuntimeDirectory=rxsteer"
-                    }
-                    _ => "run as root",
-                };
-                return Err(e).with_context(|| format!("cannot make {FOLDER}: {remedy}"));
-            }
-            _ => {}
-        }
-        let folder = lock_folder()?;
-        folder
-            .set_permissions(Permissions::from_mode(0o700))
-            .with_context(|| format!("cannot keep others out of {FOLDER}"))?;
+        let _lock = lock_sockets()?;
         remove_dead().with_context(|| format!("cannot tidy {FOLDER}"))?;
         match UnixStream::connect(&path) {
             Ok(_) => return Ok(None),
@@ -90,7 +71,7 @@ impl AsFd for Bound {
 impl Drop for Bound {
     fn drop(&mut self) {
         // Under the lock the file can't become another's between the question and its removal.
-        if let Ok(_lock) = lock_folder()
+        if let Ok(_lock) = lock_sockets()
             && id_of(&self.path).is_ok_and(|id| id == self.id)
         {
             let _ = fs::remove_file(&self.path);
@@ -98,12 +79,15 @@ impl Drop for Bound {
     }
 }
 
-/// Removes the files of processes that were killed, in whatever namespace. The folder is locked: who
-/// has made a file there listens by now.
+/// Removes the sockets of processes that were killed, in whatever namespace. Sockets are locked: who
+/// has made one there listens by now.
 fn remove_dead() -> std::io::Result<()> {
     for entry in fs::read_dir(FOLDER)? {
-        let path = entry?.path();
-        if UnixStream::connect(&path).is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused) {
+        let entry = entry?;
+        let path = entry.path();
+        if entry.file_type()?.is_socket()
+            && UnixStream::connect(&path).is_err_and(|e| e.kind() == ErrorKind::ConnectionRefused)
+        {
             fs::remove_file(&path)?;
         }
     }
@@ -115,23 +99,9 @@ fn id_of(path: &Path) -> std::io::Result<(u64, u64)> {
     Ok((file.dev(), file.ino()))
 }
 
-/// Locks the folder until the returned file is closed, so that one process at a time finds a path
-/// free and takes it.
-fn lock_folder() -> Result<File> {
-    let folder = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW)
-        .open(FOLDER)
-        .with_context(|| format!("cannot open {FOLDER}: run as its owner, or as root"))?;
-    let facts = folder.metadata()?;
-    ensure!(
-        is_believed(facts.uid()) && facts.mode() & 0o022 == 0,
-        "{FOLDER} can be changed by others than root and this user: remove it"
-    );
-    folder
-        .lock()
-        .with_context(|| format!("cannot lock {FOLDER}"))?;
-    Ok(folder)
+/// One process at a time finds a path free and takes it, until the returned file is closed.
+fn lock_sockets() -> Result<File> {
+    lock::take("sockets", "starts or ends")
 }
 
 /// Connects; `None` if nobody listens.
@@ -150,7 +120,7 @@ pub(super) fn connect(path: &Path) -> Result<Option<UnixStream>> {
     };
     let uid = uid_of_peer(&stream)?;
     ensure!(
-        is_believed(uid),
+        is_trusted(uid),
         "{} belongs to the user {uid}, whose answers are not believed: ask as that user",
         path.display()
     );
@@ -162,13 +132,9 @@ pub(super) fn connect(path: &Path) -> Result<Option<UnixStream>> {
 /// # Errors
 /// When the kernel does not tell.
 pub(super) fn peer_is_believed(stream: &UnixStream) -> Result<bool> {
-    Ok(is_believed(uid_of_peer(stream)?))
+    Ok(is_trusted(uid_of_peer(stream)?))
 }
 
 fn uid_of_peer(stream: &UnixStream) -> Result<u32> {
     Ok(getsockopt(stream, PeerCredentials)?.uid())
-}
-
-fn is_believed(uid: u32) -> bool {
-    uid == 0 || uid == geteuid().as_raw()
 }

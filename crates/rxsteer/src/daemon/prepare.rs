@@ -65,7 +65,7 @@ impl Prepared {
         for name in with_ports(&options.devices) {
             // Without such a device the check fails, with a list of those there are.
             if let Entry::Vacant(vacant) = locks.entry(name)
-                && let Ok(lock) = lock(vacant.key())
+                && let Some(lock) = lock(vacant.key())?
             {
                 vacant.insert(lock);
             }

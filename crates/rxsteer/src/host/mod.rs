@@ -23,6 +23,7 @@ mod ifreq;
 pub mod irq;
 pub mod kernel;
 pub mod kthread;
+pub mod lock;
 pub mod loopback;
 mod loss;
 pub mod lower;

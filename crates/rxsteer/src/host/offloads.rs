@@ -3,11 +3,11 @@
 //! also after SIGKILL.
 
 use std::fmt;
-use std::fs::File;
+use std::fs::{self, File};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use tracing::{error, info, warn};
 
@@ -16,7 +16,7 @@ use super::ethtool::{Ethtool, Offload, RX_MERGE, RX_VLAN, TX_CHECKSUM, TX_VLAN};
 use super::gone::is_gone;
 use super::guardian::{self, Guardian};
 use super::loopback::Routing;
-use super::peer;
+use super::{lock, netns, peer};
 
 /// The hidden command that runs [`put_back`].
 pub const COMMAND: &str = "put-back-offloads";
@@ -102,15 +102,18 @@ impl Device {
 }
 
 /// Waits until no process is about to put back offloads of this device of the caller's network
-/// namespace, and keeps others from it.
+/// namespace, and keeps others from it; `None` if there is no such device.
 ///
 /// # Errors
-/// When there is no such device.
-pub fn lock(name: &str) -> Result<File> {
-    let path = format!("/sys/class/net/{name}/flags");
-    let file = File::open(&path).with_context(|| format!("cannot read {path}"))?;
-    file.lock().with_context(|| format!("cannot lock {path}"))?;
-    Ok(file)
+/// As [`lock::take`].
+pub fn lock(name: &str) -> Result<Option<File>> {
+    let ifindex = format!("/sys/class/net/{name}/ifindex");
+    let Ok(ifindex) = fs::read_to_string(ifindex) else {
+        return Ok(None);
+    };
+    let lock = format!("offloads {} {}", netns::inode()?, ifindex.trim());
+    let holder = format!("has changed {name}, and puts it back at its end");
+    lock::take(&lock, &holder).map(Some)
 }
 
 /// Offloads that are off until this is dropped.

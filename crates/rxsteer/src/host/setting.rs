@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Temporary changes of host settings, restored when this process ends for whatever reason.
 
-use std::fs::{self, File};
+use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result};
 use tracing::info;
 
 use super::guardian::Guardian;
-use super::tunable;
+use super::{lock, netns, tunable};
 
 /// Files in /proc/sys or /sys. On drop or the end of this process a child restores their contents.
 pub struct Setting {
@@ -31,7 +31,7 @@ impl Setting {
     /// Records the contents of `path` for the restore; changes nothing yet.
     ///
     /// # Errors
-    /// When the file can't be read or locked.
+    /// When the file can't be read, or as [`lock::take`].
     pub fn keep(path: &str) -> Result<Self> {
         Self::keep_all(vec![path.to_owned()])
     }
@@ -39,13 +39,17 @@ impl Setting {
     /// Records several files that belong together, as the calling thread's namespaces show them.
     ///
     /// # Errors
-    /// When a file can't be read or locked.
+    /// When a file can't be read, or as [`lock::take`].
     pub fn keep_all(paths: Vec<String>) -> Result<Self> {
         // Another process that changes these settings waits until they are restored.
         let first = paths.first().context("no settings to keep")?;
-        let lock = File::open(first).with_context(|| format!("cannot read {first}"))?;
-        lock.lock()
-            .with_context(|| format!("cannot lock {first}"))?;
+        // Network namespaces have files of their own in these folders.
+        let netns = match first.contains("/net/") {
+            true => netns::inode()?,
+            false => 0,
+        };
+        let holder = format!("has changed {first}, and puts it back at its end");
+        let lock = lock::take(&format!("setting {netns} {first}"), &holder)?;
         let mut guardian = Command::new("sh");
         guardian.args(["-c", GUARD, "sh"]);
         for path in &paths {

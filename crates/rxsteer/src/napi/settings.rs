@@ -2,7 +2,7 @@
 //! Temporary settings of NAPI instances: `rxsteer napi --defer-hard-irqs …`. A child process
 //! restores the previous settings when this process ends, also after SIGKILL.
 
-use std::fs::{File, TryLockError};
+use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
 
@@ -12,7 +12,9 @@ use tracing::info;
 
 use crate::host::device::Device;
 use crate::host::guardian::{self, Guardian};
+use crate::host::lock;
 use crate::host::netdev::{self, Napi, Settings, Threaded};
+use crate::host::netns;
 use crate::host::setting::Setting;
 use crate::host::wait::readable;
 use crate::napi;
@@ -69,17 +71,10 @@ impl Changed {
     /// As [`run`]'s.
     pub fn set(device: &Device, wanted: &Settings) -> Result<Self> {
         let name = &device.name;
-        let path = format!("/sys/class/net/{name}/ifindex");
-        let lock = File::open(&path).with_context(|| format!("cannot read {path}"))?;
-        match lock.try_lock() {
-            Ok(()) => {}
-            Err(TryLockError::WouldBlock) => {
-                bail!("another rxsteer sets the NAPI instances of {name}; stop it first")
-            }
-            Err(TryLockError::Error(e)) => {
-                return Err(e).with_context(|| format!("cannot lock {path}"));
-            }
-        }
+        let lock = format!("napi {} {}", netns::inode()?, device.ifindex);
+        let Some(lock) = lock::try_take(&lock)? else {
+            bail!("another rxsteer sets the NAPI instances of {name}; stop it first")
+        };
         let napis = device.napis.as_deref().unwrap_or_default();
         ensure!(
             device.napis.is_none() || !napis.is_empty(),

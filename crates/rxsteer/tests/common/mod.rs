@@ -14,6 +14,7 @@ pub mod scrape;
 pub mod terminal;
 pub mod threads;
 pub mod transfer;
+pub mod user;
 
 /// The packets of `tests/fixtures/`.
 pub mod fixture {

@@ -2,6 +2,7 @@
 //! Steering pinned in a namespace's own BPF file system, which ends with the namespace.
 
 use std::fs;
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -9,6 +10,7 @@ use libbpf_rs::{MapCore, MapFlags, MapHandle};
 use nix::mount::{MsFlags, mount};
 use rxlab::lab::netns::Netns;
 use rxlab::testing::testbed::{Testbed, until};
+use rxsteer::host::bpffs::Folder;
 use rxsteer::types::backlog;
 
 /// Where BPF file systems are.
@@ -85,4 +87,33 @@ pub fn goes_on(bed: &Testbed) -> Result<()> {
         Ok((now.0 > before.0 + 1_000 && now.1 > before.1 + 1_000).then_some(()))
     })
     .with_context(|| format!("{before:?}, {:?}", redirected(bed)))
+}
+
+/// Names of the generations in the default folder of a namespace.
+pub fn generations(netns: &Netns) -> Result<Vec<String>> {
+    let folder = folder(netns)?;
+    netns.run(|| Folder::find(&folder)?.context("nothing is pinned")?.names())
+}
+
+/// Pins the objects of the only generation, but its XDP links, in a second one.
+pub fn pin_again(netns: &Netns, with_record: bool) -> Result<()> {
+    let folder = folder(netns)?;
+    let first = folder.join(&generations(netns)?[0]);
+    let second = folder.join("0000000000000001");
+    for file in files(netns, &first)? {
+        let name = file.strip_prefix(&first)?;
+        if name.starts_with("xdp") || (name.starts_with("record") && !with_record) {
+            continue;
+        }
+        let to = second.join(name);
+        let [from, to] = [&file, &to].map(|path| path.parent().context("a folder"));
+        let (from, to) = (from?, to?);
+        let name = name.file_name().and_then(|name| name.to_str());
+        let name = name.context("a name")?;
+        netns.run(|| {
+            let from = Folder::find(from)?.context("it is there")?;
+            Folder::make(to)?.pin(name, from.open(name)?.as_fd())
+        })?;
+    }
+    Ok(())
 }

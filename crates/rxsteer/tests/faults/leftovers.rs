@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use libbpf_rs::query::{MapInfoIter, ProgInfoIter};
+use rxsteer::host::lock;
 use rxsteer::host::topology::Topology;
 
 /// Settings that concern received packets.
@@ -32,8 +33,10 @@ fn present() -> Result<BTreeSet<String>> {
     for map in MapInfoIter::default() {
         present.insert(format!("map {} {:?}", map.id, map.name));
     }
-    for folder in ["/run/rxsteer", "/run/netns"] {
-        present.extend(names(folder).iter().map(|name| format!("{folder}/{name}")));
+    for folder in [lock::FOLDER, "/run/netns"] {
+        // The file of locks stays.
+        let names = names(folder).into_iter().filter(|name| name != lock::FILE);
+        present.extend(names.map(|name| format!("{folder}/{name}")));
     }
     let online = Topology::host().online()?;
     let cpus = names("/sys/devices/system/cpu");
