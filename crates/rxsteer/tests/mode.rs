@@ -4,9 +4,10 @@
 mod common;
 
 use std::fs;
+use std::net::UdpSocket;
 use std::process::{Command, Output};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use clap::ValueEnum;
 use common::process::*;
 use nix::sys::signal::Signal;
@@ -14,6 +15,7 @@ use rxlab::in_lab;
 use rxlab::lab::link::LinkConfig;
 use rxlab::testing::testbed::*;
 use rxsteer::cli::mode::Name;
+use rxsteer::host::polling::Polling;
 
 fn text(output: Output) -> Result<String> {
     ensure!(output.status.success(), "{output:?}");
@@ -53,8 +55,7 @@ fn each_mode_steers() -> Result<()> {
     let mut policies = Vec::new();
     for name in names() {
         let shown = run(&["mode", &name, "--show"])?;
-        // The sockets of this port alone, not those of all processes of the host.
-        let shown = shown.replace("cgroup = \"/\"", "port = 7");
+        ensure!(!shown.contains("cgroup = \"/\""), "all processes: {shown}");
         let file = tempfile::NamedTempFile::with_suffix(".toml")?;
         fs::write(&file, shown)?;
         let mut command = dut.netns.command(RXSTEER)?;
@@ -73,6 +74,53 @@ fn each_mode_steers() -> Result<()> {
     Ok(())
 }
 
+/// The sockets of the processes that the mode's rule means are set once devices are steered, and not by a
+/// start that fails.
+#[test]
+fn sockets_poll_after_the_start_alone() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let (socket, pid) = (UdpSocket::bind("127.0.0.1:0")?, std::process::id());
+    let polls = format!("process {pid} ");
+    let shown = run(&["mode", "latency", "--show"])?;
+    let rule = shown.lines().map(|line| match line.starts_with("cgroup") {
+        true => format!("pid = {pid}\n"),
+        false => format!("{line}\n"),
+    });
+    let file = tempfile::NamedTempFile::with_suffix(".toml")?;
+    fs::write(&file, rule.collect::<String>())?;
+    let start = |args: &[&str]| {
+        let mut command = dut.netns.command(RXSTEER)?;
+        command
+            .args(["run", "--config"])
+            .arg(file.path())
+            .args(args);
+        Rxsteer::spawn(&dut.netns, command, true)
+    };
+    let port = "--metrics=192.0.2.1:14779";
+    for args in [
+        &["no-such-device"][..],
+        &[&dut.name, "--queue=7=0"],
+        &[&dut.name, port],
+    ] {
+        let Err(ended) = start(args)? else {
+            bail!("it starts with {args:?}");
+        };
+        ensure!(!ended.log.contains(&polls), "{args:?}: {ended:?}");
+    }
+    // The control: with the right device they poll.
+    let running = start(&[&dut.name])?.map_err(|ended| anyhow!("{ended:?}"))?;
+    until("the socket polls", || {
+        let polling = Polling::of_socket(&socket)?;
+        Ok((polling.usecs == 50).then_some(()))
+    })?;
+    let ended = running.stop(Signal::SIGTERM)?;
+    ensure!(ended.log.contains(&polls), "{ended:?}");
+    assert_eq!(Polling::of_socket(&socket)?.usecs, 0);
+    Ok(())
+}
+
 /// In a mount namespace with an empty /etc.
 #[test]
 fn a_mode_is_written_and_removed() -> Result<()> {
@@ -80,7 +128,9 @@ fn a_mode_is_written_and_removed() -> Result<()> {
     let script = format!(
         "set -e; mount -t tmpfs none /etc
          {RXSTEER} mode router; {RXSTEER} mode; cat /etc/rxsteer/rxsteer.d/10-mode.toml
-         {RXSTEER} mode latency; {RXSTEER} mode; stat -c %a /etc/rxsteer/rxsteer.d/*
+         for no in '' '--cgroup /'; do if {RXSTEER} mode latency $no; then exit 1; fi; done
+         {RXSTEER} mode latency --cgroup /a.slice; {RXSTEER} mode; stat -c %a /etc/rxsteer/rxsteer.d/*
+         cat /etc/rxsteer/rxsteer.d/10-mode.toml
          {RXSTEER} mode --remove; {RXSTEER} mode; ls -A /etc/rxsteer/rxsteer.d | wc -l"
     );
     let output = Command::new("unshare")
@@ -91,6 +141,7 @@ fn a_mode_is_written_and_removed() -> Result<()> {
         "* router ",
         "policy = \"rps+adapt\"",
         "* latency ",
+        "cgroup = \"/a.slice\"",
         "\n644\n",
         "  router ",
         "\n0\n",

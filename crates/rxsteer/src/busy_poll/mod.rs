@@ -55,6 +55,10 @@ impl Service {
             mut poller,
             _host_wide,
         } = self;
+        for rule in poller.rules().iter().filter(|rule| rule.pid.is_none()) {
+            let usecs = rule.usecs;
+            info!("looking for sockets of {rule}: they poll for up to {usecs} us");
+        }
         loop {
             let wait = poller.tick()?;
             if poller.has_ended() {

@@ -111,12 +111,6 @@ impl Poller {
                 Target::open(pid).map_err(|_| anyhow!("there is no process {pid}"))?;
             }
         }
-        for rule in rules.iter().filter(|rule| rule.pid.is_none()) {
-            info!(
-                "looking for sockets of {rule}: they poll for up to {} us",
-                rule.usecs
-            );
-        }
         Ok(Self {
             rules: rules.to_vec(),
             guardian: Guardian::start(undo::COMMAND, None)?,
@@ -128,6 +122,11 @@ impl Poller {
             others: HashSet::new(),
             no_epoll: false,
         })
+    }
+
+    /// The rules by which it searches.
+    pub fn rules(&self) -> &[Rule] {
+        &self.rules
     }
 
     /// Searches once and sets new sockets. Returns the time to wait before the next search.

@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result};
@@ -19,12 +20,12 @@ use crate::metrics::server as metrics;
 pub(super) struct Services {
     rules: Vec<Rule>,
     address: Option<SocketAddr>,
-    _polling: Option<Polling>,
+    polling: Option<Polling>,
     _metrics: Option<metrics::Server>,
 }
 
 impl Services {
-    /// Starts those that the options name.
+    /// Starts those that the options name. No socket polls before [`Self::begin`].
     ///
     /// # Errors
     /// When another rxsteer lets sockets poll, a rule is invalid, or the address of the metrics can't
@@ -32,7 +33,7 @@ impl Services {
     pub(super) fn start(options: &Options, asker: &Asker) -> Result<Self> {
         let polling = match &options.busy_poll[..] {
             [] => None,
-            rules => Some(Polling::start(Service::new(rules, false)?)?),
+            rules => Some(Polling::new(Service::new(rules, false)?)?),
         };
         let metrics = options
             .metrics
@@ -40,7 +41,7 @@ impl Services {
         let services = Self {
             rules: options.busy_poll.clone(),
             address: options.metrics,
-            _polling: polling,
+            polling,
             _metrics: metrics.transpose()?,
         };
         if let Some(address) = services.address {
@@ -55,22 +56,39 @@ impl Services {
         Ok(services)
     }
 
+    /// Devices are steered: sockets are set from now on.
+    pub(super) fn begin(&mut self) {
+        let begin = self
+            .polling
+            .as_mut()
+            .and_then(|polling| polling.begin.take());
+        if let Some(begin) = begin {
+            // A thread that has ended has said why.
+            let _ = begin.send(());
+        }
+    }
+
     /// Whether other options have the same services.
     pub(super) fn suit(&self, options: &Options) -> bool {
         (&self.rules, self.address) == (&options.busy_poll, options.metrics)
     }
 }
 
-/// A thread that lets sockets poll until it is dropped.
+/// A thread that lets sockets poll, from [`Services::begin`] until it is dropped.
 struct Polling {
+    begin: Option<Sender<()>>,
     stop: Option<OwnedFd>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Polling {
-    fn start(service: Service) -> Result<Self> {
+    fn new(service: Service) -> Result<Self> {
         let (wait, stop) = nix::unistd::pipe()?;
+        let (begin, begun) = mpsc::channel();
         let serve = move || {
+            if begun.recv().is_err() {
+                return;
+            }
             if let Err(e) = service.serve(wait.as_fd()) {
                 warn!("busy polling: {e:#}");
             }
@@ -78,6 +96,7 @@ impl Polling {
         let thread = thread::Builder::new().name("polling".to_owned());
         Ok(Self {
             thread: Some(thread.spawn(serve).context("a thread for busy polling")?),
+            begin: Some(begin),
             stop: Some(stop),
         })
     }
@@ -85,7 +104,7 @@ impl Polling {
 
 impl Drop for Polling {
     fn drop(&mut self) {
-        drop(self.stop.take());
+        drop((self.begin.take(), self.stop.take()));
         if let Some(thread) = self.thread.take() {
             // Its panic has been reported, and ends this process.
             let _ = thread.join();

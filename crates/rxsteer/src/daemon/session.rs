@@ -60,6 +60,7 @@ impl<'a> Session<'a> {
             running: None,
         };
         session.steer(options)?;
+        session.services.begin();
         Ok(session)
     }
 
@@ -189,7 +190,9 @@ impl<'a> Session<'a> {
             self.services = Services::default();
             self.services = Services::start(&options, &self.server.asker())?;
         }
-        self.steer(options)
+        self.steer(options)?;
+        self.services.begin();
+        Ok(())
     }
 
     /// Returns every flow to INLINE and detaches, once. What is pinned is unpinned.

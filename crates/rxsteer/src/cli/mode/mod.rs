@@ -2,10 +2,10 @@
 //! `rxsteer mode`: configurations with a name, for hosts whose administrators want no knobs.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Component, Path};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use nix::sys::stat::Mode as Permissions;
 use tempfile::Builder;
@@ -22,6 +22,13 @@ pub struct ModeArgs {
     /// Print the mode's configuration, and change nothing
     #[arg(long, requires = "name")]
     pub show: bool,
+
+    /// The service whose sockets poll in mode latency: its cgroup (v2), as /system.slice/NAME.service
+    ///
+    /// `systemctl show --property ControlGroup NAME` prints it. Polling takes CPU time, so that no mode
+    /// lets all processes of the host poll. More services: [[busy_poll]] tables in a file of their own.
+    #[arg(long, requires = "name", value_parser = of_service)]
+    pub cgroup: Option<String>,
 
     /// Use no mode any more
     #[arg(long, conflicts_with = "name")]
@@ -52,6 +59,38 @@ impl Name {
         };
         text.split_once('\n').map_or(text, |(_licence, rest)| rest)
     }
+
+    /// The mode's configuration, for the service with this cgroup; without one for an example.
+    ///
+    /// # Errors
+    /// When the mode has no place for a service.
+    fn text_for(self, cgroup: Option<&str>) -> Result<String> {
+        let Some(cgroup) = cgroup else {
+            return Ok(self.text().to_owned());
+        };
+        ensure!(
+            self == Self::Latency,
+            "--cgroup is for mode latency: no other one lets sockets poll"
+        );
+        let cgroup = toml::Value::from(cgroup).to_string();
+        Ok(self.text().replace(EXAMPLE, &cgroup))
+    }
+}
+
+/// A service's cgroup in the configuration of [`Name::Latency`].
+const EXAMPLE: &str = "\"/system.slice/NAME.service\"";
+
+/// A cgroup that does not have all processes of the host.
+fn of_service(text: &str) -> Result<String, String> {
+    let path = Path::new(text);
+    match path.is_absolute()
+        && path
+            .components()
+            .any(|part| matches!(part, Component::Normal(_)))
+    {
+        true => Ok(text.to_owned()),
+        false => Err("name a service's cgroup, as /system.slice/NAME.service".to_owned()),
+    }
 }
 
 impl ModeArgs {
@@ -59,9 +98,14 @@ impl ModeArgs {
         let file = files::of_mode();
         let shown = file.display();
         match self.name {
-            Some(name) if self.show => print!("{}", name.text()),
+            Some(name) if self.show => print!("{}", name.text_for(self.cgroup.as_deref())?),
+            Some(Name::Latency) if self.cgroup.is_none() => bail!(
+                "mode latency lets the sockets of a service poll: name it, as in `rxsteer mode latency \
+                 --cgroup /system.slice/NAME.service`"
+            ),
             Some(name) => {
-                write(&file, name.text()).with_context(|| format!("writing {shown}"))?;
+                let text = name.text_for(self.cgroup.as_deref())?;
+                write(&file, &text).with_context(|| format!("writing {shown}"))?;
                 println!("{shown} is written: `rxsteer reload` applies it, or the next start");
             }
             None if self.remove => {
@@ -79,7 +123,10 @@ fn list(used: Option<&str>) -> String {
     let line = |name: &Name| {
         let value = name.to_possible_value().expect("no mode is hidden");
         let help = value.get_help().map(ToString::to_string);
-        let mark = if used == Some(name.text()) { "*" } else { " " };
+        let mark = match used.is_some_and(|used| same(used, name.text())) {
+            true => "*",
+            false => " ",
+        };
         format!(
             "{mark} {:<15} {}\n",
             value.get_name(),
@@ -87,6 +134,14 @@ fn list(used: Option<&str>) -> String {
         )
     };
     Name::value_variants().iter().map(line).collect()
+}
+
+/// Whether two configurations are of one mode, whatever the service.
+fn same(one: &str, other: &str) -> bool {
+    fn lines(text: &str) -> impl Iterator<Item = &str> {
+        text.lines().filter(|line| !line.starts_with("cgroup = "))
+    }
+    lines(one).eq(lines(other))
 }
 
 /// Replaces the file at once; a reader sees the old text or the new one.
