@@ -172,7 +172,8 @@ pub struct Options {
     /// Network devices, for example eth0, or patterns, for example 'veth*'
     ///
     /// A pattern has *, ? or [ ] as in a shell; quote it. Devices that match are steered in skb mode, also
-    /// those that come later. Without DEVICE, the configuration names them.
+    /// those that come later. An altname stands for
+    /// its device. Without DEVICE, the configuration names them.
     #[arg(value_name = "DEVICE", value_parser = device_name)]
     pub devices: Vec<String>,
 
