@@ -3,9 +3,11 @@
 
 mod common;
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
+use std::net::UdpSocket;
 use std::process::{Child, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use common::container::Container;
@@ -18,7 +20,7 @@ use rxlab::in_lab;
 use rxlab::lab::ethtool::Offload;
 use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
-use rxlab::testing::testbed::until;
+use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, until};
 use rxsteer::api::client;
 use rxsteer::host::ethtool::{Features, RX_VLAN, TX_CHECKSUM, TX_VLAN};
 use rxsteer::host::offloads;
@@ -298,5 +300,75 @@ fn an_earlier_one_is_waited_for() -> Result<()> {
     // Other devices are not locked with it.
     let other = dut.netns.run(|| offloads::lock("lo"))?;
     ensure!(other.is_some());
+    Ok(())
+}
+
+/// Datagrams that the stack has dropped as corrupt (UDP_MIB_CSUMERRORS).
+fn corrupt(netns: &Netns) -> Result<u64> {
+    let text = netns.run(|| Ok(fs::read_to_string("/proc/thread-self/net/snmp")?))?;
+    let mut lines = text.lines().filter_map(|line| line.strip_prefix("Udp: "));
+    let [names, values] = [lines.next(), lines.next()].map(Option::unwrap_or_default);
+    let mut columns = names.split(' ').zip(values.split(' '));
+    let column = columns.find(|(name, _)| *name == "InCsumErrors");
+    Ok(column.context(text.clone())?.1.parse()?)
+}
+
+#[test]
+fn native_mode_is_refused_while_checksums_are_left_open() -> Result<()> {
+    in_lab!();
+    let mut pair = Pair::new()?;
+    let (tester, dut) = (pair.link.tester.netns.clone(), pair.link.dut.netns.clone());
+    pair.link.tester.ethtool.set_features(TX_VLAN, false)?;
+    let name = pair.link.dut.name.clone();
+    // Each datagram goes to another CPU than that of its sender, which polls.
+    let args = [
+        &name[..],
+        "--mode=native",
+        "--policy=rps",
+        &format!("--rps-cpus={OTHER_CPU}"),
+    ];
+    let Err(refused) = Rxsteer::start(&dut, &args)? else {
+        anyhow::bail!("native mode is accepted");
+    };
+    for words in [
+        "without checksums would be dropped",
+        "`--prepare`",
+        "tx off`",
+    ] {
+        ensure!(refused.log.contains(words), "not {words:?}: {refused:?}");
+    }
+    let to = dut.run(|| Ok(UdpSocket::bind((pair.link.dut.ipv4, 0))?))?;
+    let address = to.local_addr()?;
+    let send = || {
+        let sender = move || {
+            let from = UdpSocket::bind("0.0.0.0:0").expect("a port is free");
+            from.send_to(b"datagram", address)
+                .expect("a route is there");
+        };
+        tester.spawn(Some(POLLING_CPU), "sender", sender)?.join();
+        anyhow::Ok(())
+    };
+    to.set_read_timeout(Some(Duration::from_secs(20)))?;
+    let rxsteer = Rxsteer::steering(&dut, &[&args[..], &["--prepare"]].concat())?;
+    until("packets are redirected", || {
+        send()?;
+        to.recv(&mut [0; 16]).context("a datagram is lost")?;
+        Ok((rxsteer.sums()?.redirected >= 100).then_some(()))
+    })?;
+    ensure!(corrupt(&dut)? == 0);
+    ensure!(rxsteer.stop(Signal::SIGTERM)?.code == Some(0));
+
+    // The control: where the other end can't be seen, native mode is steered, and loses them.
+    pair.container = None;
+    pair.link.dut.ethtool.set_features(RX_VLAN, false)?;
+    to.set_nonblocking(true)?;
+    let rxsteer = Rxsteer::steering(&dut, &args)?;
+    until("redirected packets are dropped", || {
+        send()?;
+        let _ = to.recv(&mut [0; 16]);
+        Ok((corrupt(&dut)? > 0).then_some(()))
+    })?;
+    let log = rxsteer.stop(Signal::SIGTERM)?.log;
+    ensure!(log.contains("WARN what the other end of"), "{log}");
     Ok(())
 }

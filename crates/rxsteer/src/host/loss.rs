@@ -70,16 +70,18 @@ impl Device {
     }
 
     /// The sending end of a veth omits checksums (tx offload). A redirected frame loses the mark
-    /// that says so, and is dropped as corrupt.
+    /// that says so, and is dropped as corrupt. Of an end out of reach that is not known.
     pub(super) fn checksums_missing(&self) -> Option<Objection> {
-        let remedy = match &self.peer {
-            Some(peer) if peer.checksums == Offload::Off => return None,
-            Some(peer) => Remedy::skb_mode()
+        let skb_mode = Remedy::skb_mode();
+        let remedy = match self.peer.as_ref().map(|peer| (peer, peer.checksums)) {
+            Some((_, Offload::Off)) => return None,
+            Some((_, Offload::Fixed)) => skb_mode,
+            Some((peer, Offload::On)) => skb_mode
                 .or(Remedy::with_the_process(
                     "`--prepare`, which makes it fill them in until the end",
                 ))
                 .or(format!("`{}`", peer.ethtool("tx off"))),
-            None => Remedy::skb_mode().or("make it fill them in: there `ethtool -K PEER tx off`"),
+            None => skb_mode.or("make it fill them in: there `ethtool -K PEER tx off`"),
         };
         (self.driver == "veth").then(|| Objection {
             reason: format!(
@@ -87,7 +89,7 @@ impl Device {
                 self.name
             ),
             remedy,
-            fatal: false,
+            fatal: self.peer.is_some(),
         })
     }
 
@@ -191,9 +193,18 @@ mod tests {
             text.contains("`nsenter --net=/run/netns/blue ethtool -K eth0 txvlan off"),
             "{text}"
         );
-        let text = only(&with_peer(Offload::Off, Offload::On), RxMode::Native, false);
+        let text = only(&with_peer(Offload::Off, Offload::On), RxMode::Native, true);
         assert!(
             text.contains("--prepare") && text.contains("ethtool -K eth0 tx off"),
+            "{text}"
+        );
+        let text = only(
+            &with_peer(Offload::Off, Offload::Fixed),
+            RxMode::Native,
+            true,
+        );
+        assert!(
+            text.contains("--mode skb") && !text.contains("--prepare"),
             "{text}"
         );
     }
