@@ -134,7 +134,7 @@ int rxsteer_rx_hash(struct xdp_md *ctx)
 			return XDP_PASS;
 	} else {
 		rx.q->nr_rx_hash++;
-		rx.hash = flow_hash(&key, &config.flow_secret);
+		rx.hash = rx.sock_hash = flow_hash(&key, &config.flow_secret);
 	}
 	return rx_hashed(&rx);
 }

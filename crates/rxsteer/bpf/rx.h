@@ -56,7 +56,7 @@ static __always_inline __u32 rx_cpu_mask(void)
 
 static __always_inline __u32 rx_sock_flow(const struct rx *rx)
 {
-	__u32 *entry = sock_flow_entry_of(rx->hash);
+	__u32 *entry = sock_flow_entry_of(rx->sock_hash);
 
 	return entry ? *(volatile __u32 *)entry : 0;
 }
@@ -206,7 +206,7 @@ static __always_inline __u32 flow_limit_of(void)
 
 static __always_inline bool rx_consumer_waits(const struct rx *rx, __u32 cpu)
 {
-	return sock_consumer_waits(rx->hash) || cpu_is_idle(cpu);
+	return sock_consumer_waits(rx->sock_hash) || cpu_is_idle(cpu);
 }
 
 /* A global function, as policy_decide(). */
@@ -248,6 +248,11 @@ __noinline int policy_decide(__u32 queue, __u32 hash, __u32 slot, __u32 cpu, boo
 {
 	struct rx rx = {.queue = queue, .hash = hash, .cpu = cpu, .followed = followed};
 	struct rps_dev_flow *flow = flow_of(slot);
+	struct flow_name *name = name_of(slot);
+
+	rx.sock_hash = hash;
+	if (config.flow_options & FLOW_TUNNEL_ANY && name)
+		rx.sock_hash = flow_hash(&name->key, &config.flow_secret);
 
 	rx.q = queue_of(queue);
 	if (flow && rx.q)
@@ -293,7 +298,8 @@ static __always_inline bool rx_keyed(struct rx *rx, const struct flow_key *key)
 		return false;
 	}
 	rx->key = key;
-	rx->hash = flow_hash(key, &config.flow_secret);
+	rx->sock_hash = flow_hashes(key, &config.flow_secret, config.flow_options & FLOW_TUNNEL_ANY,
+				    &rx->hash);
 	return true;
 }
 

@@ -47,7 +47,7 @@ static __always_inline bool skb_parse(struct rx *rx, struct __sk_buff *skb, stru
 	else
 		rx_count_no_flow(rx, result);
 	if (config.follow_nat)
-		skb_tell_flow(skb, result, key, rx->hash);
+		skb_tell_flow(skb, result, key, rx->sock_hash);
 	return steered;
 }
 
@@ -60,7 +60,7 @@ static __always_inline bool skb_hashed(struct rx *rx, struct __sk_buff *skb)
 	if (!config.device_hash || !key.ports)
 		return false;
 	rx->q->nr_rx_hash++;
-	rx->hash = flow_hash(&key, &config.flow_secret);
+	rx->hash = rx->sock_hash = flow_hash(&key, &config.flow_secret);
 	/* The socket keeps it. */
 	if (config.follow_nat)
 		skb_set_hash(skb, rx->hash);
@@ -386,7 +386,7 @@ static __always_inline int skb_send_away(struct __sk_buff *skb, struct rx *rx)
 	switch (skb_stay_away(rx, flow, &cpu)) {
 	case RX_REDIRECTED:
 		if (config.follow_nat)
-			skb_tell_flow(skb, result, &key, rx->hash);
+			skb_tell_flow(skb, result, &key, rx->sock_hash);
 		return skb_hop(skb, rx, cpu, skb->ifindex | SKB_EGRESS);
 	case RX_DROP:
 		return TC_ACT_SHOT;

@@ -36,13 +36,16 @@ struct flow_key {
 	__be32 daddr[4];
 	__be32 ports; /* source port, destination port; or the SPI; or 0 */
 	__u32 proto;  /* IPPROTO_*; IPPROTO_FRAGMENT for every IPv6 fragment */
+	/* Of a packet in a tunnel, whose socket knows nothing of it: the outermost source address,
+	 * and the VNI, the key or the TEID of that tunnel. Otherwise zero. */
+	__be32 outer[4];
+	__be32 tunnel;
 };
 
 /* The latest flow in a slot of a dev_flow_table, and what is seldom needed of the slot. */
 struct flow_name {
 	struct flow_key key;
 	__u32 ifindex; /* of the device that received the flow's first packet */
-	__u32 pad;
 	/* In skb mode: the number of the slot's last mixing (rx_mix()); 0: it is not mixed. */
 	__u64 mixed_at;
 };
@@ -64,6 +67,7 @@ enum flow_option {
 	FLOW_TUNNEL_VXLAN = 1 << 2,
 	FLOW_TUNNEL_GENEVE = 1 << 3,
 	FLOW_TUNNEL_GTPU = 1 << 4,
+	FLOW_TUNNEL_ANY = (1 << 5) - 1,
 	/* Both directions of a connection have one key (`--hash symmetric`). */
 	FLOW_SYMMETRIC = 1 << 5,
 };
@@ -73,9 +77,9 @@ enum flow_option {
 #define FLOW_KEY_WORDS (sizeof(struct flow_key) / sizeof(__u32))
 struct flow_secret {
 	__u64 addend;
-	__u64 multiplier[10]; /* FLOW_KEY_WORDS */
+	__u64 multiplier[15]; /* FLOW_KEY_WORDS */
 };
-_Static_assert(FLOW_KEY_WORDS == 10, "one multiplier per word of the key");
+_Static_assert(FLOW_KEY_WORDS == 15, "one multiplier per word of the key");
 
 /* ---- steering (steer.h, tables.h) ---------------------------------------- */
 

@@ -3,14 +3,14 @@
 
 mod common;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use common::fixture::{self, Fixture, words};
+use common::fixture::{self, Fixture, outer, words};
 use rxlab::testing::probe::{FRAME_MIN, Parsed, Probe};
 use rxsteer::datapath::flow::Flow;
 use rxsteer::datapath::{inline_ports, native};
-use rxsteer::types::{flow_key, flow_result, flow_secret};
+use rxsteer::types::{flow_key, flow_option, flow_result, flow_secret};
 
 /// A comparable result: the key's words, or the `FLOW_*`.
 type Outcome = Result<[u32; 10], u32>;
@@ -140,6 +140,61 @@ fn in_the_kernel(tunnels: u32, fixtures: &[Fixture]) {
     }
 }
 
+/// A packet whose key is that of an inner flow also has the outermost source address, and the tunnel's id: each
+/// gives the packet another hash, but not to its socket.
+#[test]
+fn an_inner_flow_is_another_one_in_another_tunnel() {
+    let mut nr = 0;
+    let mut ids = BTreeSet::new();
+    for of in fixture::all() {
+        let parse = |packet: &[u8], options| {
+            native::flow_parse(packet, packet.len() as u32, options).map_err(|why| why.0)
+        };
+        let Ok(key) = parse(&of.packet, of.tunnels) else {
+            continue;
+        };
+        let is_inner = parse(&of.packet, 0).map(|key| words(&key)) != Ok(words(&key));
+        assert_eq!(
+            outer(&key) != Default::default(),
+            is_inner,
+            "{}",
+            of.description
+        );
+        let symmetric = flow_option::FLOW_SYMMETRIC.0;
+        let without = parse(&of.packet, of.tunnels | symmetric).expect("it has a key");
+        assert_eq!(outer(&without), Default::default(), "{}", of.description);
+        let hashes = |key: &flow_key| {
+            let own = native::flow_own_hash(key, &secret());
+            (native::flow_hash(key, &secret()), own)
+        };
+        let (known, own) = hashes(&key);
+        assert_eq!(known != own, is_inner, "{}", of.description);
+        // The last byte of the outer source, where that is the first header.
+        let at = match of.packet[12..14] {
+            [0x08, 0x00] => 29,
+            [0x86, 0xdd] => 37,
+            _ => continue,
+        };
+        if !is_inner {
+            continue;
+        }
+        let mut forged = of.packet.clone();
+        forged[at] ^= 1;
+        let forged = parse(&forged, of.tunnels).expect("it has a key");
+        assert_eq!(words(&forged), words(&key), "{}", of.description);
+        let (socket, slot) = hashes(&forged);
+        assert!(socket == known && slot != own, "{}", of.description);
+        let mut other = key;
+        other.tunnel ^= 1;
+        assert_ne!(hashes(&other).1, own);
+        ids.insert(u32::from_be(key.tunnel));
+        nr += 1;
+    }
+    assert!(nr > 10, "{nr}");
+    // Tunnels without an id, and others.
+    assert!(ids.contains(&0) && ids.len() > 2, "{ids:x?}");
+}
+
 /// A packet and the socket that receives it have the same key, hence the same hash, also for
 /// v4-mapped addresses of a dual-stack socket.
 #[test]
@@ -226,7 +281,7 @@ fn the_documented_vectors_hold() {
 /// The formula of `docs/hash.md` in Rust, over keys with every word in use.
 #[test]
 fn the_hash_is_the_documented_formula() {
-    let documented = |words: [u32; 10]| {
+    let documented = |words: &[u32]| {
         let secret = secret();
         let sum = (words.iter().zip(secret.multiplier)).fold(secret.addend, |sum, (&w, m)| {
             sum.wrapping_add(m.wrapping_mul(w.into()))
@@ -244,7 +299,19 @@ fn the_hash_is_the_documented_formula() {
     for key in keys {
         assert_eq!(
             native::flow_hash(&key, &secret()),
-            documented(words(&key)),
+            documented(&words(&key)),
+            "{key:x?}"
+        );
+    }
+    for of in fixture::all() {
+        let Ok(key) = native::flow_parse(&of.packet, of.packet.len() as u32, of.tunnels) else {
+            continue;
+        };
+        let (source, id) = outer(&key);
+        let all = [&words(&key)[..], &source, &[id]].concat();
+        assert_eq!(
+            native::flow_own_hash(&key, &secret()),
+            documented(&all),
             "{key:x?}"
         );
     }

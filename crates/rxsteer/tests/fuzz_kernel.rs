@@ -7,7 +7,7 @@ mod common;
 use anyhow::{Context, Result, bail, ensure};
 use common::cases::frames;
 use common::fixture;
-use common::fixture::words;
+use common::fixture::{outer, words};
 use common::mutate::Random;
 use rxlab::test_name;
 use rxlab::testing::not_run;
@@ -122,8 +122,8 @@ fn compare(in_kernel: u32, tunnels: u32, seed: u64, nr_frames: u64) -> Result<Ki
                 Err(_) => kinds.unknown += 1,
             }
             let key = ours.unwrap_or_default();
-            let same = kernel.map(|key| words(&key)) == ours.map(|key: flow_key| words(&key))
-                && hash == native::flow_hash(&key, &secret);
+            let all = |key: flow_key| (words(&key), outer(&key));
+            let same = kernel.map(all) == ours.map(all) && hash == native::flow_hash(&key, &secret);
             if !same && different.is_none() {
                 different = Some(number);
             }

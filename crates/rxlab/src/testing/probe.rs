@@ -136,6 +136,8 @@ fn parsed(probe: &types::probe) -> Parsed {
         daddr: key.daddr,
         ports: key.ports,
         proto: key.proto,
+        outer: key.outer,
+        tunnel: key.tunnel,
     };
     let result = match flow_result(written(&probe.result).0) {
         flow_result::FLOW_KEYED => Ok(key),

@@ -17,6 +17,7 @@ struct rx {
 	__u32 queue;
 	__u32 ifindex; /* of the device */
 	__u32 hash;
+	__u32 sock_hash;	    /* by which its socket knows the flow */
 	__u32 slot;		    /* the flow's, in the dev_flow_tables */
 	__u32 cpu;		    /* the polling one */
 	__u16 epoch;		    /* the queue's, read once */

@@ -291,9 +291,10 @@ static __always_inline enum flow_result flow_transport(struct flow_cursor *c,
 
 /* A receiver that checks sequence numbers drops packets that arrive after a later one of the tunnel
  * (RFC 2890): packets that have them are one flow, the outer one. The same holds for GTP-U. */
-static __always_inline enum flow_result flow_gre(struct flow_cursor *c, __u16 *type)
+static __always_inline enum flow_result flow_gre(struct flow_cursor *c, __u16 *type, __be32 *id)
 {
 	const struct flow_gre *gre = flow_take(c, sizeof(*gre));
+	const __be32 *key;
 	__u16 flags;
 
 	if (!gre)
@@ -303,11 +304,24 @@ static __always_inline enum flow_result flow_gre(struct flow_cursor *c, __u16 *t
 	if (flags & 0x5007)
 		return FLOW_UNKNOWN;
 	*type = flow_swap16(gre->type);
-	/* a word for each of checksum and key */
-	return flow_skip(c, 4 * (!!(flags & 0x8000) + !!(flags & 0x2000)));
+	if (flags & 0x8000 && flow_skip(c, 4)) /* checksum */
+		return FLOW_TRUNCATED;
+	if (!(flags & 0x2000))
+		return FLOW_KEYED;
+	key = flow_take(c, sizeof(*key));
+	if (!key)
+		return FLOW_TRUNCATED;
+	*id = *key;
+	return FLOW_KEYED;
 }
 
-static __always_inline enum flow_result flow_vxlan(struct flow_cursor *c, __u16 *type)
+/* A VNI of 24 bits, without the byte behind it. */
+static __always_inline __be32 flow_vni(__be32 word)
+{
+	return word & flow_swap32(0xffffff00);
+}
+
+static __always_inline enum flow_result flow_vxlan(struct flow_cursor *c, __u16 *type, __be32 *id)
 {
 	const struct flow_vxlan *vxlan = flow_take(c, sizeof(*vxlan));
 
@@ -316,10 +330,11 @@ static __always_inline enum flow_result flow_vxlan(struct flow_cursor *c, __u16 
 	if ((vxlan->flags & 0x0c) != 0x08) /* no VNI, or VXLAN-GPE: another protocol */
 		return FLOW_UNKNOWN;
 	*type = FLOW_ETH_P_TEB;
+	*id = flow_vni(vxlan->vni);
 	return FLOW_KEYED;
 }
 
-static __always_inline enum flow_result flow_geneve(struct flow_cursor *c, __u16 *type)
+static __always_inline enum flow_result flow_geneve(struct flow_cursor *c, __u16 *type, __be32 *id)
 {
 	const struct flow_geneve *geneve = flow_take(c, sizeof(*geneve));
 
@@ -328,10 +343,11 @@ static __always_inline enum flow_result flow_geneve(struct flow_cursor *c, __u16
 	if (geneve->version_length >> 6 || geneve->flags & 0x80) /* control message */
 		return FLOW_UNKNOWN;
 	*type = flow_swap16(geneve->type);
+	*id = flow_vni(geneve->vni);
 	return flow_skip(c, 4 * (geneve->version_length & 0x3f));
 }
 
-static __always_inline enum flow_result flow_gtpu(struct flow_cursor *c, __u16 *type)
+static __always_inline enum flow_result flow_gtpu(struct flow_cursor *c, __u16 *type, __be32 *id)
 {
 	const struct flow_gtpu *gtpu = flow_take(c, sizeof(*gtpu));
 	const struct flow_gtpu_options *options;
@@ -343,6 +359,7 @@ static __always_inline enum flow_result flow_gtpu(struct flow_cursor *c, __u16 *
 	/* Not version 1, GTP', a sequence number, or signalling. */
 	if ((flags & 0xf2) != 0x30 || gtpu->message != 255)
 		return FLOW_UNKNOWN;
+	*id = gtpu->teid;
 	if (flow_narrow(c, c->off, flow_swap16(gtpu->length)))
 		return FLOW_TRUNCATED;
 	if (!(flags & 0x07))
@@ -365,9 +382,11 @@ static __always_inline enum flow_result flow_gtpu(struct flow_cursor *c, __u16 *
 	return next ? FLOW_UNKNOWN : flow_nibble(c, type);
 }
 
-/* Parses the tunnel's header behind the headers found; sets the type of the inner header. */
-static __always_inline enum flow_result
-flow_tunnel(struct flow_cursor *c, const struct flow_found *found, __u32 options, __u16 *type)
+/* Parses the tunnel's header behind the headers found; sets the type of the inner header, and the
+ * tunnel's id if it has one. */
+static __always_inline enum flow_result flow_tunnel(struct flow_cursor *c,
+						    const struct flow_found *found, __u32 options,
+						    __u16 *type, __be32 *id)
 {
 	if (found->fragment)
 		return FLOW_UNKNOWN;
@@ -376,13 +395,13 @@ flow_tunnel(struct flow_cursor *c, const struct flow_found *found, __u32 options
 		*type = found->proto == IPPROTO_IPIP ? ETH_P_IP : ETH_P_IPV6;
 		return FLOW_KEYED;
 	case FLOW_TUNNEL_GRE:
-		return flow_gre(c, type);
+		return flow_gre(c, type, id);
 	case FLOW_TUNNEL_VXLAN:
-		return flow_vxlan(c, type);
+		return flow_vxlan(c, type, id);
 	case FLOW_TUNNEL_GENEVE:
-		return flow_geneve(c, type);
+		return flow_geneve(c, type, id);
 	case FLOW_TUNNEL_GTPU:
-		return flow_gtpu(c, type);
+		return flow_gtpu(c, type, id);
 	}
 	return FLOW_UNKNOWN;
 }
@@ -415,11 +434,56 @@ static __always_inline enum flow_result flow_key_found(const struct flow_cursor 
 	return FLOW_KEYED;
 }
 
+/* The source address of the headers found. */
+static __always_inline enum flow_result flow_source(const struct flow_cursor *c,
+						    const struct flow_found *found, __be32 saddr[4])
+{
+	struct flow_cursor at = {c->data, c->data_end, found->network, c->end};
+
+	if (found->type == ETH_P_IP) {
+		const struct iphdr *ip = flow_take(&at, sizeof(*ip));
+
+		if (!ip)
+			return FLOW_TRUNCATED;
+		saddr[2] = FLOW_V4_MAPPED;
+		saddr[3] = ip->saddr;
+	} else {
+		const struct ipv6hdr *ip = flow_take(&at, sizeof(*ip));
+
+		if (!ip)
+			return FLOW_TRUNCATED;
+		__builtin_memcpy(saddr, &ip->saddr, 4 * sizeof(*saddr));
+	}
+	return FLOW_KEYED;
+}
+
+/* What a key has of the outermost tunnel. */
+struct flow_outer {
+	__be32 saddr[4];
+	__be32 id;
+};
+
+static __always_inline void flow_key_outer(struct flow_key *key, const struct flow_outer *outer)
+{
+	__builtin_memcpy(key->outer, outer->saddr, sizeof(key->outer));
+	key->tunnel = outer->id;
+}
+
+/* Whether a key has it. With FLOW_SYMMETRIC it has not: the other direction comes from the other
+ * end of the tunnel. */
+static __always_inline bool flow_has_outer(__u32 options)
+{
+	return options & FLOW_TUNNEL_ANY && !(options & FLOW_SYMMETRIC);
+}
+
 /* `type`: the first header's ethertype; FLOW_ETH_P_TEB for Ethernet. */
 static __always_inline enum flow_result flow_walk(struct flow_cursor *c, __u16 type, __u32 options,
 						  struct flow_key *key)
 {
 	struct flow_found inner, found = {};
+	struct flow_outer outer = {};
+	enum flow_result keyed;
+	__be32 id = 0;
 
 	for (int level = 0; level <= FLOW_TUNNELS; level++) {
 		enum flow_result result = flow_link(c, &type);
@@ -429,21 +493,32 @@ static __always_inline enum flow_result flow_walk(struct flow_cursor *c, __u16 t
 			result = flow_network(c, &inner);
 		if (result == FLOW_KEYED)
 			result = flow_transport(c, &inner);
-		if (result == FLOW_UNKNOWN && level > 0)
+		if (result == FLOW_UNKNOWN && level > 0) {
+			if (level == 1)
+				outer = (struct flow_outer){};
 			break;
+		}
 		if (result != FLOW_KEYED)
 			return result;
 
 		found = inner;
 		if (level == FLOW_TUNNELS)
 			break;
-		result = flow_tunnel(c, &found, options, &type);
+		result = flow_tunnel(c, &found, options, &type, &id);
 		if (result == FLOW_UNKNOWN)
 			break;
 		if (result != FLOW_KEYED)
 			return result;
+		if (level == 0 && flow_has_outer(options)) {
+			if (flow_source(c, &found, outer.saddr))
+				return FLOW_TRUNCATED;
+			outer.id = id;
+		}
 	}
-	return flow_key_found(c, &found, options, key);
+	keyed = flow_key_found(c, &found, options, key);
+	if (keyed == FLOW_KEYED)
+		flow_key_outer(key, &outer);
+	return keyed;
 }
 
 static __always_inline enum flow_result flow_follow(const void *data, const void *data_end,
@@ -545,6 +620,7 @@ static __always_inline int flow_plain(const void *data, const void *data_end, __
 {
 	const struct flow_vxlan *vxlan;
 	struct flow_payload payload;
+	struct flow_outer outer;
 	__u32 tunnel;
 
 	if (!flow_plain_frame(data, data_end, room, options, key, &payload))
@@ -559,9 +635,13 @@ static __always_inline int flow_plain(const void *data, const void *data_end, __
 		    (const void *)(vxlan + 1) > data_end || (vxlan->flags & 0x0c) != 0x08)
 			return 0;
 		payload.size -= sizeof(struct udphdr) + sizeof(*vxlan);
+		__builtin_memcpy(outer.saddr, key->saddr, sizeof(outer.saddr));
+		outer.id = flow_vni(vxlan->vni);
 		if (!flow_plain_frame(vxlan + 1, data_end, payload.size, options, key, &payload) ||
 		    flow_may_be_tunnel(key, options))
 			return 0;
+		if (flow_has_outer(options))
+			flow_key_outer(key, &outer);
 	}
 	if (options & FLOW_SYMMETRIC)
 		flow_key_order(key);

@@ -161,26 +161,57 @@ static __always_inline bool flow_has_words(const __be32 word[2])
  * still holds, that spreads arithmetic sequences. The secret is volatile because the loader sets
  * it, not the compiler.
  */
-static __always_inline __u32 flow_hash(const struct flow_key *key,
-				       const volatile struct flow_secret *secret)
+static __always_inline __u64 flow_hash_sum(const struct flow_key *key,
+					   const volatile struct flow_secret *secret)
 {
 	const volatile __u64 *multiplier = secret->multiplier;
 	__u64 sum = secret->addend;
-	__u32 hash;
 
 	if (flow_has_words(key->saddr))
 		sum = flow_hash_words(sum, key->saddr, 2, multiplier);
 	sum = flow_hash_words(sum, key->saddr + 2, 2, multiplier + 2);
 	if (flow_has_words(key->daddr) || flow_has_words(key->daddr + 2))
 		sum = flow_hash_words(sum, key->daddr, 4, multiplier + 4);
-	sum = flow_hash_words(sum, &key->ports, 2, multiplier + 8);
+	return flow_hash_words(sum, &key->ports, 2, multiplier + 8);
+}
 
-	hash = sum >> 32;
+static __always_inline __u32 flow_hash_finish(__u64 sum)
+{
+	__u32 hash = sum >> 32;
+
 	hash ^= hash >> 16;
 	hash *= 0x85ebca6b;
 	hash ^= hash >> 13;
 	hash *= 0xc2b2ae35;
 	hash ^= hash >> 16;
+	return hash;
+}
+
+/* The hash by which sockets know the flow. */
+static __always_inline __u32 flow_hash(const struct flow_key *key,
+				       const volatile struct flow_secret *secret)
+{
+	return flow_hash_finish(flow_hash_sum(key, secret));
+}
+
+/*
+ * The same, and in `own` the hash by which the flow is steered. In a tunnel that is another one:
+ * anybody may send an inner packet with the addresses of somebody else's flow, but would have to
+ * forge the outer source to have its slot.
+ */
+static __always_inline __u32 flow_hashes(const struct flow_key *key,
+					 const volatile struct flow_secret *secret, bool tunnels,
+					 __u32 *own)
+{
+	__u64 sum = flow_hash_sum(key, secret);
+	__u32 hash = flow_hash_finish(sum);
+
+	*own = hash;
+	if (tunnels && (flow_has_words(key->outer) || flow_has_words(key->outer + 2))) {
+		sum = flow_hash_words(sum, key->outer, 4, secret->multiplier + 10);
+		sum = flow_hash_words(sum, &key->tunnel, 1, secret->multiplier + 14);
+		*own = flow_hash_finish(sum);
+	}
 	return hash;
 }
 

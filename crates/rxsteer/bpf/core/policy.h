@@ -41,7 +41,7 @@ static __always_inline __u32 rx_base(struct rx *rx)
 	__u32 base = RPS_NO_CPU;
 
 	if (rx->q->policy & RX_FOLLOW) {
-		base = sock_flow_location(rx_sock_flow(rx), rx->hash, rx_cpu_mask());
+		base = sock_flow_location(rx_sock_flow(rx), rx->sock_hash, rx_cpu_mask());
 		if (unlikely(base == RPS_INLINE))
 			rx->q->load.polled_for = rx->q->load.window + 1;
 		base = rx_usable(rx, base);

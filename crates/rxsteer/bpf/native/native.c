@@ -37,6 +37,11 @@ __u32 native_flow_hash(const struct flow_key *key, const struct flow_secret *sec
 	return flow_hash(key, secret);
 }
 
+__u32 native_flow_hashes(const struct flow_key *key, const struct flow_secret *secret, __u32 *own)
+{
+	return flow_hashes(key, secret, true, own);
+}
+
 bool native_flow_has_port(const struct flow_key *key, const __u16 ports[FLOW_INLINE_PORTS])
 {
 	return flow_has_port(key, ports);
@@ -228,6 +233,7 @@ static struct rx native_rx(struct rx_facts *f, struct rx_queue *q, struct backlo
 		.q = q,
 		.queue = f->queue,
 		.hash = hash,
+		.sock_hash = hash ^ f->tunnel,
 		.cpu = cpu,
 		.epoch = q->epoch,
 		.segment = f->segment,

@@ -31,6 +31,7 @@ struct rx_facts {
 	__u32 softnet;	/* skb mode: backlog_is_softnet(), rx_shares_flows() */
 	__u32 queue;	/* the packet's */
 	__u32 segment;	/* the packet is a TCP segment with data */
+	__u32 tunnel; /* of a packet in a tunnel: by which rx.hash and rx.sock_hash differ (XOR) */
 	__u32 delivered_elsewhere;
 	__u32 entered_elsewhere;
 	__u32 polls_ended; /* those before the mixing */

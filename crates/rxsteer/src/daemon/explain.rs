@@ -108,7 +108,7 @@ impl Reader<'_> {
     pub fn explain(&self, question: &Question) -> Result<Explanations> {
         question.check().map_err(anyhow::Error::msg)?;
         let limit = question.limit.min(LIMIT_MAX);
-        let mut names = question.names.clone();
+        let mut hashed = Vec::new();
         let mut in_tables = 0;
         if !question.local_ports.is_empty() {
             let query = Query {
@@ -118,18 +118,24 @@ impl Reader<'_> {
             };
             let found = self.flows(&query)?;
             in_tables = found.total;
-            let name = |entry: Entry| entry.flow.map_or(Name::Hash(entry.hash), Name::Flow);
-            names.extend(found.flows.into_iter().map(name));
+            hashed.extend(found.flows.iter().map(|entry| (entry.hash.0, entry.flow)));
         }
-        let hashed = names.into_iter().map(|name| match name {
-            Name::Hash(hash) => (hash.0, None),
-            Name::Flow(flow) => {
-                let flow = flow.known_by(self.datapath.config().hash == Hash::Symmetric);
-                let hash = native::flow_hash(&flow.key(), &self.datapath.config().secret);
-                (hash, Some(flow))
+        let (in_tunnels, secret) = (self.in_tunnels()?, &self.datapath.config().secret);
+        for name in &question.names {
+            let flow = match name {
+                Name::Hash(hash) => {
+                    hashed.push((hash.0, None));
+                    continue;
+                }
+                Name::Flow(flow) => flow.known_by(self.datapath.config().hash == Hash::Symmetric),
+            };
+            let same = in_tunnels.iter().filter(|e| e.flow == Some(flow));
+            let mut hashes: Vec<_> = same.map(|e| e.hash.0).collect();
+            if hashes.is_empty() {
+                hashes.push(native::flow_hash(&flow.key(), secret));
             }
-        });
-        let mut hashed: Vec<_> = hashed.collect();
+            hashed.extend(hashes.into_iter().map(|hash| (hash, Some(flow))));
+        }
         hashed.sort_by_key(|(hash, _)| *hash);
         hashed.dedup_by_key(|(hash, _)| *hash);
         let in_tables_too = hashed.iter().filter(|(hash, flow)| {
@@ -184,6 +190,19 @@ impl Reader<'_> {
         packets.reduce(|sum, packets| sum + packets)
     }
 
+    /// The flows of the tables, if their packets may be in tunnels: by an inner flow's name alone its slots
+    /// can't be found.
+    fn in_tunnels(&self) -> Result<Vec<Entry>> {
+        if self.datapath.config().tunnels == 0 {
+            return Ok(Vec::new());
+        }
+        let all = Query {
+            limit: LIMIT_MAX,
+            ..Query::default()
+        };
+        Ok(self.flows(&all)?.flows)
+    }
+
     fn explain_one(
         &self,
         hash: u32,
@@ -192,11 +211,15 @@ impl Reader<'_> {
     ) -> Result<Explanation> {
         let tables = self.datapath.tables();
         let (mut seen, mut others) = (Vec::new(), Vec::new());
+        let secret = &self.datapath.config().secret;
+        let known = flow.map_or(hash, |flow| native::flow_hash(&flow.key(), secret));
+        let mut sock_flow = self.sock_flow_of(known);
         for (slot, dev_flow) in self.used_slots(hash) {
             let queue = self.queue_of(slot, &dev_flow);
             let name = self.name(slot, dev_flow.hash);
             if dev_flow.hash == hash {
                 flow = flow.or(name);
+                sock_flow = self.sock_flow(slot, &dev_flow);
                 seen.push(self.seen(queue, slot, &dev_flow)?);
             } else {
                 others.push(Other {
@@ -207,15 +230,14 @@ impl Reader<'_> {
                 });
             }
         }
-        let value = tables.sock_flow(hash);
         let hints = match self.queues.first() {
-            Some(queue) => queue.hints(hash, value),
+            Some(queue) => queue.hints(hash, sock_flow),
             None => Hints::default(),
         };
         let unknown = match hints.application {
             Some(_) => None,
             None if hints.application_polls => None,
-            None => Some(self.unknown(flow.as_ref(), hints, value, unconnected)),
+            None => Some(self.unknown(flow.as_ref(), hints, sock_flow.value, unconnected)),
         };
         Ok(Explanation {
             flow,
@@ -228,9 +250,9 @@ impl Reader<'_> {
                 offline: hints.application_offline,
                 polls: hints.application_polls,
                 unknown,
-                entry: hash & tables.sock_flow_mask(),
+                entry: sock_flow.hash & tables.sock_flow_mask(),
                 entries: tables.sock_flow_mask() + 1,
-                value: FlowHash(value),
+                value: FlowHash(sock_flow.value),
             },
             seen,
             others,
@@ -267,8 +289,7 @@ impl Reader<'_> {
 
     fn seen(&self, queue: &Queue, slot: u32, flow: &rps_dev_flow) -> Result<Seen> {
         let entry = self.entry(queue, slot, flow)?;
-        let sock_flow = self.datapath.tables().sock_flow(flow.hash);
-        let hints = queue.hints(flow.hash, sock_flow);
+        let hints = queue.hints(flow.hash, self.sock_flow(slot, flow));
         let slots = self.datapath.tables().flow_cnt();
         let standing = self.standing(queue, flow, &entry)?;
         Ok(Seen {

@@ -268,6 +268,10 @@ pub struct Options {
     pub follow_nat: bool,
 
     /// Tunnels to parse, so that inner flows are steered instead of the tunnel; separated by commas
+    ///
+    /// Senders choose the inner addresses. A packet with those of another's flow is of that flow, and can make it
+    /// wait or lose packets, if it comes from the same outer source in the same network (VNI, key or TEID); with
+    /// --hash symmetric from anywhere. From elsewhere it is of a flow of its own (docs/hash.md). These can be parsed
     #[arg(long, value_enum, value_name = "LIST", value_delimiter = ',')]
     pub tunnels: Vec<Tunnel>,
 

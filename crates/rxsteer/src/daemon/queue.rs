@@ -27,6 +27,15 @@ pub(crate) struct Hints {
     pub(crate) rps_offline: bool,
 }
 
+/// A flow's entry in the `sock_flow_table`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SockFlow {
+    /// By which sockets know the flow.
+    pub(crate) hash: u32,
+    /// What the entry holds.
+    pub(crate) value: u32,
+}
+
 /// See the module's documentation.
 pub(crate) struct Queue {
     pub(crate) device: String,
@@ -54,11 +63,11 @@ impl Queue {
         }
     }
 
-    /// The CPUs by the tables of the flow with this hash; `sock_flow` is its entry in the
+    /// The CPUs by the tables of the flow with this hash; `sock` is its entry in the
     /// `sock_flow_table`.
-    pub(crate) fn hints(&self, hash: u32, sock_flow: u32) -> Hints {
+    pub(crate) fn hints(&self, hash: u32, sock: SockFlow) -> Hints {
         let application = match self.follows() {
-            true => native::sock_flow_location(sock_flow, hash, self.cpu_mask()),
+            true => native::sock_flow_location(sock.value, sock.hash, self.cpu_mask()),
             false => NO_CPU,
         };
         let application = Location::from_raw(application);
@@ -68,8 +77,8 @@ impl Queue {
             application: application_cpu,
             application_offline: self.is_offline(application_cpu),
             application_polls: application == Some(Location::Inline),
-            application_closed: sock_flow != 0
-                && sock_flow == native::sock_flow_entry(hash, NO_CPU, self.cpu_mask()),
+            application_closed: sock.value != 0
+                && sock.value == native::sock_flow_entry(sock.hash, NO_CPU, self.cpu_mask()),
             rps,
             rps_offline: self.is_offline(rps),
         }
@@ -94,20 +103,21 @@ impl Queue {
     pub(crate) fn wanted(
         &self,
         flow: &rps_dev_flow,
-        sock_flow: u32,
+        sock: SockFlow,
         off: bool,
     ) -> (Location, Reason) {
         let mut facts = rx_facts {
             nr_cpus: self.backlogs.len() as u32,
             cpu_mask: self.cpu_mask(),
-            sock_flow,
+            sock_flow: sock.value,
+            tunnel: flow.hash ^ sock.hash,
             ..rx_facts::default()
         };
         let polling = self.polls(flow);
         let mut usable =
             |cpu| Location::from_raw(native::rx_usable(&mut facts, &self.backlogs, cpu, polling));
 
-        let hints = self.hints(flow.hash, sock_flow);
+        let hints = self.hints(flow.hash, sock);
         let rps = hints.rps.and_then(|cpu| usable(cpu as u16));
         let decided = usable(flow.wanted);
         let map = self.map.raw();
@@ -213,7 +223,11 @@ mod tests {
 
         fn wanted(&self) -> (Location, Reason) {
             let off = self.policy == Policy::OFF;
-            self.queue().wanted(&self.flow(), self.sock_flow(), off)
+            let sock = SockFlow {
+                hash: HASH,
+                value: self.sock_flow(),
+            };
+            self.queue().wanted(&self.flow(), sock, off)
         }
     }
 

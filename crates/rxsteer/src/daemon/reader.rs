@@ -9,12 +9,12 @@ use anyhow::{Context, Result};
 use nix::time::{ClockId, clock_getres};
 
 use super::plan::Steered;
-use super::queue::{self, Queue};
+use super::queue::{self, Queue, SockFlow};
 use crate::api::flows::{Entry, Flows, LIMIT_MAX, Location, Most, Query, Reason};
 use crate::datapath::flow::{Flow, FlowHash};
 use crate::datapath::policy::Policy;
 use crate::datapath::{Datapath, load, native};
-use crate::types::rps_dev_flow;
+use crate::types::{flow_key, rps_dev_flow};
 
 /// The tables of a running rxsteer, and the facts needed to interpret them.
 pub struct Reader<'a> {
@@ -123,9 +123,28 @@ impl<'a> Reader<'a> {
 
     /// The name of the slot's flow, if the key stored with the slot is that flow's.
     pub(crate) fn name(&self, slot: u32, hash: u32) -> Option<Flow> {
+        Flow::from_key(&self.key(slot, hash)?)
+    }
+
+    /// The key stored with the slot, if it is that of the flow with this hash.
+    fn key(&self, slot: u32, hash: u32) -> Option<flow_key> {
         let key = self.datapath.tables().flow_name(slot).key;
-        let own = native::flow_hash(&key, &self.datapath.config().secret) == hash;
-        own.then(|| Flow::from_key(&key)).flatten()
+        let own = native::flow_own_hash(&key, &self.datapath.config().secret) == hash;
+        own.then_some(key)
+    }
+
+    /// The entry of the slot's flow in the `sock_flow_table`.
+    pub(crate) fn sock_flow(&self, slot: u32, flow: &rps_dev_flow) -> SockFlow {
+        let secret = &self.datapath.config().secret;
+        let key = self.key(slot, flow.hash);
+        let hash = key.map_or(flow.hash, |key| native::flow_hash(&key, secret));
+        self.sock_flow_of(hash)
+    }
+
+    /// The entry in the `sock_flow_table` of the flow that sockets know by this hash.
+    pub(crate) fn sock_flow_of(&self, hash: u32) -> SockFlow {
+        let value = self.datapath.tables().sock_flow(hash);
+        SockFlow { hash, value }
     }
 
     /// Whether the queue, or the table of this queue, is one of skb mode.
@@ -171,7 +190,7 @@ impl<'a> Reader<'a> {
     }
 
     pub(crate) fn entry(&self, queue: &Queue, slot: u32, flow: &rps_dev_flow) -> Result<Entry> {
-        let sock_flow = self.datapath.tables().sock_flow(flow.hash);
+        let sock_flow = self.sock_flow(slot, flow);
         let hints = queue.hints(flow.hash, sock_flow);
         let (wanted, reason) = queue.wanted(flow, sock_flow, self.policy == Policy::OFF);
         // The tables are not read while there is room.

@@ -144,6 +144,7 @@ impl Flow {
                 daddr: native::address_words(local),
                 ports: spi.to_be(),
                 proto: proto.into(),
+                ..flow_key::default()
             },
         }
     }

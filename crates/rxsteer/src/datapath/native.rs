@@ -36,6 +36,7 @@ unsafe extern "C" {
     fn native_flow_has_port(key: *const flow_key, ports: *const InlinePorts) -> bool;
     fn native_flow_tunnel_of(proto: u8, dest: u16) -> u32;
     fn native_flow_hash(key: *const flow_key, secret: *const flow_secret) -> u32;
+    fn native_flow_hashes(key: *const flow_key, secret: *const flow_secret, own: *mut u32) -> u32;
     fn native_rx_steer(
         facts: *mut rx_facts,
         q: *mut rx_queue,
@@ -165,6 +166,15 @@ pub fn flow_tunnel_of(proto: u8, dest: u16) -> u32 {
 pub fn flow_hash(key: &flow_key, secret: &flow_secret) -> u32 {
     // SAFETY: the callee only reads key and secret.
     unsafe { native_flow_hash(key, secret) }
+}
+
+/// The hash by which packets with this key are steered: in a tunnel another one than [`flow_hash`], by
+/// which their socket knows them (flow_key.h).
+pub fn flow_own_hash(key: &flow_key, secret: &flow_secret) -> u32 {
+    let mut own = 0;
+    // SAFETY: reads key and secret, writes own, keeps no pointer.
+    unsafe { native_flow_hashes(key, secret, &mut own) };
+    own
 }
 
 /// The decision on a packet of the flow with this hash that `q` receives on `cpu` (steer.h,

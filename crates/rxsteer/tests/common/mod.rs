@@ -103,6 +103,7 @@ pub mod fixture {
                     _ => panic!("a key has ports or an SPI"),
                 },
                 proto: written.proto,
+                ..flow_key::default()
             }
         }
     }
@@ -142,7 +143,12 @@ pub mod fixture {
             .collect()
     }
 
-    /// The content of a key from any skeleton.
+    /// What a key has of the outermost tunnel.
+    pub fn outer(key: &flow_key) -> ([u32; 4], u32) {
+        (key.outer, key.tunnel)
+    }
+
+    /// What a socket knows of a key from any skeleton.
     pub fn words(key: &flow_key) -> [u32; 10] {
         let mut words = [0; 10];
         words[..4].copy_from_slice(&key.saddr);

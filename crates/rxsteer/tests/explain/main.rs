@@ -4,6 +4,7 @@
 mod asking;
 #[path = "../common/mod.rs"]
 mod common;
+mod tunnels;
 
 use anyhow::{Context, Result, ensure};
 use asking::*;
