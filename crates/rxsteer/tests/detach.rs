@@ -15,7 +15,7 @@ use common::pinned::{folder, mount_bpffs, mount_bpffs_with};
 use common::process::*;
 use common::user::{self, mount_run};
 use libbpf_rs::{MapHandle, MapType};
-use nix::mount::{MsFlags, mount};
+use nix::mount::{MsFlags, mount, umount};
 use nix::sys::signal::Signal;
 use rxlab::in_lab;
 use rxlab::lab::link::LinkConfig;
@@ -142,7 +142,7 @@ fn commands_that_ask_a_running_one_say_that_steering_is_pinned() -> Result<()> {
                 "and steering goes on: it is pinned at ",
                 so,
                 folder,
-                "`rxsteer detach` ends it",
+                "` ends it",
             ];
             for part in parts {
                 ensure!(
@@ -169,48 +169,71 @@ fn commands_that_ask_a_running_one_say_that_steering_is_pinned() -> Result<()> {
     all_fail(false, "`rxsteer run --pin")
 }
 
+/// Whoever named the folder: the command line of the start, or the configuration.
 #[test]
-fn the_folder_of_the_configuration_is_found() -> Result<()> {
+fn a_folder_of_its_own_is_found() -> Result<()> {
     in_lab!();
     let bed = testbed()?;
     let pin = format!("--pin={OWN}");
-    pinned_by_one_that_ended(&bed, &pin)?;
-    // The control: nothing names the folder.
-    let (said, _, succeeded) = says(&bed, &["detach"])?;
-    ensure!(succeeded && said.contains("nothing is pinned"), "{said}");
-    ensure!(attached(&bed)?.is_some());
-    ensure!(!says(&bed, &["status"])?.2);
+    let ways = [
+        format!("`rxsteer run {pin}` takes it over"),
+        format!("`rxsteer detach {pin}` ends it"),
+    ];
+    for is_configured in [false, true] {
+        pinned_by_one_that_ended(&bed, &pin)?;
+        if is_configured {
+            configure(&bed, &format!("pin = {OWN:?}"))?;
+        }
+        let (said, _, _) = says(&bed, &["status"])?;
+        ensure!(ways.iter().all(|way| said.contains(way)), "{said}");
+        let (said, errors, succeeded) = says(&bed, &["detach"])?;
+        ensure!(succeeded, "{errors}");
+        ensure!(
+            said.contains("1 device detached") && said.contains(OWN),
+            "{said}"
+        );
+        ensure!(attached(&bed)?.is_none());
+    }
+    Ok(())
+}
 
-    configure(&bed, &format!("pin = {OWN:?}"))?;
-    let (said, _, _) = says(&bed, &["status"])?;
-    let way = format!("`rxsteer run {pin}` takes it over");
-    ensure!(
-        said.contains(&way) && said.contains("`rxsteer detach` ends it"),
-        "{said}"
-    );
-    let (said, errors, succeeded) = says(&bed, &["detach"])?;
-    ensure!(succeeded, "{errors}");
-    ensure!(
-        said.contains("1 device detached") && said.contains(OWN),
-        "{said}"
-    );
-    ensure!(attached(&bed)?.is_none());
+/// Folders of one BPF file system belong to several namespaces.
+#[test]
+fn the_folder_of_another_namespace_is_left_to_it() -> Result<()> {
+    in_lab!();
+    let bed = testbed()?;
+    pinned_by_one_that_ended(&bed, &format!("--pin={OWN}"))?;
+    let other = Container::start(&bed.link.tester.netns)?;
+    let netns = format!("--net=/proc/{}/ns/net", other.pid());
+    let mut detach = bed.link.dut.netns.command("nsenter")?;
+    let detached = detach.args([&netns, RXSTEER, "detach"]).output()?;
+    ensure!(detached.status.success(), "{detached:?}");
+    ensure!(String::from_utf8(detached.stdout)?.contains("nothing is pinned"));
+    ensure!(attached(&bed)?.is_some());
+    // The control.
+    ensure!(says(&bed, &["detach"])?.2 && attached(&bed)?.is_none());
     Ok(())
 }
 
 #[test]
-fn a_mistake_in_the_configuration_stops_no_detach() -> Result<()> {
+fn a_mistake_in_the_configuration_fails_the_detach_that_it_does_not_stop() -> Result<()> {
     in_lab!();
     let bed = testbed()?;
     pinned_by_one_that_ended(&bed, "--pin")?;
     configure(&bed, "\npin = {}")?;
-    let (said, errors, succeeded) = says(&bed, &["detach"])?;
-    ensure!(
-        succeeded && said.contains("1 device detached"),
-        "{said} {errors}"
-    );
-    ensure!(errors.contains("rxsteer.toml:2: pin: "), "{errors}");
-    ensure!(attached(&bed)?.is_none());
+    for forced in [&["detach"][..], &["detach", "--force"]] {
+        let output = rxsteer(&bed.link.dut.netns, forced)?;
+        ensure!(output.status.code() == Some(1), "{output:?}");
+        let errors = String::from_utf8(output.stderr)?;
+        ensure!(errors.contains("rxsteer.toml:2: pin: "), "{errors}");
+        ensure!(
+            errors.contains("steering may go on in the folder"),
+            "{errors}"
+        );
+        ensure!(attached(&bed)?.is_none());
+    }
+    // The control.
+    ensure!(says(&bed, &["detach", "--pin=true"])?.2);
     Ok(())
 }
 
@@ -378,6 +401,27 @@ fn detach_gives_capabilities_back() -> Result<()> {
     })?;
     drop(lock);
     ensure!(child.wait()?.success());
+    Ok(())
+}
+
+/// A container's BPF file system, for example, is not seen: the program is.
+#[test]
+fn nothing_is_steered_twice() -> Result<()> {
+    in_lab!();
+    let bed = testbed()?;
+    let name = bed.link.dut.name.as_str();
+    pinned_by_one_that_ended(&bed, "--pin")?;
+    mount_bpffs(&bed.link.dut.netns)?;
+    for mode in ["--mode=auto", "--mode=native", "--mode=skb"] {
+        let log = refused(&bed, &[name, mode])?;
+        for word in ["it is pinned", "rxsteer detach", "--pin=FOLDER"] {
+            ensure!(log.contains(word), "{mode}: {log}");
+        }
+    }
+    // The control: the same device without the program.
+    bed.link.dut.netns.run(|| Ok(umount("/sys/fs/bpf")?))?;
+    ensure!(says(&bed, &["detach"])?.2);
+    Rxsteer::steering(&bed.link.dut.netns, &[name, "--mode=skb"])?.stop(Signal::SIGTERM)?;
     Ok(())
 }
 

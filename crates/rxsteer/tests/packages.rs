@@ -143,16 +143,25 @@ fn the_manifests_configuration_is_valid() -> Result<()> {
     Ok(())
 }
 
-/// What the package's script before removal asks of rxsteer, which has `detach` or not.
-fn asked(action: &str, has_detach: bool, detach_works: bool) -> Result<Vec<String>> {
+/// Of a rxsteer that is removed: whether it has `detach`, and whether it works, also by force.
+#[derive(Clone, Copy)]
+struct Removed {
+    has_detach: bool,
+    works: bool,
+    works_by_force: bool,
+}
+
+/// What the package's script before removal asks of rxsteer, and its message if it prevents the removal.
+fn asked(action: &str, rxsteer: Removed) -> Result<(Vec<String>, Option<String>)> {
     let folder = tempfile::tempdir()?;
     let (program, log) = (folder.path().join("rxsteer"), folder.path().join("log"));
-    let status = |works| if works { 0 } else { 2 };
+    let status = |works| if works { 0 } else { 1 };
     let text = format!(
-        "#!/bin/sh\necho \"$*\" >>{}\ncase $* in *--help | *--force) exit {};; *) exit {};; esac\n",
+        "#!/bin/sh\necho \"$*\" >>{}\ncase $* in *--help) exit {};; *--force) exit {};; *) exit {};; esac\n",
         log.display(),
-        status(has_detach),
-        status(detach_works)
+        status(rxsteer.has_detach),
+        status(rxsteer.works_by_force),
+        status(rxsteer.works),
     );
     fs::write(&program, text)?;
     fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
@@ -163,17 +172,47 @@ fn asked(action: &str, has_detach: bool, detach_works: bool) -> Result<Vec<Strin
         .arg(action)
         .env("PATH", folder.path())
         .output()?;
-    ensure!(script.status.success(), "{script:?}");
     let log = fs::read_to_string(log).unwrap_or_default();
-    Ok(log.lines().map(str::to_owned).collect())
+    let asked = log.lines().map(str::to_owned).collect();
+    let why = String::from_utf8(script.stderr)?;
+    Ok((asked, (!script.status.success()).then_some(why)))
 }
 
 #[test]
 fn removal_detaches() -> Result<()> {
     let help = "detach --help";
-    ensure!(asked("remove", true, true)? == [help, "detach"]);
-    ensure!(asked("remove", true, false)? == [help, "detach", "detach --force"]);
-    ensure!(asked("remove", false, false)? == [help]);
-    ensure!(asked("upgrade", true, true)?.is_empty());
+    let all = Removed {
+        has_detach: true,
+        works: true,
+        works_by_force: true,
+    };
+    let by_force = Removed {
+        works: false,
+        ..all
+    };
+    let none = Removed {
+        works_by_force: false,
+        ..by_force
+    };
+    let old = Removed {
+        has_detach: false,
+        ..none
+    };
+    let nothing: [&str; 0] = [];
+    for (action, rxsteer, expected) in [
+        ("remove", all, &[help, "detach"][..]),
+        ("remove", by_force, &[help, "detach", "detach --force"]),
+        ("remove", old, &[help]),
+        ("upgrade", all, &nothing),
+    ] {
+        let (asked, refused) = asked(action, rxsteer)?;
+        ensure!(
+            asked == expected && refused.is_none(),
+            "{asked:?} {refused:?}"
+        );
+    }
+    // Without the package nothing could end what is still pinned.
+    let why = asked("remove", none)?.1.context("it is removed")?;
+    ensure!(why.contains("rxsteer is not removed"), "{why}");
     Ok(())
 }

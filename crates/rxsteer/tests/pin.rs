@@ -470,10 +470,18 @@ fn a_start_without_pin_is_refused() -> Result<()> {
     let ways = ["rxsteer detach", "rxsteer run --pin"];
     refused(&bed, 1, &[name], &ways)?;
     says(&bed, &["detach"])?;
-    // Another folder is found by its device.
-    let elsewhere = "--pin=/sys/fs/bpf/elsewhere";
-    Rxsteer::steering(&bed.link.dut.netns, &[name, elsewhere])?.stop(Signal::SIGKILL)?;
-    refused(&bed, 1, &[name], &ways)?;
+    // Another folder is found, and named in all remedies.
+    let elsewhere = "--pin=/sys/fs/bpf/else/where";
+    let ended =
+        Rxsteer::steering(&bed.link.dut.netns, &[name, elsewhere])?.stop(Signal::SIGTERM)?;
+    let ways = [
+        &format!("`rxsteer detach {elsewhere}`")[..],
+        &format!("`rxsteer run {elsewhere}`"),
+    ];
+    assert!(ways.iter().all(|way| ended.log.contains(way)), "{ended:?}");
+    for mode in ["--mode=native", "--mode=auto", "--mode=skb"] {
+        refused(&bed, 1, &[name, mode], &ways)?;
+    }
     refused(&bed, 1, &[name, "--pin"], &ways)?;
     says(&bed, &["detach", elsewhere])?;
     assert_eq!(attached(&bed)?, None);

@@ -4,7 +4,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use clap::Args;
 
 use super::pinned;
@@ -18,8 +18,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// Options of `rxsteer detach`.
 #[derive(Debug, Args)]
 pub struct DetachArgs {
-    /// The folder, if `run --pin=FOLDER` named one; without it, that of the network namespace and that
-    /// of the configuration
+    /// The folder, if `run --pin=FOLDER` named one; without it, that of the network namespace, that of
+    /// the configuration, and those that are found in BPF file systems
     #[arg(long, value_name = "FOLDER")]
     pin: Option<Pin>,
 
@@ -38,9 +38,9 @@ impl DetachArgs {
     /// With the reason and the remedy.
     pub fn run(self) -> Result<ExitCode> {
         privileges::keep_needed()?;
-        let places = match self.pin {
-            Some(pin) => vec![pin],
-            None => pinned::places(),
+        let (places, is_complete) = match self.pin {
+            Some(pin) => (vec![pin], true),
+            None => pinned::places()?,
         };
         let mut outcome = Ok(ExitCode::SUCCESS);
         for pin in places {
@@ -48,6 +48,11 @@ impl DetachArgs {
                 Ok(detached) => println!("{}", words(&detached)),
                 Err(e) => outcome = outcome.and(Err(e)),
             }
+        }
+        if !is_complete {
+            let why = "steering may go on in the folder that the configuration names: correct the \
+                       configuration, or name the folder: `rxsteer detach --pin=FOLDER`";
+            outcome = outcome.and(Err(anyhow!(why)));
         }
         outcome
     }

@@ -12,18 +12,28 @@ use crate::api::control::NoneRuns;
 use crate::api::status::Pinned;
 use crate::daemon::options::Pin;
 use crate::daemon::pin;
-use crate::host::shell::quoted;
+use crate::datapath::pin_folders::pin_folders;
 
-/// Where steering may be pinned: in the folder of the network namespace, and in the one that the
-/// configuration names. A mistake in the configuration is logged.
-pub(super) fn places() -> Vec<Pin> {
+/// Where steering may be pinned: in the folder of the network namespace, in the one that the
+/// configuration names, and where pins are found. Whether the configuration could be read; a mistake in
+/// it is logged.
+pub(super) fn places() -> Result<(Vec<Pin>, bool)> {
     let configured = files::configured().and_then(|files| config::pin(&files));
-    let configured = configured.unwrap_or_else(|e| {
+    if let Err(e) = &configured {
         error!("a folder that the configuration names for pins is not looked at: {e:#}");
-        None
-    });
-    let own = configured.filter(|pin| *pin != Pin::Default);
-    [Pin::Default].into_iter().chain(own).collect()
+    }
+    let is_read = configured.is_ok();
+    let found = pin_folders().into_iter().map(Pin::Folder);
+    let mut places = vec![Pin::Default];
+    let mut folders = vec![pin::folder(&Pin::Default)?];
+    for place in configured.ok().flatten().into_iter().chain(found) {
+        let folder = pin::folder(&place)?;
+        if !folders.contains(&folder) {
+            folders.push(folder);
+            places.push(place);
+        }
+    }
+    Ok((places, is_read))
 }
 
 /// What is pinned there and in force.
@@ -31,7 +41,8 @@ pub(super) fn places() -> Vec<Pin> {
 /// # Errors
 /// When pins can't be read.
 pub(super) fn in_force() -> Result<Vec<Pinned>> {
-    let found: Vec<_> = places().iter().map(pin::in_force).collect::<Result<_>>()?;
+    let (places, _) = places()?;
+    let found: Vec<_> = places.iter().map(pin::in_force).collect::<Result<_>>()?;
     Ok(found.into_iter().flatten().collect())
 }
 
@@ -46,7 +57,11 @@ pub(super) fn or_say<T>(outcome: Result<T>, so: &str) -> Result<T> {
         // If pins can't be read, the error stands as it is.
         let pinned = none_runs.then(in_force).and_then(Result::ok);
         match pinned.unwrap_or_default().first() {
-            Some(pinned) => anyhow!("{}: {so}; {}", goes_on(pinned), ways(pinned)),
+            Some(pinned) => anyhow!(
+                "{}: {so}; {}",
+                goes_on(pinned),
+                pin::ways(Path::new(&pinned.folder))
+            ),
             None => error,
         }
     })
@@ -63,15 +78,6 @@ fn goes_on(pinned: &Pinned) -> String {
     )
 }
 
-fn ways(pinned: &Pinned) -> String {
-    let is_default = pin::folder(&Pin::Default).is_ok_and(|f| f == Path::new(&pinned.folder));
-    let folder = match is_default {
-        true => String::new(),
-        false => format!("={}", quoted(&pinned.folder)),
-    };
-    format!("`rxsteer run --pin{folder}` takes it over, `rxsteer detach` ends it")
-}
-
 /// Says what is steered, since when, and how to go on; ends with a newline.
 pub(super) fn render(pinned: &Pinned) -> String {
     let mut devices = table(["device", "since"]);
@@ -81,6 +87,7 @@ pub(super) fn render(pinned: &Pinned) -> String {
         let name = name.unwrap_or_else(|| format!("index {}", device.ifindex));
         devices.add_row([name, device.since.clone()]);
     }
-    let (goes_on, ways) = (goes_on(pinned), ways(pinned));
+    let ways = pin::ways(Path::new(&pinned.folder));
+    let goes_on = goes_on(pinned);
     format!("{goes_on}\n{}\n{ways}\n", devices.trim_fmt())
 }

@@ -2,7 +2,7 @@
 //! `--pin`: steering goes on without this process, and a later start takes it over; `rxsteer detach`
 //! ends it (docs/order.md, "Take-over").
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,6 +12,7 @@ use super::options::{Mode, Options, Pin};
 use crate::api::control::Role;
 use crate::api::server::Server;
 use crate::api::status::{Pinned, PinnedDevice};
+use crate::datapath::pin_folders::pin_folders;
 use crate::datapath::pins::Pins;
 use crate::datapath::{Config, Datapath, DeviceConfig};
 use crate::host::bpffs::{self, Folder};
@@ -37,22 +38,56 @@ pub fn folder(pin: &Pin) -> Result<PathBuf> {
     })
 }
 
+/// The command that takes over what is pinned in this folder.
+fn taking_over(folder: &Path) -> String {
+    let named = named(folder).map(|folder| format!("={folder}"));
+    format!("`rxsteer run --pin{}`", named.unwrap_or_default())
+}
+
+/// The command that ends it, with these options.
+fn ending(folder: &Path, options: &str) -> String {
+    let named = named(folder).map(|folder| format!(" --pin={folder}"));
+    format!("`rxsteer detach{options}{}`", named.unwrap_or_default())
+}
+
+/// What can be done about what is pinned in this folder.
+pub fn ways(folder: &Path) -> String {
+    let (taking_over, ending) = (taking_over(folder), ending(folder, ""));
+    format!("{taking_over} takes it over, {ending} ends it")
+}
+
+/// The folder as a word of a shell, unless it is the default one.
+fn named(path: &Path) -> Option<String> {
+    let is_default = folder(&Pin::Default).is_ok_and(|default| default == path);
+    (!is_default).then(|| quoted(path))
+}
+
 /// The options with a mode in which steering can be pinned. Without `--pin`: as they are.
 ///
 /// # Errors
 /// Without a BPF file system; when steering is pinned and these options don't take it over.
 pub(super) fn checked(options: &Options) -> Result<Options> {
     let mut options = options.clone();
+    let none_at = |folder: &Path| {
+        bail!(
+            "steering is pinned at {}: take it over with {}, or end it with {}",
+            folder.display(),
+            taking_over(folder),
+            ending(folder, "")
+        )
+    };
+    let own = options.pin.as_ref().map(folder).transpose()?;
+    let own_id = own.as_deref().map(id).transpose()?.flatten();
+    for folder in pin_folders() {
+        if own_id.is_none() || id(&folder)? != own_id {
+            none_at(&folder)?;
+        }
+    }
     let Some(pin) = &options.pin else {
         let default = folder(&Pin::Default)?;
-        let names = Folder::find(&default).and_then(|f| f.map_or(Ok(Vec::new()), |f| f.names()));
-        match names {
-            Ok(names) => ensure!(
-                names.is_empty(),
-                "steering is pinned at {}: take it over with `rxsteer run --pin`, or end it with \
-                 `rxsteer detach`",
-                default.display()
-            ),
+        match Folder::find(&default).and_then(|f| f.map_or(Ok(Vec::new()), |f| f.names())) {
+            Ok(names) if names.is_empty() => {}
+            Ok(_) => none_at(&default)?,
             // Another user could have made the folder, to prevent every start.
             Err(e) => warn!("whether steering is pinned is not known: {e:#}"),
         }
@@ -76,14 +111,20 @@ pub(super) fn found(options: &Options) -> Result<Option<Pins>> {
     };
     let pins = Pins::open(&folder(pin)?)?;
     pins.are_sound().with_context(|| {
-        let folder = pins.folder().display();
+        let folder = pins.folder();
         format!(
-            "what is pinned at {folder} can't be taken over: `rxsteer detach --force --pin {}` \
-             removes it",
-            quoted(pins.folder())
+            "what is pinned at {} can't be taken over: {} removes it",
+            folder.display(),
+            ending(folder, " --force")
         )
     })?;
     Ok(Some(pins))
+}
+
+/// Device and inode of a folder; `None` if it does not exist.
+fn id(folder: &Path) -> Result<Option<(u64, u64)>> {
+    let folder = Folder::find(folder)?;
+    folder.map(|folder| folder.id()).transpose()
 }
 
 /// Steering from before this start that goes on until [`Before::end`].
@@ -157,10 +198,11 @@ impl Before {
 /// Says that steering goes on.
 pub(super) fn say_it_goes_on(options: &Options) -> Result<()> {
     if let Some(pin) = &options.pin {
+        let folder = folder(pin)?;
         info!(
-            "steering goes on, pinned at {}: `rxsteer run --pin` takes it over, `rxsteer detach` ends \
-             it",
-            folder(pin)?.display()
+            "steering goes on, pinned at {}: {}",
+            folder.display(),
+            ways(&folder)
         );
     }
     Ok(())
@@ -231,9 +273,10 @@ pub fn detach(pin: &Pin, force: bool, patience: Duration) -> Result<Detached> {
         Err(e) if force => Some(format!("{e:#}")),
         Err(e) => bail!(
             "{} is left as it is, since flows can't be returned to their polling CPUs: {e:#}. Try \
-             again; `rxsteer detach --force` removes it all the same, and packets may then overtake \
-             those of their flow that are still queued",
-            folder.display()
+             again; {} removes it all the same, and packets may then overtake those of their flow \
+             that are still queued",
+            folder.display(),
+            ending(&folder, " --force")
         ),
     };
     pins.remove()?;

@@ -19,6 +19,7 @@ mod mapped;
 pub mod native;
 mod objects;
 mod pin;
+pub mod pin_folders;
 pub mod pins;
 pub mod policy;
 mod record;

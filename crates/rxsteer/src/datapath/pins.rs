@@ -44,7 +44,7 @@ pub(super) const COUNTING: [&str; 4] = [
     "on_napi_poll",
 ];
 
-const RECORD: &str = "record";
+pub(super) const RECORD: &str = "record";
 const NEW_RECORD: &str = "record-new";
 
 /// The folders of a generation.
@@ -84,8 +84,8 @@ impl Pins {
         if let Some(folder) = Folder::find(path)? {
             for name in folder.names()? {
                 // What others have made must never be removed with it.
-                let ours = name.len() == 16 && u64::from_str_radix(&name, 16).is_ok();
-                let generation = folder.folder(&name).transpose().filter(|_| ours);
+                let generation = folder.folder(&name).transpose();
+                let generation = generation.filter(|_| is_generation(&name));
                 let generation = generation.ok_or_else(|| bpffs::foreign(&path.join(&name)))?;
                 generations.push(Generation::open(generation?)?);
             }
@@ -388,6 +388,11 @@ impl Generation {
         remove_empty(self.folder.path())?;
         self.folder.path().parent().map_or(Ok(()), remove_empty)
     }
+}
+
+/// Whether a folder has the name of a generation.
+pub(super) fn is_generation(name: &str) -> bool {
+    name.len() == 16 && u64::from_str_radix(name, 16).is_ok()
 }
 
 /// The links of XDP programs in a generation's folder.

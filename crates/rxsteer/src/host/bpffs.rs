@@ -18,6 +18,7 @@ use nix::fcntl::{AtFlags, OFlag, open, openat, renameat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat, mkdirat};
 use nix::sys::statfs::{BPF_FS_MAGIC, fstatfs};
 use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
+use procfs::process::Process;
 
 /// A folder of a BPF file system that nobody but root and this process's user can change, nor any
 /// above it in that file system.
@@ -35,6 +36,14 @@ pub struct Folder {
 /// With the command that mounts one, or that takes it from others.
 pub fn ensure_is_in(folder: &Path) -> Result<()> {
     existing(folder)?.last(folder).map(|_folder| ())
+}
+
+/// Where BPF file systems are mounted; none if /proc does not tell.
+pub fn mounts() -> Vec<PathBuf> {
+    let mounts = Process::myself().and_then(|this| this.mountinfo());
+    let mounts = mounts.map(|mounts| mounts.0).unwrap_or_default();
+    let bpf = mounts.into_iter().filter(|mount| mount.fs_type == "bpf");
+    bpf.map(|mount| mount.mount_point).collect()
 }
 
 /// The folders on the way to a path.
@@ -120,6 +129,15 @@ impl Folder {
     /// Its path, for messages.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Its device and inode.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn id(&self) -> Result<(u64, u64)> {
+        let facts = fstat(&self.fd).with_context(|| self.at("."))?;
+        Ok((facts.st_dev, facts.st_ino))
     }
 
     /// The names in it, sorted.

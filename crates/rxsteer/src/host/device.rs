@@ -62,6 +62,11 @@ impl AttachedXdp {
     pub fn is_generic(&self) -> bool {
         self.mode.contains("generic")
     }
+
+    /// Whether a rxsteer has attached it.
+    pub fn is_rxsteers(&self) -> bool {
+        self.name == "rxsteer"
+    }
 }
 
 /// A network device of the current network namespace.

@@ -6,7 +6,7 @@ use std::fmt;
 use anyhow::{Result, bail};
 use serde::Serialize;
 
-use super::device::{AttachedXdp, Device, RxMode};
+use super::device::{Device, RxMode};
 use super::remedy::Remedy;
 use super::shell::{quoted, zero_queue_files};
 use super::tun;
@@ -69,9 +69,14 @@ impl Device {
         }
         [
             // In skb mode a generic program would see packets twice.
-            (mode != RxMode::Skb || self.xdp.as_ref().is_some_and(AttachedXdp::is_generic))
-                .then(|| self.attached_xdp())
-                .flatten(),
+            // In every mode flows are steered once.
+            (mode != RxMode::Skb
+                || self
+                    .xdp
+                    .as_ref()
+                    .is_some_and(|xdp| xdp.is_generic() || xdp.is_rxsteers()))
+            .then(|| self.attached_xdp())
+            .flatten(),
             self.kernel_rps_on(),
             (mode == RxMode::Native)
                 .then(|| self.no_native_xdp())
@@ -122,9 +127,9 @@ impl Device {
             "" => String::new(),
             name => format!(" `{name}`"),
         };
-        let (holder, remedy) = if xdp.holders.is_empty() && xdp.name == "rxsteer" {
-            let remedy =
-                "it is pinned: go on with `rxsteer run --pin`, or end it: `rxsteer detach`";
+        let (holder, remedy) = if xdp.holders.is_empty() && xdp.is_rxsteers() {
+            let remedy = "it is pinned: go on with `rxsteer run --pin`, or end it: `rxsteer detach`, \
+                          both with --pin=FOLDER if it is in another folder than the default";
             (String::new(), remedy.to_owned())
         } else if xdp.holders.is_empty() {
             let word = match xdp.mode.as_str() {
@@ -289,6 +294,7 @@ impl Device {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
+    use crate::host::device::AttachedXdp;
     use crate::host::ethtool::Offload;
     use crate::host::loopback::Routing;
     use crate::host::lower::Lower;

@@ -14,6 +14,10 @@ impl Container {
         let mut sleep = netns.command("sleep")?;
         Ok(Self(sleep.arg("600").stdin(Stdio::null()).spawn()?))
     }
+
+    pub fn pid(&self) -> u32 {
+        self.0.id()
+    }
 }
 
 impl Drop for Container {
