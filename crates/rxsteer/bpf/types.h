@@ -277,6 +277,9 @@ enum backlog_closed {
 	BACKLOG_DOWN = 1 << 3,
 	/* After that, by user space: all of it has been, or a second has passed. */
 	BACKLOG_PASSED = 1 << 4,
+	/* Its CPU went offline, and it has not drained for a second: frames of flows that can't
+	 * leave it yet are dropped (rx_shed()). */
+	BACKLOG_SHED = 1 << 5,
 };
 
 /* Identifies the backlog that a kthread serves. */

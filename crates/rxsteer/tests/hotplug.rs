@@ -4,18 +4,24 @@
 mod common;
 
 use std::fs;
+use std::io::ErrorKind;
+use std::net::UdpSocket;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use common::pinned::{goes_on, mount_bpffs};
 use common::process::Rxsteer;
 use common::threads::{cpumaps, kthreads};
 use nix::sys::signal::Signal;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::RcvBufForce;
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
-use rxlab::lab::link::LinkConfig;
+use rxlab::lab::link::{Link, LinkConfig};
+use rxlab::lab::slow::slow;
 use rxlab::testing::testbed::{OTHER_CPU, Testbed, received_in_order, status, until};
 use rxlab::{in_lab, test_name};
 use rxsteer::api::status::{Queue, Status};
@@ -225,4 +231,107 @@ fn a_cpu_that_goes_while_no_process_runs_is_found_by_the_next() -> Result<()> {
     let sent = wire.stop()?;
     assert_eq!(sent.lost, 0);
     received_in_order(sink, sent.sent)
+}
+
+/// Numbered datagrams of one flow, of which [`Self::AHEAD`] are under way at any time: a backlog
+/// with all of them is neither empty nor full.
+struct Standing {
+    from: UdpSocket,
+    to: UdpSocket,
+}
+
+impl Standing {
+    /// A veth's ring has room for 256.
+    const AHEAD: u64 = 200;
+
+    /// Time that each takes in the stack.
+    const COST: Duration = Duration::from_micros(200);
+
+    fn new(Link { tester, dut, .. }: &Link) -> Result<Self> {
+        let to = dut.netns.run(|| Ok(UdpSocket::bind((dut.ipv4, 0))?))?;
+        let from = tester.netns.run(|| {
+            let from = UdpSocket::bind((tester.ipv4, 0))?;
+            from.connect(to.local_addr()?)?;
+            Ok(from)
+        })?;
+        setsockopt(&to, RcvBufForce, &(16 << 20))?;
+        to.set_read_timeout(Some(Duration::from_millis(10)))?;
+        Ok(Self { from, to })
+    }
+
+    /// Sends until told to stop, and waits for the last ones. `shed` tells how many were shed.
+    /// Returns how many came.
+    fn run(&self, stop: &AtomicBool, shed: impl Fn() -> Result<u64>) -> Result<u64> {
+        let (mut sent, mut came, mut gone, mut next) = (0, 0, 0, 0);
+        let mut step = || {
+            while !stop.load(Relaxed) && sent < came + gone + Self::AHEAD {
+                self.from.send(&u64::to_ne_bytes(sent))?;
+                sent += 1;
+            }
+            let mut number = [0; 8];
+            match self.to.recv(&mut number) {
+                Ok(_) => {
+                    let number = u64::from_ne_bytes(number);
+                    ensure!(number >= next, "{number} came after {next}");
+                    (came, next) = (came + 1, number + 1);
+                }
+                Err(e) if e.kind() == ErrorKind::WouldBlock => gone = shed()?,
+                Err(e) => return Err(e.into()),
+            }
+            Ok((came + gone == sent).then_some(came))
+        };
+        while !stop.load(Relaxed) {
+            step()?;
+        }
+        until("the last ones have come", step)
+    }
+}
+
+/// One flow could keep the backlog from being empty for as long as it sends, and the CPU would not
+/// be used again. After a second its frames are dropped until it has left.
+#[test]
+fn a_cpu_that_goes_is_left_by_a_flow_without_a_pause() -> Result<()> {
+    in_lab!();
+    let Some(online) = switch(test_name!()) else {
+        return Ok(());
+    };
+    let bed = Testbed::new(&LinkConfig::default())?;
+    slow(&bed.link.dut, Standing::COST)?;
+    let active = Active::steer(&bed.link.dut, bed.options(&[OTHER_CPU]))?;
+    let queue = || Ok::<Queue, anyhow::Error>(status(&active)?.devices[0].queues[0].clone());
+    let grows = |what: &str, of: fn(&Queue) -> u64| {
+        let before = of(&queue()?);
+        until(what, || Ok((of(&queue()?) > before + 1000).then_some(())))
+    };
+    let flow = Standing::new(&bed.link)?;
+    let stop = AtomicBool::new(false);
+    let came = std::thread::scope(|scope| {
+        let flow = scope.spawn(|| flow.run(&stop, || Ok(queue()?.sums.shed)));
+        let threads = || kthreads(&cpumaps(std::process::id())?);
+        let goes_and_comes = || {
+            let old = threads()?;
+            online.set("0")?;
+            grows("it has left", |q| q.inline)?;
+            online.set("1")?;
+            grows("it is redirected again", |q| q.sums.redirected)?;
+            let new = threads()?;
+            ensure!(new.len() == 1 && new != old, "{old:?}, {new:?}");
+            // The control: for a second it could not leave, and there was room. On a busy host it
+            // may have a pause.
+            let sums = queue()?.sums;
+            ensure!(sums.dropped == 0, "{sums:?}");
+            Ok((sums.shed > 0).then_some(()))
+        };
+        let changes = || {
+            grows("it is redirected", |q| q.sums.redirected)?;
+            until("it was shed", goes_and_comes)
+        };
+        let changed = changes();
+        stop.store(true, Relaxed);
+        let came = flow.join().expect("the sender does not panic");
+        changed.and(came)
+    })?;
+    let queue = queue()?;
+    assert_eq!(came, queue.received - queue.sums.shed, "{queue:?}");
+    active.stop()
 }

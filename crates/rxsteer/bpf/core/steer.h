@@ -285,7 +285,7 @@ static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev
  * Whether a frame of a flow that waits to leave its backlog may be dropped instead. During an
  * overload a backlog stays full, and a flow that keeps sending could never leave. From its first
  * frame without room on, its frames are dropped until the earlier ones have been delivered; with
- * `all` (RPS_INLINE_SHED), even while there is room.
+ * `all` (RPS_INLINE_SHED, BACKLOG_SHED), even while there is room: the backlog is to be empty.
  */
 static __always_inline bool rx_may_shed(const struct rx *rx, const struct rps_dev_flow *flow,
 					struct backlog *b, bool all)
@@ -306,7 +306,10 @@ static __always_inline bool rx_shed(const struct rx *rx, struct rps_dev_flow *fl
 {
 	struct backlog *b = rx_backlog(rx, location);
 
-	if (!b || !(unlikely(b->closed & BACKLOG_DOWN) || rx_may_shed(rx, flow, b, all)))
+	if (!b)
+		return false;
+	all |= !!(b->closed & BACKLOG_SHED);
+	if (!(unlikely(b->closed & BACKLOG_DOWN) || rx_may_shed(rx, flow, b, all)))
 		return false;
 	flow->shed = 1;
 	flow->nr_dropped++;

@@ -150,7 +150,7 @@ pub struct Entry {
     pub moves: u32,
     /// Time since its last packet, in kernel ticks and modulo 2³² ticks (49 days at 1000 Hz), s.
     pub idle_seconds: f64,
-    /// Its packets are dropped until it can leave a full backlog.
+    /// Its packets are dropped until it can leave a backlog that was full, or whose CPU went offline.
     pub shed: bool,
 }
 

@@ -15,6 +15,7 @@ mod following;
 mod foreign;
 pub mod hotplug;
 mod kernel_rps;
+mod leaving;
 mod looks;
 mod manager;
 pub mod mistakes;

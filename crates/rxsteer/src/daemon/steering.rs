@@ -2,7 +2,7 @@
 //! Steering of devices, from attach to detach.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail, ensure};
 use tracing::{debug, info, warn};
@@ -10,6 +10,7 @@ use tracing::{debug, info, warn};
 use super::auto::AutoMasks;
 use super::following;
 use super::hotplug::Hotplug;
+use super::leaving::Leaving;
 use super::looks::Looks;
 use super::manager;
 use super::options::{Mode, Options, Tunnel};
@@ -41,10 +42,6 @@ use crate::host::wait::readable;
 /// Timeout for the return of all flows to INLINE. At a stop, the programs are then detached anyway.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
-/// Time after which what a softnet backlog held when its CPU went offline counts as passed up by another
-/// CPU: 1000 packets, unless `net.core.netdev_max_backlog` is changed.
-const PASSED_UP: Duration = Duration::from_secs(1);
-
 /// Why [`Steering::serve`] has returned.
 pub(super) enum Served {
     /// Steering is to stop.
@@ -68,8 +65,8 @@ pub(super) struct Steering {
     auto_masks: AutoMasks,
     takedown: Takedown,
     pub(super) unsteered: Unsteered,
-    /// CPUs that went offline or came online, until their backlogs are drained; since when.
-    leaving: Vec<(u32, Drain, Instant)>,
+    /// CPUs that went offline or came online, until their backlogs are drained.
+    leaving: Vec<Leaving>,
     /// CPUs that were down at the last look, but for these.
     down: CpuMask,
     watch: Watch,
@@ -277,11 +274,8 @@ impl Steering {
     }
 
     /// Handles CPUs that went offline or came online; `None`: events were lost, so CPUs are
-    /// compared with the last known state. The threads of an offline CPU's backlogs run on other
-    /// CPUs, and the kernel does not bind them again. Therefore the backlogs are closed, and
-    /// removed when they are drained ([`Self::remove_drained`]); they are created again when flows
-    /// want the CPU after its return. Backlogs are closed at both events, since one may have been
-    /// created in between.
+    /// compared with the last known state. Backlogs are closed at both events, since one may have
+    /// been created in between, until they are drained ([`Self::remove_drained`]).
     fn cpus_changed(&mut self, changed: Option<Vec<u32>>) -> Result<()> {
         if changed.as_ref().is_some_and(Vec::is_empty) {
             return Ok(());
@@ -302,10 +296,10 @@ impl Steering {
                 false => "offline: its flows go elsewhere",
             };
             info!(cpu, "CPU {cpu} is {state}");
-            self.datapath.close_cpu(cpu);
-            self.leaving.retain(|(leaving, ..)| *leaving != cpu);
-            let drain = Drain::of(cpu..cpu + 1);
-            self.leaving.push((cpu, drain, Instant::now()));
+            let before = self.leaving.iter().position(|leaving| leaving.cpu == cpu);
+            let before = before.map(|index| self.leaving.remove(index));
+            let leaving = Leaving::close(&self.datapath, cpu, before.as_ref());
+            self.leaving.push(leaving);
         }
         self.online = online;
         self.datapath.cpus_changed()?;
@@ -316,33 +310,18 @@ impl Steering {
     /// Looks for CPUs that the kernel has taken down, or tried to, without an event that came here.
     /// One that was not down at the last look is about to be offline.
     fn look_for_down(&mut self) -> Result<()> {
-        let known = self.leaving.iter().map(|(cpu, ..)| *cpu).collect();
+        let known = self.leaving.iter().map(|leaving| leaving.cpu).collect();
         let down = self.datapath.cpus_down().without(&known);
         let before = std::mem::replace(&mut self.down, down);
         self.cpus_changed(Some(self.down.intersect(&before).iter().collect()))
     }
 
-    /// Removes drained backlogs of CPUs that went offline or came online, and reopens those of
-    /// online CPUs. Before, flows leave those that nothing may enter, after [`PASSED_UP`] also
-    /// without proof, which skbs that vanished prevent.
+    /// Removes drained backlogs of CPUs that went offline or came online ([`Leaving::look`]).
     fn remove_drained(&mut self) -> Result<()> {
-        let mut index = 0;
-        while let Some((cpu, drain, since)) = self.leaving.get(index) {
-            let cpu = *cpu;
-            if self.datapath.is_down(cpu)
-                && (since.elapsed() > PASSED_UP || drain.drained(&self.datapath)?.is_some())
-            {
-                self.datapath.leave_cpu(cpu);
+        for mut leaving in std::mem::take(&mut self.leaving) {
+            if !leaving.look(&self.datapath)? {
+                self.leaving.push(leaving);
             }
-            if !drain.check(&self.datapath)? {
-                index += 1;
-                continue;
-            }
-            self.datapath.remove_cpu(cpu)?;
-            if Topology::host().online()?.contains(cpu) {
-                self.datapath.open_cpu(cpu);
-            }
-            self.leaving.remove(index);
         }
         Ok(())
     }

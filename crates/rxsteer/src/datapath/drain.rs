@@ -253,6 +253,7 @@ impl Datapath {
         for why in [
             backlog_closed::BACKLOG_DOWN,
             backlog_closed::BACKLOG_PASSED,
+            backlog_closed::BACKLOG_SHED,
             backlog_closed::BACKLOG_OFFLINE,
         ] {
             for queue in 0..self.nr_queues() {
@@ -268,6 +269,16 @@ impl Datapath {
             self.close(queue, cpu, backlog_closed::BACKLOG_PASSED, true);
             self.close(queue, cpu, backlog_closed::BACKLOG_DOWN, false);
         }
+    }
+
+    /// Lets nothing more enter the closed backlogs for a CPU that is or was offline, but for those of
+    /// skb mode: frames of flows that can't leave yet are dropped. Returns whether any holds frames.
+    pub fn shed_cpu(&self, cpu: u32) -> bool {
+        let mut queues = 0..self.skb_queues().start;
+        for queue in queues.clone() {
+            self.close(queue, cpu, backlog_closed::BACKLOG_SHED, true);
+        }
+        queues.any(|queue| self.held(queue, cpu).is_some())
     }
 
     /// The CPUs of whose softnet backlogs the kernel may not have passed up all yet since it took

@@ -161,10 +161,12 @@ const MOVER: usize = 0;
 
 const OTHERS: [usize; 4] = [4, 5, 6, 7];
 
-/// One poll, and one batch of CPU 1's thread, which never runs empty: other flows keep `standing`
-/// frames queued, or as many as fit. The mover sends the first frame, with room left, and the last
-/// one.
-fn busy_round(path: &mut Path, standing: usize, mover: [bool; 2]) {
+/// Limit of frames in the backlog.
+const LIMIT: u32 = 100;
+
+/// One poll: other flows keep `standing` frames queued for CPU 1, or as many as fit. The mover sends
+/// the first frame, with room left, and the last one.
+fn send(path: &mut Path, standing: usize, mover: [bool; 2]) {
     if mover[0] {
         path.apply(Event::Frame(MOVER, Kind::Merge));
     }
@@ -182,10 +184,20 @@ fn busy_round(path: &mut Path, standing: usize, mover: [bool; 2]) {
     }
     path.apply(Event::EndPoll(End::Complete));
     path.apply(Event::PollTraced(0));
+}
+
+/// One batch of CPU 1's thread, unless it sleeps.
+fn batch(path: &mut Path) {
     let dequeued = path.backlogs[1].dequeued;
-    while path.backlogs[1].dequeued == dequeued {
+    while path.backlogs[1].dequeued == dequeued && !path.thread(1).unwrap().asleep() {
         path.apply(Event::Thread(1, 1));
     }
+}
+
+/// One poll, and one batch of CPU 1's thread, which never runs empty.
+fn busy_round(path: &mut Path, standing: usize, mover: [bool; 2]) {
+    send(path, standing, mover);
+    batch(path);
     assert!(!path.thread(1).unwrap().asleep());
 }
 
@@ -285,6 +297,65 @@ fn a_flow_leaves_a_standing_queue_in_its_first_pause() {
                 "{left:?}, {pause}, {kernel:?}"
             );
             assert_eq!(frames_to_leave(&shape, standing, jiffy, 1), None);
+        }
+    }
+}
+
+/// Frames that the thread of CPU 1 dequeues after that CPU has gone offline, until its backlog is
+/// empty and has been removed, while `flows` send as many frames as keep `standing` queued there.
+/// None if that takes more than 2,000 polls. `sheds`: user space stops waiting.
+fn frames_to_drain(kernel: Kernel, flows: &[usize], standing: usize, sheds: bool) -> Option<u64> {
+    let shape = busy(kernel, LIMIT);
+    let mut path = Path::new(shape.clone());
+    path.apply(Event::Map(0, 1023, 1));
+    for _ in 0..ROUNDS {
+        round(&mut path, &shape, flows);
+    }
+    let poll = |path: &mut Path| {
+        for &flow in flows.iter().cycle().take(standing) {
+            if path.waiting(1) < standing {
+                path.apply(Event::Frame(flow, Kind::Merge));
+            }
+        }
+        path.apply(Event::EndPoll(End::Complete));
+        path.apply(Event::PollTraced(0));
+        batch(path);
+        path.apply(Event::Jiffy);
+    };
+    (0..30).for_each(|_| poll(&mut path));
+    path.apply(Event::Online(1, false));
+    if sheds {
+        path.apply(Event::Shed);
+    }
+    let from = path.backlogs[1].dequeued;
+    for _ in 0..2000 {
+        poll(&mut path);
+        path.apply(Event::Check);
+        if path.thread(1).is_none() {
+            assert_eq!((path.stack.nr_overtaken, path.balance()), (0, Ok(())));
+            return Some(path.backlogs[1].dequeued - from);
+        }
+    }
+    None
+}
+
+/// While a CPU is offline or returns, one flow can keep its backlog from being empty for as long as
+/// it sends, also if the backlog is never full. In the end it is shed: nothing enters, and the thread
+/// dequeues what is there.
+#[test]
+fn the_backlog_of_an_offline_cpu_is_drained() {
+    for kernel in Kernel::ALL {
+        for flows in [&[MOVER][..], &OTHERS] {
+            for standing in [20, 80] {
+                let drained = |sheds| frames_to_drain(kernel, flows, standing, sheds);
+                let left = drained(true);
+                assert!(
+                    left.is_some_and(|n| n <= standing as u64),
+                    "{left:?} of {standing}, {kernel:?}"
+                );
+                // The control.
+                assert_eq!(drained(false), None, "{standing}, {kernel:?}");
+            }
         }
     }
 }

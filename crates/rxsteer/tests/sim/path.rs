@@ -7,7 +7,7 @@
 use rxsteer::datapath::native;
 use rxsteer::datapath::rps_map::SLOTS;
 use rxsteer::datapath::tables::cpu_mask;
-use rxsteer::types::{backlog, rps_dev_flow, rps_map, rx_facts, rx_queue};
+use rxsteer::types::{backlog, backlog_closed, rps_dev_flow, rps_map, rx_facts, rx_queue};
 
 use super::daemon::Daemon;
 use super::gro::{Gro, Packet, Stack};
@@ -168,9 +168,17 @@ impl Path {
                 self.q.policy = 0;
                 self.map.location = [INLINE; SLOTS];
             }
-            Event::Shed if self.returning => self.map.location = [INLINE_SHED; SLOTS],
-            Event::Shed => {}
+            Event::Shed => self.shed(),
             Event::Fail(failure) => self.fail(failure),
+        }
+    }
+
+    fn shed(&mut self) {
+        if self.returning {
+            self.map.location = [INLINE_SHED; SLOTS];
+        }
+        for b in self.backlogs.iter_mut().filter(|b| b.closed != 0) {
+            b.closed |= u64::from(backlog_closed::BACKLOG_SHED.0);
         }
     }
 

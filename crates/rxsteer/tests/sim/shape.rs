@@ -172,7 +172,7 @@ pub enum Event {
     Check,
     /// User space starts to return every flow to INLINE, for a new epoch.
     Return,
-    /// User space stops waiting for this return: flows are shed.
+    /// User space stops waiting for this return, and for backlogs of offline CPUs: flows are shed.
     Shed,
     /// Something fails around the data path.
     Fail(Failure),
