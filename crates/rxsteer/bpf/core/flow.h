@@ -8,8 +8,6 @@
  * flow_plain() is a fast path for TCP and UDP over IP over Ethernet, and these in VXLAN.
  * flow_follow() parses all packets, and has the same result for those of the fast path.
  *
- * Two constraints come from the verifier. Every header is addressed from the start of the packet by
- * an offset of bounded range, so that states that differ only in the offset are merged. And
  * flow_follow() is all inlined, because before 6.8 the verifier does not track a structure in
  * another stack frame; its callers are functions of their own.
  */
@@ -24,101 +22,19 @@
 #include <linux/tcp.h>
 #include <linux/udp.h>
 
+#include "flow_cursor.h"
 #include "flow_headers.h"
 #include "flow_key.h"
+#include "flow_tunnel.h"
 #include "types.h"
 
 /* Limits: a packet with more has no flow, or inside a tunnel the outer flow. */
-#define FLOW_VLANS	     3
-#define FLOW_LABELS	     8 /* MPLS */
-#define FLOW_EXTENSIONS	     8 /* IPv6, a fragment header included */
-#define FLOW_GTPU_EXTENSIONS 4
-#define FLOW_TUNNELS	     2	    /* nested; the flow of a third tunnel is its outer one */
-#define FLOW_REACH	     0x1fff /* bytes, all ones; headers beyond are not parsed */
+#define FLOW_VLANS	3
+#define FLOW_LABELS	8 /* MPLS */
+#define FLOW_EXTENSIONS 8 /* IPv6, a fragment header included */
+#define FLOW_TUNNELS	2 /* nested; the flow of a third tunnel is its outer one */
 
 /* ---- the general parser ------------------------------------------------- */
-
-/* The parser's position. off never exceeds end. */
-struct flow_cursor {
-	const void *data;
-	const void *data_end; /* of the linear part */
-	__u64 off;
-	__u64 end; /* of the packet, by the innermost length field */
-};
-
-/* The source of the key, unless inner headers replace it. */
-struct flow_found {
-	__u64 network; /* offset of the IP header */
-	__u16 type;    /* ETH_P_IP or ETH_P_IPV6 */
-	__u8 proto;
-	__u8 fragment;
-	__u8 has_ports;
-	__be32 id; /* ports or SPI or 0 */
-};
-
-/*
- * The next size bytes, or NULL if the packet has fewer.
- *
- * The new offset is the difference of two pointers, of which the verifier knows no range. The
- * offsets before a header then have one range, and all paths to the header are one state; without
- * that a million instructions are not enough. The barriers keep the compiler from computing pointer
- * and offset from each other.
- */
-static __always_inline const void *flow_take(struct flow_cursor *c, __u64 size)
-{
-	__u64 off = c->off, reach = FLOW_REACH;
-	const char *header;
-
-	if (off > FLOW_REACH || off + size > c->end)
-		return NULL;
-	/* Changes nothing: the compiler may compare one copy of off and add another one, of which
-	 * the verifier of 6.1 then knows no range. */
-	asm("" : "+r"(reach));
-	off &= reach;
-	header = (const char *)c->data + off;
-	asm("" : "+r"(header));
-	if (header + size > (const char *)c->data_end)
-		return NULL;
-	c->off = header + size - (const char *)c->data;
-	asm("" : "+r"(c->off));
-	return header;
-}
-
-static __always_inline enum flow_result flow_skip(struct flow_cursor *c, __u64 size)
-{
-	if (size > c->end - c->off)
-		return FLOW_TRUNCATED;
-	c->off += size;
-	return FLOW_KEYED;
-}
-
-/* Applies a length field: the packet ends size bytes after start, no later than known so far. */
-static __always_inline enum flow_result flow_narrow(struct flow_cursor *c, __u64 start, __u64 size)
-{
-	if (start + size < c->off || start + size > c->end)
-		return FLOW_TRUNCATED;
-	c->end = start + size;
-	return FLOW_KEYED;
-}
-
-/* Whether IP follows, and its version: after MPLS and GTP-U, which have no field for that. */
-static __always_inline enum flow_result flow_nibble(struct flow_cursor *c, __u16 *type)
-{
-	const __u8 *first = flow_take(c, sizeof(*first));
-
-	if (!first)
-		return FLOW_TRUNCATED;
-	c->off -= sizeof(*first);
-	switch (*first >> 4) {
-	case 4:
-		*type = ETH_P_IP;
-		return FLOW_KEYED;
-	case 6:
-		*type = ETH_P_IPV6;
-		return FLOW_KEYED;
-	}
-	return FLOW_UNKNOWN;
-}
 
 static __always_inline enum flow_result flow_mpls(struct flow_cursor *c, __u16 *type)
 {
@@ -287,123 +203,6 @@ static __always_inline enum flow_result flow_transport(struct flow_cursor *c,
 	}
 	found->id = word[1];
 	return flow_skip(c, 4); /* AH's sequence number */
-}
-
-/* A receiver that checks sequence numbers drops packets that arrive after a later one of the tunnel
- * (RFC 2890): packets that have them are one flow, the outer one. The same holds for GTP-U. */
-static __always_inline enum flow_result flow_gre(struct flow_cursor *c, __u16 *type, __be32 *id)
-{
-	const struct flow_gre *gre = flow_take(c, sizeof(*gre));
-	const __be32 *key;
-	__u16 flags;
-
-	if (!gre)
-		return FLOW_TRUNCATED;
-	flags = flow_swap16(gre->flags);
-	/* Source routing of RFC 1701, a sequence number, or a version that is not 0. */
-	if (flags & 0x5007)
-		return FLOW_UNKNOWN;
-	*type = flow_swap16(gre->type);
-	if (flags & 0x8000 && flow_skip(c, 4)) /* checksum */
-		return FLOW_TRUNCATED;
-	if (!(flags & 0x2000))
-		return FLOW_KEYED;
-	key = flow_take(c, sizeof(*key));
-	if (!key)
-		return FLOW_TRUNCATED;
-	*id = *key;
-	return FLOW_KEYED;
-}
-
-/* A VNI of 24 bits, without the byte behind it. */
-static __always_inline __be32 flow_vni(__be32 word)
-{
-	return word & flow_swap32(0xffffff00);
-}
-
-static __always_inline enum flow_result flow_vxlan(struct flow_cursor *c, __u16 *type, __be32 *id)
-{
-	const struct flow_vxlan *vxlan = flow_take(c, sizeof(*vxlan));
-
-	if (!vxlan)
-		return FLOW_TRUNCATED;
-	if ((vxlan->flags & 0x0c) != 0x08) /* no VNI, or VXLAN-GPE: another protocol */
-		return FLOW_UNKNOWN;
-	*type = FLOW_ETH_P_TEB;
-	*id = flow_vni(vxlan->vni);
-	return FLOW_KEYED;
-}
-
-static __always_inline enum flow_result flow_geneve(struct flow_cursor *c, __u16 *type, __be32 *id)
-{
-	const struct flow_geneve *geneve = flow_take(c, sizeof(*geneve));
-
-	if (!geneve)
-		return FLOW_TRUNCATED;
-	if (geneve->version_length >> 6 || geneve->flags & 0x80) /* control message */
-		return FLOW_UNKNOWN;
-	*type = flow_swap16(geneve->type);
-	*id = flow_vni(geneve->vni);
-	return flow_skip(c, 4 * (geneve->version_length & 0x3f));
-}
-
-static __always_inline enum flow_result flow_gtpu(struct flow_cursor *c, __u16 *type, __be32 *id)
-{
-	const struct flow_gtpu *gtpu = flow_take(c, sizeof(*gtpu));
-	const struct flow_gtpu_options *options;
-	__u8 next, flags;
-
-	if (!gtpu)
-		return FLOW_TRUNCATED;
-	flags = gtpu->flags;
-	/* Not version 1, GTP', a sequence number, or signalling. */
-	if ((flags & 0xf2) != 0x30 || gtpu->message != 255)
-		return FLOW_UNKNOWN;
-	*id = gtpu->teid;
-	if (flow_narrow(c, c->off, flow_swap16(gtpu->length)))
-		return FLOW_TRUNCATED;
-	if (!(flags & 0x07))
-		return flow_nibble(c, type);
-
-	if (!(options = flow_take(c, sizeof(*options))))
-		return FLOW_TRUNCATED;
-	next = flags & 0x04 ? options->next : 0;
-	for (int i = 0; i < FLOW_GTPU_EXTENSIONS && next; i++) {
-		/* length in words, content, and in the last byte the type of the next extension */
-		const __u8 *extension = flow_take(c, 4);
-
-		if (!extension || !*extension || flow_skip(c, 4 * (*extension - 1)))
-			return FLOW_TRUNCATED;
-		c->off -= 1;
-		if (!(extension = flow_take(c, 1)))
-			return FLOW_TRUNCATED;
-		next = *extension;
-	}
-	return next ? FLOW_UNKNOWN : flow_nibble(c, type);
-}
-
-/* Parses the tunnel's header behind the headers found; sets the type of the inner header, and the
- * tunnel's id if it has one. */
-static __always_inline enum flow_result flow_tunnel(struct flow_cursor *c,
-						    const struct flow_found *found, __u32 options,
-						    __u16 *type, __be32 *id)
-{
-	if (found->fragment)
-		return FLOW_UNKNOWN;
-	switch (options & flow_tunnel_of(found->proto, flow_swap32(found->id))) {
-	case FLOW_TUNNEL_IPIP:
-		*type = found->proto == IPPROTO_IPIP ? ETH_P_IP : ETH_P_IPV6;
-		return FLOW_KEYED;
-	case FLOW_TUNNEL_GRE:
-		return flow_gre(c, type, id);
-	case FLOW_TUNNEL_VXLAN:
-		return flow_vxlan(c, type, id);
-	case FLOW_TUNNEL_GENEVE:
-		return flow_geneve(c, type, id);
-	case FLOW_TUNNEL_GTPU:
-		return flow_gtpu(c, type, id);
-	}
-	return FLOW_UNKNOWN;
 }
 
 static __always_inline enum flow_result flow_key_found(const struct flow_cursor *c,
