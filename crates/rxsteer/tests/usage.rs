@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Wrong usage: exit status 2 and a message with a remedy. No test needs root.
 
+use std::fs;
+
 use clap::CommandFactory;
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
 use rxlab::testing::usage::{Program, SECONDS};
 use rxsteer::cli::Cli;
 
@@ -25,6 +29,31 @@ fn commands() {
         wrong(&[command, "--no-such-option"], &["--no-such-option"]);
         let help = RXSTEER.run(&[command, "--help"]);
         assert_eq!(help.status.code(), Some(0), "{command}");
+    }
+}
+
+/// What has no content, or no end, is not read.
+#[test]
+fn configurations_are_regular_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let [fifo, long, fits] = ["fifo", "long", "fits"].map(path);
+    mkfifo(&fifo[..], Mode::S_IRUSR).unwrap();
+    let text = format!("devices = \"lo\"\n#{}", "x".repeat(4 << 20));
+    fs::write(&long, &text).unwrap();
+    fs::write(&fits, &text[..4 << 20]).unwrap();
+    let commands: [&[&str]; 3] = [&["check"], &["run", "--config"], &["import"]];
+    for command in commands {
+        let with = |file: &str, why: &str| wrong(&[command, &[file]].concat(), &[file, why]);
+        with(&fifo, "not a regular file");
+        with("/dev/zero", "not a regular file");
+        with(folder.path().to_str().unwrap(), "not a regular file");
+        with(&long, "longer than 4 MiB");
+    }
+    // The control; a link to /dev/null leaves out a vendor's file.
+    for file in [&fits, "/dev/null"] {
+        let checked = RXSTEER.run(&["check", file]);
+        assert_eq!(checked.status.code(), Some(0), "{file}: {checked:?}");
     }
 }
 

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Where the configuration of `rxsteer run` is: a main file, and drop-ins beside it.
+//! Where the configuration of `rxsteer run` is: a main file, and drop-ins beside it; how files are read.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io::ErrorKind;
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use nix::sys::stat::makedev;
+
+use crate::daemon::mistakes::Mistakes;
 
 /// The vendor's folder and the administrator's. A file in the latter replaces the vendor's of the same
 /// name, as with systemd (systemd.unit(5)).
@@ -18,6 +22,44 @@ const DROP_INS: &str = "rxsteer.d";
 
 /// Name of the drop-in that `rxsteer mode` writes. Others that are to replace its keys come later by name.
 const MODE: &str = "10-mode.toml";
+
+/// The longest file that is read, in bytes; one with all keys has some 20,000.
+const LONGEST: u64 = 4 << 20;
+
+/// The content of a configuration file.
+///
+/// # Errors
+/// When it can't be opened; [`Mistakes`] when it is no regular file, which could have no end, or is
+/// too long.
+pub(super) fn read(path: &Path) -> Result<Vec<u8>> {
+    let shown = path.display();
+    let file = OpenOptions::new()
+        .read(true)
+        // A FIFO would be waited for.
+        .custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY)
+        .open(path)
+        .with_context(|| shown.to_string())?;
+    if is_null(&file)? {
+        return Ok(Vec::new());
+    }
+    let mistake = |why: String| Err(Mistakes::from(format!("{shown}: {why}")).into());
+    if !file.metadata()?.is_file() {
+        return mistake("not a regular file: write the configuration to one".to_owned());
+    }
+    let mut content = Vec::new();
+    let read = file.take(LONGEST + 1).read_to_end(&mut content);
+    if read.with_context(|| shown.to_string())? as u64 > LONGEST {
+        let most = LONGEST >> 20;
+        return mistake(format!("longer than {most} MiB, which no configuration is"));
+    }
+    Ok(content)
+}
+
+/// Whether it is /dev/null: a link there leaves out a vendor's file.
+fn is_null(file: &File) -> Result<bool> {
+    let facts = file.metadata()?;
+    Ok(facts.file_type().is_char_device() && facts.rdev() == makedev(1, 3))
+}
 
 /// The drop-in that `rxsteer mode` writes.
 pub(super) fn of_mode() -> PathBuf {

@@ -7,7 +7,6 @@ mod keys;
 mod syntax;
 
 use std::ffi::OsString;
-use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -15,6 +14,7 @@ use clap::parser::ValueSource;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches};
 
 use self::content::Content;
+use super::files;
 use super::places::{located, place};
 use super::run::RunArgs;
 use crate::daemon::contradiction::contradictions;
@@ -77,7 +77,7 @@ fn is_on_command_line(run: &ArgMatches, key: &str) -> bool {
 fn content(files: &[PathBuf]) -> Result<Content> {
     let (mut all, mut mistakes) = (Content::default(), Vec::new());
     for path in files {
-        let bytes = fs::read(path).with_context(|| path.display().to_string())?;
+        let bytes = files::read(path)?;
         match Content::of(path, &bytes) {
             Ok(content) => all.add(content),
             Err(found) => mistakes.extend(found.into_iter().map(|(line, why)| {

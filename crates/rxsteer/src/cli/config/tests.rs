@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Configuration files as texts, and the options that they give.
 
+use std::fs;
+
 use super::*;
 use crate::daemon::options::Pin;
 use crate::datapath::policy::Policy;

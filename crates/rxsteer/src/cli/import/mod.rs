@@ -6,13 +6,14 @@ mod host;
 mod openwrt;
 mod vyos;
 
-use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use found::Found;
+
+use super::files;
 
 /// Options of `rxsteer import`.
 #[derive(Debug, Args)]
@@ -28,7 +29,8 @@ impl ImportArgs {
         let found = match &self.file {
             None => host::found(Path::new("/"))?,
             Some(file) => {
-                let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+                let text = String::from_utf8(files::read(file)?);
+                let text = text.with_context(|| file.display().to_string())?;
                 of_text(&text).with_context(|| file.display().to_string())?
             }
         };

@@ -112,7 +112,11 @@ impl ModeArgs {
                 fs::remove_file(&file).with_context(|| format!("removing {shown}"))?;
                 println!("{shown} is removed: `rxsteer reload` applies that, or the next start");
             }
-            None => print!("{}", list(fs::read_to_string(&file).ok().as_deref())),
+            None => {
+                let used = files::read(&file).ok();
+                let used = used.map(|used| String::from_utf8_lossy(&used).into_owned());
+                print!("{}", list(used.as_deref()));
+            }
         }
         Ok(ExitCode::SUCCESS)
     }
