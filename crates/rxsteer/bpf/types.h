@@ -168,7 +168,7 @@ struct rps_dev_flow {
 	__u16 location;
 	/* The slot is unset unless this is the queue's epoch; zero is no epoch. */
 	__u16 epoch;
-	/* The latest flow in the slot, and its counters. */
+	/* The flow that has the slot, and its counters since it has it (rx_own()). */
 	__u32 hash;
 	__u32 nr_packets; /* accepted; wraps */
 	__u32 nr_dropped; /* in XDP, for any reason; wraps */
@@ -184,9 +184,10 @@ struct rps_dev_flow {
 	__u8 may_leave; /* load_may_leave() when it was decided */
 	__u8 merging;	/* what GRO makes of its segments INLINE (flow_note_segment()) */
 	__u32 window;	/* rx_load.window then */
-	__u32 frames;	/* nr_packets + nr_dropped then */
-	__u32 load;	/* frames in the window before that */
-	__u32 changed;	/* the window in which `wanted` changed last */
+	/* nr_packets + nr_dropped then, less packets of other flows since. */
+	__u32 frames;
+	__u32 load;    /* frames in the window before that */
+	__u32 changed; /* the window in which `wanted` changed last */
 
 	/* For a table that several queues share (skb mode). */
 	__u32 lock;    /* a program changes the slot */

@@ -175,25 +175,44 @@ static __always_inline bool rx_left_behind(const struct rx *rx, __u32 location)
 
 /* ---- what becomes of a packet --------------------------------------------- */
 
-/* Gives the slot to this flow if another one had it, or if the slot is unset. The location stays:
- * the rule of order binds both flows. */
-static __always_inline void rx_own(const struct rx *rx, struct rps_dev_flow *flow, bool set)
+/* Gives the slot to this flow if it is unset, or if another one had it and no packet was accepted
+ * in this tick: flows that alternate would write name and counters with each packet. The location
+ * stays: the rule of order binds all flows of the slot. Returns whether this flow has it. */
+static __always_inline bool rx_own(const struct rx *rx, struct rps_dev_flow *flow, bool set)
 {
 	if (likely(flow->hash == rx->hash && set))
-		return;
+		return true;
+	if (set && flow->last_seen == rx_jiffies())
+		return false;
+	/* For packets that are dropped. */
+	flow->last_seen = rx_jiffies();
 	flow->hash = rx->hash;
 	flow->frames -= flow->nr_packets + flow->nr_dropped;
 	flow->nr_packets = flow->nr_dropped = flow->nr_moves = 0;
 	flow->merging = 0;
 	rx_flow_new(rx);
+	return true;
 }
 
 /* Notes a packet of the flow, wherever it is processed. */
 static __always_inline void rx_note(struct rx *rx, struct rps_dev_flow *flow, bool set)
 {
-	rx_own(rx, flow, set);
-	if (rx->segment && rx->q->policy & RX_ADAPT)
+	if (rx_own(rx, flow, set) && rx->segment && rx->q->policy & RX_ADAPT)
 		flow_note_segment(flow, rx_poll(rx));
+}
+
+/* Counts a packet in a counter of the flow that has the slot; one of another flow counts for the
+ * load of the slot alone (flow_window()). Without a branch, which the verifier would follow in each
+ * way of a packet. */
+static __always_inline void rx_count(const struct rx *rx, struct rps_dev_flow *flow, __u32 *counter)
+{
+	__u32 differs = flow->hash ^ rx->hash;
+	__u32 other;
+
+	asm volatile("" : "+r"(differs));
+	other = (differs | -differs) >> 31;
+	*counter += 1 - other;
+	flow->frames -= other;
 }
 
 static __always_inline void rx_locate(const struct rx *rx, struct rps_dev_flow *flow,
@@ -208,7 +227,7 @@ static __always_inline void rx_locate(const struct rx *rx, struct rps_dev_flow *
 	flow->queue = rx->queue;
 	flow->epoch = rx->epoch;
 	flow->shed = 0;
-	flow->nr_packets++;
+	rx_count(rx, flow, &flow->nr_packets);
 	flow->last_seen = rx_jiffies();
 }
 
@@ -245,7 +264,7 @@ static __always_inline bool rx_admit(struct rx *rx, struct rps_dev_flow *flow, s
 		rx_settle(rx, b);
 		break;
 	}
-	flow->nr_dropped++;
+	rx_count(rx, flow, &flow->nr_dropped);
 	return false;
 }
 
@@ -312,7 +331,7 @@ static __always_inline bool rx_shed(const struct rx *rx, struct rps_dev_flow *fl
 	if (!(unlikely(b->closed & BACKLOG_DOWN) || rx_may_shed(rx, flow, b, all)))
 		return false;
 	flow->shed = 1;
-	flow->nr_dropped++;
+	rx_count(rx, flow, &flow->nr_dropped);
 	b->nr_shed++;
 	return true;
 }

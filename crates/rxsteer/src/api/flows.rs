@@ -186,7 +186,8 @@ pub struct Query {
 pub struct Flows {
     /// At most `limit` flows.
     pub flows: Vec<Entry>,
-    /// Number of flows that match. Flows that share a slot count as one, the latest.
+    /// Number of flows that match. Flows that share a slot count as one, which can change once a
+    /// tick.
     pub total: usize,
     /// Slots of all tables.
     pub slots: u64,

@@ -8,6 +8,7 @@ mod busy;
 mod common;
 mod limit;
 mod merged;
+mod owner;
 mod polls;
 mod shared;
 mod world;
