@@ -115,6 +115,28 @@ fn the_container_has_the_units_devices() {
     assert_ne!(devices(&other).0, allowed);
 }
 
+/// The memory that the manifest asks for, and its limit, MiB.
+fn memory(manifest: &str) -> Result<(u32, u32)> {
+    let of = |section: &str| {
+        let (_, text) = manifest.split_once(section).context("no such section")?;
+        let (_, text) = text.split_once("memory: ").context("no memory")?;
+        let (size, _) = text.split_once("Mi\n").context("not in Mi")?;
+        Ok::<_, anyhow::Error>(size.parse()?)
+    };
+    Ok((of("requests:\n")?, of("limits:\n")?))
+}
+
+#[test]
+fn the_container_has_a_limit_of_memory() -> Result<()> {
+    const MANUAL: &str = include_str!("../../../docs/manual/packages.md");
+    let (request, limit) = memory(MANIFEST)?;
+    assert!(request < limit, "{request} {limit}");
+    assert!(MANUAL.contains(&format!("limit of memory, {limit} MiB,")));
+    // The control.
+    assert!(memory(&MANIFEST.replace("limits:", "")).is_err());
+    Ok(())
+}
+
 #[test]
 fn the_container_is_of_this_version() {
     let version = env!("CARGO_PKG_VERSION");
