@@ -24,7 +24,6 @@ use rxlab::lab::sockets;
 use rxlab::lab::xdp::Xdp;
 use rxlab::testing::testbed::until;
 use rxsteer::host::cpumask::CpuMask;
-use rxsteer::host::device::RxMode;
 
 const A_WHILE: Duration = Duration::from_millis(200);
 
@@ -66,7 +65,7 @@ fn adds_up(tcp: bool, connections: u32, len: usize) -> Result<()> {
     in_lab!();
     let link = link()?;
     // A veth delivers XDP_TX frames only to a peer with an XDP program.
-    let _pass = Xdp::pass(&link.dut, RxMode::Native)?;
+    let _pass = Xdp::pass(&link.dut)?;
     let frames = frames(&link, tcp, connections);
     let server = server(&link, &frames)?;
     let mut client = Client::new(&link, &frames, len)?;
@@ -129,7 +128,7 @@ fn a_connection_for_each_request() -> Result<()> {
     // Many connections of one flow reuse its range of 16 ports.
     for (nr_flows, nr_saddrs, sport) in [(1, 1, 65_520), (100, 16, 1024)] {
         let link = link()?;
-        let _pass = Xdp::pass(&link.dut, RxMode::Native)?;
+        let _pass = Xdp::pass(&link.dut)?;
         let flows = UdpFlows {
             nr_saddrs,
             sport,
@@ -163,7 +162,7 @@ fn a_connection_for_each_request() -> Result<()> {
 fn connections_that_are_not_answered_are_counted() -> Result<()> {
     in_lab!();
     let link = link()?;
-    let _pass = Xdp::pass(&link.dut, RxMode::Native)?;
+    let _pass = Xdp::pass(&link.dut)?;
     let flows = UdpFlows::to(&link.dut, 3);
     let local = SocketAddr::new(flows.daddr, flows.dport);
     let _listener = link.dut.netns.run(|| sockets::listener(local))?;
@@ -190,14 +189,14 @@ fn lost_requests_are_sent_again() -> Result<()> {
         let frames = frames(&link, tcp, 3);
         let server = server(&link, &frames)?;
         let mut client = Client::new(&link, &frames, 1)?;
-        let drop = Xdp::drop(&link.dut, RxMode::Native)?;
+        let drop = Xdp::drop(&link.dut)?;
         client.start()?;
         until("the first requests are dropped", || {
             Ok((drop.received(0) >= 3).then_some(()))
         })?;
         assert_eq!(client.run(A_WHILE)?.latency.len(), 0);
         std::mem::drop(drop);
-        let _pass = Xdp::pass(&link.dut, RxMode::Native)?;
+        let _pass = Xdp::pass(&link.dut)?;
         let mut lost = 0;
         until("all flows go on", || {
             lost += client.run(A_WHILE)?.lost;

@@ -23,7 +23,6 @@ use rxlab::lab::rtnl::set_up;
 use rxlab::lab::xdp::Xdp;
 use rxlab::testing::testbed::until;
 use rxsteer::host::cpumask::CpuMask;
-use rxsteer::host::device::RxMode;
 
 /// No multiple of a batch or burst.
 const COUNT: u64 = 5_003;
@@ -79,7 +78,7 @@ fn every_datagram_arrives(ipv6: bool, checksum: bool) -> Result<()> {
         false => UdpFlows::to(&link.dut, 1000),
     };
     flows.checksum = checksum;
-    let pass = Xdp::pass(&link.dut, RxMode::Native)?;
+    let pass = Xdp::pass(&link.dut)?;
     let nic = Nic::new(&link.dut, &[0])?;
     let local = SocketAddr::new(flows.daddr, flows.dport);
     let receiver = Receiver::start(&link.dut.netns, &roomy(local, 2))?;
@@ -149,7 +148,7 @@ fn flows_are_what_was_asked_for() -> Result<()> {
 fn tagged_and_raw_frames_reach_xdp() -> Result<()> {
     in_lab!();
     let link = link(LinkConfig::default())?;
-    let pass = Xdp::pass(&link.dut, RxMode::Native)?;
+    let pass = Xdp::pass(&link.dut)?;
     let local = SocketAddr::new(link.dut.ipv4.into(), 9);
     let receiver = Receiver::start(&link.dut.netns, &roomy(local, 1))?;
     let tags = [(0x88a8, 100), (0x8100, 200), (0x8100, 300)];
@@ -188,7 +187,7 @@ fn a_generator_per_queue() -> Result<()> {
         queues: 2,
         ..Default::default()
     })?;
-    let pass = Xdp::pass(&link.dut, RxMode::Native)?;
+    let pass = Xdp::pass(&link.dut)?;
     let _nic = Nic::new(&link.dut, &[1, 0])?;
     let flows = UdpFlows::to(&link.dut, 100);
     let local = SocketAddr::new(flows.daddr, flows.dport);
@@ -220,7 +219,7 @@ fn one_generator_of_several_threads() -> Result<()> {
         return Ok(());
     }
     let link = link(LinkConfig::default())?;
-    let pass = Xdp::pass(&link.dut, RxMode::Native)?;
+    let pass = Xdp::pass(&link.dut)?;
     let _nic = Nic::new(&link.dut, &[0])?;
     let flows = UdpFlows::to(&link.dut, 100);
     let receiver = ReceiverConfig {
@@ -282,7 +281,7 @@ fn one_generator_of_several_threads() -> Result<()> {
 fn what_the_ring_cannot_take_is_counted() -> Result<()> {
     in_lab!();
     let link = link(LinkConfig::default())?;
-    let drop = Xdp::drop(&link.dut, RxMode::Native)?;
+    let drop = Xdp::drop(&link.dut)?;
     let _nic = Nic::new(&link.dut, &[0])?;
     let config = GeneratorConfig {
         rate: None,
@@ -343,8 +342,8 @@ fn nonsense_is_refused() -> Result<()> {
     };
     assert!(refused(long).contains("no frames of 4138 bytes"));
     assert!(Nic::new(&link.dut, &[0, 0]).is_err());
-    let _pass = Xdp::pass(&link.dut, RxMode::Native)?;
-    assert!(Xdp::drop(&link.dut, RxMode::Native).is_err());
+    let _pass = Xdp::pass(&link.dut)?;
+    assert!(Xdp::drop(&link.dut).is_err());
     Ok(())
 }
 
@@ -453,7 +452,7 @@ fn members(inode: u64) -> usize {
 fn nothing_is_left_when_dropped() -> Result<()> {
     in_lab!();
     let link = link(LinkConfig::default())?;
-    let pass = Xdp::pass(&link.dut, RxMode::Native)?;
+    let pass = Xdp::pass(&link.dut)?;
     let nic = Nic::new(&link.dut, &[0])?;
     send(&link, 0, &exactly(1000, UdpFlows::to(&link.dut, 10)))?;
     let (device, inode) = (link.dut.name.clone(), link.dut.netns.inode()?);
@@ -470,7 +469,7 @@ const VICTIM: &str = "RXSTEER_TEST_VICTIM";
 /// The same test in a process of its own, killed by `nothing_is_left_when_killed`.
 fn victim() -> Result<()> {
     let link = link(LinkConfig::default())?;
-    let _pass = Xdp::pass(&link.dut, RxMode::Native)?;
+    let _pass = Xdp::pass(&link.dut)?;
     let _nic = Nic::new(&link.dut, &[0])?;
     let config = GeneratorConfig {
         count: None,

@@ -43,7 +43,7 @@ static __always_inline bool rx_enqueue(const struct rx *rx, __u32 cpu)
 
 static __always_inline bool rx_gro_empty(const struct rx *rx)
 {
-	return config.generic || napi_gro_empty(rx->q);
+	return napi_gro_empty(rx->q);
 }
 
 static __always_inline int rx_act(enum rx_verdict verdict)

@@ -59,9 +59,7 @@ SEC("tp_btf/xdp_redirect_err")
 int BPF_PROG(on_redirect_err, void *dev, void *prog, void *target, int err, int map_type,
 	     __u32 map_id, __u32 index)
 {
-	/*
-	 * on_cpumap_enqueue() counts full rings: in generic mode the kernel reports them here too.
-	 */
+	/* on_cpumap_enqueue() counts full rings. */
 	if (err != -ENOSPC)
 		backlog_lose(map_id, index, 1);
 	return 0;

@@ -462,9 +462,6 @@ struct rx_config {
 	__u8 follow_nat;
 
 	/* For the XDP program alone: facts about its device. */
-	/* Generic mode: the program runs after GRO, on packets that a poll has already taken out of
-	 * GRO, and packets that it passes are delivered before the poll ends. */
-	__u8 generic;
 	__u8 gro; /* GRO merges TCP segments that the program passes */
 	/* Skb mode: the program serves several devices. A queue is a CPU that receives, and all of
 	 * these queues share the first one's dev_flow_table. */
@@ -472,7 +469,7 @@ struct rx_config {
 	__u8 unpolled;	  /* they are tun devices without NAPI */
 	__u8 device_hash; /* packets that have a hash are steered by it */
 	__u8 loopback;	  /* the device is lo, with a program at its egress too */
-	__u8 pad[7];
+	__u8 pad[8];
 	__u32 ifindex;	  /* not in skb mode */
 	__u32 queue_base; /* the queues are queue_base to queue_base + nr_rx_queues - 1 */
 	__u32 nr_rx_queues;

@@ -5,10 +5,12 @@ mod common;
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
+use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use common::container::Container;
@@ -22,10 +24,10 @@ use rxlab::testing::not_run;
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, mask};
 use rxlab::{in_lab, test_name};
 use rxsteer::daemon::options::{Mode, Options};
-use rxsteer::host::ethtool::{TX_CHECKSUM, TX_VLAN};
+use rxsteer::host::ethtool::{TX_CHECKSUM, TX_SEGMENTATION, TX_VLAN};
 use rxsteer::host::kthread;
-use rxsteer::host::netdev;
 use rxsteer::host::topology::Topology;
+use rxsteer::host::{netdev, polling};
 use serde_json::Value;
 
 fn link(gro: bool) -> Result<Link> {
@@ -283,6 +285,7 @@ fn unused_queues_and_gro_come_by_the_commands() -> Result<()> {
         }
     }
     let without = self::link(false)?;
+    let _container = Container::start(&without.tester.netns)?;
     let command = format!("ethtool -K {} gro on", without.dut.name);
     helps(&without.dut, "gro", &command)
 }
@@ -505,5 +508,55 @@ fn an_altname_is_as_good_as_the_name() -> Result<()> {
         }
         ensure!(steering.stop(Signal::SIGTERM)?.code == Some(0));
     }
+    Ok(())
+}
+
+/// The id of the NAPI instance by which a datagram from the other end comes.
+fn napi_of_a_datagram(link: &Link) -> Result<Option<u32>> {
+    let socket = link
+        .dut
+        .netns
+        .run(|| Ok(UdpSocket::bind((link.dut.ipv4, 0))?))?;
+    socket.set_read_timeout(Some(Duration::from_secs(20)))?;
+    let to = socket.local_addr()?;
+    (link.tester.netns).run(|| Ok(UdpSocket::bind("0.0.0.0:0")?.send_to(b"datagram", to)?))?;
+    socket.recv(&mut [0; 16])?;
+    Ok(polling::napi_id(&socket)?)
+}
+
+#[test]
+fn gro_gives_a_veth_napi_instances_only_if_the_other_end_segments() -> Result<()> {
+    in_lab!();
+    if !has("ethtool", test_name!()) {
+        return Ok(());
+    }
+    let link = link(true)?;
+    let (dut, name) = (&link.dut, &link.dut.name);
+    let bypass = format!("NAPI: packets bypass the NAPI instances of {name} ");
+    let (text, _) = doctor(dut, &[name])?;
+    ensure!(
+        text.contains(&format!("{bypass}unless its other end")),
+        "{text}"
+    );
+    let _container = Container::start(&link.tester.netns)?;
+    link.tester.ethtool.set_features(TX_CHECKSUM, true)?;
+    link.tester.ethtool.set_features(TX_SEGMENTATION, true)?;
+    ensure!(napi_of_a_datagram(&link)?.is_none());
+    let (text, _) = doctor(dut, &[name])?;
+    ensure!(
+        text.contains(&format!("{bypass}while its other end")),
+        "{text}"
+    );
+    // Without GRO there is no gain in it either.
+    run(dut, &format!("ethtool -K {name} gro off"))?;
+    ensure!(recommended(dut)?.is_empty(), "{:?}", recommended(dut)?);
+    run(dut, &format!("ethtool -K {name} gro on"))?;
+    // The control: the command ends that.
+    let mut commands = text.split('`');
+    let command = commands.find(|command| command.ends_with(" tso off"));
+    run(dut, command.with_context(|| text.clone())?)?;
+    ensure!(napi_of_a_datagram(&link)?.is_some());
+    let (text, _) = doctor(dut, &[name])?;
+    ensure!(!text.contains(&bypass), "{text}");
     Ok(())
 }

@@ -12,13 +12,11 @@ use common::process::*;
 use common::threads::{cpumaps, kthreads};
 use nix::sys::signal::Signal;
 use rxlab::in_lab;
-use rxlab::lab::ethtool::Offload;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
-use rxlab::lab::link::LinkConfig;
+use rxlab::lab::link::{End, LinkConfig};
 use rxlab::lab::xdp::Xdp;
 use rxlab::testing::testbed::*;
-use rxsteer::host::device::RxMode;
 
 #[test]
 fn a_stop_signal_returns_every_flow_inline() -> Result<()> {
@@ -271,10 +269,12 @@ fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
     assert_eq!(first.stop(Signal::SIGTERM)?.code, Some(0));
 
     // Another XDP program, in either mode.
-    for mode in [RxMode::Native, RxMode::Generic] {
-        let pass = Xdp::pass(dut, mode)?;
-        let mode = mode.to_string();
-        refused(&bed, &[name], &["`pass`", &mode, &me, "stop"])?;
+    for (pass, mode) in [
+        (Xdp::pass as fn(&End) -> Result<Xdp>, "native"),
+        (Xdp::pass_in_stack, "generic"),
+    ] {
+        let pass = pass(dut)?;
+        refused(&bed, &[name], &["`pass`", mode, &me, "stop"])?;
         assert_eq!(attached(&bed)?.context("still there")?.name, "pass");
         drop(pass);
     }
@@ -292,14 +292,10 @@ fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
         write("0")?;
     }
 
-    // VLAN tags outside of the frame: native mode would lose them, generic mode does not.
+    // VLAN tags outside of the frame.
     let tags = ["rx-vlan-hw-parse"];
     dut.ethtool.set_features(&tags, true)?;
     refused(&bed, &[name, "--mode=native"], &["VLAN tags", "rxvlan off"])?;
-    if instances_are_told("what_is_in_the_way_is_named_and_left_alone, generic mode") {
-        let generic = Rxsteer::steering(&dut.netns, &[name, "--mode=generic"])?;
-        assert_eq!(generic.stop(Signal::SIGTERM)?.code, Some(0));
-    }
     dut.ethtool.set_features(&tags, false)?;
 
     // Devices and queues that don't exist or occur twice.
@@ -318,7 +314,6 @@ fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
     )?;
     for (mode, remedy) in [
         ("native", "--mode skb"),
-        ("generic", "--mode skb"),
         ("skb", "--prepare"),
         ("auto", "--prepare"),
     ] {
@@ -338,20 +333,6 @@ fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
     let last = Rxsteer::steering(&dut.netns, &[name, "--queue=0=0-1"])?;
     assert_eq!(last.stop(Signal::SIGTERM)?.code, Some(0));
     assert_eq!(attached(&bed)?, None);
-    Ok(())
-}
-
-#[test]
-fn generic_mode_without_napi_is_refused() -> Result<()> {
-    in_lab!(napi);
-    let bed = Testbed::new(&LinkConfig::default())?;
-    let dut = &bed.link.dut;
-    let args = [dut.name.as_str(), "--mode=generic"];
-    dut.ethtool.set(Offload::Gro, false)?;
-    refused(&bed, &args, &["not polled by NAPI", "gro on"])?;
-    dut.ethtool.set(Offload::Gro, true)?;
-    let generic = Rxsteer::steering(&dut.netns, &args)?;
-    assert_eq!(generic.stop(Signal::SIGTERM)?.code, Some(0));
     Ok(())
 }
 

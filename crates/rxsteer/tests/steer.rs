@@ -129,12 +129,6 @@ fn every_frame_is_accounted_for_in_native_mode() -> Result<()> {
     every_frame_is_accounted_for(Mode::Native)
 }
 
-#[test]
-fn every_frame_is_accounted_for_in_generic_mode() -> Result<()> {
-    in_lab!(napi);
-    every_frame_is_accounted_for(Mode::Generic)
-}
-
 /// Flows from or to ports with hardware time stamps stay inline, beside others that move; all move
 /// without such ports.
 #[test]
@@ -545,10 +539,4 @@ fn jumbo_frames_arrive_whole(mode: Mode) -> Result<()> {
 fn jumbo_frames_arrive_whole_in_native_mode() -> Result<()> {
     in_lab!();
     jumbo_frames_arrive_whole(Mode::Native)
-}
-
-#[test]
-fn jumbo_frames_arrive_whole_in_generic_mode() -> Result<()> {
-    in_lab!(napi);
-    jumbo_frames_arrive_whole(Mode::Generic)
 }

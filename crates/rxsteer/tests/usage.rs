@@ -114,10 +114,7 @@ fn run() {
         &["run", "lo", "--policy=off+idle"],
         &["nothing can be added to off"],
     );
-    wrong(
-        &["run", "lo", "--mode=xdp"],
-        &["auto, native, skb, generic"],
-    );
+    wrong(&["run", "lo", "--mode=xdp"], &["auto, native, skb"]);
     for (queue, why) in [
         ("", "write QUEUE=CPUS, for example"),
         ("0", "write QUEUE=CPUS, for example"),
@@ -344,9 +341,6 @@ fn check() {
     assert!(code == Some(2) && errors.contains(&place), "{errors}");
     let (code, errors) = checked("devices = [\"veth*\"]\nqueue = [\"veth*:0=1\"]");
     let place = format!("{path}:2: queue, with devices ({path}:1): veth* stands for several");
-    assert!(code == Some(2) && errors.contains(&place), "{errors}");
-    let (code, errors) = checked("mode = \"generic\"\nhash = \"device\"");
-    let place = format!("{path}:2: hash, with mode ({path}:1): in generic mode");
     assert!(code == Some(2) && errors.contains(&place), "{errors}");
     assert_eq!(checked("mode = \"native\"\nhash = \"device\"").0, Some(0));
     assert_eq!(checked("pin = true\nmetrics = true").0, Some(0));

@@ -16,7 +16,6 @@ use hdrhistogram::Histogram;
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use nix::time::{ClockId, clock_gettime};
-use rxsteer::host::device::RxMode;
 
 use super::frame::{Frames, UdpFlows};
 use super::link::Link;
@@ -165,7 +164,7 @@ impl Client {
             Carrier::Connection => skel.progs.client_connect.as_fd(),
             Carrier::Udp | Carrier::Tcp => skel.progs.client.as_fd(),
         };
-        let attached = xdp::attach(&link.tester, program, RxMode::Native)?;
+        let attached = xdp::attach(&link.tester, program)?;
         let netns = link.tester.netns.clone();
         let flags = SockFlag::SOCK_CLOEXEC;
         let socket = netns

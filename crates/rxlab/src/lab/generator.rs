@@ -441,11 +441,7 @@ impl Sender {
 fn park(skel: &LabSkel) -> Result<(Netns, OwnedFd)> {
     let netns = Netns::new("generator")?;
     let link = Link::new(&netns, &netns, &LinkConfig::default())?;
-    let attached = xdp::attach(
-        &link.dut,
-        skel.progs.generator.as_fd(),
-        rxsteer::host::device::RxMode::Native,
-    )?;
+    let attached = xdp::attach(&link.dut, skel.progs.generator.as_fd())?;
     Ok((netns, attached))
 }
 

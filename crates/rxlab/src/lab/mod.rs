@@ -52,7 +52,7 @@ use nix::unistd::Pid;
 pub fn can_run() -> Result<()> {
     let netns = netns::Netns::new("probe")?;
     let link = link::Link::new(&netns, &netns, &link::LinkConfig::default())?;
-    xdp::Xdp::pass(&link.dut, rxsteer::host::device::RxMode::Native)?;
+    xdp::Xdp::pass(&link.dut)?;
     Ok(())
 }
 

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags};
-use rxsteer::host::device::RxMode;
+use rxsteer::host::xdp;
 
 use super::link::End;
 use crate::lab_skel::types::bpf_cpumap_val;
@@ -17,9 +17,9 @@ use crate::lab_skel::{LabSkel, LabSkelBuilder, OpenLabSkel};
 ///
 /// # Errors
 /// EBUSY when another program holds the device.
-pub fn attach(end: &End, program: BorrowedFd, mode: RxMode) -> Result<OwnedFd> {
+pub fn attach(end: &End, program: BorrowedFd) -> Result<OwnedFd> {
     end.netns.run(|| {
-        rxsteer::host::xdp::attach(program, end.ifindex, mode)
+        xdp::attach(program, end.ifindex)
             .with_context(|| format!("cannot attach XDP to {}", end.name))
     })
 }
@@ -45,22 +45,34 @@ pub struct Xdp {
 
 impl Xdp {
     /// Passes every frame to the stack: the baseline, with the cost of XDP and without steering.
-    pub fn pass(end: &End, mode: RxMode) -> Result<Self> {
+    pub fn pass(end: &End) -> Result<Self> {
+        Self::passing(|program| attach(end, program))
+    }
+
+    /// The same in the stack: generic XDP.
+    pub fn pass_in_stack(end: &End) -> Result<Self> {
+        Self::passing(|program| {
+            let inside = || Ok(xdp::attach_in_stack(program, end.ifindex)?);
+            end.netns.run(inside)
+        })
+    }
+
+    fn passing(attach: impl FnOnce(BorrowedFd<'_>) -> Result<OwnedFd>) -> Result<Self> {
         let skel = load(|open| {
             open.progs.pass.set_autoload(true);
             Ok(())
         })?;
-        let link = attach(end, skel.progs.pass.as_fd(), mode)?;
+        let link = attach(skel.progs.pass.as_fd())?;
         Ok(Self { skel, _link: link })
     }
 
     /// Drops every frame: the upper limit of a generator and a NAPI.
-    pub fn drop(end: &End, mode: RxMode) -> Result<Self> {
+    pub fn drop(end: &End) -> Result<Self> {
         let skel = load(|open| {
             open.progs.drop.set_autoload(true);
             Ok(())
         })?;
-        let link = attach(end, skel.progs.drop.as_fd(), mode)?;
+        let link = attach(end, skel.progs.drop.as_fd())?;
         Ok(Self { skel, _link: link })
     }
 
@@ -93,7 +105,7 @@ impl Xdp {
                 .update(&cpu.to_ne_bytes(), value, MapFlags::ANY)
                 .with_context(|| format!("no cpumap entry for CPU {cpu}: is it online?"))?;
         }
-        let link = attach(end, skel.progs.cpumap.as_fd(), RxMode::Native)?;
+        let link = attach(end, skel.progs.cpumap.as_fd())?;
         Ok(Self { skel, _link: link })
     }
 

@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use anyhow::{Result, ensure};
 use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{OpenObject, ProgramInput};
-use rxsteer::host::device::RxMode;
 use rxsteer::host::xdp;
 use rxsteer::types::{flow_key, flow_result, flow_secret};
 
@@ -118,7 +117,7 @@ impl Probe {
 fn attach(program: BorrowedFd<'_>) -> Result<(OwnedFd, Netns)> {
     const LO: u32 = 1;
     let netns = Netns::new("probe")?;
-    let link = netns.run(|| Ok(xdp::attach(program, LO, RxMode::Generic)?))?;
+    let link = netns.run(|| Ok(xdp::attach_in_stack(program, LO)?))?;
     Ok((link, netns))
 }
 

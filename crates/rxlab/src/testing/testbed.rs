@@ -68,8 +68,7 @@ pub fn lab(test: &str) -> Option<MutexGuard<'static, ()>> {
     None
 }
 
-/// Whether the kernel lists the NAPI instances of a veth. Without the list, generic mode refuses a
-/// veth.
+/// Whether the kernel lists the NAPI instances of a veth.
 pub fn instances_are_told(test: &str) -> bool {
     const LO: u32 = 1; // any device does
     let told = !matches!(netdev::napis(LO), Ok(None));

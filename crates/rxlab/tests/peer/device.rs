@@ -19,7 +19,7 @@ use rxlab::lab::link::End;
 use rxlab::lab::xdp::Xdp;
 use rxlab::testing::testbed::{OTHER_CPU, mask, until};
 use rxlab::{in_lab, test_name};
-use rxsteer::host::device::{Device, RxMode};
+use rxsteer::host::device::Device;
 use rxsteer::host::setting::Setting;
 
 use super::hosts::*;
@@ -59,7 +59,7 @@ fn devices_that_can_not_be_used() -> Result<()> {
     };
     netns.run(|| Pair::meet(&on).map(drop))?;
     {
-        let _foreign = Xdp::drop(&hosts.link.dut, RxMode::Native)?;
+        let _foreign = Xdp::drop(&hosts.link.dut)?;
         no_pair("XDP program");
     }
     ip(&["-6", "address", "flush", "dev", name])?;
@@ -151,7 +151,7 @@ fn every_mode_works_on_a_device_and_leaves_it_as_it_was() -> Result<()> {
     drop(echo);
 
     // A foreign program is detected and not replaced.
-    let _foreign = Xdp::pass(end, RxMode::Native)?;
+    let _foreign = Xdp::pass(end)?;
     for mode in [Mode::None, Mode::KernelRps, Mode::Cpumap, Mode::Rxsteer] {
         let cpus = mask(&[OTHER_CPU]);
         let error = Active::start(end, mode, Some(&cpus)).err();

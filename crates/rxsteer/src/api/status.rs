@@ -141,7 +141,7 @@ pub struct Device {
     pub device: String,
     /// Interface index; 0 if the device is not there.
     pub ifindex: u32,
-    /// `native`, `skb` or `generic`; `none` while the device is gone or refused.
+    /// `native` or `skb`; `none` while the device is gone or refused.
     pub mode: String,
     /// Frames that were not steered, because they came from other queues or devices. They are not
     /// in the sums.

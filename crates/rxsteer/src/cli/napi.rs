@@ -291,7 +291,7 @@ mod tests {
  8193  eth0         70  nginx             12
 
 eth0: the driver does not tell the queues; they are in the order of the ids
-veth0 has no NAPI instances; `ethtool -K veth0 gro on` gives it some
+veth0 has no NAPI instances; `ethtool -K veth0 gro on` gives it some, which packets bypass unless its other end segments TCP (`ethtool -K PEER tso off` there)
 "
         );
     }

@@ -46,7 +46,6 @@ pub fn contradictions(options: &Options) -> Vec<Contradiction> {
     add(&["queue", "devices"], queues_have_devices(options));
     add(&["inline-ports"], inline_ports(options).map(|_| ()));
     add(&["inline-ports", "hash"], ports_are_looked_at(options));
-    add(&["hash", "mode"], device_has_a_hash(options));
     let following = match options.follow_nat {
         true => &["follow-nat", "hash", "mode"],
         false => &["hash", "policy", "follow-nat"],
@@ -60,8 +59,8 @@ fn with_pin(options: &Options) -> Vec<Contradiction> {
     if options.pin.is_none() {
         return Vec::new();
     }
-    let skb = "skb mode ends with its process: with --pin, name devices that native or generic mode \
-               can steer, or leave --pin";
+    let skb = "skb mode ends with its process: with --pin, name devices that native mode can \
+               steer, or leave --pin";
     let patterns = options.devices.iter().any(|name| is_pattern(name));
     let all = [
         (
@@ -138,18 +137,6 @@ fn queues_have_devices(options: &Options) -> Result<()> {
     }
 }
 
-/// A program that reads the device's hash is bound to the device, and its driver runs it
-/// (dev_xdp_attach() in net/core/dev.c).
-fn device_has_a_hash(options: &Options) -> Result<()> {
-    match (options.hash, options.mode) {
-        (Hash::Device, Mode::Generic) => bail!(
-            "in generic mode the device's hash can't be read: take --mode native or skb, or leave \
-             --hash device"
-        ),
-        _ => Ok(()),
-    }
-}
-
 /// As far as the mode is known.
 fn sockets_can_be_followed(options: &Options) -> Result<()> {
     if !options.follow_nat && !options.policy.follows() {
@@ -157,7 +144,6 @@ fn sockets_can_be_followed(options: &Options) -> Result<()> {
     }
     let mode = match options.mode {
         Mode::Native => Some("native"),
-        Mode::Generic => Some("generic"),
         Mode::Auto | Mode::Skb => None,
     };
     let devices = options.devices.first().map_or("the device", String::as_str);
@@ -295,15 +281,6 @@ mod tests {
                     ..plain()
                 },
                 &["inline-ports", "hash"],
-            ),
-            (
-                Options {
-                    hash: Hash::Device,
-                    mode: Mode::Generic,
-                    policy: Policy::RPS,
-                    ..plain()
-                },
-                &["hash", "mode"],
             ),
             (symmetric(), &["hash", "policy", "follow-nat"]),
             (

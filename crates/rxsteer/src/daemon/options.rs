@@ -35,9 +35,6 @@ pub enum Mode {
     Native,
     /// at tc ingress, after GRO: works with every device
     Skb,
-    /// an XDP program in the stack, which turns GRO off for the device: works with every driver that
-    /// has NAPI
-    Generic,
 }
 
 /// What to do when kernel RPS is switched on for a steered device.
@@ -308,8 +305,8 @@ pub struct Options {
     /// ends it
     ///
     /// Everything is pinned in FOLDER, in a BPF file system; without FOLDER in
-    /// /sys/fs/bpf/rxsteer/net-INODE, by network namespace. Devices are steered in native mode, or in
-    /// generic mode. A start with the same programs and options goes on without a gap; another one
+    /// /sys/fs/bpf/rxsteer/net-INODE, by network namespace. Devices are steered in native mode.
+    /// A start with the same programs and options goes on without a gap; another one
     /// first returns every flow to its polling CPU. Either way no packet is lost or overtaken. In the
     /// configuration also true.
     #[arg(long, value_name = "FOLDER", num_args = 0..=1, require_equals = true,

@@ -32,7 +32,7 @@ impl Patterns {
         let pattern = |text: &String| Pattern::new(text).with_context(|| format!("pattern {text}"));
         let patterns: Vec<_> = texts.map(pattern).collect::<Result<_>>()?;
         if let Some(pattern) = patterns.first()
-            && matches!(options.mode, Mode::Native | Mode::Generic)
+            && options.mode == Mode::Native
         {
             bail!(
                 "{pattern} stands for devices that come and go, which are steered in skb mode: leave \

@@ -441,7 +441,6 @@ fn cpus_of(
 /// The mode in which the device is steered: that of `auto` is native if it loses nothing.
 pub(super) fn mode_for(device: &Device, wish: Mode) -> RxMode {
     match wish {
-        Mode::Generic => RxMode::Generic,
         Mode::Skb => RxMode::Skb,
         Mode::Native => RxMode::Native,
         Mode::Auto if device.objection_to_native().is_none() => RxMode::Native,

@@ -160,7 +160,7 @@ fn remaining(device: &Device, mode: Mode) -> Option<Objection> {
             let mut objections = prepared.objections(RxMode::Native).into_iter();
             objections.find(|objection| objection.fatal)
         }
-        Mode::Skb | Mode::Generic => Some(Objection {
+        Mode::Skb => Some(Objection {
             reason: "only native mode needs it".to_owned(),
             remedy: Remedy::default(),
             fatal: false,

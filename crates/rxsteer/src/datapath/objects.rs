@@ -73,7 +73,7 @@ impl Device {
                     _ingress: ingress,
                 }
             }
-            mode => Attached::Xdp(xdp::attach(program, ifindex, mode)?),
+            RxMode::Native => Attached::Xdp(xdp::attach(program, ifindex)?),
         });
         Ok(())
     }
@@ -133,16 +133,8 @@ pub(super) fn load_device(
     let mut open = open(RxSkelBuilder::default())?;
     set_constants(open.open_object_mut(), &constants)?;
     lend_maps(open.open_object_mut(), trace.object(), tables)?;
-    // Drivers refuse a jumbo MTU without frags. In generic mode, the kernel since 6.9 copies an skb
-    // for programs that declare frags, if it has too little headroom for XDP or several fragments.
-    // The copy lacks mac_len (skb_pp_cow_data() in net/core/skbuff.c), by which
-    // cpu_map_generic_redirect() finds the network header: every redirected copy would be dropped
-    // as corrupt. For programs without frags, the kernel changes the skb in place, whatever its
-    // length.
-    let mut flags = match device.mode {
-        RxMode::Native => libbpf_sys::BPF_F_XDP_HAS_FRAGS,
-        RxMode::Generic | RxMode::Skb => 0,
-    };
+    // Drivers refuse a jumbo MTU without frags.
+    let mut flags = libbpf_sys::BPF_F_XDP_HAS_FRAGS;
     let mut chosen = "rxsteer";
     if config.hash == Hash::Device {
         ensure!(

@@ -21,7 +21,6 @@ use super::pins::{
 use super::record::Record;
 use super::tables;
 use crate::host::cpumask::CpuMask;
-use crate::host::device::RxMode;
 use crate::host::xdp;
 use crate::types::{backlog, backlog_closed, rx_queue};
 
@@ -103,13 +102,8 @@ impl Datapath {
             _ => false,
         };
         for generation in &mut old.generations {
-            let record = generation.record().ok().cloned();
             for link in std::mem::take(&mut generation.links) {
-                let generic = record.as_ref().and_then(|record| {
-                    let of = |d: &&super::record::RecordedDevice| d.ifindex == link.ifindex;
-                    Some(record.devices.iter().find(of)?.generic)
-                });
-                self.inherit(generation, link, generic)?;
+                self.inherit(generation, link)?;
             }
         }
         old.remove()?;
@@ -118,12 +112,9 @@ impl Datapath {
 
     /// Replaces the program of a link by that of its device, so that the device is never without
     /// one. Unpins the link, and thereby detaches its program, if that can't be done.
-    fn inherit(&mut self, from: &Generation, old: XdpPin, generic: Option<bool>) -> Result<()> {
-        let same = |config: &DeviceConfig| {
-            let generic = Some(config.mode == RxMode::Generic) == generic;
-            config.ifindex == old.ifindex && generic
-        };
-        let device = self.devices.iter().position(|d| same(&d.config));
+    fn inherit(&mut self, from: &Generation, old: XdpPin) -> Result<()> {
+        let mut devices = self.devices.iter();
+        let device = devices.position(|d| d.config.ifindex == old.ifindex);
         if let (Some(device), Some(pins)) = (device, &self.pins) {
             match xdp::update(&old.link, self.program(device)?) {
                 Ok(()) => {

@@ -11,7 +11,6 @@ use super::shared::constants_of_device;
 use super::tables::Sizes;
 use super::value::{bytes_of, read};
 use crate::host::bpffs::Folder;
-use crate::host::device::RxMode;
 use crate::host::netns;
 use crate::types::rx_config;
 
@@ -41,7 +40,6 @@ pub(super) struct RecordedDevice {
     pub(super) ifindex: u32,
     pub(super) queue_base: u32,
     pub(super) nr_rx_queues: u32,
-    pub(super) generic: bool,
     /// The bytes of the program's `struct rx_config`.
     constants: Vec<u8>,
 }
@@ -62,7 +60,6 @@ impl Record {
                 ifindex: device.ifindex,
                 queue_base,
                 nr_rx_queues: device.nr_rx_queues,
-                generic: device.mode == RxMode::Generic,
                 constants: bytes_of(&constants),
             };
             queue_base += device.nr_rx_queues;
@@ -165,7 +162,7 @@ impl Record {
             return Some("the number of CPUs is another one".to_owned());
         }
         let alike = |a: &RecordedDevice, b: &RecordedDevice| {
-            (a.ifindex, a.nr_rx_queues, a.generic) == (b.ifindex, b.nr_rx_queues, b.generic)
+            (a.ifindex, a.nr_rx_queues) == (b.ifindex, b.nr_rx_queues)
         };
         let same_devices = self.devices.len() == other.devices.len()
             && self.nr_queues == other.nr_queues
@@ -175,7 +172,7 @@ impl Record {
                 .zip(&other.devices)
                 .all(|(a, b)| alike(a, b));
         if !same_devices {
-            return Some("its devices, their order, queues or modes are others".to_owned());
+            return Some("its devices, their order or queues are others".to_owned());
         }
         for (a, b) in self.devices.iter().zip(&other.devices) {
             let (Some(a), Some(b)) = (a.constants(), b.constants()) else {

@@ -45,7 +45,6 @@ pub(super) fn constants_of_device(
         queue_base,
         nr_rx_queues: device.nr_rx_queues,
         ifindex: device.ifindex,
-        generic: (device.mode == RxMode::Generic).into(),
         gro: (device.mode == RxMode::Native && device.gro).into(),
         ..constants(config, nr_cpus, sizes)
     }

@@ -29,8 +29,6 @@ use crate::host::topology::Topology;
 pub enum RxMode {
     /// In the driver, before an skb exists.
     Native,
-    /// In the stack, on finished skbs: any driver, but slower.
-    Generic,
     /// In the stack, after GRO, at tc ingress: any device.
     Skb,
 }
@@ -39,7 +37,6 @@ impl fmt::Display for RxMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Native => "native",
-            Self::Generic => "generic",
             Self::Skb => "skb",
         })
     }

@@ -56,10 +56,4 @@ impl Device {
             fatal: true,
         })
     }
-
-    /// The driver registers its NAPI instances for another device, where the kernel does not list
-    /// them as this one's.
-    pub(super) fn napi_is_elsewhere(&self) -> bool {
-        self.driver == MEDIATEK
-    }
 }

@@ -37,6 +37,13 @@ pub const TX_CHECKSUM: &[&str] = &[
     "tx-checksum-ipv6",
     "tx-checksum-sctp",
 ];
+/// Features of the sending end that leave TCP's segmentation to the device (NETIF_F_ALL_TSO).
+pub const TX_SEGMENTATION: &[&str] = &[
+    "tx-tcp-segmentation",
+    "tx-tcp-ecn-segmentation",
+    "tx-tcp-mangleid-segmentation",
+    "tx-tcp6-segmentation",
+];
 /// The feature by which the stack merges frames of a flow before it looks at them.
 pub const RX_GRO: &str = "rx-gro";
 /// The feature by which the device verifies checksums of received frames.

@@ -9,7 +9,7 @@ use super::remedy::Remedy;
 use super::shell::quoted;
 
 impl Device {
-    /// Objections because of what is lost in `mode`: generic and skb mode queue skbs.
+    /// Objections because of what is lost in `mode`: skb mode queues skbs.
     pub(super) fn losses(&self, mode: RxMode) -> [Option<Objection>; 3] {
         match mode {
             RxMode::Native => [
@@ -17,7 +17,7 @@ impl Device {
                 self.checksums_missing(),
                 self.merging_ends(),
             ],
-            RxMode::Generic | RxMode::Skb => [None, None, None],
+            RxMode::Skb => [None, None, None],
         }
     }
 
@@ -121,6 +121,7 @@ mod tests {
             netns: Some("/run/netns/blue".into()),
             tags,
             checksums,
+            segments: checksums,
         };
         Device {
             peer: Some(peer),
@@ -137,7 +138,7 @@ mod tests {
         let text = only(&device(Offload::On), RxMode::Native, true);
         assert!(text.contains("`ethtool -K eth0 rxvlan off"), "{text}");
         assert!(text.contains("--prepare"), "{text}");
-        assert_eq!(device(Offload::On).objections(RxMode::Generic), []);
+        assert_eq!(device(Offload::On).against(RxMode::Skb), []);
         let text = only(&device(Offload::Fixed), RxMode::Native, true);
         assert!(
             text.contains("--mode skb") && !text.contains("--prepare"),

@@ -4,6 +4,7 @@
 pub mod auto;
 mod bound;
 pub mod bpffs;
+mod bypass;
 pub mod caps;
 pub mod carrier;
 pub mod channels;

@@ -11,9 +11,6 @@ use super::remedy::Remedy;
 use super::shell::{quoted, zero_queue_files};
 use super::tun;
 
-/// Index of the loopback device, in every network namespace.
-const LOOPBACK: u32 = 1;
-
 /// A reason against steering a device, with a remedy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Objection {
@@ -81,7 +78,6 @@ impl Device {
             (mode == RxMode::Native)
                 .then(|| self.no_native_xdp())
                 .flatten(),
-            (mode == RxMode::Generic).then(|| self.no_napi()).flatten(),
             (mode == RxMode::Native).then(|| self.tun()).flatten(),
             self.nameless_queues(mode),
             self.down(),
@@ -247,41 +243,6 @@ impl Device {
         })
     }
 
-    /// Without NAPI several CPUs run generic XDP for one queue at once, out of order.
-    fn no_napi(&self) -> Option<Objection> {
-        let polled = match &self.napis {
-            Some(napis) => !napis.is_empty(),
-            None => self.hardware,
-        };
-        if polled || self.napi_is_elsewhere() {
-            return None;
-        }
-        let name = &self.name;
-        let remedy = if self.ifindex == LOOPBACK {
-            Remedy::skb_mode().or("steer a device that receives from others, of those that \
-                                   `ip -brief link` lists")
-        } else if !self.up {
-            let up = quoted(name);
-            format!("it may be because {name} is down: `ip link set dev {up} up`").into()
-        } else if self.native_xdp == Some(false) {
-            Remedy::skb_mode()
-        } else if self.driver == "veth" && self.napis.is_some() {
-            let on = quoted(name);
-            format!("use native mode, or give it NAPI: `ethtool -K {on} gro on`").into()
-        } else {
-            "use native mode".into()
-        };
-        let told = match &self.napis {
-            Some(_) => "",
-            None => ", as far as this kernel tells (Linux 6.8 tells more)",
-        };
-        Some(Objection {
-            reason: format!("generic mode would reorder: {name} is not polled by NAPI{told}"),
-            remedy,
-            fatal: true,
-        })
-    }
-
     fn down(&self) -> Option<Objection> {
         (!self.up).then(|| Objection {
             reason: format!("{} is down: there is nothing to steer yet", self.name),
@@ -351,7 +312,6 @@ pub(super) mod tests {
     #[test]
     fn nothing_speaks_against_a_plain_card() {
         assert_eq!(card().objections(RxMode::Native), []);
-        assert_eq!(card().objections(RxMode::Generic), []);
     }
 
     #[test]
@@ -377,7 +337,7 @@ pub(super) mod tests {
             xdp: Some(xdp.clone()),
             ..card()
         };
-        for mode in [RxMode::Native, RxMode::Generic] {
+        for mode in [RxMode::Native, RxMode::Skb] {
             let text = only(&held, mode, true);
             for part in [
                 "`xdp_dispatcher`",
@@ -413,7 +373,7 @@ pub(super) mod tests {
             kernel_rps: vec!["rx-3/rps_cpus".into()],
             ..card()
         };
-        for mode in [RxMode::Native, RxMode::Generic, RxMode::Skb] {
+        for mode in [RxMode::Native, RxMode::Skb] {
             let text = only(&device, mode, true);
             assert!(
                 text.contains("rx-3/rps_cpus") && text.contains("echo 0"),
@@ -438,59 +398,26 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn generic_mode_needs_napi() {
-        assert!(only(&veth(), RxMode::Generic, true).contains("not polled by NAPI"));
-        let polled = Device {
-            napis: card().napis,
-            ..veth()
-        };
-        assert_eq!(polled.objections(RxMode::Generic), []);
-        // Before 6.8 hardware is assumed to use NAPI, software not.
-        assert_eq!(
-            Device {
-                napis: None,
-                ..card()
-            }
-            .objections(RxMode::Generic),
-            []
-        );
-        assert!(
-            only(
-                &Device {
-                    napis: None,
-                    ..veth()
-                },
-                RxMode::Generic,
-                true
-            )
-            .contains("NAPI")
-        );
-        // A network card with a driver that doesn't use NAPI.
-        assert!(
-            only(
-                &Device {
-                    napis: Some(vec![]),
-                    ..card()
-                },
-                RxMode::Generic,
-                true
-            )
-            .len()
-                > 1
-        );
-    }
-
-    #[test]
     fn packets_that_arrive_elsewhere_are_steered_there() {
         let with = |lower| Device { lower, ..veth() };
         let ports = with(Lower::Ports(vec!["eth0".into(), "eth1".into()]));
         let none = with(Lower::Ports(Vec::new()));
         let vf = with(Lower::VirtualFunction("enP1s1".into()));
-        for mode in [RxMode::Native, RxMode::Generic] {
-            assert!(only(&ports, mode, false).contains("(eth0, eth1)"));
-            assert!(only(&none, mode, true).contains("without ports"));
-            assert!(only(&vf, mode, true).contains("`rxsteer run enP1s1`"));
-        }
+        let mode = RxMode::Native;
+        assert!(only(&ports, mode, false).contains("(eth0, eth1)"));
+        assert!(only(&none, mode, true).contains("without ports"));
+        assert!(only(&vf, mode, true).contains("`rxsteer run enP1s1`"));
+    }
+
+    #[test]
+    fn queues_without_a_device_are_not_for_native_mode() {
+        let device = Device {
+            driver: "mtk_soc_eth".into(),
+            napis: Some(Vec::new()),
+            ..card()
+        };
+        assert!(only(&device, RxMode::Native, true).contains("--mode skb"));
+        assert_eq!(device.against(RxMode::Skb), []);
     }
 
     #[test]
@@ -513,17 +440,6 @@ pub(super) mod tests {
         assert!(device.objection_to_native().is_some());
         assert!(veth().objection_to_native().is_some());
         assert_eq!(card().objection_to_native(), None);
-    }
-
-    #[test]
-    fn queues_without_a_device_are_steered_in_generic_mode() {
-        let device = Device {
-            driver: "mtk_soc_eth".into(),
-            napis: Some(Vec::new()),
-            ..card()
-        };
-        assert!(only(&device, RxMode::Native, true).contains("--mode skb"));
-        assert_eq!(device.objections(RxMode::Generic), []);
     }
 
     #[test]

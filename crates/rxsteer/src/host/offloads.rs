@@ -258,6 +258,7 @@ mod tests {
             netns: None,
             tags: Offload::On,
             checksums: Offload::On,
+            segments: Offload::On,
         };
         let device = Device {
             peer: Some(peer),

@@ -14,7 +14,7 @@ use anyhow::{Context, Result, anyhow};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::socket::SockProtocol;
 
-use super::ethtool::{Ethtool, Offload, TX_CHECKSUM, TX_VLAN};
+use super::ethtool::{Ethtool, Offload, TX_CHECKSUM, TX_SEGMENTATION, TX_VLAN};
 use super::gone::is_gone;
 use super::netlink::{exchange, link, number, put_attr};
 use super::shell::quoted;
@@ -36,6 +36,8 @@ pub struct Peer {
     pub tags: Offload,
     /// It leaves out checksums.
     pub checksums: Offload,
+    /// It leaves segments of TCP together.
+    pub segments: Offload,
 }
 
 impl Peer {
@@ -59,6 +61,7 @@ impl Peer {
         Ok(Some(Self {
             tags: features.offload(TX_VLAN),
             checksums: features.offload(TX_CHECKSUM),
+            segments: features.offload(TX_SEGMENTATION),
             name: ethtool.name,
             netns,
         }))

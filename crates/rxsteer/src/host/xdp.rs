@@ -7,8 +7,6 @@ use std::time::{Duration, Instant};
 use libbpf_rs::query::{LinkInfo, LinkTypeInfo, ProgInfoIter, ProgInfoQueryOptions};
 use libbpf_rs::{MapCore, MapHandle, MapInfo};
 
-use crate::host::device::RxMode;
-
 /// Waits on drop until the kernel has freed a device-bound program. Drop this last.
 ///
 /// The kernel frees such a program asynchronously (bpf_prog_free_deferred()). If the device is
@@ -48,19 +46,27 @@ impl Drop for Bound {
     }
 }
 
-/// Attaches `program` to the device until the returned link is closed. The kernel removes a link
+/// Attaches `program` to the device, in its driver, until the returned link is closed. The kernel removes a link
 /// with its last file descriptor, also after a crash, and lets no other program replace it before.
 ///
 /// # Errors
 /// The kernel's: `EBUSY` when a program is attached already, `EOPNOTSUPP` without native XDP.
-pub fn attach(program: BorrowedFd<'_>, ifindex: u32, mode: RxMode) -> std::io::Result<OwnedFd> {
+pub fn attach(program: BorrowedFd<'_>, ifindex: u32) -> std::io::Result<OwnedFd> {
+    link(program, ifindex, libbpf_sys::XDP_FLAGS_DRV_MODE)
+}
+
+/// As [`attach`], in the stack: generic XDP, which any device has.
+///
+/// # Errors
+/// `EBUSY` when a program is attached already.
+pub fn attach_in_stack(program: BorrowedFd<'_>, ifindex: u32) -> std::io::Result<OwnedFd> {
+    link(program, ifindex, libbpf_sys::XDP_FLAGS_SKB_MODE)
+}
+
+fn link(program: BorrowedFd<'_>, ifindex: u32, flags: u32) -> std::io::Result<OwnedFd> {
     let opts = libbpf_sys::bpf_link_create_opts {
         sz: size_of::<libbpf_sys::bpf_link_create_opts>() as libbpf_sys::size_t,
-        flags: match mode {
-            RxMode::Native => libbpf_sys::XDP_FLAGS_DRV_MODE,
-            RxMode::Generic => libbpf_sys::XDP_FLAGS_SKB_MODE,
-            RxMode::Skb => return Err(std::io::ErrorKind::Unsupported.into()),
-        },
+        flags,
         ..Default::default()
     };
     let ifindex = i32::try_from(ifindex).map_err(std::io::Error::other)?;

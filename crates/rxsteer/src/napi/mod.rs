@@ -332,7 +332,10 @@ pub fn no_instances(device: &str, driver: &str) -> String {
     match driver {
         "veth" => {
             let word = quoted(device);
-            format!("{device} has no NAPI instances; `ethtool -K {word} gro on` gives it some")
+            format!(
+                "{device} has no NAPI instances; `ethtool -K {word} gro on` gives it some, which packets \
+                 bypass unless its other end segments TCP (`ethtool -K PEER tso off` there)"
+            )
         }
         _ => format!("{device} has no NAPI instances"),
     }

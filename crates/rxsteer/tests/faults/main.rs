@@ -26,7 +26,6 @@ use rxlab::lab::link::LinkConfig;
 use rxlab::lab::xdp::Xdp;
 use rxlab::testing::testbed::Testbed;
 use rxlab::{in_lab, test_name};
-use rxsteer::host::device::RxMode;
 use rxsteer::host::setting::Setting;
 use world::{Outcome, World, spread};
 
@@ -129,7 +128,7 @@ fn leftovers_are_found() -> Result<()> {
     let host = Host::now()?;
     let now = || host.leftovers(Duration::ZERO);
     let bed = Testbed::new(&LinkConfig::default())?;
-    let pass = Xdp::pass(&bed.link.dut, RxMode::Native)?;
+    let pass = Xdp::pass(&bed.link.dut)?;
     let private = DirBuilder::new()
         .recursive(true)
         .mode(0o700)

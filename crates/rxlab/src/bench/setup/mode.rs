@@ -17,7 +17,7 @@ use rxsteer::daemon::told::Told;
 use rxsteer::datapath::policy::Policy;
 use rxsteer::datapath::{RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use rxsteer::host::cpumask::CpuMask;
-use rxsteer::host::device::{Device, RxMode};
+use rxsteer::host::device::Device;
 use rxsteer::host::setting::Setting;
 
 use crate::bench::experiment::{DeviceKind, fit};
@@ -233,10 +233,7 @@ impl<'a> Active<'a> {
                 options.mode = Xdps::Native;
                 if mode.is_skb() {
                     options.mode = Xdps::Skb;
-                    active.program = end
-                        .pass
-                        .then(|| Xdp::pass(end, RxMode::Native))
-                        .transpose()?;
+                    active.program = end.pass.then(|| Xdp::pass(end)).transpose()?;
                 }
                 options.policy = policy;
                 options.flow_limit = mode.flow_limit();
@@ -248,7 +245,7 @@ impl<'a> Active<'a> {
                 let cpus: Vec<u32> = spread_over()?.iter().collect();
                 active.program = Some(Xdp::cpumap(end, &cpus, CPUMAP_RING)?);
             }
-            _ if end.pass => active.program = Some(Xdp::pass(end, RxMode::Native)?),
+            _ if end.pass => active.program = Some(Xdp::pass(end)?),
             _ => {}
         }
         if mode.is_kernels() {

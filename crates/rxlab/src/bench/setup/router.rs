@@ -7,7 +7,6 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rxsteer::host::device::RxMode;
 use serde_json::Value;
 
 use crate::bench::experiment::{Unfit, fit};
@@ -128,7 +127,7 @@ impl Router {
         let behind = Link::new(&host, router, &config)?;
         router.forward()?;
         behind.tester.route_by(behind.dut.ipv4)?;
-        let end = Xdp::drop(&behind.tester, RxMode::Native)?;
+        let end = Xdp::drop(&behind.tester)?;
         Ok(Self {
             ruleset,
             behind,

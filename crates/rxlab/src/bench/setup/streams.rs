@@ -2,7 +2,6 @@
 //! TCP connections in bulk through the steered device, with a thread at each end.
 
 use anyhow::Result;
-use rxsteer::host::device::RxMode;
 
 use crate::bench::setup::testbed::Testbed;
 use crate::lab::nic::Nic;
@@ -58,7 +57,7 @@ impl Streams {
     ) -> Result<Self> {
         let link = &testbed.link;
         // Acknowledgements are processed by the sender's NAPI, on its CPU.
-        let polled = Xdp::pass(&link.tester, RxMode::Native)?;
+        let polled = Xdp::pass(&link.tester)?;
         let mut streams = Self {
             consumers: Vec::new(),
             senders: Vec::new(),

@@ -10,7 +10,7 @@ use indexmap::IndexMap;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use rxsteer::host::cpumask::CpuMask;
-use rxsteer::host::device::{Device, RxMode};
+use rxsteer::host::device::Device;
 use rxsteer::host::topology::Topology;
 
 use crate::bench::experiment::{Condition, DeviceKind, Gro, Napi, Unfit};
@@ -302,7 +302,7 @@ impl Testbed {
         link.dut.ethtool.set(Offload::TxChecksum, false)?;
         let inner = Inner::new(condition.device, &link.dut)?;
         // Without GRO, the NAPI exists only under an XDP program. start() binds the threads again.
-        let napi = Xdp::pass(&link.dut, RxMode::Native)?;
+        let napi = Xdp::pass(&link.dut)?;
         let nic = threaded.then(|| {
             let nic = Nic::new(&link.dut, &[INTERRUPT_CPU])?;
             match interrupt {

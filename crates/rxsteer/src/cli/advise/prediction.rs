@@ -53,14 +53,14 @@ impl Hop {
     /// Native mode: `forward` on eight CPUs reaches 1.77 M packets/s with one polling CPU, 0.57 us
     /// each; `firewall` on two CPUs takes 4.67 us of CPU time per packet unsteered, and 4.93 us
     /// steered. Skb mode: 1.49 us on the polling CPU, of which 0.47 us are the program and the way
-    /// from tc to the other CPU. Generic mode runs at the same place as skb mode.
+    /// from tc to the other CPU.
     fn of(mode: RxMode) -> Self {
         match mode {
             RxMode::Native => Self {
                 poll: 0.57e-6,
                 more: 0.26e-6,
             },
-            RxMode::Skb | RxMode::Generic => Self {
+            RxMode::Skb => Self {
                 poll: 1.49e-6,
                 more: 0.47e-6,
             },

@@ -47,7 +47,7 @@ fn near(is: f64, should: f64) -> bool {
 #[test]
 fn a_cpu_is_saturated_where_the_policy_finds_it() {
     const WHOLE: u32 = load_unit::LOAD_WHOLE.0;
-    for mode in [RxMode::Native, RxMode::Skb, RxMode::Generic] {
+    for mode in [RxMode::Native, RxMode::Skb] {
         let mut found = [0; 2];
         for (polls, busy) in (0..=WHOLE).step_by(32).flat_map(|polls| {
             let busy = (polls..=WHOLE).step_by(32);

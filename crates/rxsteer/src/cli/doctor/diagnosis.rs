@@ -67,8 +67,6 @@ pub struct DeviceDiagnosis {
     pub native: Vec<Objection>,
     /// Objections to skb mode.
     pub skb: Vec<Objection>,
-    /// Objections to generic mode.
-    pub generic: Vec<Objection>,
     /// Why steering wins nothing there, if it does not, with the CPUs of `--rps-cpus auto`.
     pub nothing_to_gain: Option<String>,
     /// Effects of the settings of its NAPI instances.
@@ -129,9 +127,7 @@ impl DeviceDiagnosis {
             xdp: device.xdp.clone().filter(|xdp| !ours(xdp)),
             ..device.clone()
         };
-        let modes = [RxMode::Native, RxMode::Skb, RxMode::Generic];
-        let objections = modes.map(|mode| device.objections(mode));
-        let [native, skb, generic] = objections;
+        let [native, skb] = [RxMode::Native, RxMode::Skb].map(|mode| device.objections(mode));
         let mode = match device.objection_to_native() {
             None => Some(RxMode::Native),
             Some(_) if skb.iter().any(|o| o.fatal) => None,
@@ -145,7 +141,6 @@ impl DeviceDiagnosis {
             mode,
             native,
             skb,
-            generic,
             nothing_to_gain: nothing_to_gain(device),
             napi: of_napi(device, instances),
         }

@@ -89,7 +89,9 @@ pub(super) fn of_device(device: &Device, instances: &[Instance]) -> Result<Devic
         flow_cnts: (0..device.rx_queues).filter_map(flow_cnt).collect(),
         accelerated_rfs: features.0.get(NTUPLE).is_some_and(|f| f.active),
         // Without ethtool operations there is no driver that GRO would help.
-        gro_off: !device.driver.is_empty() && is_off(&features, RX_GRO),
+        gro_off: !device.driver.is_empty()
+            && is_off(&features, RX_GRO)
+            && device.bypasses_napi().is_none(),
         rx_checksum_off: is_off(&features, RX_CHECKSUM),
         rings: RxRings::of(&ethtool),
         missed: count("rx_missed_errors") + count("rx_fifo_errors"),

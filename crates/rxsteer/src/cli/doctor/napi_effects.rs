@@ -21,7 +21,12 @@ pub struct Advice {
 pub(super) fn of_napi(device: &Device, instances: &[Instance]) -> Vec<Advice> {
     let what = match device.napis {
         _ if !device.up => return Vec::new(),
-        _ if !instances.is_empty() => return advice(&device.name, instances),
+        _ if !instances.is_empty() => {
+            let ids = Vec::new();
+            let bypass = device.bypasses_napi().map(|what| Advice { ids, what });
+            let settings = advice(&device.name, instances);
+            return bypass.into_iter().chain(settings).collect();
+        }
         Some(_) => format!(
             "{}: no application can poll it",
             napi::no_instances(&device.name, &device.driver)

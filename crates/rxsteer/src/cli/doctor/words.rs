@@ -51,11 +51,10 @@ pub fn render(diagnosis: &Diagnosis) -> String {
         // The chosen mode's objections only; without one, those of all modes.
         let either = match device.mode {
             Some(RxMode::Native) => device.native.iter().collect(),
-            Some(RxMode::Generic) => device.generic.iter().collect(),
             Some(RxMode::Skb) => device.skb.iter().collect(),
             None => {
                 let mut all = Vec::new();
-                let modes = [&device.native, &device.skb, &device.generic];
+                let modes = [&device.native, &device.skb];
                 for objection in modes.into_iter().flatten() {
                     if !all.contains(&objection) {
                         all.push(objection);
