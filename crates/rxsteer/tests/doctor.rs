@@ -84,6 +84,16 @@ fn obstacles_are_reported() -> Result<()> {
         "{text}"
     );
     active.stop()?;
+    // Skb mode has no XDP program; the control is the line before the start.
+    ensure!(!doctor(dut, &[name])?.0.contains("is steered by"));
+    let skb = Rxsteer::steering(&dut.netns, &[name, "--mode=skb"])?;
+    let (text, code) = doctor(dut, &[name])?;
+    let words = format!(
+        ") is steered by rxsteer (pid {}) in skb mode\n",
+        skb.child.id()
+    );
+    ensure!(code == Some(0) && text.contains(&words), "{text}");
+    ensure!(skb.stop(Signal::SIGTERM)?.code == Some(0));
 
     let rps = format!("/sys/class/net/{name}/queues/rx-0/rps_cpus");
     dut.netns.run(|| Ok(fs::write(&rps, "1")?))?;

@@ -134,6 +134,9 @@ impl Queue {
     }
 }
 
+/// The mode of a device that is gone or refused.
+pub const NOT_STEERED: &str = "none";
+
 /// One device.
 #[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
 pub struct Device {

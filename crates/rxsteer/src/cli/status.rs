@@ -15,7 +15,7 @@ use super::program::end_with_the_reader;
 use super::value::seconds;
 use super::{pinned, poll};
 use crate::api::flows::Entry;
-use crate::api::status::{Device, Pinned, Queue, Status};
+use crate::api::status::{Device, NOT_STEERED, Pinned, Queue, Status};
 use crate::api::{busy_poll, client};
 use crate::cli::table::{align_left, table};
 use crate::datapath::waits::Waits;
@@ -141,7 +141,11 @@ pub fn render(status: &Status) -> String {
         if device.queues_of.is_some() && device.unsteered.is_empty() {
             continue;
         }
-        let _ = writeln!(out, "\n{} ({} mode)", device.device, device.mode);
+        let mode = match device.mode.as_str() {
+            NOT_STEERED => "not steered".to_owned(),
+            mode => format!("{mode} mode"),
+        };
+        let _ = writeln!(out, "\n{} ({mode})", device.device);
         let shares = |other: &&Device| other.queues_of.as_ref() == Some(&device.device);
         let others = status.devices.iter().filter(shares);
         let others: Vec<&str> = others.map(|other| &other.device[..]).collect();
@@ -453,6 +457,15 @@ queue 0: the backlog for CPU 1 is stalled: new flows go elsewhere (see the log)
  udp/192.0.2.1:1024/9  eth0        2        9       17  CPU 3
 "
         );
+    }
+
+    #[test]
+    fn a_device_without_a_mode_is_not_steered() {
+        let mut status = status(Queue::default(), None);
+        let says = |status: &Status, words| render(status).contains(words);
+        assert!(says(&status, "eth0 (native mode)\n"));
+        status.devices[0].mode = NOT_STEERED.to_owned();
+        assert!(says(&status, "eth0 (not steered)\n"));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use anyhow::Result;
 use super::plan::Steered;
 use super::steering::Steering;
 use crate::api::flows::{Most, Query};
-use crate::api::status::{Backlog, Device, Queue, Status, Terms};
+use crate::api::status::{Backlog, Device, NOT_STEERED, Queue, Status, Terms};
 use crate::datapath::Datapath;
 use crate::datapath::load::Load;
 use crate::host::device::RxMode;
@@ -14,9 +14,6 @@ use crate::types::{backlog, backlog_closed, flow_result};
 
 /// Number of flows in `status`: those with the most dropped packets.
 const DROPPED_FLOWS: usize = 5;
-
-/// The mode in `status` of a device that is gone or refused.
-const NOT_STEERED: &str = "none";
 
 impl From<&backlog> for Terms {
     fn from(b: &backlog) -> Self {

@@ -157,18 +157,11 @@ impl Watch {
             datapath.close(queue, cpu, backlog_closed::BACKLOG_STALLED, stalled);
             let name = name_of(devices, queue);
             match stalled {
-                true => warn!(
-                    cpu,
-                    "{name}: the backlog for CPU {cpu} is stalled: {} packets wait, and its {} not run \
-                     for {STALL:?}. New flows go elsewhere. See what keeps the CPU (a \
-                     real-time task, a limit of a cgroup, the hypervisor); raise the thread's share by \
-                     --backlog-sched, or leave the CPU out of --rps-cpus",
-                    waiting(&b),
-                    match datapath.thread_of(queue, cpu) {
-                        Some(thread) => format!("thread {thread} has"),
-                        None => "softirqs have".to_owned(),
-                    }
-                ),
+                true => {
+                    let thread = datapath.thread_of(queue, cpu);
+                    let what = stall(cpu, waiting(&b), thread.as_deref());
+                    warn!(cpu, "{name}: {what}");
+                }
                 false => info!(
                     cpu,
                     "{name}: the backlog for CPU {cpu} makes progress again: flows may go there"
@@ -192,6 +185,22 @@ fn waiting(b: &backlog) -> u64 {
 fn name_of(devices: &[Steered], queue: u32) -> String {
     let device = devices.iter().find(|d| d.queues().contains(&queue));
     device.map_or_else(String::new, |d| d.queue_name(queue - d.first_queue))
+}
+
+/// A stall, with what to do; `thread`: the backlog's, which softnet backlogs of skb mode don't have.
+fn stall(cpu: u32, waiting: u64, thread: Option<&str>) -> String {
+    let (it, share) = match thread {
+        Some(thread) => (
+            format!("thread {thread} has"),
+            "raise the thread's share by --backlog-sched, or ",
+        ),
+        None => ("softirqs have".to_owned(), ""),
+    };
+    format!(
+        "the backlog for CPU {cpu} is stalled: {waiting} packets wait, and its {it} not run for \
+         {STALL:?}. New flows go elsewhere. See what keeps the CPU (a real-time task, a limit of a \
+         cgroup, the hypervisor); {share}leave the CPU out of --rps-cpus"
+    )
 }
 
 #[cfg(test)]
@@ -255,6 +264,16 @@ mod tests {
             Some((ms, progress.look(now, waiting, dequeued, || starved)?))
         });
         looks.collect()
+    }
+
+    #[test]
+    fn only_a_thread_gets_another_share() {
+        assert!(stall(1, 7, Some("cpumap/1/map:9")).contains("by --backlog-sched"));
+        let softnet = stall(1, 7, None);
+        assert!(
+            !softnet.contains("sched") && !softnet.contains("thread"),
+            "{softnet}"
+        );
     }
 
     #[test]

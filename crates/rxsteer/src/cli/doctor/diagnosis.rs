@@ -11,6 +11,8 @@ use serde::Serialize;
 use super::facts;
 use super::napi_effects::{Advice, of_napi};
 use super::recommendations::{Recommendation, recommendations};
+use crate::api::client;
+use crate::api::status::{self, NOT_STEERED, Status};
 use crate::host::caps::{self, Missing, Need};
 use crate::host::device::{AttachedXdp, Device, RxMode};
 use crate::host::gain;
@@ -81,6 +83,8 @@ pub fn diagnose(names: &[String]) -> Result<Diagnosis> {
     let host = Host::look();
     let asked = !names.is_empty();
     let (mut devices, mut facts) = (Vec::new(), Vec::new());
+    // Another user is not answered.
+    let steering = client::counters().ok();
     // A bond is steered on its ports.
     let bonds = names.iter().filter_map(|name| bond_ports(name));
     let names: Vec<String> = names.iter().cloned().chain(bonds.flatten()).collect();
@@ -92,7 +96,8 @@ pub fn diagnose(names: &[String]) -> Result<Diagnosis> {
             Err(e) if !asked && is_gone(&e) => continue,
             of_device => facts.push(of_device?),
         }
-        devices.push(DeviceDiagnosis::of(&device, &instances));
+        let steered_by = steered_by(&device, steering.as_ref());
+        devices.push(DeviceDiagnosis::of(&device, &instances, steered_by));
     }
     let unfit = devices.iter().any(|device| device.mode.is_none());
     Ok(Diagnosis {
@@ -120,11 +125,9 @@ impl Host {
 }
 
 impl DeviceDiagnosis {
-    fn of(device: &Device, instances: &[Instance]) -> Self {
-        let ours = |xdp: &AttachedXdp| xdp.name.starts_with("rxsteer");
-        let steered_by = device.xdp.as_ref().filter(|xdp| ours(xdp));
+    fn of(device: &Device, instances: &[Instance], steered_by: Option<String>) -> Self {
         let device = &Device {
-            xdp: device.xdp.clone().filter(|xdp| !ours(xdp)),
+            xdp: device.xdp.clone().filter(|xdp| !is_ours(xdp)),
             ..device.clone()
         };
         let [native, skb] = [RxMode::Native, RxMode::Skb].map(|mode| device.objections(mode));
@@ -137,7 +140,7 @@ impl DeviceDiagnosis {
             device: device.name.clone(),
             driver: device.driver.clone(),
             rx_queues: device.rx_queues,
-            steered_by: steered_by.map(|xdp| xdp.holders.join(", ")),
+            steered_by,
             mode,
             native,
             skb,
@@ -145,6 +148,25 @@ impl DeviceDiagnosis {
             napi: of_napi(device, instances),
         }
     }
+}
+
+fn is_ours(xdp: &AttachedXdp) -> bool {
+    xdp.name.starts_with("rxsteer")
+}
+
+/// The rxsteer that steers a device: by its XDP program, which may be pinned, or by what the running
+/// one says, since skb mode has none.
+fn steered_by(device: &Device, steering: Option<&Status>) -> Option<String> {
+    if let Some(xdp) = device.xdp.as_ref().filter(|xdp| is_ours(xdp)) {
+        return Some(xdp.holders.join(", "));
+    }
+    let steering = steering?;
+    let is_it = |known: &status::Device| known.device == device.name && known.mode != NOT_STEERED;
+    let known = steering.devices.iter().find(|known| is_it(known))?;
+    Some(format!(
+        "rxsteer (pid {}) in {} mode",
+        steering.pid, known.mode
+    ))
 }
 
 /// [`Topology::nothing_to_gain`] with the masks of `auto`.

@@ -66,7 +66,7 @@ fn one(out: &mut String, e: &Explanation, all: &Explanations) {
     for seen in &e.seen {
         let entry = &seen.entry;
         let _ = writeln!(out, "  {} queue {}:", entry.device, entry.queue);
-        let _ = writeln!(out, "    {}", was_at(entry));
+        let _ = writeln!(out, "    {}", was_at(seen));
         if a.unknown != Some(Unknown::Closed) {
             let next = [wants(seen)].into_iter();
             for line in next.chain(pressure(seen)).chain(waits(seen)) {
@@ -129,8 +129,10 @@ fn application(a: &Application) -> String {
 }
 
 /// Where the last packet was processed: in the past tense.
-fn was_at(entry: &Entry) -> String {
+fn was_at(seen: &Seen) -> String {
+    let entry = &seen.entry;
     let place = match (entry.location, entry.polling_cpu) {
+        (Location::Cpu(cpu), _) if seen.skb => format!("on CPU {cpu}, from its softnet backlog"),
         (Location::Cpu(cpu), _) => {
             format!("on CPU {cpu}, by the thread of the queue's backlog there")
         }
@@ -305,6 +307,7 @@ fn dropped(seen: &Seen) -> Option<String> {
 fn waits(seen: &Seen) -> Vec<String> {
     let thread = |name: &Option<String>, cpu: u32| match name {
         Some(name) => format!("CPU {cpu}'s thread ({name})"),
+        None if seen.skb => format!("CPU {cpu}'s softnet backlog"),
         None => format!("CPU {cpu}'s thread"),
     };
     let mut lines = match &seen.waits {
@@ -323,6 +326,13 @@ fn waits(seen: &Seen) -> Vec<String> {
                  not fall, something else keeps CPU {cpu} busy.",
                 thread(name, *cpu),
                 packets(*frames),
+            ),
+        ],
+        Some(Wait::Delivery { cpu, .. }) if seen.skb => vec![
+            "It has to wait, or its next packets would overtake earlier ones.".to_owned(),
+            format!(
+                "CPU {cpu} has taken all its packets out of its softnet backlog, and may be at work on \
+                 the last one."
             ),
         ],
         Some(Wait::Delivery { cpu, thread: name }) => vec![

@@ -25,6 +25,7 @@ const UNKNOWN: [Unknown; 11] = [
 fn seen() -> Seen {
     Seen {
         entry: flows::tests::entry(),
+        skb: false,
         rps_slot: 5,
         rps_slots: 1024,
         rps: Location::Cpu(1),
@@ -96,6 +97,45 @@ fn a_flow_at_its_application() {
   sock_flow_table entry 8 of 32768: 0x12345604, CPU 3
 "
     );
+}
+
+#[test]
+fn skb_mode_has_no_threads() {
+    let waits = |thread: Option<&str>| {
+        let thread = thread.map(str::to_owned);
+        let frames = 3;
+        [
+            None,
+            Some(Wait::Backlog {
+                cpu: 3,
+                frames,
+                thread: thread.clone(),
+            }),
+            Some(Wait::Delivery { cpu: 3, thread }),
+        ]
+    };
+    let text_of = |skb, waits| {
+        text(explanation(Seen {
+            skb,
+            waits,
+            ..seen()
+        }))
+    };
+    for waits in waits(None) {
+        let text = text_of(true, waits);
+        assert!(
+            text.contains("softnet backlog") && !text.contains("thread"),
+            "{text}"
+        );
+    }
+    // The control: native mode has.
+    for waits in waits(Some("cpumap/3/map:9")) {
+        let text = text_of(false, waits);
+        assert!(
+            !text.contains("softnet") && text.contains("thread"),
+            "{text}"
+        );
+    }
 }
 
 #[test]
