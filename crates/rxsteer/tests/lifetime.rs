@@ -159,6 +159,7 @@ fn status_and_set_reach_the_running_one() -> Result<()> {
     let mut expected = serde_json::to_value(steering.status()?)?;
     expected["busy_poll"] = serde_json::Value::Null;
     expected["pinned"] = serde_json::json!([]);
+    expected["not_put_back"] = serde_json::json!([]);
     assert_eq!(json, expected);
     assert_eq!(json["pid"], steering.child.id());
     assert_eq!(json["policy"], "rfs");

@@ -9,7 +9,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use common::process::Rxsteer;
 use common::transfer::{datagrams, transfer};
 use nix::sys::signal::Signal;
@@ -113,6 +113,22 @@ fn packets_that_are_split_are_counted_once() -> Result<()> {
     netns.run(|| Ethtool::open("lo")?.set_features(SEGMENTATION, false))?;
     traffic(&netns)?;
     each_counts_once(&running)
+}
+
+/// Of the process and of the child that puts back: the next start does, also without the option.
+#[test]
+fn its_settings_are_put_back_by_the_next_start() -> Result<()> {
+    in_lab!();
+    let netns = Netns::new("dut")?;
+    steer(&netns, &["--prepare"])?.kill_with_children()?;
+    // The control: nobody has put anything back.
+    assert_eq!(settings(&netns)?, ["1", "1"]);
+    let Err(refused) = Rxsteer::start(&netns, &["lo", "--mode=skb"])? else {
+        bail!("lo is steered without its settings");
+    };
+    ensure!(refused.log.contains("lo/accept_local"), "{refused:?}");
+    assert_eq!(settings(&netns)?, ["0", "0"]);
+    Ok(())
 }
 
 #[test]

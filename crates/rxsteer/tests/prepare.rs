@@ -6,12 +6,13 @@ mod common;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::net::UdpSocket;
+use std::os::unix::fs::chown;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use common::container::Container;
-use common::process::Rxsteer;
+use common::process::{Rxsteer, rxsteer};
 use common::transfer::transfer;
 use common::user::mount_run;
 use nix::sys::signal::{Signal, kill};
@@ -23,6 +24,7 @@ use rxlab::lab::netns::Netns;
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, until};
 use rxsteer::api::client;
 use rxsteer::host::ethtool::{Features, RX_VLAN, TX_CHECKSUM, TX_VLAN};
+use rxsteer::host::lock::FOLDER;
 use rxsteer::host::offloads;
 
 /// A veth pair with the offloads with which it was created.
@@ -175,6 +177,75 @@ fn nothing_stays_after_a_kill() -> Result<()> {
     let next = pair.steer(&[])?;
     ensure!(mode(&next)? == "skb" && pair.is_as_before()?);
     next.stop(Signal::SIGTERM)?;
+    Ok(())
+}
+
+/// What a killed rxsteer has left is said, and put back by the next one, whatever its options.
+#[test]
+fn nothing_stays_after_all_are_killed_and_a_start() -> Result<()> {
+    in_lab!();
+    let pair = Pair::new()?;
+    let ask = |command: &str| {
+        let output = rxsteer(&pair.link.dut.netns, &[command])?;
+        let text = [output.stdout, output.stderr].concat();
+        anyhow::Ok(String::from_utf8(text)?)
+    };
+    let left = "tx-vlan-hw-insert; ";
+    for command in ["doctor", "status"] {
+        let said = ask(command)?;
+        ensure!(!said.contains(left), "{said}");
+    }
+    for prepared in [&[][..], &["--prepare"]] {
+        pair.steer(&["--prepare"])?.kill_with_children()?;
+        // The control: nobody has put anything back.
+        ensure!(!pair.is_as_before()?);
+        for command in ["doctor", "status"] {
+            let said = ask(command)?;
+            ensure!(said.contains(left), "{said}");
+        }
+        let rxsteer = pair.steer(prepared)?;
+        ensure!(prepared.is_empty() == pair.is_as_before()?);
+        let ended = rxsteer.stop(Signal::SIGTERM)?;
+        ensure!(ended.log.contains(left), "{ended:?}");
+        ensure!(pair.is_as_before()?, "{ended:?}");
+        for command in ["doctor", "status"] {
+            let said = ask(command)?;
+            ensure!(!said.contains(left), "{said}");
+        }
+    }
+    Ok(())
+}
+
+/// A record of another boot is removed, and nothing is changed by it. Nor by a user's file.
+#[test]
+fn a_record_of_another_boot_is_removed() -> Result<()> {
+    in_lab!();
+    let pair = Pair::new()?;
+    let records = || {
+        let found = fs::read_dir(FOLDER)?.map(|entry| Ok(entry?.path()));
+        let found = found.collect::<std::io::Result<Vec<_>>>()?;
+        let name = pair.link.tester.name.as_str();
+        let ours = found.into_iter().filter(|path| {
+            path.is_file() && fs::read_to_string(path).is_ok_and(|text| text.contains(name))
+        });
+        anyhow::Ok(ours.collect::<Vec<_>>())
+    };
+    pair.steer(&["--prepare"])?.kill_with_children()?;
+    let record = records()?.pop().context("no record")?;
+    let text = fs::read_to_string(&record)?;
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+    fs::write(&record, text.replace(boot.trim(), "another"))?;
+    pair.steer(&[])?.stop(Signal::SIGTERM)?;
+    ensure!(records()?.is_empty() && !pair.is_as_before()?);
+    // A user's, as if the folder had once been open to all.
+    fs::write(&record, &text)?;
+    chown(&record, Some(65534), None)?;
+    pair.steer(&[])?.stop(Signal::SIGTERM)?;
+    ensure!(records()? == [record.clone()] && !pair.is_as_before()?);
+    // The control: root's is followed.
+    chown(&record, Some(0), None)?;
+    pair.steer(&[])?.stop(Signal::SIGTERM)?;
+    ensure!(records()?.is_empty() && pair.is_as_before()?);
     Ok(())
 }
 

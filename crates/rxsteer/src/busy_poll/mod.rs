@@ -88,7 +88,10 @@ impl Service {
 /// Lets poll(), select() and epoll of the whole host poll, for the longest time of a rule.
 fn poll_host_wide(rules: &[Rule]) -> Result<Setting> {
     let usecs = rules.iter().map(|rule| rule.usecs).max().unwrap_or(0);
-    let setting = Setting::keep("/proc/sys/net/core/busy_poll")?;
+    let setting = Setting::keep_recorded(
+        vec!["/proc/sys/net/core/busy_poll".to_owned()],
+        "`rxsteer poll --host-wide`",
+    )?;
     setting.set(&usecs.to_string())?;
     Ok(setting)
 }

@@ -37,7 +37,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::busy_poll::undo;
-use crate::host::offloads;
+use crate::host::{guardian, offloads};
 use crate::napi::settings;
 
 /// Receive steering for Linux: decides on which CPU each received packet is processed.
@@ -135,9 +135,11 @@ impl Command {
             Self::Mode(args) => args.run(),
             Self::Import(args) => args.run(),
             Self::Man(args) => args.run(Cli::command()),
-            Self::PutBack => undo::put_back().map(|()| ExitCode::SUCCESS),
-            Self::PutBackNapi => settings::put_back().map(|()| ExitCode::SUCCESS),
-            Self::PutBackOffloads => offloads::put_back().map(|()| ExitCode::SUCCESS),
+            Self::PutBack => guardian::put_back(undo::put_back).map(|()| ExitCode::SUCCESS),
+            Self::PutBackNapi => guardian::put_back(settings::put_back).map(|()| ExitCode::SUCCESS),
+            Self::PutBackOffloads => {
+                guardian::put_back(offloads::put_back).map(|()| ExitCode::SUCCESS)
+            }
         }
     }
 }

@@ -19,6 +19,7 @@ use crate::api::status::{Device, NOT_STEERED, Pinned, Queue, Status};
 use crate::api::{busy_poll, client};
 use crate::cli::table::{align_left, table};
 use crate::datapath::waits::Waits;
+use crate::host::record;
 
 /// Options of `rxsteer status`.
 #[derive(Debug, Args)]
@@ -45,15 +46,22 @@ impl StatusArgs {
                 Some(_) => Vec::new(),
                 None => pinned::in_force()?,
             };
+            let not_put_back = record::words();
             if steering.is_none() && polling.is_none() && pinned.is_empty() {
                 // With the error that says how to start one.
-                client::status()?;
+                client::status().map_err(|e| match not_put_back.first() {
+                    Some(left) => e.context(left.clone()),
+                    None => e,
+                })?;
             }
             let (steering, polling) = (steering.as_ref(), polling.as_ref());
             if self.json {
-                println!("{}", json(steering, &pinned, polling)?);
+                println!("{}", json(steering, &pinned, polling, &not_put_back)?);
             } else {
                 print!("{}", text(steering, &pinned, polling));
+                for left in &not_put_back {
+                    println!("\nwarning: {left}");
+                }
             }
             match self.interval {
                 Some(interval) => std::thread::sleep(interval),
@@ -86,6 +94,9 @@ struct Both<'a> {
     pinned: &'a [Pinned],
     /// Null if no sockets are set to poll.
     busy_poll: Option<&'a busy_poll::Status>,
+    /// What a rxsteer has changed that was killed before it was put back, in sentences with remedies;
+    /// empty as a rule.
+    not_put_back: &'a [String],
 }
 
 /// The schema of [`json`].
@@ -101,11 +112,13 @@ pub fn json(
     steering: Option<&Status>,
     pinned: &[Pinned],
     polling: Option<&busy_poll::Status>,
+    not_put_back: &[String],
 ) -> serde_json::Result<String> {
     serde_json::to_string(&Both {
         steering,
         pinned,
         busy_poll: polling,
+        not_put_back,
     })
 }
 

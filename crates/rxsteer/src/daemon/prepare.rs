@@ -7,15 +7,17 @@ use std::collections::btree_map::Entry;
 use std::fs::File;
 
 use anyhow::Result;
-use tracing::info;
+use tracing::{info, warn};
 
 use super::bonds::with_ports;
 use super::options::{Mode, Options};
 use super::plan::rehearse;
 use crate::host::device::{Device, RxMode};
+use crate::host::left::put_back_left;
 use crate::host::loopback::Routing;
 use crate::host::objection::Objection;
 use crate::host::offloads::{TurnedOff, lock};
+use crate::host::record;
 use crate::host::remedy::Remedy;
 use crate::host::setting::Setting;
 
@@ -70,6 +72,11 @@ impl Prepared {
                 vacant.insert(lock);
             }
         }
+        // Those in use are not found: their devices are locked, or others than these.
+        match options.dry_run {
+            true => record::words().iter().for_each(|left| warn!("{left}")),
+            false => put_back_left(),
+        }
         // What is pinned is found at the start, and nothing is changed before.
         if options.pin.is_none() {
             rehearse(options)?;
@@ -122,7 +129,7 @@ impl Prepared {
             }
         }
         if !dry_run {
-            let setting = Setting::keep_all(files)?;
+            let setting = Setting::keep_recorded(files, "`run --prepare`")?;
             setting.set("1")?;
             self.routing = Some(setting);
         }

@@ -11,10 +11,16 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{SigSet, Signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tracing::warn;
+
+use super::record::{self, Record};
 
 /// The child process. Dropping this restores everything.
 #[derive(Debug)]
-pub struct Guardian(Child);
+pub struct Guardian {
+    child: Child,
+    record: Option<Record>,
+}
 
 impl Guardian {
     /// Starts this program with the hidden `command`. It holds `lock` until all is restored.
@@ -22,12 +28,40 @@ impl Guardian {
     /// # Errors
     /// When the process can't be started.
     pub fn start(command: &str, lock: Option<File>) -> Result<Self> {
-        Self::spawn(Command::new("/proc/self/exe").arg(command), lock)
+        Self::spawn(&mut hidden(command), lock, None)
     }
 
-    /// Starts another program that restores at the end of its standard input.
-    pub(super) fn spawn(command: &mut Command, lock: Option<File>) -> Result<Self> {
-        let guardian = command
+    /// The same, with a record of `what` is changed, in words, for the case that the child is killed
+    /// too.
+    ///
+    /// # Errors
+    /// When the process can't be started.
+    pub fn recorded(command: &str, lock: Option<File>, what: &str) -> Result<Self> {
+        Self::spawn(&mut hidden(command), lock, record(Some(command), what))
+    }
+
+    /// Starts the child of a process that was killed again, with the lines that it was told.
+    ///
+    /// # Errors
+    /// When the process can't be started.
+    pub(super) fn again(command: &str, lines: &str, record: Record) -> Result<Self> {
+        let mut this = Self::spawn(&mut hidden(command), None, Some(record))?;
+        let pipe = this.child.stdin.as_mut().context("it is piped")?;
+        pipe.write_all(lines.as_bytes())?;
+        Ok(this)
+    }
+
+    /// Starts another program that restores at the end of its standard input, and then removes the
+    /// record.
+    pub(super) fn spawn(
+        command: &mut Command,
+        lock: Option<File>,
+        record: Option<Record>,
+    ) -> Result<Self> {
+        if let Some(record) = &record {
+            record.give(command);
+        }
+        let child = command
             .stdin(Stdio::piped())
             // The child doesn't write to its standard output; it only keeps the lock open.
             .stdout(lock.map_or_else(Stdio::null, Stdio::from))
@@ -35,7 +69,7 @@ impl Guardian {
             .process_group(0)
             .spawn()
             .context("no process to put back what is changed")?;
-        Ok(Self(guardian))
+        Ok(Self { child, record })
     }
 
     /// Reports a change to the child. Call this before the change is made.
@@ -45,7 +79,14 @@ impl Guardian {
     pub fn tell(&mut self, what: &impl Serialize) -> Result<()> {
         let mut line = serde_json::to_vec(what)?;
         line.push(b'\n');
-        let pipe = self.0.stdin.as_mut().context("all is put back already")?;
+        if let Some(record) = &mut self.record {
+            record.add(&line)?;
+        }
+        let pipe = self
+            .child
+            .stdin
+            .as_mut()
+            .context("all is put back already")?;
         pipe.write_all(&line)
             .context("the process that puts back what is changed has ended")
     }
@@ -55,10 +96,10 @@ impl Guardian {
     /// # Errors
     /// When something could not be restored; the child has logged what.
     pub fn end(&mut self) -> Result<()> {
-        if self.0.stdin.take().is_none() {
+        if self.child.stdin.take().is_none() {
             return Ok(());
         }
-        let status = self.0.wait()?;
+        let status = self.child.wait()?;
         ensure!(status.success(), "not all is as it was ({status})");
         Ok(())
     }
@@ -70,6 +111,31 @@ impl Drop for Guardian {
             tracing::error!("{e:#}");
         }
     }
+}
+
+fn hidden(command: &str) -> Command {
+    let mut program = Command::new("/proc/self/exe");
+    program.arg(command);
+    program
+}
+
+/// A record of what is going to be changed; `None` if there can be none, which is logged.
+pub(super) fn record(command: Option<&str>, what: &str) -> Option<Record> {
+    let record = Record::new(command, what);
+    record
+        .inspect_err(|e| {
+            warn!("{what}: stays if this process and its child are both killed: {e:#}")
+        })
+        .ok()
+}
+
+/// Runs in the child: restores by `undo`, and removes the record.
+///
+/// # Errors
+/// When something could not be restored.
+pub fn put_back(undo: impl FnOnce() -> Result<()>) -> Result<()> {
+    undo()?;
+    record::done()
 }
 
 /// Runs in the child, with signals blocked: passes each change to `keep` until end of file.

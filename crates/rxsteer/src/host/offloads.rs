@@ -126,7 +126,9 @@ impl TurnedOff {
     /// # Errors
     /// When the kernel refuses; then all are as before.
     pub fn new(changes: &[Change], lock: File) -> Result<Self> {
-        let mut guardian = Guardian::start(COMMAND, Some(lock))?;
+        let names: Vec<_> = changes.iter().map(ToString::to_string).collect();
+        let what = format!("turned off by `run --prepare`: {}", names.join("; "));
+        let mut guardian = Guardian::recorded(COMMAND, Some(lock), &what)?;
         for change in changes {
             info!("{change} on -> off, until the end");
             guardian.tell(change)?;

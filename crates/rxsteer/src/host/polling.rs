@@ -120,7 +120,7 @@ pub fn napi_id(socket: &impl AsFd) -> io::Result<Option<u32>> {
 }
 
 /// Reads a socket option of an integer type.
-fn option<T: Default>(socket: &impl AsFd, name: libc::c_int) -> io::Result<T> {
+pub(super) fn option<T: Default>(socket: &impl AsFd, name: libc::c_int) -> io::Result<T> {
     let (mut value, mut len) = (T::default(), size_of::<T>() as libc::socklen_t);
     // SAFETY: the kernel writes at most `len` bytes; an integer has no invalid value.
     let done = unsafe {

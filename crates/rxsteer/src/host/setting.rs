@@ -5,9 +5,11 @@ use std::fs;
 use std::process::Command;
 
 use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
 use tracing::info;
 
-use super::guardian::Guardian;
+use super::guardian::{self, Guardian};
+use super::record::Record;
 use super::{lock, netns, tunable};
 
 /// Files in /proc/sys or /sys. On drop or the end of this process a child restores their contents.
@@ -25,7 +27,25 @@ const GUARD: &str = r#"
         echo "$2" >"$1" || { echo "not put back: $1" >&2; bad=1; }
         shift 2
     done
+    [ -n "$bad" ] || [ -z "$RXSTEER_RECORD" ] || rm -f "$RXSTEER_RECORD"
     exit ${bad:-0}"#;
+
+/// A file and its previous contents, in the record.
+#[derive(Serialize, Deserialize)]
+struct Kept(String, String);
+
+/// The guardian of the files in the lines of a record.
+pub(super) fn guard(lines: &str) -> Command {
+    let mut guardian = Command::new("sh");
+    guardian.args(["-c", GUARD, "sh"]);
+    for line in lines.lines() {
+        // A process that is killed may leave a partial line; that change was not made.
+        if let Ok(Kept(path, before)) = serde_json::from_str(line) {
+            guardian.args([path, before]);
+        }
+    }
+    guardian
+}
 
 impl Setting {
     /// Records the contents of `path` for the restore; changes nothing yet.
@@ -41,6 +61,19 @@ impl Setting {
     /// # Errors
     /// When a file can't be read, or as [`lock::take`].
     pub fn keep_all(paths: Vec<String>) -> Result<Self> {
+        Self::kept(paths, None)
+    }
+
+    /// The same, also for the case that the child is killed too: `who` sets them, in words.
+    ///
+    /// # Errors
+    /// When a file can't be read or locked.
+    pub fn keep_recorded(paths: Vec<String>, who: &str) -> Result<Self> {
+        let what = format!("{} is set by {who}", paths.join(", "));
+        Self::kept(paths, guardian::record(None, &what))
+    }
+
+    fn kept(paths: Vec<String>, mut record: Option<Record>) -> Result<Self> {
         // Another process that changes these settings waits until they are restored.
         let first = paths.first().context("no settings to keep")?;
         // Network namespaces have files of their own in these folders.
@@ -50,13 +83,16 @@ impl Setting {
         };
         let holder = format!("has changed {first}, and puts it back at its end");
         let lock = lock::take(&format!("setting {netns} {first}"), &holder)?;
-        let mut guardian = Command::new("sh");
-        guardian.args(["-c", GUARD, "sh"]);
+        let mut lines = String::new();
         for path in &paths {
             let before = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
-            guardian.args([path, before.trim()]);
+            let kept = Kept(path.clone(), before.trim().to_owned());
+            lines += &format!("{}\n", serde_json::to_string(&kept)?);
         }
-        let guardian = Guardian::spawn(&mut guardian, Some(lock))
+        if let Some(record) = &mut record {
+            record.add(lines.as_bytes())?;
+        }
+        let guardian = Guardian::spawn(&mut guard(&lines), Some(lock), record)
             .with_context(|| format!("cannot put {} back: is there no sh?", paths.join(", ")))?;
         Ok(Self { paths, guardian })
     }

@@ -134,7 +134,7 @@ fn attach_clsact(program: BorrowedFd<'_>, ifindex: u32) -> Result<(Guardian, Opt
         &made.is_some().to_string(),
     ]);
     guardian.arg(tc);
-    let mut guardian = Guardian::spawn(&mut guardian, None)
+    let mut guardian = Guardian::spawn(&mut guardian, None, None)
         .context("a tc program can't be removed at the end: is there no sh?")?;
     let mut opts = libbpf_sys::bpf_tc_opts {
         sz: size_of::<libbpf_sys::bpf_tc_opts>() as libbpf_sys::size_t,

@@ -12,6 +12,7 @@ use tracing::info;
 
 use crate::host::device::Device;
 use crate::host::guardian::{self, Guardian};
+use crate::host::left::put_back_left;
 use crate::host::lock;
 use crate::host::netdev::{self, Napi, Settings, Threaded};
 use crate::host::netns;
@@ -51,6 +52,7 @@ pub struct Changed {
 /// When there is no such device, it has no NAPI instances, the kernel lacks a setting or refuses a
 /// value, or another rxsteer sets the same device. All changes are restored then.
 pub fn run(devices: &[String], wanted: &Settings, stop: BorrowedFd<'_>) -> Result<()> {
+    put_back_left();
     let mut changed = Vec::new();
     for name in devices {
         changed.push(Changed::set(&Device::open(name)?, wanted)?);
@@ -117,7 +119,7 @@ impl Changed {
         for (file, value) in files {
             if let Some(value) = value {
                 let path = format!("/sys/class/net/{name}/{file}");
-                let setting = Setting::keep(&path)?;
+                let setting = Setting::keep_recorded(vec![path], "`rxsteer napi`")?;
                 setting.set(&value.to_string())?;
                 self.files.push(setting);
                 info!("{name}, all NAPI instances: {file} {value}");
@@ -155,7 +157,8 @@ fn set_each(device: &Device, napis: &[Napi], wanted: &Settings, lock: File) -> R
             _ => anyhow!(e).context(format!("NAPI instance {id} of {name} can't be set")),
         })?;
     }
-    let mut guardian = Guardian::start(COMMAND, Some(lock))?;
+    let what = format!("set by `rxsteer napi`: NAPI instances of {name}");
+    let mut guardian = Guardian::recorded(COMMAND, Some(lock), &what)?;
     guardian.tell(&Found {
         ifindex: device.ifindex,
         before: before.clone(),

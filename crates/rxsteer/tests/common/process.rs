@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use rxlab::lab::generator::Generator;
@@ -159,6 +159,19 @@ impl Rxsteer {
         let log = self.log.take().context("it is read once")?;
         let log = log.join().expect("the reader does not panic");
         Ok(Ended { code, log })
+    }
+
+    /// Kills its child processes, of which there is one at least, and then it.
+    pub fn kill_with_children(mut self) -> Result<()> {
+        let pid = self.child.id();
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"))?;
+        ensure!(!children.trim().is_empty(), "it has no child process");
+        for child in children.split_whitespace() {
+            kill(Pid::from_raw(child.parse()?), Signal::SIGKILL)?;
+        }
+        self.signal(Signal::SIGKILL)?;
+        self.child.wait()?;
+        Ok(())
     }
 
     pub fn stop(self, signal: Signal) -> Result<Ended> {

@@ -20,6 +20,7 @@ use crate::host::gone::is_gone;
 use crate::host::lower::bond_ports;
 use crate::host::objection::Objection;
 use crate::host::polling::Polling;
+use crate::host::record;
 use crate::host::topology::Topology;
 use crate::napi::{self, Instance};
 
@@ -50,6 +51,9 @@ pub struct Host {
     /// `net.core.busy_poll`, us: the time for which poll(), select() and all epoll instances of the
     /// host poll. `None` without busy polling.
     pub busy_poll_usecs: Option<u32>,
+    /// What a rxsteer has changed in this network namespace that was killed before it was put back, in
+    /// sentences with remedies.
+    pub not_put_back: Vec<String>,
 }
 
 /// Facts about a device.
@@ -120,6 +124,7 @@ impl Host {
             busy_polling: UdpSocket::bind("0.0.0.0:0").is_ok_and(polls),
             epoll_params: epoll.is_ok_and(|epoll| Polling::of_epoll(&epoll.0).is_ok()),
             busy_poll_usecs: read("/proc/sys/net/core/busy_poll").trim().parse().ok(),
+            not_put_back: record::words(),
         }
     }
 }

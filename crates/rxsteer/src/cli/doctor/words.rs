@@ -25,7 +25,7 @@ pub fn render(diagnosis: &Diagnosis) -> String {
     for missing in &host.missing {
         let _ = writeln!(out, "  {}: {}", missing.what, missing.how_to_get);
     }
-    for line in busy_polling(host) {
+    for line in busy_polling(host).iter().chain(&host.not_put_back) {
         let _ = writeln!(out, "{line}");
     }
     for device in &diagnosis.devices {
