@@ -4,11 +4,14 @@
 mod common;
 
 use std::fs;
+use std::io::{BufRead, BufReader, Read};
 use std::net::UdpSocket;
+use std::process::Stdio;
 
 use anyhow::Result;
 use common::process::*;
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
@@ -251,6 +254,37 @@ fn a_device_that_is_refused_is_reported_once() -> Result<()> {
         wire.stop()?;
         let ended = ends_in_order(running)?;
         assert_eq!(nr_lines(&ended, "can't be steered"), 1, "{ended:?}");
+    }
+    Ok(())
+}
+
+/// A device that goes while rxsteer loads its program is gone, and not one that takes no program.
+#[test]
+fn a_device_that_goes_during_a_start_is_said_to_be_gone() -> Result<()> {
+    in_lab!();
+    for mode in MODES {
+        let bed = Testbed::new(&config(0))?;
+        let dut = &bed.link.dut;
+        let args = [&dut.name, mode, "--policy=rps", "--rps-cpus=auto"];
+        let mut command = Rxsteer::command(&dut.netns, &args)?;
+        let mut child = command.stderr(Stdio::piped()).spawn()?;
+        let mut log = BufReader::new(child.stderr.take().expect("it is piped"));
+        let mut said = String::new();
+        // The masks are chosen after the device is examined, and before its program is loaded.
+        while !said.contains("queue 0: ") && log.read_line(&mut said)? > 0 {}
+        let pid = Pid::from_raw(child.id() as i32);
+        kill(pid, Signal::SIGSTOP)?;
+        let deleted = dut
+            .netns
+            .command("ip")?
+            .args(["link", "del", &dut.name])
+            .status()?;
+        kill(pid, Signal::SIGCONT)?;
+        assert!(deleted.success());
+        log.read_to_string(&mut said)?;
+        assert_eq!(child.wait()?.code(), Some(1), "{said}");
+        let gone = format!("{} is gone", dut.name);
+        assert!(said.contains(&gone), "{mode}: {said}");
     }
     Ok(())
 }

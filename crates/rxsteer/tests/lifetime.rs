@@ -14,7 +14,8 @@ use nix::sys::signal::Signal;
 use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
-use rxlab::lab::link::{End, LinkConfig};
+use rxlab::lab::link::{End, Link, LinkConfig};
+use rxlab::lab::netns::Netns;
 use rxlab::lab::xdp::Xdp;
 use rxlab::testing::testbed::*;
 
@@ -363,5 +364,46 @@ fn a_missing_capability_is_named() -> Result<()> {
     // The devices' obstacles follow.
     assert!(stderr.contains("no network device `eth99`"), "{stderr}");
     assert_eq!(attached(&bed)?, None);
+    Ok(())
+}
+
+/// The soft limit of most hosts ends no start with many devices: the hard one counts, and of a device
+/// descriptors of its program, of its link and of each queue's cpumap alone stay.
+#[test]
+fn many_devices_need_few_descriptors() -> Result<()> {
+    in_lab!();
+    let (tester, netns) = (Netns::new("tester")?, Netns::new("dut")?);
+    let link = |id| {
+        let config = LinkConfig {
+            id,
+            ..LinkConfig::default()
+        };
+        Link::new(&tester, &netns, &config)
+    };
+    let links = (0..8).map(link).collect::<Result<Vec<_>>>()?;
+    let names: Vec<String> = links.iter().map(|link| link.dut.name.clone()).collect();
+    let descriptors = |names: &[String]| {
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        let args = [&["--mode=native", "--rps-cpus=0-1"], &names[..]].concat();
+        let plain = Rxsteer::command(&netns, &args)?;
+        let mut command = netns.command("prlimit")?;
+        // The program, its tables and its threads have some 100 with one device.
+        command.arg("--nofile=64:512").arg(plain.get_program());
+        command
+            .args(plain.get_args())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null());
+        let running = Rxsteer::spawn(&netns, command, true)?;
+        let running = running.map_err(|ended| anyhow::anyhow!("{ended:?}"))?;
+        let open = fs::read_dir(format!("/proc/{}/fd", running.child.id()))?.count();
+        ensure!(running.stop(Signal::SIGTERM)?.code == Some(0));
+        anyhow::Ok(open)
+    };
+    let (one, all) = (descriptors(&names[..1])?, descriptors(&names)?);
+    // The control: one device alone has more than the soft limit.
+    ensure!(
+        one > 64 && all <= one + 4 * 7,
+        "{one} with one device, {all} with eight"
+    );
     Ok(())
 }

@@ -80,6 +80,9 @@ fn a_manager_is_told() -> Result<()> {
     let with = told(true)?;
     let alive = with.iter().filter(|message| *message == "WATCHDOG=1");
     ensure!(alive.count() >= 2, "{with:?}");
+    // Also while a start takes long: when the device is examined, twice, loaded and attached.
+    let start = with.iter().take_while(|message| *message != "READY=1");
+    ensure!(start.count() >= 4, "{with:?}");
     // The control: no watchdog, no sign of life.
     let without = told(false)?;
     ensure!(without == ["READY=1", "STOPPING=1"], "{without:?}");

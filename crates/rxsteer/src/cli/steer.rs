@@ -14,12 +14,13 @@ use super::source::Source;
 use crate::daemon;
 use crate::daemon::panics;
 use crate::daemon::told::{Configuration, Told};
-use crate::host::privileges;
+use crate::host::{descriptors, privileges};
 
 /// Steers until a stop signal or a panic; `cli` has the subcommand `run`. SIGHUP lets files be read
 /// again; it is a stop signal if there are none.
 pub(super) fn run(args: RunArgs, cli: &Command) -> Result<ExitCode> {
     privileges::keep_needed()?;
+    descriptors::allow_most();
     let source = Source::of(args);
     let options = source.read(cli.clone())?;
     let (stop, hangup) = match source.is_command_line() {

@@ -49,6 +49,7 @@ use crate::api::server::Server;
 use crate::datapath::policy::Policy;
 use crate::host::caps::{self, Need};
 use crate::host::claim::Claim;
+use crate::host::progress;
 
 /// Steers until told to stop.
 ///
@@ -57,6 +58,7 @@ use crate::host::claim::Claim;
 /// attached then.
 pub fn run(options: &Options, told: &Told<'_>) -> Result<()> {
     contradiction::none_in(options)?;
+    progress::tell(manager::alive);
     let missing = caps::missing(Need::Steer);
     if !missing.is_empty() {
         let mut obstacles: Vec<_> = missing.iter().map(ToString::to_string).collect();

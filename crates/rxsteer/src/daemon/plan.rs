@@ -20,6 +20,7 @@ use crate::host::device::{Device, RxMode};
 use crate::host::gain;
 use crate::host::kernel;
 use crate::host::objection::Objection;
+use crate::host::progress;
 use crate::host::topology::Topology;
 
 /// A device while it is steered.
@@ -181,6 +182,7 @@ fn named(options: &Options, prepared: bool) -> Result<Plan> {
     let mut refused = Vec::new();
     let names = with_ports(&options.devices);
     for name in names.iter().filter(|name| !is_pattern(name)) {
+        progress::made();
         match examine(name, options, prepared) {
             Ok((device, _)) if knows(&devices, &device) => {
                 refused.push((name.clone(), named_twice(name)))

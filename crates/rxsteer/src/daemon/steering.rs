@@ -36,6 +36,7 @@ use crate::datapath::{Backlogged, Config, Datapath, Drain, Requests, draw_secret
 use crate::host::caps;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::RxMode;
+use crate::host::progress;
 use crate::host::topology::Topology;
 use crate::host::wait::readable;
 
@@ -145,7 +146,7 @@ impl Steering {
         let displaced = steering.datapath.displaced_cpus()?;
         steering.cpus_changed(Some(displaced.iter().collect()))?;
         for device in 0..steering.devices.len() {
-            manager::alive();
+            progress::made();
             if let Err(e) = steering.attach(device) {
                 if options.anew && !(options.mode == Mode::Auto && e.is::<Refused>()) {
                     steering.refused(device, &e);
@@ -369,6 +370,9 @@ impl Steering {
         }
         let pinned = self.datapath.is_pinned();
         self.datapath.attach(index).map_err(|e| {
+            if steered.device.is_gone().unwrap_or(false) {
+                return anyhow!("{name} is gone: it was there when this start began");
+            }
             let Some(errno) = errno(&e) else {
                 return e;
             };

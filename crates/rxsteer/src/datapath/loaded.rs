@@ -19,7 +19,6 @@ use super::backlogs::{self, Backlogs};
 use super::call;
 use super::config::{Config, DeviceConfig};
 use super::cpus::{self, Cpus};
-use super::hash::Hash;
 use super::hasher::Hasher;
 use super::hops::Hops;
 use super::load::WHOLE;
@@ -40,6 +39,7 @@ use crate::host::caps;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::RxMode;
 use crate::host::kthread;
+use crate::host::progress;
 use crate::host::softnet;
 use crate::host::topology::Topology;
 use crate::types::{
@@ -190,7 +190,6 @@ impl Datapath {
             loaded.push(Device {
                 config: device.clone(),
                 queue_base,
-                rx_hash: config.hash == Hash::Device,
                 attached: None,
                 hashed: None,
                 loaded: load_device(&trace, &tables, config, nr_cpus, queue_base, device)?,
@@ -358,7 +357,6 @@ impl Datapath {
         self.devices.push(Device {
             config: device,
             queue_base: hops.queue_base,
-            rx_hash: self.config.hash == Hash::Device,
             attached: None,
             hashed: None,
             loaded: None,
@@ -421,6 +419,7 @@ impl Datapath {
         // The kernel detaches at once when the last holder of a link is a process.
         let unpinned = pins.as_ref().map_or(Ok(()), |pins| pins.unpin(XDP));
         for device in &mut self.devices {
+            progress::made();
             device.attached = None;
             device.hashed = None;
         }

@@ -13,17 +13,17 @@ use super::pins::{Generation, XDP};
 use super::shared::{constants_of_device, lend_maps, set_constants};
 use super::tables::Tables;
 use crate::bpf::open;
-use crate::bpf::rx_skel::{RxSkel, RxSkelBuilder};
+use crate::bpf::rx_skel::RxSkelBuilder;
 use crate::bpf::trace_skel::TraceSkel;
 use crate::host::caps;
 use crate::host::device::RxMode;
+use crate::host::progress;
 use crate::host::tc::{self, TcLink};
 use crate::host::xdp;
 
 pub(super) struct Device {
     pub(super) config: DeviceConfig,
     pub(super) queue_base: u32,
-    pub(super) rx_hash: bool,
     pub(super) attached: Option<Attached>,
     /// With [`Config::follow_nat`], while an XDP program is attached.
     pub(super) hashed: Option<TcLink>,
@@ -41,9 +41,10 @@ pub(super) enum Attached {
     },
 }
 
-/// A device's XDP program. Fields are dropped in this order.
+/// A device's XDP program. Its object is closed: of each of its many maps it has a descriptor, and the
+/// program holds them. Fields are dropped in this order.
 pub(super) struct XdpSkel {
-    skel: RxSkel<'static>,
+    program: OwnedFd,
     _bound: Option<xdp::Bound>,
 }
 
@@ -54,8 +55,7 @@ impl Device {
     /// When the data path was not prepared for such a device.
     pub(super) fn program<'a>(&'a self, hops: Option<&'a Hops>) -> Result<BorrowedFd<'a>> {
         match (&self.loaded, hops) {
-            (Some(xdp), _) if self.rx_hash => Ok(xdp.skel.progs.rxsteer_rx_hash.as_fd()),
-            (Some(xdp), _) => Ok(xdp.skel.progs.rxsteer.as_fd()),
+            (Some(xdp), _) => Ok(xdp.program.as_fd()),
             (None, Some(hops)) => hops.program(self.config.kind),
             (None, None) => bail!("skb mode was not prepared"),
         }
@@ -126,6 +126,7 @@ pub(super) fn load_device(
     queue_base: u32,
     device: &DeviceConfig,
 ) -> Result<Option<XdpSkel>> {
+    progress::made();
     if device.mode == RxMode::Skb {
         return Ok(None);
     }
@@ -159,8 +160,12 @@ pub(super) fn load_device(
         true => Some(xdp::Bound::with(&skel.maps.rodata)?),
         false => None,
     };
+    let program = match config.hash {
+        Hash::Device => skel.progs.rxsteer_rx_hash.as_fd(),
+        Hash::Packet | Hash::Symmetric => skel.progs.rxsteer.as_fd(),
+    };
     Ok(Some(XdpSkel {
-        skel,
+        program: program.try_clone_to_owned()?,
         _bound: bound,
     }))
 }
