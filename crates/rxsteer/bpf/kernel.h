@@ -53,10 +53,6 @@ struct kthread {
 	void *data; /* a cpumap kthread's struct bpf_cpu_map_entry */
 };
 
-struct ns_common {
-	unsigned int inum; /* of the inode in /proc/PID/ns */
-};
-
 typedef struct {
 	__u32 val;
 } kuid_t;
@@ -68,7 +64,7 @@ struct user_namespace {
 
 struct net {
 	struct user_namespace *user_ns;
-	struct ns_common ns;
+	__u64 net_cookie; /* no other namespace had or will have it until the next boot */
 };
 
 typedef struct {
@@ -80,15 +76,31 @@ struct sock_common {
 	__be16 skc_dport;
 	__u16 skc_num; /* the local port, in host byte order */
 	unsigned short skc_family;
+	volatile unsigned char skc_state; /* BPF_TCP_*; UDP: established is connected */
 	possible_net_t skc_net;
 	struct in6_addr skc_v6_daddr;
 	__u32 skc_rxhash; /* skb->hash of the last packet; without CONFIG_RPS zero */
 };
 
+struct sk_buff_head {
+	__u32 qlen;
+};
+
 struct sock {
 	struct sock_common __sk_common;
+	struct sk_buff_head sk_receive_queue;
+	__u16 sk_type;
 	__u16 sk_protocol;
+	__u32 sk_txhash; /* random; UDP draws another one in connect() */
 	unsigned int sk_ll_usec; /* SO_BUSY_POLL; only with CONFIG_NET_RX_BUSY_POLL */
+};
+
+struct tcp_sock {
+	__u64 bytes_received;
+};
+
+struct udp_sock {
+	struct sk_buff_head reader_queue;
 };
 
 struct bpf_sock_addr_kern {
@@ -203,6 +215,17 @@ struct napi_struct___before_6_15 {
 /* include/linux/socket.h; user space has them in a header of the C library */
 #define AF_INET	 2
 #define AF_INET6 10
+
+/* include/linux/net.h, on x86-64 and arm64 */
+enum sock_type {
+	SOCK_STREAM = 1,
+	SOCK_DGRAM = 2,
+	SOCK_SEQPACKET = 5,
+};
+
+/* include/linux/socket.h */
+#define MSG_PEEK     2
+#define MSG_ERRQUEUE 0x2000
 
 /* include/net/xdp.h, since 6.3 */
 enum xdp_rss_hash_type {

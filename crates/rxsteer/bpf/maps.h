@@ -106,6 +106,14 @@ struct {
 	__type(value, __u64);
 } sock_flow_consumers SEC(".maps");
 
+/* For connected datagram sockets, as sock_takers. */
+struct {
+	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct rps_sock_peer);
+} sock_peers SEC(".maps");
+
 /* For unconnected sockets; the kernel frees an element with its socket. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
@@ -113,6 +121,15 @@ struct {
 	__type(key, int);
 	__type(value, struct rps_sock_takers);
 } sock_takers SEC(".maps");
+
+/* Network namespaces by cookie (netns.h). User space follows the links between namespaces
+ * (host/reach.rs), and answers. */
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u64);
+	__type(value, struct netns_known);
+} netnses SEC(".maps");
 
 /* ---- backlogs ------------------------------------------------------------- */
 

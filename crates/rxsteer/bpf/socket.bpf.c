@@ -2,6 +2,10 @@
 /*
  * socket.bpf.c: writes the sock_flow_table when applications receive and send data.
  *
+ * An entry moves other people's packets if it is not this flow's. So only data that was received
+ * counts: TCP and SCTP, and what is sent there, on connections that the peer has answered; of UDP
+ * what is received. And only in the namespaces of netns.h.
+ *
  * Not seen: splice and zero-copy reads, accept (docs/rfs.md).
  */
 #include <linux/bpf.h>
@@ -33,15 +37,56 @@ static __always_inline bool sock_polls(const struct sock *sk)
 	return sk->sk_ll_usec && sk->sk_ll_usec != *(volatile __u32 *)&host_busy_read;
 }
 
+/* The states of TCP that follow an answer of the peer; those of SCTP have the same numbers. */
+#define SOCK_ANSWERED                                                                              \
+	(1 << BPF_TCP_ESTABLISHED | 1 << BPF_TCP_FIN_WAIT1 | 1 << BPF_TCP_FIN_WAIT2 |              \
+	 1 << BPF_TCP_CLOSE_WAIT | 1 << BPF_TCP_LAST_ACK | 1 << BPF_TCP_CLOSING)
+
+static __always_inline bool sock_is_datagram(const struct sock *sk)
+{
+	return sk->sk_type == SOCK_DGRAM;
+}
+
+/* Whether the peer of this stream has answered. */
+static __always_inline bool sock_is_answered(const struct sock *sk)
+{
+	return (sk->sk_type == SOCK_STREAM || sk->sk_type == SOCK_SEQPACKET) &&
+	       1 << sk->__sk_common.skc_state & SOCK_ANSWERED;
+}
+
+/*
+ * For a datagram that a connected socket has just received: whether it came from the peer.
+ * connect() leaves in the queue what came from others, and nothing later comes from them: those
+ * that are in the queue when the first datagram is received do not count, nor does that one.
+ */
+static __always_inline bool sock_hears_peer(struct sock *sk)
+{
+	struct rps_sock_peer *peer =
+		bpf_sk_storage_get(&sock_peers, sk, NULL, BPF_SK_STORAGE_GET_F_CREATE);
+
+	if (!peer)
+		return false;
+	if (peer->connection != sk->sk_txhash) {
+		peer->earlier = sk->sk_receive_queue.qlen +
+				BPF_CORE_READ((struct udp_sock *)sk, reader_queue.qlen) + 1;
+		peer->connection = sk->sk_txhash;
+		return false;
+	}
+	if (peer->earlier)
+		peer->earlier--;
+	return !peer->earlier;
+}
+
 /*
  * Records this CPU as that of the flow's application, or INLINE if the application polls. The entry
  * is written only if it differs, because all CPUs share its cache line (rps_record_sock_flow() in
  * the kernel). `sk` is NULL where the kernel does not show it. `peer`: the flow is that of a
- * datagram to an unconnected socket.
+ * datagram to an unconnected socket, by this context; otherwise NULL.
  */
-static __always_inline void sock_flow_record(__u32 hash, const struct sock *sk, bool polls,
-					     bool peer)
+static __always_inline void sock_flow_record(__u32 hash, struct sock *sk, bool polls,
+					     struct bpf_sock_addr *peer)
 {
+	const struct net *net = sk ? sk->__sk_common.skc_net.net : NULL;
 	__u16 location = polls ? RPS_INLINE : bpf_get_smp_processor_id();
 	__u32 mask = config.sock_flow_cpu_mask;
 	__u32 value = sock_flow_entry(hash, location, mask) | (peer ? sock_flow_peer(mask) : 0);
@@ -56,7 +101,9 @@ static __always_inline void sock_flow_record(__u32 hash, const struct sock *sk, 
 		return;
 	if (peer && sock_flow_is_connected(before, mask) && bpf_get_prandom_u32() % SOCK_FLOW_AGES)
 		return;
-	if (sk && !netns_is_believed(sk->__sk_common.skc_net.net))
+	if (!peer && sock_is_datagram(sk) && !sock_hears_peer(sk))
+		return;
+	if (!netns_is_reached(peer ? bpf_get_netns_cookie(peer) : net->net_cookie, net))
 		return;
 	*(volatile __u32 *)entry = value;
 	consumer = sock_flow_consumer_of(hash);
@@ -72,7 +119,7 @@ static __always_inline void sock_flow_reset(__u32 hash, const struct sock *sk)
 	__u32 *entry = sock_flow_entry_of(hash);
 
 	if (entry && sock_flow_location(*entry, hash, mask) != RPS_NO_CPU &&
-	    netns_is_believed(sk->__sk_common.skc_net.net))
+	    netns_is_reached(sk->__sk_common.skc_net.net->net_cookie, NULL))
 		*(volatile __u32 *)entry = sock_flow_entry(hash, RPS_NO_CPU, mask);
 }
 
@@ -114,19 +161,45 @@ static __always_inline bool sock_flow_hash(const struct sock *sk, __u32 *hash)
 	return true;
 }
 
-static __always_inline void sock_used(const struct sock *sk)
+static __always_inline void sock_used(struct sock *sk)
 {
 	__u32 hash;
 
 	if (sock_flow_hash(sk, &hash))
-		sock_flow_record(hash, sk, sock_polls(sk), false);
+		sock_flow_record(hash, sk, sock_polls(sk), NULL);
 }
 
-static __always_inline void sock_closed(const struct sock *sk)
+/* The call has returned `ret`. */
+static __always_inline void sock_received(struct sock *sk, int ret, int flags)
+{
+	if (ret <= 0 || flags & (MSG_PEEK | MSG_ERRQUEUE))
+		return;
+	if (sock_is_datagram(sk) || sock_is_answered(sk))
+		sock_used(sk);
+}
+
+static __always_inline void sock_sent(struct sock *sk, int ret)
+{
+	if (ret > 0 && sock_is_answered(sk))
+		sock_used(sk);
+}
+
+/* Whether the entry may be this socket's, which is about to close. A connection that both ends have
+ * closed has no state any more. */
+static __always_inline bool sock_had_peer(const struct sock *sk, const struct rps_sock_peer *peer)
+{
+	if (sock_is_datagram(sk))
+		return peer && peer->connection == sk->sk_txhash && !peer->earlier;
+	return sock_is_answered(sk) ||
+	       (sk->sk_protocol == IPPROTO_TCP && sk->__sk_common.skc_state == BPF_TCP_CLOSE &&
+		BPF_CORE_READ((struct tcp_sock *)sk, bytes_received));
+}
+
+static __always_inline void sock_closed(const struct sock *sk, const struct rps_sock_peer *peer)
 {
 	__u32 hash;
 
-	if (sock_flow_hash(sk, &hash))
+	if (sock_had_peer(sk, peer) && sock_flow_hash(sk, &hash))
 		sock_flow_reset(hash, sk);
 }
 
@@ -135,52 +208,54 @@ static __always_inline void sock_closed(const struct sock *sk)
 SEC("tp_btf/sock_recv_length")
 int BPF_PROG(on_sock_recv, struct sock *sk, int ret, int flags)
 {
-	sock_used(sk);
+	sock_received(sk, ret, flags);
 	return 0;
 }
 
 SEC("tp_btf/sock_send_length")
 int BPF_PROG(on_sock_send, struct sock *sk, int ret, int flags)
 {
-	sock_used(sk);
+	sock_sent(sk, ret);
 	return 0;
 }
 
-/* For kernels before 6.3, which lack the two tracepoints. These programs run at the entry of the
- * calls of IP sockets, before a call sleeps, through a trampoline that not every host allows. */
-SEC("?fentry/inet_recvmsg")
-int BPF_PROG(on_inet_recv, struct socket *sock)
+/* For kernels before 6.3, which lack the two tracepoints: the calls of IP sockets, after their end,
+ * through a trampoline that not every host allows. */
+SEC("?fexit/inet_recvmsg")
+int BPF_PROG(on_inet_recv, struct socket *sock, void *msg, unsigned long size, int flags, int ret)
 {
-	sock_used(sock->sk);
+	sock_received(sock->sk, ret, flags);
 	return 0;
 }
 
-SEC("?fentry/inet6_recvmsg")
-int BPF_PROG(on_inet6_recv, struct socket *sock)
+SEC("?fexit/inet6_recvmsg")
+int BPF_PROG(on_inet6_recv, struct socket *sock, void *msg, unsigned long size, int flags, int ret)
 {
-	sock_used(sock->sk);
+	sock_received(sock->sk, ret, flags);
 	return 0;
 }
 
-SEC("?fentry/inet_sendmsg")
-int BPF_PROG(on_inet_send, struct socket *sock)
+SEC("?fexit/inet_sendmsg")
+int BPF_PROG(on_inet_send, struct socket *sock, void *msg, unsigned long size, int ret)
 {
-	sock_used(sock->sk);
+	sock_sent(sock->sk, ret);
 	return 0;
 }
 
-SEC("?fentry/inet6_sendmsg")
-int BPF_PROG(on_inet6_send, struct socket *sock)
+SEC("?fexit/inet6_sendmsg")
+int BPF_PROG(on_inet6_send, struct socket *sock, void *msg, unsigned long size, int ret)
 {
-	sock_used(sock->sk);
+	sock_sent(sock->sk, ret);
 	return 0;
 }
 
 SEC("?fentry/inet_release")
 int BPF_PROG(on_inet_release, struct socket *sock)
 {
-	if (sock->sk)
-		sock_closed(sock->sk);
+	struct sock *sk = sock->sk;
+
+	if (sk)
+		sock_closed(sk, bpf_sk_storage_get(&sock_peers, sk, NULL, 0));
 	return 0;
 }
 
@@ -190,7 +265,8 @@ int on_sock_release(struct bpf_sock *ctx)
 {
 	/* The context itself does not show the local port here. */
 	if (bpf_ksym_exists(bpf_cast_to_kern_ctx))
-		sock_closed(bpf_cast_to_kern_ctx(ctx));
+		sock_closed(bpf_cast_to_kern_ctx(ctx),
+			    bpf_sk_storage_get(&sock_peers, ctx, NULL, 0));
 	return 1;
 }
 
@@ -218,7 +294,7 @@ static __always_inline bool sock_is_shared(struct bpf_sock *sk)
 /* The ports of a datagram that an application receives with the sender's address: the only hook
  * that knows the flow of an unconnected socket. The programs above see connected sockets. */
 static __always_inline bool peer_ports(struct bpf_sock_addr *ctx, __be32 *ports,
-				       const struct sock **kern_sk, bool *polls)
+				       struct sock **kern_sk, bool *polls)
 {
 	struct bpf_sock *sk = ctx->sk;
 
@@ -242,14 +318,14 @@ static __always_inline bool peer_ports(struct bpf_sock_addr *ctx, __be32 *ports,
 SEC("cgroup/recvmsg4")
 int on_udp4_recv(struct bpf_sock_addr *ctx)
 {
-	const struct sock *sk;
 	struct flow_key key;
+	struct sock *sk;
 	__be32 ports;
 	bool polls;
 
 	if (peer_ports(ctx, &ports, &sk, &polls)) {
 		flow_key_ports4(&key, ctx->user_ip4, ports, ctx->protocol);
-		sock_flow_record(flow_hash(&key, &config.flow_secret), sk, polls, true);
+		sock_flow_record(flow_hash(&key, &config.flow_secret), sk, polls, ctx);
 	}
 	return 1;
 }
@@ -257,8 +333,8 @@ int on_udp4_recv(struct bpf_sock_addr *ctx)
 SEC("cgroup/recvmsg6")
 int on_udp6_recv(struct bpf_sock_addr *ctx)
 {
-	const struct sock *sk;
 	struct flow_key key;
+	struct sock *sk;
 	__be32 saddr[4];
 	__be32 ports;
 	bool polls;
@@ -267,7 +343,7 @@ int on_udp6_recv(struct bpf_sock_addr *ctx)
 		for (int i = 0; i < 4; i++)
 			saddr[i] = ctx->user_ip6[i];
 		flow_key_ports(&key, saddr, ports, ctx->protocol);
-		sock_flow_record(flow_hash(&key, &config.flow_secret), sk, polls, true);
+		sock_flow_record(flow_hash(&key, &config.flow_secret), sk, polls, ctx);
 	}
 	return 1;
 }

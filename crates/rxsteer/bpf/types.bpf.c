@@ -24,6 +24,9 @@ struct shared_types {
 	struct rx_mixings rx_mixings;
 	struct busy_poll busy_poll;
 	struct rx_facts rx_facts;
+	struct netns_known netns_known;
+	enum netns_reach netns_reach;
+	enum backlog_request_of backlog_request_of;
 	enum backlog_closed backlog_closed;
 	enum flow_inline flow_inline;
 	enum flow_result flow_result;

@@ -132,6 +132,28 @@ struct rps_sock_takers {
 #define RPS_SOCK_SETTLES 32
 #define RPS_SOCK_CHANGES 8 /* with more, the socket's flows follow no thread */
 
+/* What is known of the datagrams that a connected socket has received. Written without locks: what
+ * is lost makes the proof take longer. */
+struct rps_sock_peer {
+	__u32 connection; /* sk_txhash, which each connect() draws anew */
+	/* Datagrams that the application receives before the first one that certainly came after
+	 * that: from the peer. */
+	__u32 earlier;
+};
+
+/* Whether packets of steered devices reach a network namespace. */
+enum netns_reach {
+	NETNS_ASKED = 0, /* not known yet: a question to user space */
+	NETNS_REACHED,
+	NETNS_APART, /* they do not */
+};
+
+/* A network namespace whose sockets have used data. */
+struct netns_known {
+	__u32 reach; /* enum netns_reach; by user space */
+	__u32 tid;   /* a thread that did so */
+};
+
 /* Bits of rx_queue.policy: locations preferred to that by RPS (docs/policy.md). */
 enum rx_policy {
 	RX_FOLLOW = 1 << 0, /* the CPU of the application (RFS) */
@@ -281,6 +303,7 @@ enum backlog_closed {
 	/* Its CPU went offline, and it has not drained for a second: frames of flows that can't
 	 * leave it yet are dropped (rx_shed()). */
 	BACKLOG_SHED = 1 << 5,
+	BACKLOG_OUTSIDE = 1 << 6, /* its CPU is not in the queue's mask (`--rps-cpus`) */
 };
 
 /* Identifies the backlog that a kthread serves. */
@@ -300,6 +323,12 @@ struct backlog_flushed {
 struct queue_return {
 	__u32 queue;
 	__u32 location; /* enum rps_location */
+};
+
+/* The `queue` of a record that asks for no backlog: there is a question about a network namespace
+ * (netns_known). */
+enum backlog_request_of {
+	BACKLOG_REQUEST_NETNS = 0xffffffff,
 };
 
 /* The ring buffer's record: a flow of `queue` wants `cpu`, and there is no backlog yet. */

@@ -285,7 +285,7 @@ fn the_hosts_polling_time_is_no_request() -> Result<()> {
     app.move_to(OTHER_CPU)?;
     let options = Options {
         policy: Policy::RFS,
-        ..bed.options(&[POLLING_CPU])
+        ..bed.options(&[POLLING_CPU, OTHER_CPU])
     };
     let active = Active::steer(dut, options)?;
     let goes_to = |cpu, why| {

@@ -20,7 +20,7 @@ use rxlab::testing::app::{App, connected};
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, lab, status, until};
 use rxlab::{in_lab, test_name};
 use rxsteer::api::status::Queue;
-use rxsteer::daemon::options::Options;
+use rxsteer::daemon::options::{Options, RpsCpus};
 use rxsteer::datapath::load::Pressure;
 use rxsteer::datapath::policy::Policy;
 use rxsteer::host::setting::Setting;
@@ -87,15 +87,18 @@ impl Scene {
     }
 
     /// RPS alone keeps all flows INLINE.
-    fn options(&self, policy: Policy) -> Options {
-        Options {
+    /// Flows may go to every CPU.
+    fn options(&self, policy: Policy) -> Result<Options> {
+        let online = Topology::host().online()?;
+        Ok(Options {
             policy,
-            ..self.bed.options(&[POLLING_CPU])
-        }
+            rps_cpus: RpsCpus::Mask(online),
+            ..self.bed.options(&[])
+        })
     }
 
     fn steer(&self, policy: Policy) -> Result<Active<'_>> {
-        Active::steer(&self.bed.link.dut, self.options(policy))
+        Active::steer(&self.bed.link.dut, self.options(policy)?)
     }
 
     /// Sends 20 packets; returns the CPUs that processed them.

@@ -17,7 +17,8 @@ use rxlab::lab::sockets;
 use rxlab::testing::app::App;
 use rxlab::testing::not_run;
 use rxlab::testing::testbed::{
-    OTHER_CPU, POLLING_CPU, Testbed, all_at, follows, follows_until_it_ends, mask, status, until,
+    OTHER_CPU, POLLING_CPU, Testbed, follows, follows_not, follows_until_it_ends, mask, status,
+    until,
 };
 use rxlab::{in_lab, test_name};
 use rxsteer::daemon::options::{Mode as RxMode, Options};
@@ -133,13 +134,13 @@ impl World {
         Ok(())
     }
 
-    /// By policy rfs, with other flows INLINE.
+    /// By policy rfs, with other flows at the other CPU.
     fn options(&self, mode: RxMode, follow_nat: bool) -> Options {
         Options {
             policy: Policy::RFS,
             mode,
             follow_nat,
-            ..self.bed.options(&[POLLING_CPU])
+            ..self.bed.options(&[OTHER_CPU])
         }
     }
 
@@ -165,13 +166,7 @@ impl World {
         active.stop()?;
 
         let active = Active::steer(dut, self.options(mode, false))?;
-        app.move_to(OTHER_CPU)?;
-        for _ in 0..10 {
-            ensure!(
-                all_at(&active, POLLING_CPU, &send)?,
-                "followed without the option"
-            );
-        }
+        follows_not(&active, &app, &send).context("without the option")?;
         active.stop()
     }
 }
@@ -222,7 +217,6 @@ fn a_closed_sockets_flow_is_not_followed() -> Result<()> {
     };
     let take = move || Ok(recv(inside.as_raw_fd(), &mut [0; 2048], MsgFlags::empty())?);
     let app = App::start(world.container.netns(), Box::new(take))?;
-    app.move_to(OTHER_CPU)?;
     let active = Active::steer(&world.bed.link.dut, world.options(RxMode::Native, true))?;
     follows_until_it_ends(&active, app, send)?;
     active.stop()

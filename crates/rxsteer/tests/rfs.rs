@@ -8,31 +8,35 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use rxlab::bench::setup::mode::Active;
 use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::sockets::reuseport;
-use rxlab::testing::app::{App, soon};
+use rxlab::testing::app::{App, connected, soon};
 use rxlab::testing::testbed::{
-    OTHER_CPU, POLLING_CPU, Testbed, all_at, follows, follows_until_it_ends, places, status, until,
+    OTHER_CPU, POLLING_CPU, Testbed, all_at, follows, follows_not, follows_until_it_ends, mask,
+    places, status, until,
 };
 use rxsteer::api::client;
+use rxsteer::api::explain::{Name, Question};
+use rxsteer::api::flows::Location;
 use rxsteer::api::set::Change;
-use rxsteer::daemon::options::Options;
+use rxsteer::daemon::options::{Options, RpsCpus};
+use rxsteer::datapath::flow::Flow;
 use rxsteer::datapath::policy::Policy;
 
-/// RPS alone keeps all flows INLINE.
+/// RPS alone sends all flows to the other CPU. The polling one needs not be in the mask.
 fn rfs(bed: &Testbed) -> Options {
     Options {
         policy: Policy::RFS,
-        ..bed.options(&[POLLING_CPU])
+        ..bed.options(&[OTHER_CPU])
     }
 }
 
-/// The flow follows with policy rfs and not with rps, which keeps it INLINE.
+/// The flow follows with policy rfs and not with rps.
 fn only_by_rfs(bed: &Testbed, app: &App, mut send: impl FnMut() -> Result<()>) -> Result<()> {
     let dut = &bed.link.dut;
     let options = rfs(bed);
@@ -45,13 +49,7 @@ fn only_by_rfs(bed: &Testbed, app: &App, mut send: impl FnMut() -> Result<()>) -
         ..options
     };
     let active = Active::steer(dut, options)?;
-    app.move_to(OTHER_CPU)?;
-    for _ in 0..10 {
-        ensure!(
-            all_at(&active, POLLING_CPU, &mut send)?,
-            "steered by RPS alone"
-        );
-    }
+    follows_not(&active, app, &mut send)?;
     active.stop()
 }
 
@@ -154,7 +152,6 @@ fn unconnected_udp_can_be_ignored() -> Result<()> {
     let mut buffer = [0; 2048];
     let take = move || socket.recv_from(&mut buffer).map(|(len, _)| len);
     let app = App::start(&dut.netns, Box::new(take))?;
-    app.move_to(OTHER_CPU)?;
     let send = || bed.send(Frames::Udp(flows.clone()), 20);
     for unconnected in [true, false] {
         let options = Options {
@@ -162,14 +159,9 @@ fn unconnected_udp_can_be_ignored() -> Result<()> {
             ..rfs(&bed)
         };
         let active = Active::steer(dut, options)?;
-        if unconnected {
-            until("the flow follows", || {
-                Ok(all_at(&active, OTHER_CPU, send)?.then_some(()))
-            })?;
-        } else {
-            for _ in 0..10 {
-                assert!(all_at(&active, POLLING_CPU, send)?);
-            }
+        match unconnected {
+            true => follows(&active, &app, send)?,
+            false => follows_not(&active, &app, send)?,
         }
         active.stop()?;
     }
@@ -265,6 +257,63 @@ fn a_reuseport_group_has_its_flows_where_its_threads_are() -> Result<()> {
     active.stop()
 }
 
+/// An application outside of the queue's mask is not followed there; the polling CPU needs not be in it.
+#[test]
+fn no_flow_goes_to_a_cpu_outside_of_the_mask() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = one(UdpFlows::to(dut, 1));
+    let socket = connected(&dut.netns, &flows)?;
+    let mut buffer = [0; 2048];
+    let app = App::start(&dut.netns, Box::new(move || socket.recv(&mut buffer)))?;
+    app.move_to(OTHER_CPU)?;
+    let mut send = || bed.send(Frames::Udp(flows.clone()), 20);
+    let options = Options {
+        policy: Policy::RFS,
+        ..bed.options(&[POLLING_CPU])
+    };
+    let active = Active::steer(dut, options)?;
+    let flow = Flow::of_socket(
+        libc::IPPROTO_UDP as u8,
+        SocketAddr::new(flows.saddr, flows.sport),
+        flows.dport,
+    );
+    let question = Question {
+        names: vec![Name::Flow(flow)],
+        limit: 1,
+        ..Question::default()
+    };
+    let recorded = || {
+        let answer = dut.netns.run(|| client::explain(question.clone()))?;
+        let cpu = answer.flows[0].application.cpu;
+        let at = answer.flows[0].seen.first().map(|seen| seen.entry.wanted);
+        Ok::<_, anyhow::Error>((cpu, at))
+    };
+    let mask = |cpus: &[u32]| {
+        let change = Change::rps_cpus(&dut.name, None, &mask(cpus).to_string());
+        dut.netns.run(|| client::set(change))
+    };
+    for _ in 0..2 {
+        until("the application's CPU is recorded", || {
+            send()?;
+            Ok((recorded()?.0 == Some(OTHER_CPU)).then_some(()))
+        })?;
+        for _ in 0..10 {
+            assert!(all_at(&active, POLLING_CPU, &mut send)?);
+        }
+        assert_eq!(recorded()?, (Some(OTHER_CPU), Some(Location::Inline)));
+        // The control.
+        mask(&[POLLING_CPU, OTHER_CPU])?;
+        follows(&active, &app, &mut send)?;
+        mask(&[POLLING_CPU])?;
+        until("the flow has left", || {
+            Ok(all_at(&active, POLLING_CPU, &mut send)?.then_some(()))
+        })?;
+    }
+    active.stop()
+}
+
 fn rounded(size: u32) -> u32 {
     size.checked_next_power_of_two()
         .filter(|_| size > 0)
@@ -302,13 +351,7 @@ fn tables_of_no_size_are_off_and_can_be_changed_under_way() -> Result<()> {
         if sock > 0 && dev > 0 {
             follows(&active, &app, &mut send)?;
         } else {
-            app.move_to(OTHER_CPU)?;
-            until("the flow stays", || {
-                Ok(all_at(&active, POLLING_CPU, &mut send)?.then_some(()))
-            })?;
-            for _ in 0..5 {
-                assert!(all_at(&active, POLLING_CPU, &mut send)?, "{sock} {dev}");
-            }
+            follows_not(&active, &app, &mut send).with_context(|| format!("{sock} {dev}"))?;
         }
     }
     for policy in [Policy::RPS, Policy::OFF, Policy::RFS] {
@@ -317,16 +360,18 @@ fn tables_of_no_size_are_off_and_can_be_changed_under_way() -> Result<()> {
             ..Change::default()
         })?;
         assert_eq!(status(&active)?.policy, policy.to_string());
-        if policy == Policy::RFS {
-            follows(&active, &app, &mut send)?;
-            continue;
-        }
-        app.move_to(OTHER_CPU)?;
-        until("the flow stays", || {
-            Ok(all_at(&active, POLLING_CPU, &mut send)?.then_some(()))
-        })?;
-        for _ in 0..5 {
-            assert!(all_at(&active, POLLING_CPU, &mut send)?, "{policy}");
+        match policy {
+            Policy::RFS => follows(&active, &app, &mut send)?,
+            Policy::RPS => follows_not(&active, &app, &mut send)?,
+            _ => {
+                app.move_to(OTHER_CPU)?;
+                until("the flow is INLINE", || {
+                    Ok(all_at(&active, POLLING_CPU, &mut send)?.then_some(()))
+                })?;
+                for _ in 0..5 {
+                    assert!(all_at(&active, POLLING_CPU, &mut send)?, "{policy}");
+                }
+            }
         }
     }
     assert_eq!(status(&active)?.devices[0].queues[0].imbalance(), None);
@@ -348,7 +393,7 @@ fn a_closed_sockets_flow_is_not_followed() -> Result<()> {
     let heir = dut.netns.run(|| soon(reuseport(local)?))?;
     let mut buffer = [0; 2048];
     let heir = App::start(&dut.netns, Box::new(move || heir.recv(&mut buffer)))?;
-    heir.move_to(OTHER_CPU)?;
+    heir.move_to(POLLING_CPU)?;
     for _ in 0..3 {
         let socket = dut.netns.run(|| {
             let socket = reuseport(local)?;
@@ -356,7 +401,6 @@ fn a_closed_sockets_flow_is_not_followed() -> Result<()> {
             soon(socket)
         })?;
         let app = App::start(&dut.netns, Box::new(move || socket.recv(&mut buffer)))?;
-        app.move_to(OTHER_CPU)?;
         follows_until_it_ends(&active, app, send)?;
     }
     active.stop()
@@ -393,7 +437,10 @@ fn queues_and_polling_cpus_change_nothing() -> Result<()> {
         Ok(len)
     };
     let app = App::start(&netns, Box::new(take))?;
-    let options = rfs(&bed);
+    let options = Options {
+        rps_cpus: RpsCpus::Mask(mask(&[POLLING_CPU, OTHER_CPU])),
+        ..rfs(&bed)
+    };
     let Testbed { link, nic } = &mut bed;
     let active = Active::steer(&link.dut, options)?;
     // The generator on CPU 1 sends into queue 1.

@@ -259,19 +259,42 @@ pub fn all_at(active: &Active<'_>, cpu: u32, mut send: impl FnMut() -> Result<()
     Ok(elsewhere == 0 && inline + redirected > 0)
 }
 
-/// The flow follows its application, on [`OTHER_CPU`], until that ends; then it is RPS's again.
+/// The flow follows its application until that ends; then it is RPS's again, whose mask is
+/// [`OTHER_CPU`].
 pub fn follows_until_it_ends(
     active: &Active<'_>,
     app: App,
     mut send: impl FnMut() -> Result<()>,
 ) -> Result<()> {
-    until("the flow follows", || {
-        Ok(all_at(active, OTHER_CPU, &mut send)?.then_some(()))
-    })?;
+    for cpu in [OTHER_CPU, POLLING_CPU] {
+        app.move_to(cpu)?;
+        until("the flow follows", || {
+            Ok(all_at(active, cpu, &mut send)?.then_some(()))
+        })?;
+    }
     drop(app);
     until("the flow is RPS's again", || {
-        Ok(all_at(active, POLLING_CPU, &mut send)?.then_some(()))
+        Ok(all_at(active, OTHER_CPU, &mut send)?.then_some(()))
     })
+}
+
+/// The flow does not follow its application to [`POLLING_CPU`], but stays at RPS's only CPU,
+/// [`OTHER_CPU`].
+pub fn follows_not(
+    active: &Active<'_>,
+    app: &App,
+    mut send: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    app.move_to(POLLING_CPU)?;
+    until("the flow is at the CPU of its hash", || {
+        Ok(all_at(active, OTHER_CPU, &mut send)?.then_some(()))
+    })?;
+    for _ in 0..10 {
+        if !all_at(active, OTHER_CPU, &mut send)? {
+            bail!("the flow follows");
+        }
+    }
+    Ok(())
 }
 
 /// The flow follows its application to each CPU.

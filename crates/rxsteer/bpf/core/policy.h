@@ -18,7 +18,8 @@
 /* ---- by the tables alone --------------------------------------------------- */
 
 /* A CPU as a location: INLINE for the polling CPU, where the packet already is; RPS_NO_CPU for a
- * CPU that is offline or does not exist. The other locations stay as they are. */
+ * CPU that is offline, outside of the queue's mask, or does not exist. The other locations stay as
+ * they are. */
 static __always_inline __u32 rx_usable(const struct rx *rx, __u32 cpu)
 {
 	struct backlog *b;
@@ -33,7 +34,7 @@ static __always_inline __u32 rx_usable(const struct rx *rx, __u32 cpu)
 
 /*
  * The location by the tables, as in get_rps_cpu() (net/core/dev.c): the application's CPU if it is
- * known and online, also outside of the queue's mask; otherwise the CPU by RPS; otherwise INLINE.
+ * known, online and, unlike there, in the queue's mask; otherwise the CPU by RPS; otherwise INLINE.
  * INLINE too for an application that polls the queue: its polls would not find packets elsewhere.
  */
 static __always_inline __u32 rx_base(struct rx *rx)

@@ -72,7 +72,8 @@ pub enum Reason {
     Application,
     /// Its application polls the queue: polls would not find packets processed elsewhere.
     BusyPoll,
-    /// The application is unknown or its CPU offline: the hash selects a CPU of the queue.
+    /// The application is unknown, or its CPU offline or not among the queue's: the hash selects a CPU of
+    /// the queue.
     Rps,
     /// Policy off.
     PolicyOff,

@@ -180,8 +180,9 @@ pub struct Options {
 
     /// CPUs that may process packets: a list (3, 0-3,8), a mask (0xff) or auto
     ///
-    /// RPS spreads the flows of every queue over them. As in the kernel, a flow also follows its
-    /// application to other CPUs. auto: the CPUs that share a last-level cache and a NUMA node with
+    /// RPS spreads the flows of every queue over them. A flow follows its application only to these
+    /// CPUs and to the polling one, unlike in the kernel; with an application elsewhere it is spread.
+    /// auto: the CPUs that share a last-level cache and a NUMA node with
     /// the CPU of the queue's interrupt, without isolcpus= and nohz_full= CPUs, and without the
     /// interrupt's core if two CPUs remain. The mask follows the interrupt when it moves. If its CPU
     /// is unknown, the lowest housekeeping CPU replaces it, and the log says so.

@@ -39,6 +39,7 @@ use crate::host::device::RxMode;
 use crate::host::progress;
 use crate::host::topology::Topology;
 use crate::host::wait::readable;
+use crate::types::backlog_request_of;
 
 /// Timeout for the return of all flows to INLINE. At a stop, the programs are then detached anyway.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
@@ -184,7 +185,10 @@ impl Steering {
             };
             let ready = readable(&fds, Some(timeout.min(self.watch.due(&self.datapath))))?;
             for request in requests.take()? {
-                makers.make(request)?;
+                match request.queue == backlog_request_of::BACKLOG_REQUEST_NETNS.0 {
+                    true => self.look_at_host(),
+                    false => makers.make(request)?,
+                }
             }
             self.watch.look(&self.datapath, &self.devices)?;
             if ready[3] {
@@ -202,9 +206,7 @@ impl Steering {
             if looks.is_due() {
                 manager::alive();
                 makers.look();
-                if let Err(e) = self.datapath.look_at_host() {
-                    warn!("{e:#}");
-                }
+                self.look_at_host();
                 self.datapath.settle_mixings()?;
                 self.look_for_down()?;
                 self.takedown.look(&self.datapath)?;
@@ -238,6 +240,12 @@ impl Steering {
         }
     }
 
+    fn look_at_host(&mut self) {
+        if let Err(e) = self.datapath.look_at_host() {
+            warn!("{e:#}");
+        }
+    }
+
     /// Fills the tables by policy and masks. Returns the applications that can't be followed, in
     /// words.
     pub(super) fn apply(&mut self) -> Result<Vec<String>> {
@@ -246,9 +254,7 @@ impl Steering {
                 Base::Off => CpuMask::default(),
                 _ => mask.cpus.intersect(&self.online),
             };
-            let cpus: Vec<u32> = cpus.iter().collect();
-            let map = self.datapath.rps_map(queue).spread_over(&cpus);
-            self.datapath.set_rps_map(queue, &map);
+            self.datapath.set_mask(queue, &cpus);
         }
         let policy = match self.datapath.config().can_follow() {
             true => self.policy,

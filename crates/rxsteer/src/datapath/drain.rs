@@ -192,7 +192,7 @@ impl Datapath {
     /// # Errors
     /// When a map can't be read or written.
     pub fn take_down(&self, places: &[Place]) -> Result<usize> {
-        let open = |&&(queue, cpu): &&Place| self.closed(queue, cpu) == 0;
+        let open = |&&(queue, cpu): &&Place| self.is_open(queue, cpu);
         let places: Vec<Place> = places.iter().filter(open).copied().collect();
         for &(queue, cpu) in &places {
             self.close(queue, cpu, backlog_closed::BACKLOG_IDLE, true);
@@ -297,6 +297,26 @@ impl Datapath {
     /// The reasons why no flow may want a backlog (`enum backlog_closed`).
     pub(super) fn closed(&self, queue: u32, cpu: u32) -> u64 {
         self.word(queue, cpu, offset_of!(backlog, closed))
+    }
+
+    /// Whether nothing but the queue's mask may keep flows from the backlog.
+    pub(super) fn is_open(&self, queue: u32, cpu: u32) -> bool {
+        let outside = u64::from(backlog_closed::BACKLOG_OUTSIDE.0);
+        self.closed(queue, cpu) & !outside == 0
+    }
+
+    /// Spreads the queue's flows over these CPUs by RPS; no flow goes to another CPU than these and the
+    /// polling one. The CPUs are open before flows want them, and closed when none wants them by RPS.
+    pub fn set_mask(&self, queue: u32, cpus: &CpuMask) {
+        let close = |closed: bool| {
+            for cpu in (0..self.nr_cpus).filter(|&cpu| cpus.contains(cpu) != closed) {
+                self.close(queue, cpu, backlog_closed::BACKLOG_OUTSIDE, closed);
+            }
+        };
+        let cpus: Vec<u32> = cpus.iter().collect();
+        close(false);
+        self.set_rps_map(queue, &self.rps_map(queue).spread_over(&cpus));
+        close(true);
     }
 
     /// Adds or removes a reason why no flow may want a backlog.

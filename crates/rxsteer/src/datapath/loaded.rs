@@ -289,13 +289,18 @@ impl Datapath {
         self.pin_watchers()
     }
 
-    /// Reads the host's settings on which the programs depend. Others may change them at any time,
-    /// and no event shows it: call this now and then.
+    /// Reads the host's settings on which the programs depend, and looks which network namespaces
+    /// packets reach. Others may change both at any time, and no event shows it: call this now and then.
     ///
     /// # Errors
     /// When a setting can't be read.
     pub fn look_at_host(&mut self) -> Result<()> {
-        self.sockets.as_mut().map_or(Ok(()), Sockets::look_at_host)
+        let steered: Vec<u32> = self.devices.iter().map(|d| d.config.ifindex).collect();
+        let Some(sockets) = &mut self.sockets else {
+            return Ok(());
+        };
+        sockets.look_at_host()?;
+        sockets.look_at_netnses(&steered)
     }
 
     fn watch_sockets(&self) -> Result<(Sockets, Vec<String>)> {

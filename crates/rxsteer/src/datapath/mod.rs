@@ -17,6 +17,7 @@ mod loaded;
 pub mod maker;
 mod mapped;
 pub mod native;
+mod netnses;
 mod objects;
 mod pin;
 pub mod pin_folders;

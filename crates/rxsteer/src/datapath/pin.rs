@@ -200,7 +200,7 @@ impl Datapath {
     /// When the online CPUs can't be read.
     pub fn displaced_cpus(&self) -> Result<CpuMask> {
         let displaced = self.backlogs.displaced()?;
-        let closed = |cpu: &u32| (0..self.nr_queues()).any(|q| self.closed(q, *cpu) != 0);
+        let closed = |cpu: &u32| (0..self.nr_queues()).any(|q| !self.is_open(q, *cpu));
         Ok(displaced
             .iter()
             .chain((0..self.nr_cpus).filter(closed))

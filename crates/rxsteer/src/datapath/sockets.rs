@@ -10,14 +10,15 @@ use libbpf_rs::skel::{OpenSkel, Skel};
 use libbpf_rs::{Error, ErrorKind, Link, ProgramType};
 use nix::errno::Errno;
 
+use super::netnses::Netnses;
 use crate::bpf::socket_skel::{OpenSocketSkel, SocketSkel};
 use crate::host::{caps, detached, netns, polling};
 
 /// Tracepoints of Linux 6.3 and later.
 const TRACEPOINTS: [&str; 2] = ["sock_recv_length", "sock_send_length"];
 
-/// Programs that replace those on the tracepoints: at the entry of functions.
-const ENTRIES: [&str; 5] = [
+/// Programs that replace those on the tracepoints: at functions.
+const FUNCTIONS: [&str; 5] = [
     "on_inet_recv",
     "on_inet6_recv",
     "on_inet_send",
@@ -41,6 +42,7 @@ pub(crate) struct Sockets {
     pub(crate) at_functions: bool,
     /// The epoch of the table that the programs write.
     pub(crate) epoch: u16,
+    netnses: Netnses,
     skel: SocketSkel<'static>,
 }
 
@@ -69,7 +71,7 @@ impl Sockets {
             let name = prog.name().to_string_lossy().into_owned();
             prog.set_autoload(if CGROUP.contains(&&*name) {
                 cgroup.is_ok() && (unconnected || !UNCONNECTED.contains(&&*name))
-            } else if ENTRIES.contains(&&*name) {
+            } else if FUNCTIONS.contains(&&*name) {
                 !missing.is_empty()
             } else {
                 missing.is_empty()
@@ -86,11 +88,12 @@ impl Sockets {
             links: Vec::new(),
             at_functions: !missing.is_empty(),
             epoch,
+            netnses: Netnses::default(),
             skel: open.load().with_context(hint)?,
         };
         sockets.look_at_host()?;
         let bss = sockets.skel.maps.bss_data.as_mut();
-        bss.context("no variables")?.devices_netns = u32::try_from(netns::inode()?)?;
+        bss.context("no variables")?.devices_netns = netns::cookie()?;
         let links = &mut sockets.links;
         for prog in sockets
             .skel
@@ -111,6 +114,16 @@ impl Sockets {
             }
         }
         Ok((sockets, unseen))
+    }
+
+    /// Looks which network namespaces packets of the `steered` devices reach, by index.
+    ///
+    /// # Errors
+    /// When the map can't be read or written.
+    pub(crate) fn look_at_netnses(&mut self, steered: &[u32]) -> Result<()> {
+        let bss = self.skel.maps.bss_data.as_ref().context("no variables")?;
+        let asked = bss.nr_netns_asked;
+        self.netnses.look(&self.skel.maps.netnses, asked, steered)
     }
 
     /// Reads the host's settings on which the programs depend, again: others may change them.

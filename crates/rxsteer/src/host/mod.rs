@@ -40,6 +40,7 @@ pub mod peer;
 pub mod polling;
 pub mod privileges;
 pub mod progress;
+pub mod reach;
 pub mod record;
 mod refusal;
 pub mod remedy;

@@ -127,9 +127,15 @@ pub(super) fn attrs(mut rest: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
+/// The value of an attribute.
+pub(super) fn attr(message: &[u8], wanted: u16) -> Option<&[u8]> {
+    let found = attrs(message).find(|(kind, _)| *kind == wanted);
+    found.map(|(_, value)| value)
+}
+
 /// The value of an integer attribute: 4 bytes, or 8 for a large `uint`.
 pub(super) fn number(reply: &[u8], wanted: u16) -> Option<u64> {
-    let (_, value) = attrs(reply).find(|(kind, _)| *kind == wanted)?;
+    let value = attr(reply, wanted)?;
     let small = <[u8; 4]>::try_from(value).map(|value| u32::from_ne_bytes(value).into());
     small
         .or_else(|_| value.try_into().map(u64::from_ne_bytes))

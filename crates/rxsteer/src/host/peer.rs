@@ -112,7 +112,7 @@ pub(super) fn open(ifindex: u32) -> Result<Option<(Ethtool, Option<PathBuf>)>> {
 }
 
 /// The caller's number of another network namespace, if it has one.
-fn nsid_of(netns: &File) -> Result<Option<u64>> {
+pub(super) fn nsid_of(netns: &File) -> Result<Option<u64>> {
     let mut request = vec![0; RTGENMSG];
     put_attr(&mut request, NETNSA_FD, &netns.as_raw_fd().to_ne_bytes());
     let replies = match exchange(SockProtocol::NetlinkRoute, libc::RTM_GETNSID, 0, &request) {
@@ -130,7 +130,7 @@ fn nsid_of(netns: &File) -> Result<Option<u64>> {
 }
 
 /// A path of each network namespace that is mounted somewhere or has a process, by inode.
-fn namespaces() -> BTreeMap<u64, PathBuf> {
+pub(super) fn namespaces() -> BTreeMap<u64, PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let mounted = mounts.lines().filter_map(mounted_netns);
     let processes = fs::read_dir("/proc").into_iter().flatten().flatten();

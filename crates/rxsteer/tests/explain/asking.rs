@@ -12,7 +12,7 @@ use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::netns::Netns;
 use rxlab::testing::app::{App, soon};
-use rxlab::testing::testbed::{POLLING_CPU, Testbed, status, until};
+use rxlab::testing::testbed::{OTHER_CPU, Testbed, status, until};
 use rxsteer::api::client;
 use rxsteer::api::explain::{Explanation, Seen};
 use rxsteer::api::flows::{Flows, Location, Query};
@@ -45,7 +45,7 @@ pub fn options(bed: &Testbed) -> Options {
     Options {
         policy: Policy::RFS,
         rps_flow_cnt: 1 << 16,
-        ..bed.options(&[POLLING_CPU])
+        ..bed.options(&[OTHER_CPU])
     }
 }
 

@@ -14,6 +14,7 @@ use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;
+use rxlab::testing::app::App;
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, at_rest, mask, status, until};
 use rxsteer::api::client;
 use rxsteer::api::explain::{Drops, Name, Unknown, Wait};
@@ -27,6 +28,8 @@ use rxsteer::datapath::load::Pressure;
 use rxsteer::datapath::policy::Policy;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 #[test]
@@ -87,7 +90,7 @@ fn a_sockets_flow_is_found_by_all_its_names() -> Result<()> {
                 ..expected.clone()
             };
             assert_eq!((&seen.entry, &seen.waits), (&expected, &None), "{name}");
-            assert_eq!(seen.rps, Location::Cpu(POLLING_CPU), "{name}");
+            assert_eq!(seen.rps, Location::Cpu(OTHER_CPU), "{name}");
             let bare = *name == udp.dport.to_string();
             assert_eq!(answer.notes.len(), usize::from(bare), "{answer:?}");
         }
@@ -136,11 +139,39 @@ fn a_flow_that_is_not_where_it_wants_says_what_it_waits_for() -> Result<()> {
     let dut = &bed.link.dut;
     let udp = own(UdpFlows::to(dut, 1));
     let name = flow_of(&udp).to_string();
-    let app = app(&dut.netns, bind(&dut.netns, &udp, true)?)?;
+    let socket = bind(&dut.netns, &udp, true)?;
+    let peeks = socket.try_clone()?;
+    // Whether the application is to read, and whether it does.
+    let [reads, reading] = [(); 2].map(|()| Arc::new(AtomicBool::new(true)));
+    let (to_read, does_read, mut buffer) = (reads.clone(), reading.clone(), [0; 2048]);
+    let take = move || {
+        does_read.store(to_read.load(Ordering::SeqCst), Ordering::SeqCst);
+        if does_read.load(Ordering::SeqCst) {
+            return socket.recv(&mut buffer);
+        }
+        std::thread::sleep(Duration::from_millis(1));
+        Ok(0)
+    };
+    let app = App::start(&dut.netns, Box::new(take))?;
     let active = Active::steer(dut, options(&bed))?;
     app.move_to(OTHER_CPU)?;
     settle_at(&bed, &udp, Location::Cpu(OTHER_CPU))?;
     rest(&active)?;
+    // A packet waits in the socket for an application that reads nothing now.
+    let packet_waits = || {
+        reads.store(false, Ordering::SeqCst);
+        until("the application pauses", || {
+            Ok((!reading.load(Ordering::SeqCst)).then_some(()))
+        })?;
+        bed.send(Frames::Udp(udp.clone()), 1)?;
+        until("a packet to read", || Ok(peeks.peek(&mut [0; 8]).ok()))
+    };
+    // It receives that packet on this CPU.
+    let reads_on = |cpu| {
+        app.move_to(cpu)?;
+        reads.store(true, Ordering::SeqCst);
+        anyhow::Ok(())
+    };
 
     let wants = |place: Location| {
         until(&format!("the flow wants {place}"), || {
@@ -150,7 +181,8 @@ fn a_flow_that_is_not_where_it_wants_says_what_it_waits_for() -> Result<()> {
         })
     };
     // The application moves without a packet after it; nothing is queued.
-    app.move_to(POLLING_CPU)?;
+    packet_waits()?;
+    reads_on(POLLING_CPU)?;
     let answer = wants(Location::Inline)?;
     let seen = one(&answer)?.1;
     assert_eq!(seen.entry.location, Location::Cpu(OTHER_CPU));
@@ -160,7 +192,8 @@ fn a_flow_that_is_not_where_it_wants_says_what_it_waits_for() -> Result<()> {
     rest(&active)?;
 
     // A flow may leave INLINE when a poll is over, which shows only at another packet.
-    app.move_to(OTHER_CPU)?;
+    packet_waits()?;
+    reads_on(OTHER_CPU)?;
     let answer = wants(Location::Cpu(OTHER_CPU))?;
     let seen = one(&answer)?.1;
     assert_eq!(seen.entry.location, Location::Inline);
@@ -173,10 +206,11 @@ fn a_flow_that_is_not_where_it_wants_says_what_it_waits_for() -> Result<()> {
     let held = until("the flow is held behind its packets", || {
         app.move_to(OTHER_CPU)?;
         settle_at(&bed, &udp, Location::Cpu(OTHER_CPU))?;
+        packet_waits()?;
         let hog = Hog::new(OTHER_CPU)?;
         schedule(&cpumaps, libc::SCHED_IDLE)?;
         bed.send(Frames::Udp(udp.clone()), 200)?;
-        app.move_to(POLLING_CPU)?;
+        reads_on(POLLING_CPU)?;
         let answer = wants(Location::Inline);
         schedule(&cpumaps, libc::SCHED_OTHER)?;
         drop(hog);

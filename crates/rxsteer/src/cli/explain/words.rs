@@ -187,9 +187,13 @@ fn why(seen: &Seen) -> (bool, String) {
         }
         Reason::Rps => tables(match entry.application_cpu {
             None => format!("without the CPU of an application, its hash chooses {cpu}"),
-            Some(offline) => {
-                format!("its application's CPU {offline} is offline, and its hash chooses {cpu}")
+            Some(of) if entry.application_offline => {
+                format!("its application's CPU {of} is offline, and its hash chooses {cpu}")
             }
+            Some(of) => format!(
+                "its application's CPU {of} is not among the queue's (--rps-cpus), and its hash \
+                 chooses {cpu}"
+            ),
         }),
         Reason::PolicyOff => tables("policy off steers nothing".to_owned()),
         Reason::Offline => tables("every CPU that it could want is offline or stalled".to_owned()),

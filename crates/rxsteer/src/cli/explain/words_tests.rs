@@ -177,7 +177,7 @@ fn each_wish_has_its_reason() {
             Location::Cpu(1),
             Reason::Rps,
             Some(3),
-            "its application's CPU 3 is offline, and its hash chooses that CPU.",
+            "its application's CPU 3 is not among the queue's (--rps-cpus), and its hash chooses that CPU.",
         ),
         (
             Location::Inline,
@@ -197,6 +197,12 @@ fn each_wish_has_its_reason() {
             says(wish(wanted, reason, cpu), &[inline]);
         }
     }
+    let mut offline = wish(Location::Cpu(1), Reason::Rps, Some(3));
+    offline.seen[0].entry.application_offline = true;
+    says(
+        offline,
+        &["its application's CPU 3 is offline, and its hash chooses that CPU."],
+    );
     let mut unpolled = seen();
     unpolled.entry.location = Location::Inline;
     unpolled.entry.polling_cpu = None;
