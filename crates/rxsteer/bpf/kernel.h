@@ -86,12 +86,29 @@ struct sk_buff_head {
 	__u32 qlen;
 };
 
+/* A classic program. */
+struct sock_fprog_kern {
+	__u16 len;
+	struct sock_filter *filter;
+};
+
+struct bpf_prog {
+	struct sock_fprog_kern *orig_prog; /* NULL: it was none */
+};
+
+struct sock_reuseport {
+	__u16 incoming_cpu;    /* sockets with SO_INCOMING_CPU; since 6.2 */
+	struct bpf_prog *prog; /* chooses the socket; NULL: the kernel's hash does */
+};
+
 struct sock {
 	struct sock_common __sk_common;
 	struct sk_buff_head sk_receive_queue;
 	__u16 sk_type;
 	__u16 sk_protocol;
 	__u32 sk_txhash; /* random; UDP draws another one in connect() */
+	int sk_incoming_cpu;
+	struct sock_reuseport *sk_reuseport_cb;
 	unsigned int sk_ll_usec; /* SO_BUSY_POLL; only with CONFIG_NET_RX_BUSY_POLL */
 };
 

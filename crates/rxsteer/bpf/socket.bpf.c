@@ -19,6 +19,7 @@
 #include "kernel.h"
 #include "maps.h"
 #include "netns.h"
+#include "reuseport.h"
 #include "socket.h"
 
 /* net.core.busy_read, in us: the value of sockets that have asked for nothing. Set by user space.
@@ -307,6 +308,8 @@ static __always_inline bool peer_ports(struct bpf_sock_addr *ctx, __be32 *ports,
 
 		*kern_sk = kern->sk;
 		*polls = sock_polls(kern->sk);
+		if (sock_is_of_cpu(kern->sk))
+			return false;
 	}
 	/* With busy polling, INLINE serves every thread of a shared socket. */
 	if (!*polls && sock_is_shared(sk))

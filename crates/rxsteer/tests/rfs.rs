@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Flows follow their applications, on real packets.
 
+use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
@@ -14,7 +15,7 @@ use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::LinkConfig;
-use rxlab::lab::sockets::reuseport;
+use rxlab::lab::sockets::{choose_by_cpu, reuseport};
 use rxlab::testing::app::{App, connected, soon};
 use rxlab::testing::testbed::{
     OTHER_CPU, POLLING_CPU, Testbed, all_at, follows, follows_not, follows_until_it_ends, mask,
@@ -27,6 +28,7 @@ use rxsteer::api::set::Change;
 use rxsteer::daemon::options::{Options, RpsCpus};
 use rxsteer::datapath::flow::Flow;
 use rxsteer::datapath::policy::Policy;
+use socket2::SockRef;
 
 /// RPS alone sends all flows to the other CPU. The polling one needs not be in the mask.
 fn rfs(bed: &Testbed) -> Options {
@@ -255,6 +257,109 @@ fn a_reuseport_group_has_its_flows_where_its_threads_are() -> Result<()> {
         Ok(([now[0] - before[0], now[1] - before[1]] == at).then_some(()))
     })?;
     active.stop()
+}
+
+/// What chooses the socket of an SO_REUSEPORT group.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Chosen {
+    /// A classic program, by the CPU that processes the packet.
+    Program,
+    /// SO_INCOMING_CPU, the same.
+    Option,
+    /// The kernel's hash.
+    Hash,
+}
+
+/// A group with a socket for each of the two CPUs.
+fn group(local: SocketAddr, chosen: Chosen) -> Result<[UdpSocket; 2]> {
+    let sockets = [soon(reuseport(local)?)?, soon(reuseport(local)?)?];
+    for socket in &sockets {
+        // Room for a packet of each flow.
+        nix::sys::socket::setsockopt(socket, nix::sys::socket::sockopt::RcvBufForce, &(1 << 20))?;
+    }
+    match chosen {
+        Chosen::Program => choose_by_cpu(&sockets[0])?,
+        Chosen::Option => {
+            for (cpu, socket) in sockets.iter().enumerate() {
+                SockRef::from(socket).set_cpu_affinity(cpu)?;
+            }
+        }
+        Chosen::Hash => {}
+    }
+    Ok(sockets)
+}
+
+/// A flow whose socket is chosen by the CPU that processes it would have another socket, and another
+/// reader, at its reader's CPU: it follows none. Each socket's reader is on the other socket's CPU.
+#[test]
+fn a_group_by_cpu_keeps_its_flows() -> Result<()> {
+    in_lab!();
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let options = Options {
+        policy: Policy::RFS,
+        ..bed.options(&[POLLING_CPU, OTHER_CPU])
+    };
+    for chosen in [Chosen::Program, Chosen::Option, Chosen::Hash] {
+        let flows = UdpFlows::to(dut, 64);
+        let local = SocketAddr::new(flows.daddr, flows.dport);
+        let (tell, told) = mpsc::channel();
+        let mut apps = Vec::new();
+        let sockets = dut.netns.run(|| group(local, chosen))?;
+        for ((number, socket), cpu) in (0..).zip(sockets).zip([OTHER_CPU, POLLING_CPU]) {
+            let tell = tell.clone();
+            let mut buffer = [0; 2048];
+            let take = move || {
+                let (len, peer) = socket.recv_from(&mut buffer)?;
+                let _ = tell.send((peer, number));
+                Ok(len)
+            };
+            let app = App::start(&dut.netns, Box::new(take))?;
+            app.move_to(cpu)?;
+            apps.push(app);
+        }
+        let active = Active::steer(dut, options.clone())?;
+        let moves = || Ok::<_, anyhow::Error>(status(&active)?.devices[0].queues[0].moves);
+        // Sends a packet of each flow; returns the number of its socket, 0 or 1.
+        let round = || -> Result<BTreeMap<SocketAddr, u8>> {
+            bed.send(Frames::Udp(flows.clone()), 64)?;
+            let mut sockets = BTreeMap::new();
+            for nr in 0..64 {
+                let of = told.recv_timeout(Duration::from_secs(30));
+                let (peer, socket) = of.with_context(|| format!("{chosen:?}: {nr} datagrams"))?;
+                sockets.insert(peer, socket);
+            }
+            Ok(sockets)
+        };
+        let mut first = round()?;
+        until("flows are where their hashes send them", || {
+            let (before, moved) = (std::mem::replace(&mut first, round()?), moves()?);
+            let at = places(&status(&active)?.devices[0].queues[0]);
+            Ok((at[1] > 0 && before == first && moved == moves()?).then_some(()))
+        })?;
+        let moved = moves()?;
+        for _ in 0..20 {
+            assert_eq!(round()?, first, "{chosen:?}");
+        }
+        assert_eq!(moves()?, moved, "{chosen:?}");
+        // The control: the flows of a group that the kernel's hash spreads are at their readers'.
+        let queue = || Ok::<_, anyhow::Error>(places(&status(&active)?.devices[0].queues[0]));
+        let before = queue()?;
+        round()?;
+        let now = until("the packets are counted", || {
+            let now = queue()?;
+            Ok((now.iter().sum::<u64>() == before.iter().sum::<u64>() + 64).then_some(now))
+        })?;
+        let of = |number| first.values().filter(|n| **n == number).count() as u64;
+        let at = [now[0] - before[0], now[1] - before[1]];
+        let expected = match chosen {
+            Chosen::Hash => [of(1), of(0)],
+            _ => [of(0), of(1)],
+        };
+        assert_eq!(at, expected, "{chosen:?}");
+        active.stop()?;
+    }
+    Ok(())
 }
 
 /// An application outside of the queue's mask is not followed there; the polling CPU needs not be in it.

@@ -207,6 +207,7 @@ fn a_flow_that_is_not_where_it_wants_says_what_it_waits_for() -> Result<()> {
         app.move_to(OTHER_CPU)?;
         settle_at(&bed, &udp, Location::Cpu(OTHER_CPU))?;
         packet_waits()?;
+        app.move_to(POLLING_CPU)?;
         let hog = Hog::new(OTHER_CPU)?;
         schedule(&cpumaps, libc::SCHED_IDLE)?;
         bed.send(Frames::Udp(udp.clone()), 200)?;
