@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use common::pinned::{
-    files, folder, generations, goes_on, map, mount_bpffs, pin_again, redirected,
+    backlogs, files, folder, generations, goes_on, map, mount_bpffs, pin_again, redirected,
 };
 use common::process::*;
 use common::threads::{cpumaps, kthreads};
@@ -26,6 +26,7 @@ use rxlab::lab::witness::Witness;
 use rxlab::testing::testbed::*;
 use rxsteer::daemon::options::{Options, Pin};
 use rxsteer::host::bpffs;
+use rxsteer::types::backlog_closed;
 
 /// So few that several packets of each are queued at a time.
 const NR_FLOWS: u32 = 16;
@@ -245,6 +246,10 @@ fn another_version_is_replaced_in_order() -> Result<()> {
         let rxsteer = pinning(&bed, &[])?;
         goes_on(&bed)?;
         let received = counted(&rxsteer)?;
+        let outside = backlog_closed::BACKLOG_OUTSIDE.0.into();
+        // CPU 1 is the mask.
+        let closed = backlogs(&bed)?.into_iter().map(|b| b.closed);
+        assert_eq!(closed.take(2).collect::<Vec<_>>(), [outside, 0]);
         Ok::<_, anyhow::Error>((received, rxsteer.stop(Signal::SIGTERM)?))
     };
     let (before, _) = stopped()?;

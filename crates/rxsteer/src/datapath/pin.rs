@@ -149,7 +149,10 @@ impl Datapath {
                 for cpu in 0..self.nr_cpus {
                     let b = drained(&old_backlogs.get(from * self.nr_cpus + cpu));
                     accepted += b.tail + b.nr_dropped + b.nr_shed + b.nr_limited;
-                    self.backlog_counts.set(to * self.nr_cpus + cpu, &b);
+                    // The mask closes those that it leaves out.
+                    let closed = self.closed(to, cpu);
+                    let index = to * self.nr_cpus + cpu;
+                    self.backlog_counts.set(index, &backlog { closed, ..b });
                 }
                 let before = old_queues.get(from);
                 let now = self.rx_queues.get(to);

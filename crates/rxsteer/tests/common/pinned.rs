@@ -64,19 +64,23 @@ pub fn map(netns: &Netns, name: &str) -> Result<MapHandle> {
     netns.run(|| Ok(MapHandle::from_pinned_path(path)?))
 }
 
-/// Frames that have been redirected and dequeued, by the pinned counters.
-pub fn redirected(bed: &Testbed) -> Result<(u64, u64)> {
+/// The pinned backlogs, in the order of their indices.
+pub fn backlogs(bed: &Testbed) -> Result<Vec<backlog>> {
     let backlogs = map(&bed.link.dut.netns, "backlogs")?;
-    let mut sums = (0, 0);
-    for index in 0..backlogs.max_entries() {
+    let read = |index: u32| {
         let bytes = backlogs.lookup(&index.to_ne_bytes(), MapFlags::ANY)?;
         let bytes = bytes.context("an array has all elements")?;
         assert!(bytes.len() >= size_of::<backlog>());
         // SAFETY: the bytes are long enough, and any are a value.
-        let b = unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<backlog>()) };
-        sums = (sums.0 + b.tail, sums.1 + b.dequeued);
-    }
-    Ok(sums)
+        Ok(unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast::<backlog>()) })
+    };
+    (0..backlogs.max_entries()).map(read).collect()
+}
+
+/// Frames that have been redirected and dequeued, by the pinned counters.
+pub fn redirected(bed: &Testbed) -> Result<(u64, u64)> {
+    let sum = |(tail, dequeued), b: &backlog| (tail + b.tail, dequeued + b.dequeued);
+    Ok(backlogs(bed)?.iter().fold((0, 0), sum))
 }
 
 /// Waits until more frames are redirected and dequeued, by the pinned counters.
