@@ -80,6 +80,25 @@ fn mode(rxsteer: &Rxsteer) -> Result<String> {
     Ok(rxsteer.status()?.devices[0].mode.clone())
 }
 
+/// The child process that puts back has no end of the pipe that ends busy polling.
+#[test]
+fn a_rule_for_sockets_does_not_keep_it_from_stopping() -> Result<()> {
+    in_lab!();
+    let pair = Pair::new()?;
+    let file = tempfile::NamedTempFile::new()?;
+    let device = &pair.link.dut.name;
+    let rule = "[[busy_poll]]\ncomm = \"rxsteer-none\"\nusecs = 50\n";
+    fs::write(file.path(), format!("devices = [{device:?}]\n{rule}"))?;
+    let file = file.path().to_str().context("UTF-8")?;
+    let args = ["--prepare", "--mode=auto", "--config", file];
+    let rxsteer = Rxsteer::steering(&pair.link.dut.netns, &args)?;
+    ensure!(!pair.is_as_before()?);
+    let ended = rxsteer.stop(Signal::SIGTERM)?;
+    ensure!(ended.code == Some(0), "{ended:?}");
+    ensure!(pair.is_as_before()?, "{ended:?}");
+    Ok(())
+}
+
 #[test]
 fn a_prepared_veth_is_steered_in_native_mode() -> Result<()> {
     in_lab!();

@@ -7,6 +7,7 @@ use std::sync::mpsc::{self, Sender};
 use std::thread::{self, JoinHandle};
 
 use anyhow::{Context, Result};
+use nix::fcntl::OFlag;
 use tracing::{info, warn};
 
 use super::options::Options;
@@ -83,7 +84,7 @@ struct Polling {
 
 impl Polling {
     fn new(service: Service) -> Result<Self> {
-        let (wait, stop) = nix::unistd::pipe()?;
+        let (wait, stop) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
         let (begin, begun) = mpsc::channel();
         let serve = move || {
             if begun.recv().is_err() {

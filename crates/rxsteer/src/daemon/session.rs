@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::thread::{self, Scope};
 
 use anyhow::{Context, Result, anyhow, bail};
+use nix::fcntl::OFlag;
 use tracing::{info, warn};
 
 use super::budget;
@@ -290,7 +291,7 @@ fn keep_budget<'scope>(
     if !backlogs.in_real_time() {
         return Ok(None);
     }
-    let (wait, stop) = nix::unistd::pipe()?;
+    let (wait, stop) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
     scope.spawn(move || {
         if let Err(e) = budget::keep(backlogs, wait.as_fd()) {
             warn!("backlog threads in the real-time class have no budget: {e:#}");
