@@ -39,7 +39,7 @@ use crate::host::device::RxMode;
 use crate::host::progress;
 use crate::host::topology::Topology;
 use crate::host::wait::readable;
-use crate::types::backlog_request_of;
+use crate::types::{backlog_request, backlog_request_of};
 
 /// Timeout for the return of all flows to INLINE. At a stop, the programs are then detached anyway.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
@@ -184,11 +184,17 @@ impl Steering {
                 false => Drain::TICK,
             };
             let ready = readable(&fds, Some(timeout.min(self.watch.due(&self.datapath))))?;
-            for request in requests.take()? {
-                match request.queue == backlog_request_of::BACKLOG_REQUEST_NETNS.0 {
-                    true => self.look_at_host(),
-                    false => makers.make(request)?,
-                }
+            let of_netns = |request: &backlog_request| {
+                request.queue == backlog_request_of::BACKLOG_REQUEST_NETNS.0
+            };
+            let (questions, backlogs): (Vec<_>, Vec<_>) =
+                requests.take()?.into_iter().partition(of_netns);
+            for request in backlogs {
+                makers.make(request)?;
+            }
+            // One look answers several.
+            if !questions.is_empty() {
+                self.look_at_host();
             }
             self.watch.look(&self.datapath, &self.devices)?;
             if ready[3] {

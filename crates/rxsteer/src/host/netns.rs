@@ -41,5 +41,8 @@ pub fn cookie() -> io::Result<u64> {
 pub(super) fn within<T: Send>(path: &Path, f: impl FnOnce() -> T + Send) -> Option<T> {
     let netns = File::open(path).ok()?;
     let inside = || setns(&netns, CloneFlags::CLONE_NEWNET).is_ok().then(f);
-    thread::scope(|scope| scope.spawn(inside).join()).ok()?
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().spawn_scoped(scope, inside);
+        thread.ok()?.join().ok()?
+    })
 }

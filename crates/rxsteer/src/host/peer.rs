@@ -104,8 +104,12 @@ pub(super) fn open(ifindex: u32) -> Result<Option<(Ethtool, Option<PathBuf>)>> {
             let entered = setns(&file, CloneFlags::CLONE_NEWNET).is_ok();
             entered.then(|| Ethtool::by_index(peer)).transpose()
         };
-        let opened = thread::scope(|scope| scope.spawn(inside).join());
-        let opened = opened.map_err(|_| anyhow!("the thread in a network namespace panicked"))?;
+        let opened = thread::scope(|scope| {
+            let thread = thread::Builder::new().spawn_scoped(scope, inside);
+            let thread = thread.context("no thread for a network namespace")?;
+            let panicked = |_| anyhow!("the thread in a network namespace panicked");
+            thread.join().map_err(panicked)?
+        });
         return Ok(opened?.map(|ethtool| (ethtool, Some(path))));
     }
     Ok(None)

@@ -29,6 +29,8 @@ pub struct Reach<'a> {
     /// The indices of the steered devices.
     steered: &'a [u32],
     all: OnceLock<BTreeMap<u64, PathBuf>>,
+    /// Those of `all`, by cookie.
+    cookies: OnceLock<BTreeMap<u64, PathBuf>>,
 }
 
 /// A device that leads to another namespace.
@@ -52,15 +54,23 @@ impl<'a> Reach<'a> {
             own: File::open(OWN)?,
             steered,
             all: OnceLock::new(),
+            cookies: OnceLock::new(),
         })
     }
 
     /// A path of the namespace with this cookie, where thread `tid` may be.
     pub fn find(&self, tid: u32, netns: u64) -> Option<PathBuf> {
-        let is = |path: &PathBuf| within(path, || cookie().ok()).flatten() == Some(netns);
+        let cookie_of = |path: &Path| within(path, || cookie().ok()).flatten();
         let of_thread = PathBuf::from(format!("/proc/{tid}/ns/net"));
-        let found = Some(of_thread).filter(is);
-        found.or_else(|| self.all().values().find(|path| is(path)).cloned())
+        if cookie_of(&of_thread) == Some(netns) {
+            return Some(of_thread);
+        }
+        let cookies = self.cookies.get_or_init(|| {
+            let all = self.all().values();
+            let numbered = all.filter_map(|path| Some((cookie_of(path)?, path.clone())));
+            numbered.collect()
+        });
+        cookies.get(&netns).cloned()
     }
 
     fn all(&self) -> &BTreeMap<u64, PathBuf> {
