@@ -15,6 +15,7 @@ use super::program::end_with_the_reader;
 use super::value::seconds;
 use super::{pinned, poll};
 use crate::api::flows::Entry;
+use crate::api::line::printable_message;
 use crate::api::status::{Device, NOT_STEERED, Pinned, Queue, Status};
 use crate::api::{busy_poll, client};
 use crate::cli::table::{align_left, table};
@@ -60,7 +61,7 @@ impl StatusArgs {
             } else {
                 print!("{}", text(steering, &pinned, polling));
                 for left in &not_put_back {
-                    println!("\nwarning: {left}");
+                    println!("\nwarning: {}", printable_message(left));
                 }
             }
             match self.interval {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use tracing::debug;
 
-use super::pins::{RECORD, is_generation};
+use super::pins::{RECORD, is_generation, links};
 use super::record::Record;
 use crate::host::bpffs::{self, Folder};
 
@@ -40,7 +40,9 @@ fn search(folder: &Folder, depth: u32, found: &mut BTreeMap<(u64, u64), PathBuf>
         }
         let record = Record::open(&inner, RECORD);
         let is_here = record.is_ok_and(|record| record.is_of_this_netns().is_ok());
-        if let (true, Ok(id)) = (is_here, folder.id()) {
+        // The number of a namespace that has ended is used again; its devices are gone.
+        let steers = || links(&inner).is_ok_and(|links| !links.is_empty());
+        if let (true, Ok(id)) = (is_here && steers(), folder.id()) {
             found.entry(id).or_insert_with(|| folder.path().to_owned());
         }
     }

@@ -228,6 +228,8 @@ impl Generation {
     /// # Errors
     /// When the kernel refuses.
     pub(super) fn write(&mut self, record: Record) -> Result<()> {
+        // Of a process that was killed here.
+        self.folder.unpin(NEW_RECORD)?;
         self.folder.pin(NEW_RECORD, record.map()?.as_fd())?;
         self.folder.rename(NEW_RECORD, &self.folder, RECORD)?;
         self.record = Ok(record);
@@ -396,7 +398,7 @@ pub(super) fn is_generation(name: &str) -> bool {
 }
 
 /// The links of XDP programs in a generation's folder.
-fn links(generation: &Folder) -> Result<Vec<XdpPin>> {
+pub(super) fn links(generation: &Folder) -> Result<Vec<XdpPin>> {
     let mut links = Vec::new();
     let Some(folder) = generation.folder(XDP)? else {
         return Ok(links);
@@ -427,8 +429,9 @@ pub(super) fn remove_empty(folder: &Path) -> Result<()> {
     let is_ours = |path: &&Path| path.file_name().is_some_and(|name| name == "rxsteer");
     let parent = folder.parent().filter(is_ours);
     for path in std::iter::once(folder).chain(parent) {
-        let above = path.parent().map_or(Ok(None), Folder::find)?;
-        if let (Some(above), Some(name)) = (above, path.file_name()) {
+        // The root of a BPF file system stays, mounted as it is.
+        let above = path.parent().map_or(Ok(None), Folder::find);
+        if let (Ok(Some(above)), Some(name)) = (above, path.file_name()) {
             above.remove_folder(name)?;
         }
     }

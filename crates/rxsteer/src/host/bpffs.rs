@@ -256,14 +256,14 @@ impl Folder {
         renamed.with_context(|| format!("moving {} to {}", self.at(name), folder.at(new)))
     }
 
-    /// Removes a folder in it, if there is one and it is empty.
+    /// Removes a folder in it, if there is one, it is empty, and nothing is mounted there.
     ///
     /// # Errors
     /// When the kernel refuses.
     pub fn remove_folder(&self, name: impl AsRef<OsStr>) -> Result<()> {
         let name = name.as_ref();
         match unlinkat(&self.fd, name, UnlinkatFlags::RemoveDir) {
-            Ok(()) | Err(Errno::ENOENT | Errno::ENOTEMPTY) => Ok(()),
+            Ok(()) | Err(Errno::ENOENT | Errno::ENOTEMPTY | Errno::EBUSY) => Ok(()),
             Err(e) => Err(e).with_context(|| format!("removing {}", self.at(name))),
         }
     }

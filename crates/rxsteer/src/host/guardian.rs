@@ -67,8 +67,11 @@ impl Guardian {
             .stdout(lock.map_or_else(Stdio::null, Stdio::from))
             // Its own process group, so that a terminal's Ctrl-C doesn't reach it.
             .process_group(0)
-            .spawn()
-            .context("no process to put back what is changed")?;
+            .spawn();
+        if let (Err(_), Some(record)) = (&child, &record) {
+            record.discard();
+        }
+        let child = child.context("no process to put back what is changed")?;
         Ok(Self { child, record })
     }
 

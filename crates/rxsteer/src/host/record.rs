@@ -79,6 +79,13 @@ impl Record {
         written.with_context(|| format!("cannot write {}", self.path.display()))
     }
 
+    /// Nothing is changed: removes the file.
+    pub(super) fn discard(&self) {
+        if let Err(e) = fs::remove_file(&self.path) {
+            debug!("{}: {e}", self.path.display());
+        }
+    }
+
     /// Lets the child hold the lock, and remove the file by [`done`].
     pub(super) fn give(&self, child: &mut Command) {
         child.env(VARIABLE, &self.path);
@@ -144,7 +151,7 @@ pub fn left() -> Vec<Left> {
             let path = entry?.path();
             let name = path.file_name().unwrap_or_default();
             if name.to_string_lossy().starts_with(PREFIX)
-                && let Some(found) = read(path)?
+                && let Ok(Some(found)) = read(path)
             {
                 if found.head.boot != boot {
                     fs::remove_file(&found.record.path)?;

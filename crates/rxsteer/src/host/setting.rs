@@ -61,7 +61,7 @@ impl Setting {
     /// # Errors
     /// When a file can't be read, or as [`lock::take`].
     pub fn keep_all(paths: Vec<String>) -> Result<Self> {
-        Self::kept(paths, None)
+        Self::kept(paths, || None)
     }
 
     /// The same, also for the case that the child is killed too: `who` sets them, in words.
@@ -70,10 +70,11 @@ impl Setting {
     /// When a file can't be read or locked.
     pub fn keep_recorded(paths: Vec<String>, who: &str) -> Result<Self> {
         let what = format!("{} is set by {who}", paths.join(", "));
-        Self::kept(paths, guardian::record(None, &what))
+        Self::kept(paths, || guardian::record(None, &what))
     }
 
-    fn kept(paths: Vec<String>, mut record: Option<Record>) -> Result<Self> {
+    /// The record is made when nothing but the change itself can fail.
+    fn kept(paths: Vec<String>, record: impl FnOnce() -> Option<Record>) -> Result<Self> {
         // Another process that changes these settings waits until they are restored.
         let first = paths.first().context("no settings to keep")?;
         // Network namespaces have files of their own in these folders.
@@ -89,6 +90,7 @@ impl Setting {
             let kept = Kept(path.clone(), before.trim().to_owned());
             lines += &format!("{}\n", serde_json::to_string(&kept)?);
         }
+        let mut record = record();
         if let Some(record) = &mut record {
             record.add(lines.as_bytes())?;
         }
