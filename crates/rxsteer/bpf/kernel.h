@@ -80,6 +80,9 @@ struct sock_common {
 	possible_net_t skc_net;
 	struct in6_addr skc_v6_daddr;
 	__u32 skc_rxhash; /* skb->hash of the last packet; without CONFIG_RPS zero */
+	/* SO_INCOMING_CPU, or the CPU of the last packet, but of unconnected UDP sockets; -1: none
+	 */
+	int skc_incoming_cpu;
 };
 
 struct sk_buff_head {
@@ -107,7 +110,6 @@ struct sock {
 	__u16 sk_type;
 	__u16 sk_protocol;
 	__u32 sk_txhash; /* random; UDP draws another one in connect() */
-	int sk_incoming_cpu;
 	struct sock_reuseport *sk_reuseport_cb;
 	unsigned int sk_ll_usec; /* SO_BUSY_POLL; only with CONFIG_NET_RX_BUSY_POLL */
 };

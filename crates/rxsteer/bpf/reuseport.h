@@ -41,7 +41,7 @@ static __always_inline bool sock_is_of_cpu(const struct sock *sk)
 	if (bpf_core_field_exists(group->incoming_cpu)) {
 		if (group->incoming_cpu)
 			return true;
-	} else if (sk->sk_incoming_cpu >= 0) {
+	} else if (sk->__sk_common.skc_incoming_cpu >= 0) {
 		return true;
 	}
 	prog = group->prog;

@@ -132,8 +132,9 @@ struct rps_sock_takers {
 #define RPS_SOCK_SETTLES 32
 #define RPS_SOCK_CHANGES 8 /* with more, the socket's flows follow no thread */
 
-/* What is known of the datagrams that a connected socket has received. Written without locks: what
- * is lost makes the proof take longer. */
+/* What is known of the datagrams that a connected socket has received. Written without locks, and
+ * a read that began before connect() counts when it ends: threads that share a socket can make the
+ * proof fail (docs/rfs.md, "What remains possible"). */
 struct rps_sock_peer {
 	__u32 connection; /* sk_txhash, which each connect() draws anew */
 	/* Datagrams that the application receives before the first one that certainly came after

@@ -63,7 +63,10 @@ pub(super) fn why(entry: &Entry) -> String {
             }
         ),
         (Reason::BusyPoll, _) => "its application polls".to_owned(),
-        (Reason::Rps, Some(cpu)) => format!("{rps}; the application's CPU {cpu} is offline"),
+        (Reason::Rps, Some(cpu)) if entry.application_offline => {
+            format!("{rps}; the application's CPU {cpu} is offline")
+        }
+        (Reason::Rps, Some(cpu)) => format!("{rps}; the application's CPU {cpu} takes no flows"),
         (Reason::Rps, None) => rps,
         (Reason::PolicyOff, _) => "policy off".to_owned(),
         (Reason::Offline, _) => "its CPUs are offline or stalled".to_owned(),

@@ -191,8 +191,8 @@ fn why(seen: &Seen) -> (bool, String) {
                 format!("its application's CPU {of} is offline, and its hash chooses {cpu}")
             }
             Some(of) => format!(
-                "its application's CPU {of} is not among the queue's (--rps-cpus), and its hash \
-                 chooses {cpu}"
+                "its application's CPU {of} takes no flows (it is not among --rps-cpus, or its backlog \
+                 is stalled), and its hash chooses {cpu}"
             ),
         }),
         Reason::PolicyOff => tables("policy off steers nothing".to_owned()),

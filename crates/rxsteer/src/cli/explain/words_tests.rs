@@ -177,7 +177,8 @@ fn each_wish_has_its_reason() {
             Location::Cpu(1),
             Reason::Rps,
             Some(3),
-            "its application's CPU 3 is not among the queue's (--rps-cpus), and its hash chooses that CPU.",
+            "its application's CPU 3 takes no flows (it is not among --rps-cpus, or its backlog is stalled), \
+             and its hash chooses that CPU.",
         ),
         (
             Location::Inline,
