@@ -78,6 +78,22 @@ static __always_inline bool sock_hears_peer(struct sock *sk)
 	return !peer->earlier;
 }
 
+/* Whether packets of the steered devices reach the socket's namespace. `sk` and `peer`: as in
+ * sock_flow_record(). */
+static __always_inline bool sock_is_reached(const struct sock *sk, struct bpf_sock_addr *peer)
+{
+	const struct net *net = NULL;
+
+	if (!peer) {
+		/* Without a test of sk, after which the verifier of 6.1 knows a NULL here. */
+		net = sk->__sk_common.skc_net.net;
+		return netns_is_reached(net->net_cookie, net);
+	}
+	if (sk)
+		net = sk->__sk_common.skc_net.net;
+	return netns_is_reached(bpf_get_netns_cookie(peer), net);
+}
+
 /*
  * Records this CPU as that of the flow's application, or INLINE if the application polls. The entry
  * is written only if it differs, because all CPUs share its cache line (rps_record_sock_flow() in
@@ -87,7 +103,6 @@ static __always_inline bool sock_hears_peer(struct sock *sk)
 static __always_inline void sock_flow_record(__u32 hash, struct sock *sk, bool polls,
 					     struct bpf_sock_addr *peer)
 {
-	const struct net *net = sk ? sk->__sk_common.skc_net.net : NULL;
 	__u16 location = polls ? RPS_INLINE : bpf_get_smp_processor_id();
 	__u32 mask = config.sock_flow_cpu_mask;
 	__u32 value = sock_flow_entry(hash, location, mask) | (peer ? sock_flow_peer(mask) : 0);
@@ -104,7 +119,7 @@ static __always_inline void sock_flow_record(__u32 hash, struct sock *sk, bool p
 		return;
 	if (!peer && sock_is_datagram(sk) && !sock_hears_peer(sk))
 		return;
-	if (!netns_is_reached(peer ? bpf_get_netns_cookie(peer) : net->net_cookie, net))
+	if (!sock_is_reached(sk, peer))
 		return;
 	*(volatile __u32 *)entry = value;
 	consumer = sock_flow_consumer_of(hash);
