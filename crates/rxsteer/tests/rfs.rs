@@ -15,7 +15,8 @@ use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::LinkConfig;
-use rxlab::lab::sockets::{choose_by_cpu, reuseport};
+use rxlab::lab::receiver::choose_by_cpu;
+use rxlab::lab::sockets::reuseport;
 use rxlab::testing::app::{App, connected, soon};
 use rxlab::testing::testbed::{
     OTHER_CPU, POLLING_CPU, Testbed, all_at, follows, follows_not, follows_until_it_ends, mask,

@@ -243,8 +243,11 @@ fn open(config: &ReceiverConfig) -> Result<OwnedFd> {
 }
 
 /// Selects the socket of an SO_REUSEPORT group by the CPU that processes the packet, numbered in
-/// the order of their bind().
-fn choose_by_cpu(socket: &OwnedFd) -> Result<()> {
+/// the order of their bind(), by a classic program.
+///
+/// # Errors
+/// The socket is in no group.
+pub fn choose_by_cpu(socket: &impl AsRawFd) -> Result<()> {
     let instruction = |code, k| libc::sock_filter {
         code: code as u16,
         jt: 0,

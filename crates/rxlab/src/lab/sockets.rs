@@ -37,40 +37,6 @@ pub fn reuseport(local: SocketAddr) -> Result<UdpSocket> {
     Ok(socket.into())
 }
 
-/// Makes the number of the CPU that processes a packet the number of its socket in this one's SO_REUSEPORT
-/// group, by a classic program.
-///
-/// # Errors
-/// The socket is in no group.
-pub fn choose_by_cpu(socket: &UdpSocket) -> Result<()> {
-    let instruction = |code: u32, k| libc::sock_filter {
-        code: code as u16,
-        jt: 0,
-        jf: 0,
-        k,
-    };
-    let cpu = (libc::SKF_AD_OFF + libc::SKF_AD_CPU) as u32;
-    let mut filter = [
-        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, cpu),
-        instruction(libc::BPF_RET | libc::BPF_A, 0),
-    ];
-    let program = libc::sock_fprog {
-        len: filter.len() as u16,
-        filter: filter.as_mut_ptr(),
-    };
-    // SAFETY: the kernel copies the program, which outlives the call.
-    Errno::result(unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ATTACH_REUSEPORT_CBPF,
-            (&raw const program).cast(),
-            size_of_val(&program) as u32,
-        )
-    })?;
-    Ok(())
-}
-
 /// A UDP socket that shares its address (SO_REUSEADDR), in the caller's namespace.
 ///
 /// # Errors
