@@ -36,25 +36,23 @@ impl Netnses {
     /// # Errors
     /// When the map can't be read or written.
     pub(super) fn look(&mut self, known: &impl MapCore, asked: u64, steered: &[u32]) -> Result<()> {
+        let mut all: Vec<Vec<u8>> = known.keys().collect();
+        all.sort_unstable();
         let mut keys: Vec<Vec<u8>> = Vec::new();
         if asked != self.answered {
-            let is_asked = |key: &Vec<u8>| {
+            let is_asked = |key: &&Vec<u8>| {
                 get(known, key).is_some_and(|of| of.reach == netns_reach::NETNS_ASKED.0)
             };
-            keys.extend(known.keys().filter(is_asked).take(ANSWERS));
+            keys.extend(all.iter().filter(is_asked).take(ANSWERS).cloned());
             if keys.len() < ANSWERS {
                 self.answered = asked;
             }
         }
-        let next = |after: &Option<Vec<u8>>| {
-            let at = |key: &Vec<u8>| after.as_ref().is_some_and(|after| key <= after);
-            let mut all: Vec<_> = known.keys().collect();
-            all.sort_unstable();
-            let begin = all.iter().take_while(|key| at(key)).count();
-            all.rotate_left(begin);
-            all
-        };
-        let checks = next(&self.checked).into_iter().take(CHECKS);
+        // Those after the one that was checked last, in a circle.
+        let checked = self.checked.as_ref();
+        let begin = all.partition_point(|key| checked.is_some_and(|checked| key <= checked));
+        all.rotate_left(begin);
+        let checks = all.into_iter().take(CHECKS);
         for key in checks {
             self.checked = Some(key.clone());
             if !keys.contains(&key) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Locks between the processes of this program, for what only one of them may do or change at a time.
 //!
-//! Who can open a file can lock it, for ever: a file in /sys is everybody's. So these are byte ranges
+//! A user who can open a file can lock it, for ever: a file in /sys is everybody's. So these are byte ranges
 //! of one file in a folder that only root, or this process's user, can enter.
 
 use std::fs::{DirBuilder, File, OpenOptions, Permissions};

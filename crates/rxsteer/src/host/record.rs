@@ -65,7 +65,7 @@ impl Record {
         writeln!(file, "{}", serde_json::to_string(&head)?)?;
         let name = file.path().file_name().unwrap_or_default();
         let path = Path::new(FOLDER).join(format!("{PREFIX}{}", name.to_string_lossy()));
-        // Who finds it under this name finds it locked.
+        // A process that finds the file under this name finds it locked.
         let file = file.persist(&path)?;
         Ok(Self { file, path })
     }
