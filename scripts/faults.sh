@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# faults.sh [MINUTES]: runs random schedules of tests/faults/ for so many minutes, such as 60 or 0.5.
+# faults.sh [MINUTES]: runs random schedules of tests/end_to_end/faults/ for so many minutes, such as 60 or 0.5.
 # RXSTEER_FAULTS_SEED=N runs one schedule again. Needs root. What is left behind is searched on the
 # whole machine: leave it alone.
 set -euo pipefail
@@ -12,5 +12,5 @@ scripts/setup.sh build test
 # shellcheck source=scripts/cargo.sh
 . scripts/cargo.sh
 
-builder cargo test -p rxsteer --test faults --no-run
-exec cargo test -p rxsteer --test faults -- --ignored --test-threads=1 --nocapture
+builder cargo test -p rxsteer --test end_to_end --no-run
+exec cargo test -p rxsteer --test end_to_end -- faults:: --ignored --test-threads=1 --nocapture

@@ -12,6 +12,6 @@ scripts/setup.sh build test
 # shellcheck source=scripts/cargo.sh
 . scripts/cargo.sh
 
-tests=(--test fuzz_kernel --test fuzz --test fuzz_input)
-builder cargo test --release -p rxsteer "${tests[@]}" --no-run
-exec cargo test --release -p rxsteer "${tests[@]}" -- --test-threads=1 --nocapture
+programs=(--test native --test end_to_end)
+builder cargo test --release -p rxsteer "${programs[@]}" --no-run
+exec cargo test --release -p rxsteer "${programs[@]}" -- fuzz --test-threads=1 --nocapture

@@ -26,7 +26,6 @@ ulimit -l unlimited
 caches=$(sort -u /sys/devices/system/cpu/cpu*/cache/index3/shared_cpu_list | tr '\n' ' ')
 echo "Linux $(uname -r), CPUs by last-level cache: $caches"
 
-export RXSTEER_NOT_RUN=/run/not-run
 # Machines of testbed.sh have no such device.
 if grep -qs 0x1af4 /sys/bus/pci/devices/*/vendor; then
     modprobe virtio_pci
@@ -36,8 +35,5 @@ if grep -qs 0x1af4 /sys/bus/pci/devices/*/vendor; then
 fi
 sh /run-this
 status=$?
-if [ -s $RXSTEER_NOT_RUN ]; then
-    cat $RXSTEER_NOT_RUN
-fi
 echo $status >/dev/ttyS1
 poweroff -f

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
 # Makes a table from the results of guest-tests.sh, one file per kernel with the name of its series:
-# test files (-v files=, separated by spaces) by kernels, and the names of tests that failed or did
+# files of tests (-v files=, separated by spaces) by kernels, and the names of tests that failed or did
 # not run. Fails if a test failed or a file was not reached.
 BEGIN {
     FS = "\t"
@@ -9,12 +9,18 @@ BEGIN {
     nr_kernels = ARGC - 1
     nr_files = split(files, file, " ")
 }
+{
+    # A test's name begins with its file, except those of the unit tests.
+    of = $1 == "rxsteer" ? "lib" : $2
+    sub(/::.*/, "", of)
+}
 # A test that was started, without a result so far.
 $3 == "started" { open[FILENAME, $1, $2] = 1; next }
 {
     delete open[FILENAME, $1, $2]
-    nr[FILENAME, $1, $3]++
-    if ($3 != "passed") names[FILENAME, $3] = names[FILENAME, $3] "\n- `" $1 "::" $2 "`: " $5
+    state = $3 == "hung" ? "failed" : $3
+    nr[FILENAME, of, state]++
+    if (state != "passed") names[FILENAME, state] = names[FILENAME, state] "\n- `" $1 " " $2 "`: " $5
 }
 END {
     head = "| test file |"
@@ -40,7 +46,7 @@ END {
     }
     for (key in open) {
         split(key, part, SUBSEP)
-        names[part[1], "failed"] = names[part[1], "failed"] "\n- `" part[2] "::" part[3] "`: " \
+        names[part[1], "failed"] = names[part[1], "failed"] "\n- `" part[2] " " part[3] "`: " \
             "the guest ended during it"
         failed = 1
     }

@@ -7,9 +7,9 @@
 #
 # --resume skips the results of an earlier run without TEST on the same kernels.
 #
-# TEST is a file of a crate's tests/ without .rs, `lib` for rxsteer's unit tests, or the path of a
-# test binary; its exit status is that of this script. Without TEST, all tests that use the kernel
-# run on every kernel, and a table shows the results. The emulator is that of emulator.sh.
+# TEST is a file or folder of a crate's tests/*/ (rfs), or `lib` for rxsteer's unit tests; FILTER a part of a
+# test's name. The exit status is 1 if a test fails. Without TEST, all tests that use the kernel run on
+# every kernel, and a table shows the results. The emulator is that of emulator.sh.
 set -euo pipefail
 shopt -s inherit_errexit
 
@@ -56,12 +56,13 @@ fi
 IFS=, read -r -a kernels <<<"$kernels"
 [[ $cpus =~ ^[1-9][0-9]*$ ]] || usage
 [ -z "$test" ] || [ ${#kernels[@]} = 1 ] || usage
-[[ $test != */* ]] || test=$(realpath -e "$test") # before the folder changes
 
 cd "$(dirname "$0")/.."
 scripts/setup.sh build guest
 # shellcheck source=scripts/cargo.sh
 . scripts/cargo.sh
+# shellcheck source=scripts/programs.sh
+. scripts/programs.sh
 # shellcheck source=scripts/vm.sh
 . scripts/vm.sh
 
@@ -83,48 +84,38 @@ trap '[ -z "$vm" ] || kill "$vm"; wait; collect; rm -rf "$dir"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# Prints "FILE BINARY" for each of the test files in their order, built first.
-binaries() {
-    local file targets=()
-    for file in "$@"; do
-        if [ "$file" = lib ]; then targets+=(--package rxsteer --lib); else targets+=(--test "$file"); fi
-    done
-    # In cargo's output only test binaries have the profile of a test.
-    builder cargo test --no-run "${targets[@]}" --message-format=json-render-diagnostics | sed -n \
-        -e 's/"kind":\["lib"\],\(.*\)"name":"[^"]*","src_path"/\1"name":"lib","src_path"/' \
-        -e 's/.*"name":"\([^"]*\)","src_path".*"test":true},"features".*"executable":"\([^"]*\)".*/\1 \2/p' |
-        awk -v order="$*" '
-            { line[$1] = $0 }
-            END { n = split(order, file, " "); for (i = 1; i <= n; i++) print line[file[i]] }
-        '
-}
-
+files=("${end_to_end[@]}")
+[ -z "$test" ] || files=("$test")
 vm_root
-case $test in
-"") binaries "${end_to_end[@]}" ;;
-*/*) echo "${test##*/} $test" ;;
-*) binaries "$test" ;;
-esac >"$dir/root/tests"
-while read -r _ binary; do
+# The tests of these files, in the order of the files, whose names have one of the FILTERs.
+programs | tests | awk -F '\t' -v files="${files[*]}" -v filters="$*" '
+    BEGIN { n = split(files, file, " "); nr_filters = split(filters, filter, " ") }
+    {
+        name = $1 == "rxsteer" ? "lib" : $1 == "rxlab" ? "" : $4
+        sub(/::.*/, "", name)
+        for (i = nr_filters; i && !index($4, filter[i]);) i--
+        if (i || !nr_filters) lines[name] = lines[name] $0 "\n"
+    }
+    END { for (i = 1; i <= n; i++) printf "%s", lines[file[i]] }
+' >"$dir/root/tests"
+if ! [ -s "$dir/root/tests" ]; then
+    echo "No test has such a name: $test $*" >&2
+    exit 1
+fi
+cut -f 2 "$dir/root/tests" | sort -u | (cd "$dir/root" && sed 's,^/,,' | xargs mkdir -p)
+cut -f 3 "$dir/root/tests" | sort -u >"$dir/binaries"
+while read -r binary; do
     vm_add "$binary"
-    last=$binary
-done <"$dir/root/tests"
+done <"$dir/binaries"
 cp scripts/guest-tests.sh "$dir/root/guest-tests"
+cp scripts/one-test.sh "$dir/root/one-test"
 # Tests run these programs, which cargo places beside the folder of test binaries.
 for program in rxsteer rxlab; do
-    program=$(realpath -m "${last%/*}/../$program")
+    program=$(realpath -m "${binary%/*}/../$program")
     [ ! -x "$program" ] || vm_add "$program"
 done
 cp -r --parents "$PWD/crates/rxsteer/tests/fixtures" "$dir/root"
-{
-    printf 'cd %q && ' "$PWD" # as cargo runs them
-    if [ -n "$test" ]; then
-        printf 'exec %q --test-threads=1' "$last"
-        [ $# = 0 ] || printf ' %q' "$@"
-    else
-        printf 'exec sh /guest-tests %q' "$test_limit"
-    fi
-} >"$dir/root/run-this"
+echo "exec sh /guest-tests $test_limit" >"$dir/root/run-this"
 
 # Two virtio_net devices, joined by a hub of the emulator, which warns that the hub has no network
 # of the host. They need none.
@@ -195,7 +186,7 @@ if [ -n "$test" ]; then
 fi
 ended=0
 for kernel in "${kernels[@]}"; do
-    echo "Linux $kernel, $cpus CPUs: $(wc -l <"$dir/root/tests") files of tests."
+    echo "Linux $kernel, $cpus CPUs: $(wc -l <"$dir/root/tests") tests."
     run "$kernel" "$cache/results/$kernel" || ended=1
 done
 echo

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
 # overhead.sh: what a release build of the daemon takes itself: CPU time, memory, time to start
-# (crates/rxsteer/tests/overhead.rs). Needs root.
+# (crates/rxsteer/tests/end_to_end/overhead.rs). Needs root.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,7 +11,7 @@ scripts/setup.sh build
 . scripts/cargo.sh
 
 builder cargo build --release --package=rxsteer --package=rxlab
-builder cargo test --package=rxsteer --test overhead --no-run
+builder cargo test --package=rxsteer --test end_to_end --no-run
 RXSTEER_PROGRAM=$(realpath "${CARGO_TARGET_DIR:-target}/release/rxsteer")
 export RXSTEER_PROGRAM
-exec cargo test --package=rxsteer --test overhead -- --ignored --nocapture
+exec cargo test --package=rxsteer --test end_to_end -- overhead:: --ignored --nocapture

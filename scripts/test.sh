@@ -1,110 +1,104 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# test.sh [FILTER...]: runs every test and counts what ran.
+# test.sh [FILTER...]: runs every test, or those with such a part in their names, and counts them.
 #
-# A test that can't run here appends `NOT RUN: <test>: <reason>` to the file $RXSTEER_NOT_RUN and
-# returns. cargo counts it as passed; this script does not.
+# Several run at once: each has network namespaces of its own. Those that need the CPUs for themselves or
+# change the host say so, with in_lab!(alone: WHY), and run one after the other when the others have ended.
 #
 # An end-to-end test that failed is run once more, alone: other programs may have had its CPUs. If it
-# passes, it is listed. A failure of order is final: a packet was overtaken, whatever the load was.
+# passes, it is listed. A failure of order is final: a packet was overtaken, whatever the load was. Tests
+# print how many were, as "reordered: 3" or "overtaken_at_socket: 3".
 set -euo pipefail
+shopt -s inherit_errexit
 cd "$(dirname "$0")/.."
 
 scripts/setup.sh build test
 # shellcheck source=scripts/cargo.sh
 . scripts/cargo.sh
+# shellcheck source=scripts/programs.sh
+. scripts/programs.sh
+
+# Tests at once: they compute most of the time, and wait for the rest.
+jobs=$((2 * $(nproc)))
+# Seconds for one test. Some wait 90 s for a condition, more than once.
+limit=300
 
 dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-export RXSTEER_NOT_RUN=$dir/not-run
-touch "$RXSTEER_NOT_RUN" "$dir/log" "$dir/again"
-# Tests may run as another user, and must be able to write it.
-chmod 755 "$dir"
-chmod 666 "$RXSTEER_NOT_RUN"
+# The process group of the tests that run.
+group=
+trap '[ -z "$group" ] || { kill -- "-$group"; wait "$group"; } 2>/dev/null; rm -rf "$dir"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM HUP
+# Tests may run as another user, and write there.
+mkdir "$dir/out"
+chmod 755 "$dir" "$dir/out"
 
-status=0
-builder cargo test --no-run || status=$?
-if [ $status = 0 ]; then
-    # One at a time: end-to-end tests use and measure the host's CPUs.
-    # A file of tests that hangs is a failure, which `timeout` names, and the others still run.
-    cargo test --no-fail-fast \
-        --config 'target."cfg(all())".runner = ["timeout", "--verbose", "--kill-after=10s", "8m"]' \
-        -- --test-threads=1 "$@" 2>&1 | tee "$dir/log" || status=$?
-fi
-
-# A file's name, from: Running tests/steer.rs (target/debug/deps/steer-0123456789abcdef)
-# shellcheck disable=SC2016 # awk's $
-file_of='
-    $1 == "Running" {
-        file = $2 == "unittests" ? "" : $2
-        sub(/^tests\//, "", file)
-        sub(/(\/main)?\.rs$/, "", file)
-    }
-'
-# Lines "FILE TEST" for the tests that failed and may be run once more.
-repeatable() {
-    awk "$file_of"'
-        # ---- a_test stdout ----
-        /^---- .* stdout ----$/ { test = $2; failed[++nr_failed] = file " " test }
-        /^failures:$/ { test = "" }
-        !file || (test && /overtak/) { final[nr_failed] = 1 }
-        END { for (i = 1; i <= nr_failed; i++) if (!final[i]) print failed[i] }
-    ' "$dir/log"
+# Runs the tests of the lines that it reads, $1 at once; shows the results, and appends them to file $2.
+# A test without a result is found at the end.
+run() {
+    set -m
+    {
+        { xargs -r -d '\n' -P "$1" -n 1 scripts/one-test.sh "$limit" "$dir/out" || true; } |
+            tee -a "$2" | show
+    } &
+    group=$!
+    set +m
+    wait "$group"
+    group=
 }
-if [ $status != 0 ]; then
-    repeatable >"$dir/repeatable"
-    while read -r file test; do
-        cargo test --test "$file" -- --test-threads=1 --exact "$test" </dev/null 2>&1 |
-            tee "$dir/once-more" || true
-        if grep -q "^test $test \.\.\. ok$" "$dir/once-more"; then
-            echo "$file $test" >>"$dir/again"
-        fi
-    done <"$dir/repeatable"
+show() {
+    local program name state seconds reason
+    while IFS=$'\t' read -r program name state seconds reason; do
+        [ "$state" != alone ] || continue
+        echo "$program $name: $state ($seconds s)${reason:+: $reason}"
+        [[ $state != failed && $state != hung ]] || sed 's/^/    /' "$dir/out/$program.$name"
+    done
+}
+# The lines of $dir/tests whose tests are in the lines that it reads, "PROGRAM<tab>NAME".
+named() {
+    awk -F '\t' 'NR == FNR { named[$1, $2] = 1; next } ($1, $4) in named' - "$dir/tests"
+}
+
+programs >"$dir/programs"
+tests <"$dir/programs" |
+    awk -F '\t' -v filters="$*" '
+        BEGIN { n = split(filters, filter, " ") }
+        { for (i = n; i && !index($4, filter[i]);) i-- }
+        i || !n
+    ' >"$dir/tests"
+if ! [ -s "$dir/tests" ]; then
+    echo "No test has such a name: $*" >&2
+    exit 1
 fi
 
-awk -v status=$status -v filter="$*" "$file_of"'
-    FILENAME ~ /again$/ { again[$0] = 1; nr_again++; next }
-    FILENAME ~ /not-run$/ {
-        # A test that is reported for two reasons counts once.
-        split($0, part, ": ")
-        if (!seen[$0]++) lines[++nr_lines] = $0
-        if (!tests[part[2]]++) nr_not_run++
-        next
-    }
-    # test result: ok. 3 passed; 0 failed; 1 ignored; 0 measured; ...
-    /^test result: / { passed += $4; failed += $6; ignored += $8 }
-    # Its last list of failures precedes the result of a file.
-    /^failures:$/ { nr_listed = 0 }
-    /^    [a-z][a-z0-9_:]*$/ { listed[++nr_listed] = $1 }
-    /^test result: FAILED/ { for (i = 1; i <= nr_listed; i++) names[++nr_names] = file " " listed[i] }
-    # test NAME ... timeout: sending signal TERM to command '/.../deps/steer-0123456789abcdef'
-    /timeout: sending signal TERM to/ {
-        test = $1 == "test" ? " in " $2 : ""
-        sub(/.*\//, "")
-        sub(/-[0-9a-f]+[^0-9a-f]*$/, "")
-        hung[++nr_hung] = $0 test
-    }
+touch "$dir/results" "$dir/again"
+RXSTEER_TOGETHER=1 run "$jobs" "$dir/results" <"$dir/tests"
+awk -F '\t' -v OFS='\t' '$3 == "alone" { print $1, $2 }' "$dir/results" | named >"$dir/alone"
+run 1 "$dir/results" <"$dir/alone"
+
+# Unit tests and native tests fail for a reason that another run does not take away.
+while IFS=$'\t' read -r program name _; do
+    grep -qE '(reordered|overtaken[a-z_]*): [1-9]' "$dir/out/$program.$name" || printf '%s\t%s\n' "$program" "$name"
+done < <(awk -F '\t' '$3 == "failed" && $1 ~ /^(end_to_end|lab)$/' "$dir/results") | named >"$dir/repeated"
+[ ! -s "$dir/repeated" ] || echo "Once more, alone:"
+run 1 "$dir/again" <"$dir/repeated"
+
+awk -F '\t' '
+    { test = $1 " " $2 }
+    FILENAME ~ /again$/ { if ($3 == "passed") again[test] = 1; next }
+    FILENAME ~ /tests$/ { test = $1 " " $4; if (!(test in ended)) lost[++nr_lost] = "FAILED: " test ": no result"; next }
+    $3 != "alone" { ended[test] = 1 }
+    $3 == "passed" { passed++ }
+    $3 == "not run" { not_run++; print "NOT RUN: " test ": " $5 }
+    $3 == "failed" && test in again { passed++; late[++nr_late] = test }
+    $3 == "failed" && !(test in again) { lost[++nr_lost] = "FAILED: " test }
+    $3 == "hung" { lost[++nr_lost] = "HUNG: " test }
     END {
-        print ""
-        for (i = 1; i <= nr_lines; i++) print lines[i]
-        for (i = 1; i <= nr_names; i++)
-            print (names[i] in again ? "PASSED WHEN RUN AGAIN: " : "FAILED: ") names[i]
-        for (i = 1; i <= nr_hung; i++) print "HUNG: " hung[i]
-        passed += nr_again
-        failed -= nr_again
-        if (nr_again && !failed && !nr_hung)
-            status = 0
-        if (status && !failed && !nr_hung)
-            print "cargo test ended with status " status " before it had counted a failure."
-        else if (failed)
-            print "If other programs use this machine, run these again alone: make test ARGS=NAME"
-        if (!status && !(passed + ignored)) {
-            print "No test has such a name: " filter
-            status = 1
-        }
-        printf "%d passed, %d failed, %d not run\n",
-            passed - nr_not_run, failed, nr_not_run + ignored
-        exit status
+        for (i = 1; i <= nr_late; i++) print "PASSED WHEN RUN AGAIN: " late[i]
+        for (i = 1; i <= nr_lost; i++) print lost[i]
+        if (nr_lost) print "If other programs use this machine, run these again alone: make test ARGS=NAME"
+        printf "%d passed, %d failed, %d not run\n", passed, nr_lost, not_run
+        exit nr_lost > 0
     }
-' "$dir/again" "$RXSTEER_NOT_RUN" "$dir/log"
+' "$dir/again" "$dir/results" "$dir/tests"

@@ -4,7 +4,7 @@
  *
  * An input has four bytes of parameters, then the packet. The parameters are
  * the tunnels to parse, the length after truncation, the linear length (both in
- * 256ths), and whether to pad to a jumbo frame. tests/fuzz.rs builds and runs it.
+ * 256ths), and whether to pad to a jumbo frame. tests/native/fuzz.rs builds and runs it.
  */
 #include <stdint.h>
 #include <stdio.h>

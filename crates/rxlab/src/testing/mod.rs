@@ -9,20 +9,44 @@ pub mod probe;
 pub mod testbed;
 pub mod usage;
 
-/// The name of the function that it stands in.
+/// The path of the function that it stands in, without the crate: a test's name.
 #[macro_export]
 macro_rules! test_name {
     () => {{
         fn here() {}
-        let name = std::any::type_name_of_val(&here).rsplit("::").nth(1);
-        name.expect("the function is in another")
+        let path = std::any::type_name_of_val(&here).trim_end_matches("::here");
+        let path = path.trim_end_matches("::{{closure}}");
+        path.split_once("::").expect("a function is in a crate").1
     }};
 }
 
 /// Reports a test as not run, with the reason. `make test` counts these reports; they are not
 /// passes.
 pub fn not_run(test: &str, reason: &str) {
-    let line = format!("NOT RUN: {test}: {reason}\n");
+    report("NOT RUN", test, reason);
+}
+
+/// Whether other tests run at the same time; then reports that this one has to run alone, and why.
+/// `make test` runs it again after them.
+pub fn has_to_wait(test: &str, reason: &str) -> bool {
+    let together = std::env::var_os("RXSTEER_TOGETHER").is_some();
+    if together {
+        report("ALONE", test, reason);
+    }
+    together
+}
+
+/// Reports a test that other programs have spoilt: `make test` runs it again alone, and only then counts
+/// it as not run.
+pub fn spoilt(test: &str, reason: &str) {
+    if !has_to_wait(test, reason) {
+        not_run(test, reason);
+    }
+}
+
+/// Appends a line to the file that scripts/one-test.sh reads.
+fn report(state: &str, test: &str, reason: &str) {
+    let line = format!("{state}: {test}: {reason}\n");
     eprint!("{line}");
     if let Some(path) = std::env::var_os("RXSTEER_NOT_RUN") {
         OpenOptions::new()

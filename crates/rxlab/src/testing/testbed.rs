@@ -10,6 +10,7 @@ use rxsteer::api::status::{Queue, Status};
 use rxsteer::daemon::options::{Mode, Options, RpsCpus};
 use rxsteer::datapath::backlogs::LIMIT_MAX;
 use rxsteer::datapath::policy::Policy;
+use rxsteer::host::cpu_times::{busy_shares, cpu_times};
 use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::netdev;
 
@@ -36,10 +37,19 @@ const TIMEOUT: Duration = Duration::from_secs(90);
 /// Serializes labs: what follows in the test runs alone. Ends the test as not run, with a report,
 /// if this machine allows no lab or has one CPU; with `napi`, also if its kernel does not list the
 /// NAPI instances of a veth. The report names the function, or the argument.
+///
+/// `in_lab!(alone: WHY)` is for a test that needs the CPUs for itself or changes the host: `make test`
+/// runs no other at the same time.
 #[macro_export]
 macro_rules! in_lab {
     () => {
         $crate::in_lab!($crate::test_name!());
+    };
+    (alone: $why:literal) => {
+        if $crate::testing::has_to_wait($crate::test_name!(), $why) {
+            return Ok(());
+        }
+        $crate::in_lab!();
     };
     (napi) => {
         $crate::in_lab!();
@@ -93,6 +103,25 @@ pub fn until<T>(what: &str, mut answer: impl FnMut() -> Result<Option<T>>) -> Re
         }
         std::thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// Runs a test of what rxsteer does while [`POLLING_CPU`] and [`OTHER_CPU`] are idle. If it returns an error,
+/// and other programs keep a CPU busy, nothing is shown: it is reported as not run, with the error. What holds
+/// on any CPU, such as the order, is to be asserted instead: a panic is a failure.
+pub fn on_idle_cpus(test: &str, body: impl FnOnce() -> Result<()>) -> Result<()> {
+    const LOOK: Duration = Duration::from_millis(500);
+    const BUSY: f64 = 0.25;
+    let Err(error) = body() else {
+        return Ok(());
+    };
+    let (start, before) = (Instant::now(), cpu_times()?);
+    std::thread::sleep(LOOK);
+    let shares = busy_shares(&before, &cpu_times()?, start.elapsed().as_secs_f64());
+    if shares.values().all(|share| *share < BUSY) {
+        return Err(error);
+    }
+    super::spoilt(test, &format!("other programs use the CPUs: {error:#}"));
+    Ok(())
 }
 
 /// A link into a NIC.
@@ -186,8 +215,12 @@ pub fn mask(cpus: &[u32]) -> CpuMask {
     cpus.iter().copied().collect()
 }
 
+/// The status, however long an overloaded machine takes for the answer.
 pub fn status(active: &Active<'_>) -> Result<Status> {
-    Ok(active.status()?.expect("rxsteer keeps account"))
+    until("rxsteer answers", || match active.status() {
+        Err(error) if format!("{error:#}").contains("did not answer") => Ok(None),
+        status => Ok(Some(status?.expect("rxsteer keeps account"))),
+    })
 }
 
 /// Counters of a device's queue 0 once `received` frames have come and none is under way. Fails

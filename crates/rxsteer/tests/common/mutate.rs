@@ -1,6 +1,17 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Mutations of inputs, for fuzz tests.
 
+/// The number of frames for a fuzz run: `RXSTEER_FRAMES` (`1e9`), set by `make fuzz`, or this.
+pub fn frames(otherwise: u64) -> u64 {
+    match std::env::var("RXSTEER_FRAMES") {
+        Ok(text) => {
+            let number: f64 = text.parse().expect("RXSTEER_FRAMES is a number");
+            number as u64
+        }
+        Err(_) => otherwise,
+    }
+}
+
 /// xorshift64*: an input takes a dozen numbers.
 pub struct Random(u64);
 
