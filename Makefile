@@ -11,7 +11,7 @@ PROFILE ?=
 REPORT ?= bench.html
 MANY ?= many.html
 
-.PHONY: help demo test fuzz soak faults guest lint bench many install deb service image docs arm64 dist overhead
+.PHONY: help demo test long fuzz soak faults guest lint bench many install deb service image docs arm64 dist overhead
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' Makefile
@@ -21,6 +21,9 @@ demo: ## before and after, on real packets, in a minute (ARGS=--json)
 
 test: ## every test, native and end to end (ARGS=FILTER); the latter need root: sudo make test
 	@scripts/test.sh $(ARGS)
+
+long: ## the same with 500 devices, 100 upgrades, all modes of the bench, larger models, as root (ARGS=FILTER)
+	@RXSTEER_LONG=1 scripts/test.sh $(ARGS)
 
 fuzz: ## frames through both builds of the parser, requests, configurations, as root (FRAMES=1e9)
 	@scripts/fuzz.sh $(FRAMES)

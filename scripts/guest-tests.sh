@@ -7,9 +7,6 @@
 # "PROGRAM NAME"). Writes each start and result to the second serial port, as one-test.sh prints it, or
 # with the state "started". Fails if a test fails.
 
-# Repetitions are slow here; the default is 100.
-export RXSTEER_TIMES=10 RXSTEER_UPGRADES=4 RXSTEER_KILLS=3
-
 tab=$(printf '\t')
 failed=0
 while read -r line <&3; do

@@ -5,6 +5,7 @@
 #
 # Several run at once: each has network namespaces of its own. Those that need the CPUs for themselves or
 # change the host say so, with in_lab!(alone: WHY), and run one after the other when the others have ended.
+# RXSTEER_LONG=1 gives tests their long forms.
 #
 # An end-to-end test that failed is run once more, alone: other programs may have had its CPUs. If it
 # passes, it is listed. A failure of order is final: a packet was overtaken, whatever the load was. Tests
@@ -23,6 +24,7 @@ scripts/setup.sh build test
 jobs=$((2 * $(nproc)))
 # Seconds for one test. Some wait 90 s for a condition, more than once.
 limit=300
+[ -z "${RXSTEER_LONG:-}" ] || limit=1800
 
 dir=$(mktemp -d)
 # The process group of the tests that run.

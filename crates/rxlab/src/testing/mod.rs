@@ -26,6 +26,16 @@ pub fn not_run(test: &str, reason: &str) {
     report("NOT RUN", test, reason);
 }
 
+/// Whether a test is to have its short form, as in `make test`; in `make long` it has the long one.
+pub fn is_short() -> bool {
+    std::env::var_os("RXSTEER_LONG").is_none()
+}
+
+/// How often or with how many, in a test's short and long form.
+pub fn short_or_long(short: u32, long: u32) -> u32 {
+    if is_short() { short } else { long }
+}
+
 /// Whether other tests run at the same time; then reports that this one has to run alone, and why.
 /// `make test` runs it again after them.
 pub fn has_to_wait(test: &str, reason: &str) -> bool {

@@ -15,6 +15,7 @@ use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::lab::xdp::Xdp;
+use rxlab::testing::short_or_long;
 use rxlab::testing::testbed::*;
 
 #[test]
@@ -61,8 +62,7 @@ fn coming_and_going_many_times_loses_nothing() -> Result<()> {
     let paced = GeneratorConfig::lossless(Frames::Udp(flows), None).at(20_000);
     let wire = Generator::start(&bed.link, 0, &paced)?;
     let (mut seen, mut redirected, mut dropped) = (0, 0, 0);
-    // An emulated machine takes seconds for each iteration.
-    let times = std::env::var("RXSTEER_TIMES").map_or(Ok(100), |times| times.parse())?;
+    let times = u64::from(short_or_long(10, 100));
     for _ in 0..times {
         let rxsteer = Rxsteer::steering(&dut.netns, &roomy(&dut.name, &["--rps-cpus=1"]))?;
         until("packets are redirected", || {

@@ -21,8 +21,8 @@ use rxlab::lab::link::LinkConfig;
 use rxlab::lab::netns::{Netns, Thread};
 use rxlab::lab::rtnl;
 use rxlab::test_name;
-use rxlab::testing::not_run;
 use rxlab::testing::testbed::{POLLING_CPU, Testbed, until};
+use rxlab::testing::{not_run, short_or_long};
 use serde_json::Value;
 
 /// The status as JSON, without flows.
@@ -417,7 +417,7 @@ fn an_address_that_is_taken_is_reported() -> Result<()> {
 
 /// CPU time of rxsteer with a scrape every second, and without.
 fn cost(running: &Rxsteer) -> Result<[Duration; 2]> {
-    let seconds = 10;
+    let seconds = short_or_long(2, 10);
     let mut used = [Duration::ZERO; 2];
     for (used, scrapes) in used.iter_mut().zip([true, false]) {
         let before = running.cpu_time()?;
@@ -435,7 +435,7 @@ fn cost(running: &Rxsteer) -> Result<[Duration; 2]> {
 #[test]
 fn the_number_of_series_does_not_depend_on_the_number_of_devices() -> Result<()> {
     in_lab!();
-    let devices = 500;
+    let devices = short_or_long(50, 500);
     let dut = Netns::new("dut")?;
     let running = Rxsteer::steering(&dut, &["nic*", "--mode=auto", "--metrics"])?;
     let series = || -> Result<Vec<(String, Labels)>> {

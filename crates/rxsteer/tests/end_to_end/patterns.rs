@@ -13,6 +13,7 @@ use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::netns::Netns;
 use rxlab::lab::rtnl;
+use rxlab::testing::short_or_long;
 use rxlab::testing::testbed::{POLLING_CPU, Testbed, received_in_order, until};
 use rxsteer::api::status::{Device, Status};
 
@@ -190,7 +191,7 @@ fn a_flow_through_two_devices_has_two_slots() -> Result<()> {
 #[test]
 fn many_devices_are_steered() -> Result<()> {
     in_lab!();
-    let devices = 500;
+    let devices = short_or_long(50, 500);
     let world = World::new()?;
     let start = Instant::now();
     world.dut.run(|| rtnl::veths("nic", devices))?;

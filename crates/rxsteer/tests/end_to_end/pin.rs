@@ -21,6 +21,7 @@ use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::hog::Hog;
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::witness::Witness;
+use rxlab::testing::short_or_long;
 use rxlab::testing::testbed::*;
 use rxsteer::daemon::options::{Options, Pin};
 use rxsteer::host::bpffs;
@@ -113,12 +114,11 @@ fn counted(rxsteer: &Rxsteer) -> Result<u64> {
     Ok(queue.received)
 }
 
-/// As many as RXSTEER_UPGRADES says, each by a new process: half of them go on with programs and
-/// tables, half replace them. The application's CPU is so busy that frames are queued all the time.
+/// Each by a new process: half of them go on with programs and tables, half replace them. The application's CPU is so busy that frames are queued all the time.
 #[test]
 fn upgrades_under_load_lose_and_overtake_nothing() -> Result<()> {
     in_lab!();
-    let times = std::env::var("RXSTEER_UPGRADES").map_or(Ok(12), |times| times.parse())?;
+    let times = short_or_long(4, 100);
     let bed = testbed()?;
     let flows = UdpFlows::to(&bed.link.dut, NR_FLOWS);
     let sink = bed.receiver_in_order(&flows)?;
@@ -569,7 +569,7 @@ fn an_interrupted_take_over_is_completed() -> Result<()> {
 #[test]
 fn a_kill_at_any_time_of_a_take_over_keeps_order() -> Result<()> {
     in_lab!();
-    let times: u64 = std::env::var("RXSTEER_KILLS").map_or(Ok(8), |times| times.parse())?;
+    let times = u64::from(short_or_long(4, 100));
     let bed = testbed()?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, NR_FLOWS);

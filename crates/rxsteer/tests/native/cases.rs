@@ -4,11 +4,13 @@
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use rxlab::testing::short_or_long;
 
-/// Random cases, different in each execution; failures are not stored in a file.
+/// Random cases, different in each execution, a quarter of them in `make test`; failures are not stored in
+/// a file.
 pub fn config(cases: u32) -> Config {
     Config {
-        cases,
+        cases: short_or_long(cases.div_ceil(4), cases),
         failure_persistence: None,
         max_shrink_iters: 20_000,
         ..Config::default()

@@ -8,11 +8,15 @@ use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
+use rxlab::testing::is_short;
+
 /// A `.pml` file and its expected results. Flags are preprocessor macros, without `-D`.
 struct Model {
     file: &'static str,
     /// Variants of kernel or load without errors.
     right: &'static [&'static [&'static str]],
+    /// Those with more packets, for `make long`.
+    long: &'static [&'static [&'static str]],
     /// Flags that disable a guard or ask for a state, with the variants in which that shows.
     wrong: &'static [(&'static str, &'static [&'static str])],
 }
@@ -20,10 +24,16 @@ struct Model {
 const BACKLOG: Model = Model {
     file: "backlog.pml",
     right: &[
-        &["KERNEL=601", "LOSSES"],
-        &["KERNEL=612", "LOSSES"],
-        &["KERNEL=612", "VANISH"],
-        &["KERNEL=615", "VANISH"],
+        &["FRAMES=3", "KERNEL=601", "LOSSES"],
+        &["FRAMES=3", "KERNEL=612", "LOSSES"],
+        &["FRAMES=3", "KERNEL=612", "VANISH"],
+        &["FRAMES=3", "KERNEL=615", "VANISH"],
+    ],
+    long: &[
+        &["FRAMES=4", "KERNEL=601", "LOSSES"],
+        &["FRAMES=4", "KERNEL=612", "LOSSES"],
+        &["FRAMES=4", "KERNEL=612", "VANISH"],
+        &["FRAMES=4", "KERNEL=615", "VANISH"],
     ],
     wrong: &[
         ("NO_TAKEN", &["KERNEL=615"]),
@@ -47,6 +57,7 @@ const BACKLOG: Model = Model {
 const THREAD: Model = Model {
     file: "thread.pml",
     right: &[&[], &["HZ1000"], &["PROGRESS"], &["PROGRESS", "HZ1000"]],
+    long: &[],
     wrong: &[
         ("NO_GRO_EMPTY", &[]),
         ("NO_RX_LIST", &[]),
@@ -61,6 +72,7 @@ const THREAD: Model = Model {
 const INLINE: Model = Model {
     file: "inline.pml",
     right: &[&[]],
+    long: &[],
     wrong: &[
         ("NO_CPU", &[]),
         ("NO_GRO", &[]),
@@ -77,6 +89,7 @@ const INLINE: Model = Model {
 const EPOCH: Model = Model {
     file: "epoch.pml",
     right: &[&[]],
+    long: &[],
     wrong: &[
         ("NO_RETURN", &[]),
         ("NO_DRAIN", &[]),
@@ -90,6 +103,7 @@ const EPOCH: Model = Model {
 const ENTRY: Model = Model {
     file: "entry.pml",
     right: &[&["FRAMES=4"], &["FRAMES=2", "LOSSES"]],
+    long: &[],
     wrong: &[
         ("NO_CLOSE", &["FRAMES=4"]),
         ("NO_DRAIN", &["FRAMES=4"]),
@@ -105,18 +119,21 @@ const ENTRY: Model = Model {
 const RING: Model = Model {
     file: "ring.pml",
     right: &[&[]],
+    long: &[],
     wrong: &[("NO_LIMIT", &[]), ("NO_SLACK", &[])],
 };
 
 const OVERLOAD: Model = Model {
     file: "overload.pml",
     right: &[&[]],
+    long: &[],
     wrong: &[("NO_SHED", &[])],
 };
 
 const ORDER: Model = Model {
     file: "order.pml",
     right: &[&[]],
+    long: &[],
     wrong: &[
         ("NO_RULE", &[]),
         ("REACH_INLINE_0", &[]),
@@ -131,13 +148,18 @@ const ORDER: Model = Model {
 const SOFTNET: Model = Model {
     file: "softnet.pml",
     right: &[
-        &["FRAMES=4"],
+        &["FRAMES=3"],
         &["FRAMES=3", "LOSSES"],
         &["FRAMES=3", "UNSEEN"],
         &["FRAMES=3", "DOWN"],
-        &["FRAMES=2", "POLLS=2", "SHARED"],
+        &["FRAMES=2", "POLLS=1", "SHARED"],
         &["FRAMES=2", "POLLS=1", "SHARED", "DOWN"],
         &["FRAMES=3", "POLLS=2", "OTHERS=0", "SHARED", "SENT"],
+        &["FRAMES=2", "POLLS=1", "OTHERS=1", "SHARED", "SENT", "CAME"],
+    ],
+    long: &[
+        &["FRAMES=4"],
+        &["FRAMES=2", "POLLS=2", "SHARED"],
         &["FRAMES=2", "POLLS=1", "OTHERS=2", "SHARED", "SENT", "CAME"],
     ],
     wrong: &[
@@ -213,8 +235,29 @@ fn can_run(test: &str) -> bool {
     true
 }
 
+/// How a model is searched.
+#[derive(Clone, Copy)]
+struct Search {
+    /// Of the C compiler.
+    optimization: &'static str,
+    /// Entries of the hash table, as a power of two; each takes 8 bytes.
+    entries: u32,
+}
+
+/// The largest search has 10 million states.
+const WHOLE: Search = Search {
+    optimization: "-O1",
+    entries: 25,
+};
+
+/// An error is found early: compiling takes most of the time.
+const UNTIL_AN_ERROR: Search = Search {
+    optimization: "-O0",
+    entries: 20,
+};
+
 /// Searches all states; returns the first error, if any.
-fn check(file: &str, flags: &[&str]) -> Option<String> {
+fn check(file: &str, search: Search, flags: &[&str]) -> Option<String> {
     let folder = folder();
     let scratch = tempfile::tempdir().unwrap();
     let run = |program: &str, args: &[String]| {
@@ -235,15 +278,20 @@ fn check(file: &str, flags: &[&str]) -> Option<String> {
     args.extend(flags.iter().map(|flag| format!("-D{flag}")));
     args.push(folder.join(file).display().to_string());
     run("spin", &args);
-    // MEMLIM: megabytes. COLLAPSE: half the memory.
-    let args = "-O1 -w -DSAFETY -DCOLLAPSE -DMEMLIM=1400 -o pan pan.c";
+    // MEMLIM: megabytes. COLLAPSE would halve the memory, and double the time.
+    let args = format!(
+        "{} -w -DSAFETY -DMEMLIM=2400 -o pan pan.c",
+        search.optimization
+    );
     run(
         "cc",
         &args.split(' ').map(str::to_owned).collect::<Vec<_>>(),
     );
     let pan = scratch.path().join("pan").display().to_string();
-    // A hash table of 2^25 entries, 256 MB: the largest search has 10 million states.
-    let report = run(&pan, &["-m100000".to_owned(), "-w25".to_owned()]);
+    let report = run(
+        &pan,
+        &["-m100000".to_owned(), format!("-w{}", search.entries)],
+    );
     if report.contains("errors: 0") {
         // A truncated search proves nothing.
         for cut in ["max search depth too small", "Search not completed"] {
@@ -256,12 +304,16 @@ fn check(file: &str, flags: &[&str]) -> Option<String> {
 }
 
 /// Checks the model with each of these flags, on all CPUs; returns the first error of each.
-fn check_all<'a>(file: &str, all: &[Vec<&'a str>]) -> Vec<(Vec<&'a str>, Option<String>)> {
+fn check_all<'a>(
+    file: &str,
+    search: Search,
+    all: &[Vec<&'a str>],
+) -> Vec<(Vec<&'a str>, Option<String>)> {
     let next = AtomicUsize::new(0);
     let worker = || {
         let mut results = Vec::new();
         while let Some(flags) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-            results.push((flags.clone(), check(file, flags)));
+            results.push((flags.clone(), check(file, search, flags)));
         }
         results
     };
@@ -279,8 +331,10 @@ fn holds(model: &Model) {
     if !can_run(model.file) {
         return;
     }
-    let all: Vec<_> = model.right.iter().map(|flags| flags.to_vec()).collect();
-    for (flags, error) in check_all(model.file, &all) {
+    let long = if is_short() { &[][..] } else { model.long };
+    let all = model.right.iter().chain(long);
+    let all: Vec<_> = all.map(|flags| flags.to_vec()).collect();
+    for (flags, error) in check_all(model.file, WHOLE, &all) {
         assert_eq!(error, None, "{} {flags:?}", model.file);
     }
 }
@@ -291,7 +345,7 @@ fn mutants_die(model: &Model) {
     }
     let with = |(switch, flags): &(&'static str, &[&'static str])| [&[*switch], *flags].concat();
     let all: Vec<_> = model.wrong.iter().map(with).collect();
-    for (flags, error) in check_all(model.file, &all) {
+    for (flags, error) in check_all(model.file, UNTIL_AN_ERROR, &all) {
         let error = error.unwrap_or_else(|| panic!("{} {flags:?}: no error", model.file));
         // The error is a violation of the rule, not a deadlock of the model.
         assert!(error.contains("assertion violated"), "{flags:?}: {error}");
