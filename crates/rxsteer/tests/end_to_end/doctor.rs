@@ -19,7 +19,7 @@ use rxlab::bench::setup::mode::Active;
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::testing::not_run;
-use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, mask};
+use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, mask, until};
 use rxlab::{in_lab, test_name};
 use rxsteer::daemon::options::{Mode, Options};
 use rxsteer::host::ethtool::{TX_CHECKSUM, TX_SEGMENTATION, TX_VLAN};
@@ -161,7 +161,17 @@ fn a_setting_that_can_not_be_written_has_a_remedy() -> Result<()> {
     ] {
         ensure!(ended.log.contains(words), "{words:?}: {ended:?}");
     }
-    Ok(())
+    // Nothing was changed: no record is left of what has to be put back.
+    let cookie = netns.run(|| Ok(rxsteer::host::netns::cookie()?))?;
+    let namespace = format!("\"netns\":{cookie},");
+    until("no record is left", || {
+        let mut records = fs::read_dir("/run/rxsteer")?.flatten();
+        let is_left = records.any(|record| {
+            let text = fs::read_to_string(record.path()).unwrap_or_default();
+            text.contains(&namespace)
+        });
+        Ok((!is_left).then_some(()))
+    })
 }
 
 #[test]
