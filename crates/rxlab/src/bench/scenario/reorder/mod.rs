@@ -62,6 +62,10 @@ const BUSY_POLL_WINDOW: u64 = 256;
 /// to decide, and not for the machine.
 const FORWARDED_PER_S: u64 = 20_000;
 
+/// Packets per second in skb mode, so that [`WINDOW`] is not full before a change of the mask is made, however
+/// busy the machine is: half of them wait for the CPU that is kept from softirqs.
+const SKBS_PER_S: u64 = 200_000;
+
 /// Limit on packets not yet read behind a device without NAPI, whose queue holds 1000.
 const CONTAINER_WINDOW: u64 = 512;
 
@@ -234,7 +238,11 @@ pub fn measure(
             received: received.clone(),
             may_drop: !case.is_tcp() && case != Case::Tun,
         }),
-        rate: case.has_tx_queues().then_some(FORWARDED_PER_S),
+        rate: match mode {
+            _ if case.has_tx_queues() => Some(FORWARDED_PER_S),
+            Mode::Skb => Some(SKBS_PER_S),
+            _ => None,
+        },
         ..GeneratorConfig::lossless(frames, None)
     };
     let (mut generators, mut senders) = (Vec::new(), None);
