@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
 # setup.sh JOB...: installs the packages that the jobs need (build, test, guest, emulator, lint,
-# demo, bench, profile, dist, image, docs).
+# demo, bench, servers, profile, dist, image, docs).
 #
 # Silent if none is missing. On Debian and Ubuntu missing packages are listed, with the reason, and
 # installed; elsewhere they are listed, and the build stops if it needs them.
@@ -52,14 +52,13 @@ want() {
 }
 
 have_library() { pkg-config --exists "$1" 2>/dev/null; }
-have_runc() { PATH=$PATH:/usr/sbin have runc; }
 have_yaml() { python3 -c 'import yaml' 2>/dev/null; }
 have_venv() { python3 -c 'import venv, ensurepip' 2>/dev/null; }
 have_build_tools() { have cc && have make; }
 
 # Only root runs it, and only root's PATH is sure to include its folder.
-have_nft() { PATH=$PATH:/usr/sbin:/sbin have nft; }
-want_nft() { want nftables "makes the firewall of the demo and the benchmark" have_nft; }
+want_nft() { want nftables "makes the firewall of the demo and the benchmark" have_sbin nft; }
+have_sbin() { PATH=$PATH:/usr/sbin:/sbin have "$1"; }
 
 probe() {
     missing=()
@@ -110,6 +109,13 @@ probe() {
     demo | bench)
         want_nft
         ;;
+    servers)
+        # A job of its own: these packages also start their servers.
+        want nsd "is a server that the benchmark measures" have_sbin nsd
+        want nginx-light "is another one" have_sbin nginx
+        want dnsperf "asks nsd" have dnsperf
+        want wrk "asks nginx" have wrk
+        ;;
     dist)
         need debhelper "puts files where Debian has them, and writes maintainer scripts" have dh
         need dpkg-dev "builds packages" have dpkg-buildpackage
@@ -126,7 +132,7 @@ probe() {
         ;;
     image)
         need podman "builds the image, and runs it" have podman
-        need runc "starts containers for podman" have_runc
+        need runc "starts containers for podman" have_sbin runc
         need python3-yaml "reads the manifest" have_yaml
         need iproute2 "makes the network of the test" have ip
         need ethtool "looks at offloads" have ethtool
@@ -138,7 +144,7 @@ probe() {
         need linux-perf "samples what the virtual machine's CPUs execute" have perf
         ;;
     *)
-        echo "usage: setup.sh build|test|guest|emulator|lint|demo|bench|profile|dist|image|docs ..." >&2
+        echo "usage: setup.sh build|test|guest|emulator|lint|demo|bench|servers|profile|dist|image|docs ..." >&2
         exit 2
         ;;
     esac

@@ -27,12 +27,14 @@ vm_dir() {
 # Fills $dir/root with the files of every machine.
 vm_root() {
     mkdir "$dir/root"
-    mkdir "$dir/root"/{bin,sbin,dev,proc,run,sys,tmp}
+    mkdir "$dir/root"/{bin,sbin,dev,etc,proc,run,sys,tmp}
+    echo root:x:0:0::/:/bin/sh >"$dir/root/etc/passwd"
+    echo root:x:0: >"$dir/root/etc/group"
     cp "$(command -v busybox)" "$dir/root/bin/busybox"
     ln -s /bin/busybox "$dir/root/sbin/modprobe" # what the kernel calls
     cp scripts/guest-init.sh "$dir/root/init"
     local tool path
-    for tool in nft wg tc; do
+    for tool in nft wg tc nsd dnsperf nginx wrk; do
         if path=$(PATH=$PATH:/usr/sbin:/sbin command -v $tool); then
             vm_add "$path"
         fi

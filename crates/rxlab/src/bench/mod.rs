@@ -9,6 +9,7 @@
 pub mod experiment;
 pub mod measurement;
 pub mod peer;
+pub mod programs;
 pub mod report;
 pub mod scenario;
 pub mod setup;

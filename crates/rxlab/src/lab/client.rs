@@ -27,6 +27,9 @@ use crate::lab_skel::types::{client_flow, client_step};
 /// A request without a reply for this time is lost and sent again.
 const RETRANSMIT_TIMEOUT: Duration = Duration::from_millis(500);
 
+/// Longest sleep of a client with a pace.
+const TICK: Duration = Duration::from_micros(20);
+
 /// Interval of the search for lost requests.
 const CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -62,6 +65,17 @@ pub struct Client {
     request_len: usize,
     port_bits: u32,
     lost: u64,
+    pace: Option<Pace>,
+}
+
+/// Requests at a rate.
+struct Pace {
+    per_second: f64,
+    since: Instant,
+    /// Requests since then.
+    asked: u64,
+    /// The flow whose turn it is.
+    next: u32,
 }
 
 /// Results of a measurement.
@@ -181,7 +195,24 @@ impl Client {
             request_len,
             port_bits,
             lost: 0,
+            pace: None,
         })
+    }
+
+    /// Asks at a rate, instead of after each reply: user space sends the requests, each over the next flow
+    /// that has none under way. Where there is none, it waits for one, and makes up for it later.
+    ///
+    /// # Errors
+    /// When the program's memory is gone.
+    pub fn paced(mut self, per_second: f64) -> Result<Self> {
+        self.answer_no_more()?;
+        self.pace = Some(Pace {
+            per_second,
+            since: Instant::now(),
+            asked: 0,
+            next: 0,
+        });
+        Ok(self)
     }
 
     /// Sends the first request of every flow in bursts, each after the replies to the burst before:
@@ -215,18 +246,44 @@ impl Client {
     /// When a request can't be sent again.
     pub fn run(&mut self, duration: Duration) -> Result<Replies> {
         let before = self.counters()?;
+        let mut checked = Instant::now();
         while before.at.elapsed() < duration {
-            sleep(CHECK_INTERVAL.min(duration.saturating_sub(before.at.elapsed())));
-            self.resend()?;
+            let interval = match self.pace {
+                Some(_) => TICK,
+                None => CHECK_INTERVAL,
+            };
+            sleep(interval.min(duration.saturating_sub(before.at.elapsed())));
+            self.catch_up()?;
+            if checked.elapsed() >= CHECK_INTERVAL {
+                checked = Instant::now();
+                self.resend()?;
+            }
         }
         Replies::between(&before, &self.counters()?)
     }
 
-    /// Stops sending and waits for the last replies.
-    ///
-    /// # Errors
-    /// When the program's memory is gone.
-    pub fn stop(mut self) -> Result<Ended> {
+    /// Sends what is due by the pace, if there is one.
+    fn catch_up(&mut self) -> Result<()> {
+        let Some(mut pace) = self.pace.take() else {
+            return Ok(());
+        };
+        let due = (pace.since.elapsed().as_secs_f64() * pace.per_second) as u64;
+        for _ in 0..self.flows.nr_flows {
+            if pace.asked >= due {
+                break;
+            }
+            if self.state(pace.next)?.sent_ns == 0 {
+                self.request(pace.next)?;
+                pace.asked += 1;
+            }
+            pace.next = (pace.next + 1) % self.flows.nr_flows;
+        }
+        self.pace = Some(pace);
+        Ok(())
+    }
+
+    /// From now on replies are counted, but not answered.
+    fn answer_no_more(&mut self) -> Result<()> {
         let bss = self.skel.maps.bss_data.as_mut().context("no .bss")?;
         // SAFETY: the program reads this byte while we write it.
         unsafe {
@@ -234,6 +291,15 @@ impl Client {
                 .cast::<u8>()
                 .write_volatile(1)
         };
+        Ok(())
+    }
+
+    /// Stops sending and waits for the last replies.
+    ///
+    /// # Errors
+    /// When the program's memory is gone.
+    pub fn stop(mut self) -> Result<Ended> {
+        self.answer_no_more()?;
         let deadline = Instant::now() + RETRANSMIT_TIMEOUT;
         loop {
             let under_way = |flow| self.state(flow).is_ok_and(|state| state.sent_ns != 0);
@@ -274,6 +340,9 @@ impl Client {
         let now = Duration::from(clock_gettime(ClockId::CLOCK_MONOTONIC)?);
         for flow in 0..self.flows.nr_flows {
             let sent = Duration::from_nanos(self.state(flow)?.sent_ns);
+            if sent.is_zero() && self.pace.is_some() {
+                continue;
+            }
             if now.saturating_sub(sent) > RETRANSMIT_TIMEOUT {
                 self.lost += 1;
                 self.request(flow)?;

@@ -34,7 +34,15 @@ impl Hog {
     /// # Errors
     /// The CPU is offline, or the process may not raise its priority.
     pub fn new(cpu: u32) -> Result<Self> {
-        Self::start(cpu, Kind::Nice(-20), Duration::ZERO, None)
+        Self::nice(cpu, -20)
+    }
+
+    /// Keeps a CPU busy from now until dropped, with this nice value.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn nice(cpu: u32, nice: i32) -> Result<Self> {
+        Self::start(cpu, Kind::Nice(nice), Duration::ZERO, None)
     }
 
     /// Keeps a CPU busy for about four fifths of the time, with nice 0.

@@ -17,6 +17,7 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, CpuSet, sched_setaffinity, setns, unshare};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, chdir, gettid};
+use rxsteer::host::cpumask::CpuMask;
 
 use super::rtnl;
 
@@ -102,6 +103,18 @@ impl Netns {
         })
     }
 
+    /// Gives connections that it makes nearly all ports, and those of closed connections again after a second.
+    ///
+    /// # Errors
+    /// The kernel has no such settings.
+    pub fn many_ports(&self) -> Result<()> {
+        self.run(|| {
+            let path = "/proc/sys/net/ipv4";
+            fs::write(format!("{path}/ip_local_port_range"), "1024 65000")?;
+            fs::write(format!("{path}/tcp_tw_reuse"), "1").context("ports of closed connections")
+        })
+    }
+
     /// Runs `f` on a thread inside the namespace and waits for it. A panic propagates to the
     /// caller.
     pub fn run<T: Send>(&self, f: impl FnOnce() -> Result<T> + Send) -> Result<T> {
@@ -159,8 +172,8 @@ impl Netns {
         unsafe {
             command.pre_exec(move || {
                 nix::sys::prctl::set_pdeathsig(nix::sys::signal::Signal::SIGKILL)?;
-                // The parent may have died before prctl().
-                if libc::getppid() as u32 != parent {
+                // The parent may have died before prctl(). From another PID namespace it is 0.
+                if ![0, parent].contains(&(libc::getppid() as u32)) {
                     return Err(io::Error::from_raw_os_error(libc::ESRCH));
                 }
                 handles.enter(&cwd)
@@ -203,10 +216,17 @@ impl<T> Thread<T> {
 
 /// Binds a thread (0: the caller) to one CPU.
 pub fn bind(thread: Pid, cpu: u32) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu as usize)
-        .and_then(|()| sched_setaffinity(thread, &set))
-        .with_context(|| format!("cannot bind a thread to CPU {cpu}: is it online and allowed?"))
+    confine(thread, &CpuMask::from_iter([cpu]))
+}
+
+/// Confines a thread (0: the caller), and those that it starts, to some CPUs.
+pub(crate) fn confine(thread: Pid, cpus: &CpuMask) -> Result<()> {
+    let set = || {
+        let mut set = CpuSet::new();
+        cpus.iter().try_for_each(|cpu| set.set(cpu as usize))?;
+        sched_setaffinity(thread, &set)
+    };
+    set().with_context(|| format!("cannot run on CPUs {cpus}: are they online and allowed?"))
 }
 
 fn cwd() -> Result<CString> {

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! One bulk TCP connection: a sender and a consumer.
+//! One flow in bulk: a sender and a consumer of a TCP connection, or a sender of datagrams.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::UdpGsoSegment;
 
 use super::link::Link;
 use super::netns::{Netns, Thread};
@@ -42,10 +44,17 @@ struct Shared {
 /// # Errors
 /// When they can't be connected.
 pub fn connect(link: &Link) -> Result<(TcpStream, TcpStream)> {
-    let (tester, dut) = (&link.tester.netns, &link.dut.netns);
-    let listener = dut.run(|| Ok(TcpListener::bind((link.dut.ipv4, 0))?))?;
+    between(&link.tester.netns, &link.dut.netns, link.dut.ipv4)
+}
+
+/// Connects a namespace to an address of another one; returns the sender's stream, then the receiver's.
+///
+/// # Errors
+/// When they can't be connected.
+pub fn between(from: &Netns, to: &Netns, address: Ipv4Addr) -> Result<(TcpStream, TcpStream)> {
+    let listener = to.run(|| Ok(TcpListener::bind((address, 0))?))?;
     let to: SocketAddr = listener.local_addr()?;
-    let from = tester.run(|| TcpStream::connect(to).context("the other end can't be reached"))?;
+    let from = from.run(|| TcpStream::connect(to).context("the other end can't be reached"))?;
     let (reader, _) = listener.accept()?;
     Ok((from, reader))
 }
@@ -78,6 +87,28 @@ impl Worker {
         to.set_write_timeout(Some(IDLE))?;
         Self::start(netns, Some(cpu), "sender", move |shared| {
             produce(to, &shared.stop)
+        })
+    }
+
+    /// Sends datagrams of `len` bytes as fast as the CPU can, in a thread on it.
+    ///
+    /// # Errors
+    /// When the thread can't be started.
+    pub fn datagrams(netns: &Netns, cpu: u32, to: UdpSocket, len: usize) -> Result<Self> {
+        setsockopt(&to, UdpGsoSegment, &(len as i32)).context("datagrams in one call")?;
+        to.set_write_timeout(Some(IDLE))?;
+        // The most that fits into one call.
+        let block = vec![0; (usize::from(u16::MAX) - 64) / len * len];
+        Self::start(netns, Some(cpu), "sender", move |shared| {
+            while !shared.stop.load(Ordering::Relaxed) {
+                match to.send(&block) {
+                    Err(e) if is_idle(&e) => (),
+                    sent => {
+                        sent.context("sending datagrams")?;
+                    }
+                }
+            }
+            Ok(())
         })
     }
 

@@ -219,13 +219,9 @@ fn polling_that_finds_nothing_gives_no_figure() -> Result<()> {
             device: DeviceKind::Nic,
         };
         let case = ClosedLoop {
-            tcp: false,
-            len: 1,
-            connections,
             threads: 1,
-            work: None,
             busy_poll,
-            others: None,
+            ..ClosedLoop::rr(false, connections)
         };
         let way = Way::by_default(Mode::None);
         case.measure(

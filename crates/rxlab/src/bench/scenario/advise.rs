@@ -17,6 +17,7 @@ use crate::bench::experiment::{
 use crate::bench::report::document::Better;
 use crate::bench::scenario::flood::{Application, NR_FLOWS, Sample, Sockets};
 use crate::bench::scenario::forward;
+use crate::bench::scenario::servers::{self, Servers};
 use crate::bench::setup::mode::{Mode, Way};
 use crate::bench::setup::router::{Router, Ruleset};
 use crate::bench::setup::testbed::Testbed;
@@ -37,18 +38,25 @@ enum Load {
     Light,
     /// More packets than a router with a long list of rules can forward on one CPU.
     Firewall,
+    /// A server that others have written, and its client.
+    Server(servers::Case),
 }
 
 impl Load {
-    const ALL: [Self; 4] = [Self::Flood, Self::OneFlow, Self::Light, Self::Firewall];
+    /// Those of the lab's own.
+    const OWN: [Self; 4] = [Self::Flood, Self::OneFlow, Self::Light, Self::Firewall];
 
-    fn name(self) -> &'static str {
-        match self {
+    fn name(self, servers: Option<&Servers>) -> String {
+        let own = match self {
             Self::Flood => "flood of 64 flows",
             Self::OneFlow => "flood of one flow",
             Self::Light => "light load",
             Self::Firewall => "router with 150 rules",
-        }
+            Self::Server(case) => {
+                return servers.map_or_else(String::new, |servers| case.name(&servers.testbed));
+            }
+        };
+        own.to_owned()
     }
 
     fn rate(self) -> Option<u64> {
@@ -69,6 +77,8 @@ pub struct Advise {
     testbed: Testbed,
     /// `Err`: why there is no router.
     router: Result<(Testbed, Router), String>,
+    /// `Err`: why there are no servers.
+    servers: Result<Servers, String>,
     loads: Vec<Load>,
     seconds: f64,
 }
@@ -87,18 +97,36 @@ impl Advise {
             Err(e) if e.is::<Unfit>() => Err(format!("{e:#}")),
             Err(e) => return Err(e),
         };
+        // As in their own scenario.
+        let interrupt = Condition {
+            napi: Napi::Interrupt,
+            ..conditions[0]
+        };
+        let servers = match Servers::new(interrupt) {
+            Ok(servers) => Ok(servers),
+            Err(e) if e.is::<Unfit>() => Err(format!("{e:#}")),
+            Err(e) => return Err(e),
+        };
         let able = |load: &Load| *load != Load::Firewall || router.is_ok();
+        let mut loads: Vec<_> = Load::OWN.into_iter().filter(able).collect();
+        if servers.is_ok() {
+            loads.extend(servers::CASES.map(Load::Server));
+        }
         Ok(Self {
             conditions: conditions[..1].to_vec(),
-            loads: Load::ALL.into_iter().filter(able).collect(),
+            loads,
             testbed,
             router,
+            servers,
             seconds: effort.seconds,
         })
     }
 
-    /// The rate that arrives under a way to steer, packets/s.
-    fn rate(&self, load: Load, way: Way) -> Result<f64> {
+    /// The rate that arrives under a way to steer, packets/s or answers/s.
+    fn rate(&mut self, load: Load, way: Way) -> Result<f64> {
+        if let (Load::Server(case), Ok(servers)) = (load, &mut self.servers) {
+            return Ok(servers.measure(case, way, self.seconds, None)?.said.rate);
+        }
         if let (Load::Firewall, Ok((testbed, router))) = (load, &self.router) {
             let sample = forward::measure(testbed, router, way, self.seconds)?;
             return Ok(sample.traffic.delivered_pps());
@@ -135,65 +163,76 @@ impl Advise {
     }
 
     /// The ratio that `rxsteer advise` predicts under the load.
-    fn predicted(&self, load: Load) -> Result<f64> {
+    fn predicted(&mut self, load: Load) -> Result<f64> {
+        let time = Duration::from_secs_f64(self.seconds);
+        if let (Load::Server(case), Ok(servers)) = (load, &mut self.servers) {
+            return servers.while_asked(case, |testbed| ratio(testbed, time));
+        }
         if let (Load::Firewall, Ok((testbed, router))) = (load, &self.router) {
             let frames = testbed.frames(&router.flows(testbed.device(), NR_FLOWS));
-            return self.ratio(testbed, router, &frames, load);
+            return load.predicted(testbed, router, &frames, time);
         }
         let testbed = &self.testbed;
         let application = Application::start(testbed, load.sockets())?;
-        let ratio = self.ratio(testbed, &application, &self.frames(load), load);
+        let ratio = load.predicted(testbed, &application, &self.frames(load), time);
         application.stop()?;
         ratio
     }
+}
 
-    fn ratio(
-        &self,
+impl Load {
+    /// The ratio that `rxsteer advise` predicts while it is sent.
+    fn predicted(
+        self,
         testbed: &Testbed,
         destination: &dyn Destination,
         frames: &Frames,
-        load: Load,
+        time: Duration,
     ) -> Result<f64> {
-        let masks = testbed.masks();
-        let cpus = match masks.apart() {
-            true => RpsCpus::Mask(masks.auto.clone()),
-            false => RpsCpus::Auto,
-        };
-        let sending = Sending::start(testbed, destination, frames, load.rate())?;
+        let sending = Sending::start(testbed, destination, frames, self.rate())?;
         sleep(SETTLING);
-        let device = testbed.device();
-        let time = Duration::from_secs_f64(self.seconds);
-        let advice = device.netns.run(|| {
-            let asked = Asked {
-                time,
-                cpus: &cpus,
-                mode: options::Mode::Native,
-                attach: true,
-                pause: &|time| {
-                    sleep(time);
-                    Ok(())
-                },
-            };
-            advise(std::slice::from_ref(&device.name), &asked)
-        });
+        let ratio = ratio(testbed, time);
         sending.end()?;
-        let advice = advice?;
-        tracing::info!("{}: {}", load.name(), advice.sentence);
-        let watched = &advice.seen.devices[0];
-        fit!(
-            watched.dry_run.is_some(),
-            "there was no dry run: {}",
-            watched.not_counted.as_deref().unwrap_or_default()
-        );
-        Ok(advice.ratio)
+        ratio
     }
+}
+
+/// The ratio that `rxsteer advise` predicts of what it sees now.
+fn ratio(testbed: &Testbed, time: Duration) -> Result<f64> {
+    let masks = testbed.masks();
+    let cpus = match masks.apart() {
+        true => RpsCpus::Mask(masks.auto.clone()),
+        false => RpsCpus::Auto,
+    };
+    let device = testbed.device();
+    let advice = device.netns.run(|| {
+        let asked = Asked {
+            time,
+            cpus: &cpus,
+            mode: options::Mode::Native,
+            attach: true,
+            pause: &|time| {
+                sleep(time);
+                Ok(())
+            },
+        };
+        advise(std::slice::from_ref(&device.name), &asked)
+    })?;
+    tracing::info!("{}", advice.sentence);
+    let watched = &advice.seen.devices[0];
+    fit!(
+        watched.dry_run.is_some(),
+        "there was no dry run: {}",
+        watched.not_counted.as_deref().unwrap_or_default()
+    );
+    Ok(advice.ratio)
 }
 
 impl Experiment for Advise {
     fn plan(&self) -> Plan {
         use Better::{Lower, Neither};
         let case = |load: &Load| CasePlan {
-            case: load.name().to_owned(),
+            case: load.name(self.servers.as_ref().ok()),
             modes: vec![Mode::Rxsteer.to_string()],
         };
         let mut notes = vec![
@@ -206,6 +245,9 @@ impl Experiment for Advise {
         if let Err(why) = &self.router {
             notes.push(format!("There is no router: {why}"));
         }
+        if let Err(why) = &self.servers {
+            notes.push(format!("There are no servers: {why}"));
+        }
         Plan {
             scenario: "advise",
             question: "How well does `rxsteer advise` predict what steering gains?",
@@ -215,14 +257,14 @@ impl Experiment for Advise {
                 headline("measured_ratio", "Measured ratio", "", Neither),
                 detail(
                     "unsteered_pps",
-                    "Delivered without steering",
-                    "packets/s",
+                    "Delivered, or answered, without steering",
+                    "1/s",
                     Neither,
                 ),
                 detail(
                     "steered_pps",
-                    "Delivered with steering",
-                    "packets/s",
+                    "Delivered, or answered, with steering",
+                    "1/s",
                     Neither,
                 ),
             ]),

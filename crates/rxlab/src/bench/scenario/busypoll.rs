@@ -96,13 +96,9 @@ impl Experiment for BusyPoll {
             _ => Cpus::Default,
         };
         let case = ClosedLoop {
-            tcp,
-            len: 1,
-            connections: 1,
-            threads: 1,
-            work: None,
             busy_poll,
             others,
+            ..ClosedLoop::rr(tcp, 1)
         };
         case.measure(self.places.get(place), Way { mode, cpus }, self.seconds)
     }

@@ -13,10 +13,10 @@ use crate::bench::experiment::{Unfit, Values, detail, fit, flow_limit_drops, hea
 use crate::bench::peer::latency::Latency;
 use crate::bench::peer::load::{Kind, Load, Transport};
 use crate::bench::report::document::{Better, Metric};
-use crate::bench::setup::mode::{Mode, Way};
+use crate::bench::setup::mode::{Active, Mode, Way};
 use crate::bench::setup::pair::Pair;
 use crate::bench::setup::place::Place;
-use crate::bench::setup::testbed::{Masks, Testbed};
+use crate::bench::setup::testbed::{Confined, Masks, Testbed};
 use crate::bench::setup::watch::{Seen, Watch};
 use crate::lab::client::Client;
 use crate::lab::frame::{Frames, TcpFlows, UdpFlows};
@@ -79,6 +79,8 @@ pub struct ClosedLoop {
     pub busy_poll: bool,
     /// Flows to another application at the same time, in the lab only.
     pub others: Option<Others>,
+    /// Requests in a second, in the lab only. Without, each reply is followed by the next request.
+    pub pace: Option<f64>,
 }
 
 /// Flows beside those that are measured.
@@ -144,10 +146,24 @@ impl OthersSent {
 }
 
 impl ClosedLoop {
+    /// One byte to and fro, with a thread for each connection.
+    pub fn rr(tcp: bool, connections: u32) -> Self {
+        Self {
+            tcp,
+            len: 1,
+            connections,
+            threads: connections,
+            work: None,
+            busy_poll: false,
+            others: None,
+            pace: None,
+        }
+    }
+
     /// Metrics of [`measure`](Self::measure).
     pub fn metrics() -> IndexMap<String, Metric> {
         use Better::{Higher, Lower, Neither};
-        IndexMap::from([
+        let mut metrics = IndexMap::from([
             headline("tps", "Transactions", "1/s", Higher),
             headline("latency_us_p99", "Latency, 99th percentile", "us", Lower),
             headline(
@@ -163,7 +179,10 @@ impl ClosedLoop {
             detail("sent_again", "Requests sent again", "1", Neither),
             detail("clipped", "Latencies beyond the histogram", "1", Neither),
             flow_limit_drops("packets"),
-        ])
+            detail("latency_us_p999", "Latency, 99.9th percentile", "us", Lower),
+        ]);
+        metrics.extend(Active::metrics());
+        metrics
     }
 
     /// Measures the loop under a way to steer.
@@ -194,8 +213,10 @@ impl ClosedLoop {
             self.busy_poll || polled == 0,
             "{polled} packets were found by busy polling: is net.core.busy_read set?"
         );
+        let mut values = sample.values(way);
+        values.extend(active.counted()?);
         active.stop()?;
-        Ok(sample.values(way))
+        Ok(values)
     }
 
     /// The client is an XDP program at the tester's end.
@@ -220,6 +241,10 @@ impl ClosedLoop {
         };
         let server = self.serve(netns, sockets, testbed.masks())?;
         let client = Client::new(&testbed.link, &frames, self.len)?;
+        let client = match self.pace {
+            Some(rate) => client.paced(rate)?,
+            None => client,
+        };
         Sample::take(testbed, client, server, self.others, seconds)
     }
 
@@ -318,6 +343,9 @@ impl Sample {
             Some(_) if !apart => None,
             _ => Some(testbed.far_end(&testbed.senders())?.before_others()?),
         };
+        // Where it sends the requests itself.
+        let _confined = apart.then(|| Confined::to(&testbed.masks().generators));
+        let _confined = _confined.transpose()?;
         client.start()?;
         let others = others.map(|others| others.start(testbed)).transpose()?;
         client.run(WARM_UP)?;
@@ -371,6 +399,7 @@ impl Sample {
             ("cpu_percent", 100.0 * self.seen.busy_share),
             ("sent_again", self.lost as f64),
             ("clipped", latency.out_of_range as f64),
+            ("latency_us_p999", latency.p999),
         ];
         if way.mode.is_kernels() {
             values.push(("flow_limit_drops", self.seen.flow_limit() as f64));

@@ -10,15 +10,19 @@ pub mod fairness;
 pub mod flood;
 pub mod follow;
 pub mod forward;
+pub mod headroom;
 pub mod lossfree;
 pub mod mixed;
 pub mod nat;
+pub mod neighbour;
 pub mod ramp;
 pub mod record;
 pub mod reorder;
 pub mod rpc;
 pub mod rr;
+pub mod servers;
 pub mod stream;
+pub mod tunnel;
 pub mod wakeup;
 
 use anyhow::{Result, ensure};
@@ -73,6 +77,14 @@ pub enum Scenario {
     Reorder,
     /// What `rxsteer advise` predicts, against what steering gains
     Advise,
+    /// nsd and nginx, asked by dnsperf and wrk
+    Servers,
+    /// Requests to a host on whose CPUs other programs compute
+    Neighbour,
+    /// Latency and cost of requests at rates that leave the host time
+    Headroom,
+    /// One flow through a tunnel, to the host or a container
+    Tunnel,
 }
 
 impl Scenario {
@@ -85,6 +97,7 @@ impl Scenario {
             Self::Flood | Self::Fairness | Self::Lossfree | Self::Forward => false,
             Self::Crr | Self::Nat | Self::Firewall | Self::Busypoll | Self::Reorder => false,
             Self::Ramp | Self::Wakeup | Self::Mixed | Self::Advise => false,
+            Self::Servers | Self::Neighbour | Self::Headroom | Self::Tunnel => false,
         }
     }
 
@@ -143,6 +156,10 @@ impl Scenario {
             Self::Firewall => possible("firewall", Forward::new(effort, Ruleset::Blocklist))?,
             Self::Reorder => Box::new(reorder::Reorder::new(effort)),
             Self::Advise => Box::new(advise::Advise::new(effort)?),
+            Self::Servers => possible("servers", servers::Scenario::new(effort))?,
+            Self::Neighbour => possible("neighbour", neighbour::Neighbour::new(effort))?,
+            Self::Headroom => possible("headroom", headroom::Headroom::new(effort))?,
+            Self::Tunnel => possible("tunnel", tunnel::Scenario::new(effort))?,
         })
     }
 }

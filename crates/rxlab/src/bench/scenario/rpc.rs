@@ -40,13 +40,10 @@ impl Rpc {
         let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On])?;
         let work = Work::up_to(WORK_US, TIMES_L2 * l2_bytes());
         let case = |(connections, threads)| ClosedLoop {
-            tcp: true,
             len: LEN,
-            connections: closed_loop::connections(connections, places.masks()),
             threads,
             work: Some(work.clone()),
-            busy_poll: false,
-            others: None,
+            ..ClosedLoop::rr(true, closed_loop::connections(connections, places.masks()))
         };
         Ok(Self {
             ways: places.masks().ways(&Mode::on(effort.device, &MODES)),

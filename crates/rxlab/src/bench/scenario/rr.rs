@@ -13,18 +13,9 @@ const CONNECTIONS: [u32; 2] = [1, 500];
 
 /// The cases with these numbers of connections, for each place.
 pub(super) fn cases(places: &Places, connections: [u32; 2]) -> Vec<(usize, ClosedLoop)> {
-    let case = |tcp, connections| ClosedLoop {
-        tcp,
-        len: 1,
-        connections,
-        threads: connections,
-        work: None,
-        busy_poll: false,
-        others: None,
-    };
     let cases = connections
         .map(|n| closed_loop::connections(n, places.masks()))
-        .map(|n| [case(true, n), case(false, n)]);
+        .map(|n| [ClosedLoop::rr(true, n), ClosedLoop::rr(false, n)]);
     places.each(cases.into_iter().flatten())
 }
 

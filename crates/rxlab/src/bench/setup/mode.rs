@@ -9,18 +9,21 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use indexmap::IndexMap;
 use rxsteer::api::client;
 use rxsteer::api::status::{Queue, Status};
 use rxsteer::daemon;
 use rxsteer::daemon::options::{Mode as Xdps, Options, RpsCpus};
 use rxsteer::daemon::told::Told;
 use rxsteer::datapath::policy::Policy;
+use rxsteer::datapath::waits::Waits;
 use rxsteer::datapath::{RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::device::Device;
 use rxsteer::host::setting::Setting;
 
-use crate::bench::experiment::{DeviceKind, fit};
+use crate::bench::experiment::{DeviceKind, Values, detail, fit};
+use crate::bench::report::document::{Better, Metric};
 use crate::bench::setup::watch::Seen;
 use crate::lab::link::End;
 use crate::lab::netns::Thread;
@@ -193,8 +196,8 @@ pub struct Active<'a> {
     mode: Mode,
     /// rxsteer, in its modes.
     steering: Option<Steering>,
-    /// The XDP program of the other modes.
-    program: Option<Xdp>,
+    /// The XDP programs of the other modes.
+    programs: Vec<Xdp>,
     /// Restored after everything else was stopped.
     settings: Vec<Setting>,
 }
@@ -211,45 +214,59 @@ impl<'a> Active<'a> {
     /// # Errors
     /// When the mode can't be switched on.
     pub fn start(end: &'a End, mode: Mode, cpus: Option<&CpuMask>) -> Result<Self> {
+        Self::start_on(&[end], mode, cpus)
+    }
+
+    /// As [`Self::start`], on several devices of one namespace: rxsteer takes native mode where it can.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_on(ends: &[&'a End], mode: Mode, cpus: Option<&CpuMask>) -> Result<Self> {
         let spread_over = || cpus.with_context(|| format!("{mode} over which CPUs?"));
-        let device = end.netns.run(|| Device::open(&end.name))?;
-        device.without_xdp()?;
         let mut active = Self {
-            end,
+            end: ends.first().context("which device?")?,
             mode,
             steering: None,
-            program: None,
+            programs: Vec::new(),
             settings: Vec::new(),
         };
-        if !mode.is_kernels() && !device.kernel_rps.is_empty() {
-            active.settings = vec![rps_off(end, &device.kernel_rps)?];
+        let mut loopback = false;
+        for end in ends {
+            let device = end.netns.run(|| Device::open(&end.name))?;
+            device.without_xdp()?;
+            loopback |= device.loopback.is_some();
+            if !mode.is_kernels() && !device.kernel_rps.is_empty() {
+                active.settings.push(rps_off(end, &device.kernel_rps)?);
+            }
+            match (mode, mode.policy()) {
+                (Mode::Cpumap, _) => {
+                    let cpus: Vec<u32> = spread_over()?.iter().collect();
+                    active.programs.push(Xdp::cpumap(end, &cpus, CPUMAP_RING)?);
+                }
+                (_, policy) if end.pass && (policy.is_none() || mode.is_skb()) => {
+                    active.programs.push(Xdp::pass(end)?);
+                }
+                _ => {}
+            }
         }
-        match (mode, mode.policy()) {
-            (_, Some(policy)) => {
-                let mut options = Options::new([end.name.as_str()]);
-                if let Some(cpus) = cpus {
-                    options.rps_cpus = RpsCpus::Mask(cpus.clone());
-                }
-                options.mode = Xdps::Native;
-                if mode.is_skb() {
-                    options.mode = Xdps::Skb;
-                    active.program = end.pass.then(|| Xdp::pass(end)).transpose()?;
-                }
-                options.policy = policy;
-                options.flow_limit = mode.flow_limit();
-                options.follow_nat = mode.follows_nat();
-                options.prepare = device.loopback.is_some();
-                active.steering = Some(steer(end, options)?);
+        if let Some(policy) = mode.policy() {
+            let mut options = Options::new(ends.iter().map(|end| end.name.as_str()));
+            if let Some(cpus) = cpus {
+                options.rps_cpus = RpsCpus::Mask(cpus.clone());
             }
-            (Mode::Cpumap, None) => {
-                let cpus: Vec<u32> = spread_over()?.iter().collect();
-                active.program = Some(Xdp::cpumap(end, &cpus, CPUMAP_RING)?);
-            }
-            _ if end.pass => active.program = Some(Xdp::pass(end)?),
-            _ => {}
+            options.mode = match ends {
+                _ if mode.is_skb() => Xdps::Skb,
+                [_] => Xdps::Native,
+                _ => Xdps::Auto,
+            };
+            options.policy = policy;
+            options.flow_limit = mode.flow_limit();
+            options.follow_nat = mode.follows_nat();
+            options.prepare = loopback;
+            active.steering = Some(steer(active.end, options)?);
         }
         if mode.is_kernels() {
-            active.settings = kernel_steering(end, spread_over()?, mode == Mode::KernelRfs)?;
+            active.settings = kernel_steering(ends, spread_over()?, mode == Mode::KernelRfs)?;
         }
         Ok(active)
     }
@@ -265,7 +282,7 @@ impl<'a> Active<'a> {
             end,
             mode,
             steering,
-            program: None,
+            programs: Vec::new(),
             settings: Vec::new(),
         })
     }
@@ -325,6 +342,53 @@ impl<'a> Active<'a> {
         self.steering.is_some().then(status).transpose()
     }
 
+    /// Metrics of [`Self::counted`].
+    pub fn metrics() -> IndexMap<String, Metric> {
+        IndexMap::from([
+            detail(
+                "redirected_percent",
+                "Packets redirected",
+                "%",
+                Better::Neither,
+            ),
+            detail(
+                "waited_us_p99",
+                "Wait for a backlog, 99th percentile, at most",
+                "us",
+                Better::Lower,
+            ),
+        ])
+    }
+
+    /// What rxsteer has counted since it was switched on; nothing in the other modes.
+    ///
+    /// # Errors
+    /// As [`Self::status`].
+    pub fn counted(&self) -> Result<Values> {
+        let mut waits = Waits::default();
+        let (mut received, mut redirected) = (0, 0);
+        for queue in self
+            .status()?
+            .iter()
+            .flat_map(|s| &s.devices)
+            .flat_map(|d| &d.queues)
+        {
+            received += queue.received;
+            redirected += queue.sums.redirected;
+            queue
+                .backlogs
+                .iter()
+                .for_each(|backlog| waits += &backlog.waits);
+        }
+        let share = (received > 0).then(|| 100.0 * redirected as f64 / received as f64);
+        let waited = waits.p99_below_us.map(|us| us as f64);
+        let values = [("redirected_percent", share), ("waited_us_p99", waited)];
+        Ok(values
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value?)))
+            .collect())
+    }
+
     /// Switches the mode off.
     ///
     /// # Errors
@@ -365,19 +429,24 @@ fn rps_off(end: &End, files: &[String]) -> Result<Setting> {
 
 /// Switches kernel RPS on, or kernel RFS with rxsteer's table sizes. The table of applications'
 /// CPUs is global and set in the initial network namespace.
-fn kernel_steering(end: &End, cpus: &CpuMask, rfs: bool) -> Result<Vec<Setting>> {
-    let files = |queue| ["rps_cpus", "rps_flow_cnt"].map(|file| format!("rx-{queue}/{file}"));
-    let files = (0..end.queues).flat_map(files);
-    let paths = files.map(|file| queue_file(end, &file)).collect();
-    let mut kept = vec![end.netns.run(|| Setting::keep_all(paths))?];
+fn kernel_steering(ends: &[&End], cpus: &CpuMask, rfs: bool) -> Result<Vec<Setting>> {
+    let mut kept = Vec::new();
+    for end in ends {
+        let files = |queue| ["rps_cpus", "rps_flow_cnt"].map(|file| format!("rx-{queue}/{file}"));
+        let files = (0..end.queues).flat_map(files);
+        let paths = files.map(|file| queue_file(end, &file)).collect();
+        kept.push(end.netns.run(|| Setting::keep_all(paths))?);
+    }
     if rfs {
         let entries = Setting::keep("/proc/sys/net/core/rps_sock_flow_entries")?;
         entries.set(&RPS_SOCK_FLOW_ENTRIES.to_string())?;
         kept.push(entries);
     }
     let slots = if rfs { RPS_FLOW_CNT } else { 0 };
-    write_queues(end, "rps_flow_cnt", &slots.to_string())?;
-    write_queues(end, "rps_cpus", &cpus.to_mask_string())?;
+    for end in ends {
+        write_queues(end, "rps_flow_cnt", &slots.to_string())?;
+        write_queues(end, "rps_cpus", &cpus.to_mask_string())?;
+    }
     Ok(kept)
 }
 

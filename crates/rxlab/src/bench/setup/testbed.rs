@@ -3,9 +3,9 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::marker::PhantomData;
+use std::rc::Rc;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use indexmap::IndexMap;
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
@@ -22,7 +22,7 @@ use crate::lab::ethtool::Offload;
 use crate::lab::frame::{Frames, UdpFlows, Vxlan};
 use crate::lab::generator::{Generator, GeneratorConfig};
 use crate::lab::link::{End, Link, LinkConfig};
-use crate::lab::netns::Netns;
+use crate::lab::netns::{Netns, confine};
 use crate::lab::nic::Nic;
 use crate::lab::xdp::Xdp;
 
@@ -102,8 +102,21 @@ impl Masks {
     /// # Errors
     /// When the host has a single CPU.
     pub fn host() -> Result<Self> {
+        Self::in_the_lab(4)
+    }
+
+    /// As [`Self::host`], with half of the CPUs for clients.
+    ///
+    /// # Errors
+    /// When the host has a single CPU.
+    pub fn half() -> Result<Self> {
+        Self::in_the_lab(2)
+    }
+
+    /// With one CPU of `share` for generators.
+    fn in_the_lab(share: usize) -> Result<Self> {
         let topology = Topology::host();
-        let generators = generators(&topology, &topology.online()?);
+        let generators = generators(&topology, &topology.online()?, share);
         Self::around(&topology, &[Some(INTERRUPT_CPU)], generators)
     }
 
@@ -199,14 +212,14 @@ impl fmt::Display for Masks {
     }
 }
 
-/// The last quarter of the CPUs, if there are four or more. Whole cores, since siblings share the
-/// core's time; never the core of [`INTERRUPT_CPU`].
-fn generators(topology: &Topology, online: &CpuMask) -> CpuMask {
+/// The last CPUs, one of `share`, if there are four or more. Whole cores, since siblings share the core's
+/// time; never the core of [`INTERRUPT_CPU`].
+fn generators(topology: &Topology, online: &CpuMask, share: usize) -> CpuMask {
     const FEWEST: usize = 4;
     let wanted = if online.len() < FEWEST {
         0
     } else {
-        online.len() / 4
+        online.len() / share
     };
     let interrupt = topology.core(INTERRUPT_CPU);
     let mut taken = CpuMask::new();
@@ -222,47 +235,46 @@ fn generators(topology: &Topology, online: &CpuMask) -> CpuMask {
     taken
 }
 
-/// Confines a thread, and threads started by it, to some CPUs until dropped. Nested instances of
-/// one thread must have the same CPUs.
+/// Confines a thread, and threads started by it, to some CPUs until dropped. Of several in one thread,
+/// the last one that is left counts.
 pub(in crate::bench) struct Confined {
-    /// Not Send: concerns the thread that created it.
-    _thread: PhantomData<*const ()>,
+    /// Its number in this thread. Not Send: concerns the thread that created it.
+    id: Rc<()>,
 }
 
+/// The instances in a thread, and the affinity before the first.
+type AllConfined = (Vec<(Rc<()>, CpuMask)>, CpuSet);
+
 thread_local! {
-    /// Number of instances in this thread, and its affinity before.
-    static CONFINED: RefCell<(usize, CpuSet)> = RefCell::new((0, CpuSet::new()));
+    static CONFINED: RefCell<AllConfined> = RefCell::new((Vec::new(), CpuSet::new()));
 }
 
 impl Confined {
     pub(in crate::bench) fn to(cpus: &CpuMask) -> Result<Self> {
-        CONFINED.with_borrow_mut(|(nr, before)| {
-            if *nr == 0 {
-                let this = Pid::from_raw(0);
+        let this = Pid::from_raw(0);
+        CONFINED.with_borrow_mut(|(confined, before)| {
+            if confined.is_empty() {
                 *before = sched_getaffinity(this)?;
-                let mut set = CpuSet::new();
-                for cpu in cpus.iter() {
-                    set.set(cpu as usize)?;
-                }
-                sched_setaffinity(this, &set)
-                    .with_context(|| format!("this can't run on CPUs {cpus}"))?;
             }
-            *nr += 1;
-            Ok(Self {
-                _thread: PhantomData,
-            })
+            confine(this, cpus)?;
+            let id = Rc::new(());
+            confined.push((id.clone(), cpus.clone()));
+            Ok(Self { id })
         })
     }
 }
 
 impl Drop for Confined {
     fn drop(&mut self) {
-        CONFINED.with_borrow_mut(|(nr, before)| {
-            *nr -= 1;
-            if *nr == 0
-                && let Err(e) = sched_setaffinity(Pid::from_raw(0), before)
-            {
-                tracing::warn!("a thread stays on the CPUs of the lab's host: {e}");
+        let this = Pid::from_raw(0);
+        CONFINED.with_borrow_mut(|(confined, before)| {
+            confined.retain(|(id, _)| !Rc::ptr_eq(id, &self.id));
+            let restored = match confined.last() {
+                Some((_, cpus)) => confine(this, cpus),
+                None => sched_setaffinity(this, before).map_err(Into::into),
+            };
+            if let Err(e) = restored {
+                tracing::warn!("a thread stays on the CPUs of the lab's host: {e:#}");
             }
         });
     }
@@ -282,7 +294,21 @@ impl Testbed {
     /// # Errors
     /// The host does not allow a lab, or has a single CPU.
     pub fn new(condition: Condition) -> Result<Self> {
-        let masks = Masks::host()?;
+        Self::within(condition, Masks::host()?, REPLY_QUEUES)
+    }
+
+    /// As [`Self::new`], with as many CPUs for the clients as for the host under test, and a queue on each
+    /// for what it sends: programs that cost the client about what they cost the server.
+    ///
+    /// # Errors
+    /// As [`Self::new`].
+    pub fn with_programs(condition: Condition) -> Result<Self> {
+        let masks = Masks::half()?;
+        let reply_queues = masks.generators.len().max(1) as u32;
+        Self::within(condition, masks, reply_queues)
+    }
+
+    fn within(condition: Condition, masks: Masks, reply_queues: u32) -> Result<Self> {
         let confined = masks
             .apart()
             .then(|| Confined::to(&masks.all))
@@ -290,7 +316,7 @@ impl Testbed {
         let (tester, dut) = (Netns::new("tester")?, Netns::new("dut")?);
         let config = LinkConfig {
             gro: condition.gro == Gro::On,
-            reply_queues: REPLY_QUEUES,
+            reply_queues,
             ..Default::default()
         };
         let link = Link::new(&tester, &dut, &config)?;
@@ -446,7 +472,23 @@ impl Testbed {
     /// # Errors
     /// When it can't be switched on.
     pub fn start(&self, way: Way) -> Result<Active<'_>> {
-        let active = Active::start(self.device(), way.mode, self.masks.of(way))?;
+        self.start_on(&[self.device()], way)
+    }
+
+    /// Switches a mode on, also for another device of the host.
+    ///
+    /// # Errors
+    /// When it can't be switched on.
+    pub fn start_with<'a>(&'a self, inner: &'a End, way: Way) -> Result<Active<'a>> {
+        self.start_on(&[self.device(), inner], way)
+    }
+
+    fn start_on<'a>(&'a self, devices: &[&'a End], way: Way) -> Result<Active<'a>> {
+        // Steering, and what is started from now on, runs on the host under test, whichever testbed was made last.
+        if self.masks.apart() {
+            confine(Pid::from_raw(0), &self.masks.all)?;
+        }
+        let active = Active::start_on(devices, way.mode, self.masks.of(way))?;
         if let Some(nic) = &self.nic {
             nic.bind()?;
         }
@@ -493,7 +535,7 @@ mod tests {
     fn the_last_quarter_of_the_cores_is_left_to_generators() {
         let of = |nr, threads, distance| {
             let (_dir, topology, online) = host(nr, threads, distance);
-            generators(&topology, &online).to_string()
+            generators(&topology, &online, 4).to_string()
         };
         for few in [1, 2, 3] {
             assert_eq!(of(few, 1, 1), "");
@@ -511,7 +553,7 @@ mod tests {
         // No topology: every CPU counts as a core.
         let dir = tempfile::tempdir().unwrap();
         let cpus = CpuMask::from_iter(0..8);
-        let unknown = generators(&Topology::at(dir.path()), &cpus);
+        let unknown = generators(&Topology::at(dir.path()), &cpus, 4);
         assert_eq!(unknown, CpuMask::from_iter([6, 7]));
     }
 

@@ -76,6 +76,8 @@ pub struct Seen {
     pub busy: f64,
     /// `busy` as a share of these CPUs' time.
     pub busy_share: f64,
+    /// Shares of these CPUs' time, sampled at ticks: programs; system calls and kernel threads; softirq.
+    pub kinds: [f64; 3],
     /// Share of these CPUs' time that the hypervisor took.
     pub steal_share: f64,
     /// Busy share of each of these CPUs.
@@ -125,6 +127,15 @@ impl Watch {
         // Busy time is sampled at ticks; idle time is measured (NO_HZ_IDLE).
         let all = seconds * host.len() as f64;
         let busy = (all - idle).max(0.0);
+        let of_kind = [
+            |times: &CpuTimes| times.user_ns,
+            |times: &CpuTimes| times.system_ns,
+            |times: &CpuTimes| times.softirq_ns,
+        ];
+        let kinds = of_kind.map(|kind| {
+            let sum = |times: &[CpuTimes]| times.iter().map(kind).sum::<u64>();
+            sum(&host).saturating_sub(sum(&then))
+        });
         let shares = busy_shares(&self.cpus, &cpus, seconds);
         let (shares, generators): (BTreeMap<_, _>, BTreeMap<_, _>) = shares
             .into_iter()
@@ -137,6 +148,7 @@ impl Watch {
             tcp: snmp::since(&self.tcp, snmp::tcp(&self.netns)?),
             busy,
             busy_share: busy / all,
+            kinds: kinds.map(|ns| ns as f64 / 1e9 / all),
             steal_share: stolen(&then, &host) / all,
             shares,
             busiest_generator: generators.into_values().fold(0.0, f64::max),
