@@ -280,6 +280,7 @@ fn nothing_to_gain(steered: &Steered, masks: &[QueueMask]) -> Option<String> {
     }
     let queue = |queue: u32| gain::Queue {
         interrupt_cpu: device.interrupt_cpu(&topology, queue - steered.first_queue),
+        nr_interrupts: device.nr_interrupts(&topology, queue - steered.first_queue),
         cpus: masks[queue as usize].cpus.clone(),
     };
     let queues: Vec<_> = steered.queues().map(queue).collect();

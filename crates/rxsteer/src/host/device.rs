@@ -205,6 +205,12 @@ impl Device {
         let napis = self.napis.as_deref().unwrap_or_default();
         topology.interrupt_cpu(&self.name, queue, self.rx_queues, napis)
     }
+
+    /// Interrupts of `queue` since boot; see [`Topology::nr_interrupts`].
+    pub fn nr_interrupts(&self, topology: &Topology, queue: u32) -> Option<u64> {
+        let napis = self.napis.as_deref().unwrap_or_default();
+        topology.nr_interrupts(&self.name, queue, self.rx_queues, napis)
+    }
 }
 
 // linux/netdev.h. Repeated here because the headers of Debian 12 (6.1) lack them.

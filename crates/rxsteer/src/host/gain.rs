@@ -8,11 +8,16 @@ use super::topology::Topology;
 /// flows by hash, and steering can relieve a CPU that got too many.
 const LOADED: u64 = 25;
 
+/// Interrupts of all queues from which on their shares tell how packets are spread.
+const ENOUGH: u64 = 1000;
+
 /// A receive queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Queue {
     /// The CPU that receives its packets, if known.
     pub interrupt_cpu: Option<u32>,
+    /// Its interrupts since boot, if known.
+    pub nr_interrupts: Option<u64>,
     /// The CPUs to which its packets may be steered.
     pub cpus: CpuMask,
 }
@@ -20,12 +25,13 @@ pub struct Queue {
 impl Topology {
     /// Says that steering wins nothing on `device`: each CPU of the queues' masks receives packets
     /// of a queue itself, and none has much to do in softirqs (since boot). `None` if steering may
-    /// win something, or if the CPU of an interrupt is unknown.
+    /// win something, if the CPU of an interrupt is unknown, or if one queue has had most of the interrupts: a
+    /// device does not use all of its queues, or its hash does not tell flows apart.
     pub fn nothing_to_gain(&self, device: &str, queues: &[Queue]) -> Option<String> {
         let interrupts: Option<CpuMask> = queues.iter().map(|queue| queue.interrupt_cpu).collect();
         let interrupts = interrupts?;
         let cpus: CpuMask = queues.iter().flat_map(|queue| queue.cpus.iter()).collect();
-        if cpus.is_empty() || !cpus.without(&interrupts).is_empty() {
+        if cpus.is_empty() || !cpus.without(&interrupts).is_empty() || in_one_queue(queues) {
             return None;
         }
         let shares = interrupts.iter().map(|cpu| self.softirq_percent(cpu));
@@ -58,6 +64,13 @@ impl Topology {
     }
 }
 
+/// Whether one of several queues has had three quarters of the interrupts.
+fn in_one_queue(queues: &[Queue]) -> bool {
+    let counts = queues.iter().map(|queue| queue.nr_interrupts.unwrap_or(0));
+    let (sum, most) = (counts.clone().sum::<u64>(), counts.max().unwrap_or(0));
+    queues.len() > 1 && sum >= ENOUGH && most >= sum - sum / 4
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,6 +88,7 @@ mod tests {
     fn queue(interrupt_cpu: impl Into<Option<u32>>, cpus: &str) -> Queue {
         Queue {
             interrupt_cpu: interrupt_cpu.into(),
+            nr_interrupts: None,
             cpus: CpuMask::parse_list(cpus).unwrap(),
         }
     }
@@ -130,6 +144,21 @@ mod tests {
         // Without the times nothing is known.
         let topology = Fixture::new("0-3").topology_kept();
         assert_eq!(topology.1.nothing_to_gain("eth0", &spread()), None);
+    }
+
+    #[test]
+    fn packets_in_one_queue_are_not_spread() {
+        let counted = |counts: [u64; 4]| {
+            let mut queues = spread();
+            for (queue, nr) in queues.iter_mut().zip(counts) {
+                queue.nr_interrupts = Some(nr);
+            }
+            said([1, 2, 12, 3], &queues)
+        };
+        assert_eq!(counted([9000, 1000, 1000, 1000]), None);
+        assert!(counted([5000, 1000, 1000, 1000]).is_some());
+        // Too few to tell.
+        assert!(counted([900, 0, 0, 0]).is_some());
     }
 
     #[test]

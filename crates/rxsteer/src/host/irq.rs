@@ -22,10 +22,7 @@ impl Topology {
         nr_queues: u32,
         napis: &[Napi],
     ) -> Option<u32> {
-        let napi = match napis.len() == nr_queues as usize {
-            true => napis.get(queue as usize),
-            false => None,
-        };
+        let napi = of_queue(napis, queue, nr_queues);
         let threaded = self
             .read(&format!("sys/class/net/{device}/threaded"))
             .is_some_and(|value| value != "0");
@@ -37,10 +34,34 @@ impl Topology {
         if thread.is_some() || threaded {
             return self.thread_cpu(thread?);
         }
-        let irq = napi
-            .and_then(|napi| napi.irq)
-            .or_else(|| self.named_interrupt(device, queue))?;
-        self.irq_cpu(irq)
+        self.irq_cpu(self.irq_of(device, queue, napi)?)
+    }
+
+    /// Interrupts of a device's queue since boot; `None` if they are not known. The arguments are those of
+    /// [`Self::interrupt_cpu`].
+    pub fn nr_interrupts(
+        &self,
+        device: &str,
+        queue: u32,
+        nr_queues: u32,
+        napis: &[Napi],
+    ) -> Option<u64> {
+        let irq = self.irq_of(device, queue, of_queue(napis, queue, nr_queues))?;
+        let table = self.read("proc/interrupts")?;
+        let line = table.lines().find_map(|line| {
+            let (number, rest) = line.split_once(':')?;
+            (number.trim().parse() == Ok(irq)).then_some(rest)
+        });
+        // A number for each CPU, then the name.
+        let words = line?
+            .split_whitespace()
+            .map_while(|n| n.parse::<u64>().ok());
+        Some(words.sum())
+    }
+
+    fn irq_of(&self, device: &str, queue: u32, napi: Option<&Napi>) -> Option<u32> {
+        napi.and_then(|napi| napi.irq)
+            .or_else(|| self.named_interrupt(device, queue))
     }
 
     /// The CPU to which the kernel delivers interrupt `irq`; `smp_affinity` is only a request.
@@ -105,6 +126,13 @@ impl Topology {
             .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
         CpuMask::parse_list(list).ok()
     }
+}
+
+/// The instance of a queue, if there is one for each.
+fn of_queue(napis: &[Napi], queue: u32, nr_queues: u32) -> Option<&Napi> {
+    napis
+        .get(queue as usize)
+        .filter(|_| napis.len() == nr_queues as usize)
 }
 
 /// Whether `name` contains `word` as a whole word: `eth1` is not in `eth10-rx-0`.
@@ -185,6 +213,8 @@ mod tests {
         assert_eq!(topology.1.interrupt_cpu("eth0", 0, 1, &[]), Some(3));
         assert_eq!(topology.1.interrupt_cpu("eth0", 1, 1, &[]), None);
         assert_eq!(topology.1.interrupt_cpu("eth9", 0, 1, &[]), None);
+        assert_eq!(topology.1.nr_interrupts("eth0", 0, 1, &[]), Some(3978));
+        assert_eq!(topology.1.nr_interrupts("eth0", 1, 1, &[]), None);
     }
 
     #[test]

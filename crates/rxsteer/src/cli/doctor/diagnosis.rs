@@ -182,6 +182,7 @@ fn nothing_to_gain(device: &Device) -> Option<String> {
         let cpus = topology.auto_mask(interrupt_cpu).ok()?.cpus;
         Some(gain::Queue {
             interrupt_cpu,
+            nr_interrupts: device.nr_interrupts(&topology, queue),
             cpus,
         })
     };
