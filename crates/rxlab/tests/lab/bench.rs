@@ -289,8 +289,14 @@ fn has_servers(test: &str) -> bool {
     missing.is_none()
 }
 
-/// Modes of the scenarios with servers.
-const STEERED: [&str; 4] = ["none", "kernel-rps (others)", "rxsteer", "rxsteer-skb"];
+/// Modes of the scenarios with servers, for fewer than four CPUs, and for others.
+const STEERED: [&str; 5] = [
+    "none",
+    "kernel-rps (all)",
+    "kernel-rps (others)",
+    "rxsteer",
+    "rxsteer-skb",
+];
 
 #[test]
 fn servers() -> Result<()> {
@@ -299,7 +305,7 @@ fn servers() -> Result<()> {
         return Ok(());
     }
     let cases = ["nsd over UDP", "nsd over TCP", "connection for each"];
-    let modes = if is_short() { &STEERED[..3] } else { &STEERED };
+    let modes = if is_short() { &STEERED[..4] } else { &STEERED };
     let headlines = ["answers_per_s", "latency_us_p99", "demand_us"];
     run_only(Scenario::Servers, only(&cases, modes), &headlines)
 }
@@ -311,7 +317,7 @@ fn neighbour() -> Result<()> {
         return Ok(());
     }
     let cases = ["TCP_RR, 1 connection; nice 0", "nsd over UDP"];
-    let modes = if is_short() { &STEERED[2..3] } else { &STEERED };
+    let modes = if is_short() { &STEERED[3..4] } else { &STEERED };
     let headlines = ["answers_per_s", "latency_us_p99"];
     run_only(Scenario::Neighbour, only(&cases, modes), &headlines)
 }
@@ -323,7 +329,7 @@ fn headroom() -> Result<()> {
         return Ok(());
     }
     let cases = ["TCP_RR", "nginx"];
-    let modes = if is_short() { &STEERED[2..3] } else { &STEERED };
+    let modes = if is_short() { &STEERED[3..4] } else { &STEERED };
     let headlines = ["latency_us_p50", "latency_us_p999", "demand_us"];
     run_only(Scenario::Headroom, only(&cases, modes), &headlines)
 }
@@ -332,7 +338,7 @@ fn headroom() -> Result<()> {
 fn tunnel() -> Result<()> {
     in_lab!();
     let cases = ["TCP to the host", "UDP to a container"];
-    let modes = if is_short() { &STEERED[1..3] } else { &STEERED };
+    let modes = if is_short() { &STEERED[2..4] } else { &STEERED };
     run_only(Scenario::Tunnel, only(&cases, modes), &["mbit_per_s"])
 }
 

@@ -5,7 +5,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use hdrhistogram::Histogram;
 use rxsteer::host::cpumask::CpuMask;
 
@@ -74,22 +74,39 @@ pub(super) fn said(printed: &str) -> Result<Said> {
         }
     }
     let answers: u64 = number(printed, "Queries completed:")?;
-    let good = printed
-        .lines()
-        .find_map(|line| {
-            line.split_once("NOERROR ")?
-                .1
-                .split_whitespace()
-                .next()?
-                .parse::<u64>()
-                .ok()
-        })
-        .filter(|_| printed.contains("Response codes:"))
-        .context("no response codes")?;
+    // Of the line with the codes, which is empty without answers; those of answers have a name behind.
+    let good = printed.lines().find_map(|line| {
+        let (_, rest) = line.split_once("NOERROR ")?;
+        rest.split_whitespace().next()?.parse::<u64>().ok()
+    });
     Ok(Said {
         answers,
         rate: number(printed, "Queries per second:")?,
-        lost: number::<u64>(printed, "Queries lost:")? + (answers - good.min(answers)),
+        lost: number::<u64>(printed, "Queries lost:")? + answers.saturating_sub(good.unwrap_or(0)),
         us: quantiles(&us),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_are_counted_from_what_it_prints() {
+        let printed = "> NOERROR h0.example.test A 0.000100\n> NOERROR h1.example.test A 0.000300\n\
+                       > T h2.example.test A\n  Queries sent:         3\n\
+                       Queries completed:    3 (100.00%)\n  Queries lost:         1 (33.33%)\n\
+                       Response codes:       NOERROR 2 (66.67%), SERVFAIL 1 (33.33%)\n\
+                       Queries per second:   20.500000\n";
+        let said = said(printed).unwrap();
+        assert_eq!((said.answers, said.rate, said.lost), (3, 20.5, 2));
+        assert_eq!(said.us, [100.0, 300.0, 300.0]);
+    }
+
+    #[test]
+    fn without_answers_there_are_none() {
+        let printed = "  Queries completed:    0 (-nan%)\n  Queries lost:         0 (-nan%)\n\
+                       Response codes:       \n  Queries per second:   0.000000\n";
+        assert_eq!(said(printed).unwrap(), Said::default());
+    }
 }

@@ -5,7 +5,7 @@ use anyhow::Result;
 use indexmap::IndexMap;
 
 use super::closed_loop::ClosedLoop;
-use super::servers::{self, MODES, Servers};
+use super::servers::{self, Servers};
 use crate::bench::experiment::{
     CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, headline,
 };
@@ -58,9 +58,10 @@ impl Headroom {
     pub fn new(effort: &Effort) -> Result<Self> {
         let condition = effort.conditions(&[Napi::Interrupt], &[Gro::On])[0];
         let place = Place::Lab(Testbed::new(condition)?.into());
+        let servers = Servers::new(condition)?;
         Ok(Self {
-            ways: place.masks().ways(&MODES),
-            servers: Servers::new(condition)?,
+            ways: servers.ways(),
+            servers,
             condition,
             place,
             seconds: effort.seconds.max(SHORTEST),
@@ -136,7 +137,7 @@ impl Experiment for Headroom {
             question: "How late are answers, and what do they cost, while the host has time to spare?",
             metrics,
             cases: cases.collect(),
-            conditions: self.servers.testbed.conditions(&[self.condition]),
+            conditions: self.servers.conditions(&[self.condition]),
             notes: vec![
                 "The rates are shares of the answers in a second without steering, which are counted first. \
                  dnsperf asks at a rate, wrk waits at random after each answer, the lab's own client asks at a \

@@ -7,7 +7,7 @@ use anyhow::Result;
 use indexmap::IndexMap;
 
 use super::closed_loop::ClosedLoop;
-use super::servers::{self, MODES, Servers};
+use super::servers::{self, Servers};
 use crate::bench::experiment::{
     CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, headline,
 };
@@ -58,7 +58,7 @@ impl Neighbour {
         };
         let places = conditions.iter().map(place).collect::<Result<Vec<_>>>()?;
         Ok(Self {
-            ways: places[0].0.masks().ways(&MODES),
+            ways: places[0].1.ways(),
             conditions,
             places,
             seconds: effort.seconds,
@@ -86,7 +86,6 @@ impl Experiment for Neighbour {
                 })
             })
         });
-        let testbed = &self.places[0].1.testbed;
         let mut metrics = IndexMap::from([
             headline("answers_per_s", "Answers", "1/s", Higher),
             headline("latency_us_p99", "Latency, 99th percentile", "us", Lower),
@@ -98,7 +97,7 @@ impl Experiment for Neighbour {
             question: "How many requests are answered, and how late, while a thread computes on each CPU?",
             metrics,
             cases: cases.collect(),
-            conditions: testbed.conditions(&self.conditions),
+            conditions: self.places[0].1.conditions(&self.conditions),
             notes: vec![
                 "The computing threads are bound to the host's CPUs, one to each, with the nice value of the \
                  case. For TCP_RR the client has a quarter of the CPUs, for nsd and nginx a half, if there are \

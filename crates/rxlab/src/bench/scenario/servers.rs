@@ -15,7 +15,7 @@ use crate::bench::experiment::{
 };
 use crate::bench::programs::{Client, NR_CLIENTS, Said, Server, Service};
 use crate::bench::report::document::{Better, Metric};
-use crate::bench::setup::mode::{Active, Mode, Way};
+use crate::bench::setup::mode::{Active, Cpus, Mode, Way};
 use crate::bench::setup::testbed::Testbed;
 use crate::bench::setup::traffic::SETTLING;
 use crate::bench::setup::watch::Seen;
@@ -30,7 +30,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 const SATURATED: f64 = 0.97;
 
 /// Modes to compare.
-pub(super) const MODES: [Mode; 7] = [
+const MODES: [Mode; 7] = [
     Mode::None,
     Mode::KernelRps,
     Mode::KernelRfs,
@@ -44,8 +44,8 @@ pub(super) const MODES: [Mode; 7] = [
 pub(super) const NOTE: &str = "Rates, latencies and losses are what dnsperf and wrk say, from their start to \
      their end; wrk's losses are requests that failed. nsd has a socket for each worker (SO_REUSEPORT), nginx \
      one for all; both may run on all CPUs of the host. With four CPUs or more, half of them are the \
-     clients', and where one of those is busy all the time, there is no figure. With fewer, the client runs on \
-     the CPU that polls the queue, and what it takes is taken from the host.";
+     clients', and where one of those is busy all the time, there is no figure. With fewer, the client is a \
+     program of the host, on any CPU, and the queue is polled in softirq on the CPU that sends.";
 
 /// A server, and how many workers it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,8 +90,8 @@ impl Case {
 pub(super) struct Servers {
     pub(super) testbed: Testbed,
     running: Option<(Case, Server)>,
-    /// The tester's device polls what the host sends.
-    _polled: Xdp,
+    /// The program with which the tester's device polls what the host sends, if it has CPUs of its own.
+    _polled: Option<Xdp>,
 }
 
 /// One measurement.
@@ -113,13 +113,41 @@ impl Servers {
             .into_iter()
             .try_for_each(Service::find)?;
         let testbed = Testbed::with_programs(condition)?;
-        let polled = Xdp::pass(&testbed.link.tester)?;
+        let polled = testbed
+            .masks()
+            .apart()
+            .then(|| Xdp::pass(&testbed.link.tester));
         testbed.link.tester.netns.many_ports()?;
         Ok(Self {
             testbed,
             running: None,
-            _polled: polled,
+            _polled: polled.transpose()?,
         })
+    }
+
+    /// The ways to compare. Where the client is a program of the host no CPU polls alone, so that there are no
+    /// others.
+    pub(super) fn ways(&self) -> Vec<Way> {
+        let masks = self.testbed.masks();
+        let mut ways = masks.ways(&MODES);
+        ways.retain(|way| masks.apart() || way.cpus != Cpus::Others);
+        ways
+    }
+
+    /// Conditions of a scenario's figures.
+    pub(super) fn conditions(&self, conditions: &[Condition]) -> IndexMap<String, String> {
+        let mut map = self.testbed.conditions(conditions);
+        if !self.testbed.masks().apart() {
+            map.insert(
+                "queue".to_owned(),
+                "polled in softirq, on the CPU that sends".to_owned(),
+            );
+            map.insert(
+                "generators".to_owned(),
+                "programs of the host, on all CPUs".to_owned(),
+            );
+        }
+        map
     }
 
     /// Starts the server of a case, unless it runs.
@@ -139,11 +167,19 @@ impl Servers {
 
     /// Starts the client of the server that runs, and the device by which it gets the answers; returns once it
     /// asks.
-    fn ask(&self, pace: Option<f64>) -> Result<(Client, Nic)> {
+    fn ask(&self, pace: Option<f64>) -> Result<(Client, Option<Nic>)> {
         let (_, server) = self.running.as_ref().context("no server runs")?;
+        let masks = self.testbed.masks();
         let senders = self.testbed.senders();
-        let far_end = self.testbed.far_end(&senders)?.before_others()?;
-        let cpus = senders.into_iter().collect();
+        let far_end = masks
+            .apart()
+            .then(|| self.testbed.far_end(&senders)?.before_others());
+        let far_end = far_end.transpose()?;
+        // Without CPUs of its own it is a program of the host, as the server is.
+        let cpus = match masks.apart() {
+            true => senders.into_iter().collect(),
+            false => masks.all.clone(),
+        };
         let before = self.received()?;
         let client = server.ask(&self.testbed.link.tester.netns, &cpus, pace)?;
         let start = Instant::now();
@@ -305,7 +341,7 @@ impl Scenario {
         let servers = conditions.iter().map(|c| Servers::new(*c));
         let servers = servers.collect::<Result<Vec<_>>>()?;
         Ok(Self {
-            ways: servers[0].testbed.masks().ways(&MODES),
+            ways: servers[0].ways(),
             conditions,
             servers,
             seconds: effort.seconds,
@@ -328,7 +364,7 @@ impl Experiment for Scenario {
                        cost?",
             metrics: Sample::metrics(),
             cases: cases.collect(),
-            conditions: testbed.conditions(&self.conditions),
+            conditions: self.servers[0].conditions(&self.conditions),
             notes: vec![NOTE.to_owned()],
             seconds_each: self.seconds + 0.8,
         }
