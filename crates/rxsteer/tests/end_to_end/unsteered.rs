@@ -126,8 +126,8 @@ fn new_queues_are_steered() -> Result<()> {
     until("there are two", || {
         Ok((nr_queues(&running)? == 2).then_some(()))
     })?;
-    // The change drops what the device's ring holds, for whose reception this generator would wait.
-    wire.stop()?;
+    // The change drops what the device's ring holds. This generator waits for its reception, and may have given up.
+    let _ = wire.stop();
     until("what the change left is received", || {
         let queued = running.status()?.devices[0].queues[0].sums.queued;
         Ok((queued == 0 && sink.received() > 0).then_some(()))
