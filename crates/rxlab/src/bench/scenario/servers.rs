@@ -201,7 +201,7 @@ impl Servers {
         Ok(text.trim().parse()?)
     }
 
-    /// Runs `look` while the client of a case asks, without steering.
+    /// Runs `look` while the client of a case asks, without steering and without an XDP program.
     ///
     /// # Errors
     /// When the lab failed, and those of `look`.
@@ -211,13 +211,10 @@ impl Servers {
         look: impl FnOnce(&Testbed) -> Result<T>,
     ) -> Result<T> {
         self.serve(case)?;
-        let testbed = &self.testbed;
-        let active = testbed.start(Way::by_default(Mode::None))?;
         let (client, _far_end) = self.ask(None)?;
         sleep(SETTLING);
-        let looked = look(testbed)?;
+        let looked = look(&self.testbed)?;
         client.stop()?;
-        active.stop()?;
         Ok(looked)
     }
 

@@ -112,12 +112,15 @@ impl Tunnel {
         } else {
             &self.inner
         };
-        // What the container's namespace steers, it steers itself.
-        let inside = case
-            .container
-            .then(|| Active::start(end, skb(way.mode), masks.of(way)));
+        // rxsteer steers one namespace: the container has its own.
+        let separate = case.container && !way.mode.is_kernels();
+        let inside = separate.then(|| Active::start(end, skb(way.mode), masks.of(way)));
         let inside = inside.transpose()?;
-        let active = testbed.start_with(&self.inner, way)?;
+        let mut outside = vec![&self.inner];
+        if case.container && !separate {
+            outside.push(end);
+        }
+        let active = testbed.start_with(&outside, way)?;
         let cpus = testbed.senders();
         let _far_end = testbed.far_end(&cpus)?.before_others()?;
         let load = Load::start(testbed, end, case.tcp, cpus[0])?;

@@ -475,12 +475,12 @@ impl Testbed {
         self.start_on(&[self.device()], way)
     }
 
-    /// Switches a mode on, also for another device of the host.
+    /// Switches a mode on, also for other devices; those of rxsteer's modes are in the namespace of the steered one.
     ///
     /// # Errors
     /// When it can't be switched on.
-    pub fn start_with<'a>(&'a self, inner: &'a End, way: Way) -> Result<Active<'a>> {
-        self.start_on(&[self.device(), inner], way)
+    pub fn start_with<'a>(&'a self, others: &[&'a End], way: Way) -> Result<Active<'a>> {
+        self.start_on(&[&[self.device()], others].concat(), way)
     }
 
     fn start_on<'a>(&'a self, devices: &[&'a End], way: Way) -> Result<Active<'a>> {
