@@ -7,5 +7,6 @@ mod lab;
 mod peer;
 mod reorder;
 mod report;
+mod servers;
 mod testbed;
 mod usage;

@@ -10,7 +10,7 @@ use hdrhistogram::Histogram;
 use rxsteer::host::cpumask::CpuMask;
 
 use super::nsd::{NR_NAMES, ZONE};
-use super::{NR_CLIENTS, Said, number, quantiles};
+use super::said::{NR_CLIENTS, Said, number, quantiles};
 use crate::lab::netns::Netns;
 use crate::lab::tool::{Running, Tool};
 

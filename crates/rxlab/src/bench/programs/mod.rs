@@ -4,6 +4,7 @@
 mod dnsperf;
 mod nginx;
 mod nsd;
+pub mod said;
 mod wrk;
 
 use std::fmt;
@@ -12,17 +13,14 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use hdrhistogram::Histogram;
 use nix::sys::signal::Signal;
 use rxsteer::host::cpumask::CpuMask;
 use tempfile::TempDir;
 
+use self::said::Said;
 use super::experiment::{Unfit, fit};
 use crate::lab::netns::Netns;
 use crate::lab::tool::{Running, Tool};
-
-/// Connections, or sockets, of a client.
-pub const NR_CLIENTS: u32 = 64;
 
 /// Limit on the start of a server. An emulated machine takes seconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
@@ -176,39 +174,4 @@ impl Client {
         fit!(said.answers > 0, "no request was answered");
         Ok(said)
     }
-}
-
-/// What a client says, from its start to its end.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Said {
-    /// Requests that were answered.
-    pub answers: u64,
-    /// Answers in a second.
-    pub rate: f64,
-    /// Requests that the client gave up, answers that were none.
-    pub lost: u64,
-    /// Latency, us: median, 99th and 99.9th percentile.
-    pub us: [f64; 3],
-}
-
-/// The quantiles of [`Said::us`].
-const QUANTILES: [f64; 3] = [0.5, 0.99, 0.999];
-
-/// Quantiles of latencies in us.
-fn quantiles(us: &Histogram<u64>) -> [f64; 3] {
-    QUANTILES.map(|q| us.value_at_quantile(q) as f64)
-}
-
-/// The number after a label, at the start of a line.
-fn number<T: std::str::FromStr>(printed: &str, label: &str) -> Result<T> {
-    let mut lines = printed.lines();
-    let found = lines.find_map(|line| {
-        line.trim_start()
-            .strip_prefix(label)?
-            .split_whitespace()
-            .next()
-    });
-    found
-        .and_then(|word| word.parse().ok())
-        .with_context(|| format!("no number after `{label}`"))
 }

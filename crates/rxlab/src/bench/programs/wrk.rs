@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use rxsteer::host::cpumask::CpuMask;
 
-use super::{NR_CLIENTS, Said, number};
+use super::said::{NR_CLIENTS, Said, number};
 use crate::lab::netns::Netns;
 use crate::lab::tool::{Running, Tool};
 

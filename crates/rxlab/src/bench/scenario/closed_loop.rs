@@ -13,10 +13,11 @@ use crate::bench::experiment::{Unfit, Values, detail, fit, flow_limit_drops, hea
 use crate::bench::peer::latency::Latency;
 use crate::bench::peer::load::{Kind, Load, Transport};
 use crate::bench::report::document::{Better, Metric};
+use crate::bench::setup::confined::Confined;
 use crate::bench::setup::mode::{Active, Mode, Way};
 use crate::bench::setup::pair::Pair;
 use crate::bench::setup::place::Place;
-use crate::bench::setup::testbed::{Confined, Masks, Testbed};
+use crate::bench::setup::testbed::{Masks, Testbed};
 use crate::bench::setup::watch::{Seen, Watch};
 use crate::lab::client::Client;
 use crate::lab::frame::{Frames, TcpFlows, UdpFlows};

@@ -13,9 +13,11 @@ use indexmap::IndexMap;
 use crate::bench::experiment::{
     CasePlan, Condition, Effort, Experiment, Gro, Napi, Plan, Values, detail, fit, headline,
 };
-use crate::bench::programs::{Client, NR_CLIENTS, Said, Server, Service};
+use crate::bench::programs::said::{NR_CLIENTS, Said};
+use crate::bench::programs::{Client, Server, Service};
 use crate::bench::report::document::{Better, Metric};
-use crate::bench::setup::mode::{Active, Cpus, Mode, Way};
+use crate::bench::scenario::closed_loop::MODES;
+use crate::bench::setup::mode::{Active, Cpus, Way};
 use crate::bench::setup::testbed::Testbed;
 use crate::bench::setup::traffic::SETTLING;
 use crate::bench::setup::watch::Seen;
@@ -28,17 +30,6 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Above this busy share, the client's CPU is the limit.
 const SATURATED: f64 = 0.97;
-
-/// Modes to compare.
-const MODES: [Mode; 7] = [
-    Mode::None,
-    Mode::KernelRps,
-    Mode::KernelRfs,
-    Mode::RxsteerRfs,
-    Mode::Rxsteer,
-    Mode::RxsteerSkbRfs,
-    Mode::RxsteerSkb,
-];
 
 /// Remark for the reader of the figures.
 pub(super) const NOTE: &str = "Rates, latencies and losses are what dnsperf and wrk say, from their start to \

@@ -12,7 +12,8 @@ use anyhow::{Result, bail};
 
 use crate::bench::experiment::DeviceKind;
 use crate::bench::peer::server::Server;
-use crate::bench::setup::testbed::{Confined, INTERRUPT_CPU, Masks};
+use crate::bench::setup::confined::Confined;
+use crate::bench::setup::testbed::{INTERRUPT_CPU, Masks};
 use crate::lab::ethtool::Offload;
 use crate::lab::link::{Link, LinkConfig};
 use crate::lab::netns::{Netns, Thread};

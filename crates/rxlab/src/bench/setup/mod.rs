@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Setup of measurements: the lab or a device, modes, traffic, and the kernel's counters.
 
+pub(in crate::bench) mod confined;
 pub mod local;
 pub mod mode;
 pub mod pace;
