@@ -6,6 +6,7 @@ FRAMES ?=
 HOURS ?=
 MINUTES ?=
 CPUS ?=
+NIC ?=
 SCENARIO ?=
 PROFILE ?=
 REPORT ?= bench.html
@@ -34,8 +35,8 @@ soak: ## traffic of all kinds while everything moves: nothing grows, as root (HO
 faults: ## random faults under traffic: order, accounts, nothing left behind, as root (MINUTES=60)
 	@scripts/faults.sh $(MINUTES)
 
-guest: ## tests in virtual machines, on several kernels (TEST=rfs, ARGS=FILTER, KERNEL=6.12, CPUS=8, RESUME=1)
-	@scripts/guest.sh $(KERNEL:%=--kernel %) $(CPUS:%=--cpus %) $(RESUME:%=--resume) $(TEST) $(ARGS)
+guest: ## tests in virtual machines, on several kernels (TEST=rfs, ARGS=FILTER, KERNEL=6.12, CPUS=8, NIC=e1000e, RESUME=1)
+	@scripts/guest.sh $(KERNEL:%=--kernel %) $(CPUS:%=--cpus %) $(NIC:%=--nic %) $(RESUME:%=--resume) $(TEST) $(ARGS)
 
 overhead: ## what the daemon takes itself: CPU time, memory, time to start; 2 minutes, as root
 	@scripts/overhead.sh

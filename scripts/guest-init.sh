@@ -26,12 +26,19 @@ ulimit -l unlimited
 caches=$(sort -u /sys/devices/system/cpu/cpu*/cache/index3/shared_cpu_list | tr '\n' ' ')
 echo "Linux $(uname -r), CPUs by last-level cache: $caches"
 
-# Machines of testbed.sh have no such device.
-if grep -qs 0x1af4 /sys/bus/pci/devices/*/vendor; then
-    modprobe virtio_pci
-    modprobe virtio_net
-    RXSTEER_VIRTIO=$(cd /sys/class/net && echo eth*)
-    export RXSTEER_VIRTIO
+# Drivers of the two network devices; machines of testbed.sh have none.
+if [ -s /nics ]; then
+    while read -r module; do
+        modprobe "$module"
+    done </nics
+    names() { find /sys/class/net/*/device -prune 2>/dev/null | cut -d / -f 5; }
+    # A USB bus is enumerated meanwhile.
+    for _ in $(seq 50); do
+        [ "$(names | wc -l)" -lt 2 ] || break
+        usleep 200000
+    done
+    RXSTEER_NICS=$(names | tr '\n' ' ')
+    export RXSTEER_NICS
 fi
 sh /run-this
 status=$?

@@ -18,7 +18,7 @@ END
     result=$(sh /one-test "$1" /tmp "$line")
     echo "$result" | tee /dev/ttyS1
     case $result in
-    *"${tab}passed${tab}"* | *"${tab}not run${tab}"*) ;;
+    *"${tab}passed${tab}"* | *"${tab}not run${tab}"*) sed -n 's/^.*note: /    /p' "/tmp/$program.$name" ;;
     *)
         failed=1
         cat "/tmp/$program.$name"

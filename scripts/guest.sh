@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# guest.sh [--kernel SERIES[,SERIES...]] [--cpus N] [--timeout TIME] [--resume] [TEST [FILTER...]]:
+# guest.sh [--kernel SERIES[,SERIES...]] [--cpus N] [--nic NIC] [--timeout TIME] [--resume] [TEST [FILTER...]]:
 # runs tests in a virtual machine with another kernel and more CPUs, half of them below each of two
 # last-level caches.
+#
+# NIC is the model of the machine's two network devices: virtio (default), virtio-plain (no offloads),
+# virtio-4 (four queues), e1000e, igb, vmxnet3, rtl8139 or usb. All but virtio take Debian's kernel for every machine.
 #
 # --resume skips the results of an earlier run without TEST on the same kernels.
 #
@@ -15,9 +18,9 @@ shopt -s inherit_errexit
 
 # The test files that load BPF programs or make network namespaces.
 end_to_end=(verifier flow symmetric steer tc esp rfs nat sock_flow explain busy_poll poll napi advise doctor lifetime reload mode pin panic hotplug starved vanished
-    skb skb_devices skb_metadata vanished_skbs patterns loopback prepare device_gone virtio
+    skb skb_devices skb_metadata vanished_skbs patterns loopback prepare device_gone drivers
     unsteered idle rx_hash auto gaps fuzz_kernel fuzz_input backlog idle_backlogs client lab peer
-    reorder overload bench control)
+    reorder overload bench servers control)
 # Attempts to boot again after the guest has died.
 boots_again=3
 # Seconds for one test of a table. Some tests wait 90 s for a condition, more than once.
@@ -26,9 +29,10 @@ test_limit=300
 kernels=
 cpus=
 limit=
+nic=virtio
 resume=false
 usage() {
-    echo "usage: guest.sh [--kernel SERIES] [--cpus N] [--timeout 10m] [--resume] [TEST [FILTER...]]" >&2
+    echo "usage: guest.sh [--kernel SERIES] [--cpus N] [--nic NIC] [--timeout 10m] [--resume] [TEST [FILTER...]]" >&2
     exit 2
 }
 while [ $# -gt 0 ]; do
@@ -36,6 +40,7 @@ while [ $# -gt 0 ]; do
     --kernel) kernels=${2-} ;;
     --cpus) cpus=${2-} ;;
     --timeout) limit=${2-} ;;
+    --nic) nic=${2-} ;;
     --resume)
         resume=true
         shift
@@ -54,6 +59,8 @@ else
     kernels=${kernels:-6.1,6.12,6.18,7.3} cpus=${cpus:-4} limit=${limit:-3h}
 fi
 IFS=, read -r -a kernels <<<"$kernels"
+# The cloud kernel has no other drivers.
+[ "$nic" = virtio ] || [[ ${kernels[0]} = *-amd64 ]] || kernels=("${kernels[@]/%/-amd64}")
 [[ $cpus =~ ^[1-9][0-9]*$ ]] || usage
 [ -z "$test" ] || [ ${#kernels[@]} = 1 ] || usage
 
@@ -111,18 +118,60 @@ cp scripts/guest-tests.sh "$dir/root/guest-tests"
 cp scripts/one-test.sh "$dir/root/one-test"
 # Tests run these programs, which cargo places beside the folder of test binaries.
 for program in rxsteer rxlab; do
-    program=$(realpath -m "${binary%/*}/../$program")
-    [ ! -x "$program" ] || vm_add "$program"
+    vm_add "$target/debug/$program"
 done
 cp -r --parents "$PWD/crates/rxsteer/tests/fixtures" "$dir/root"
 echo "exec sh /guest-tests $test_limit" >"$dir/root/run-this"
 
-# Two virtio_net devices, joined by a hub of the emulator, which warns that the hub has no network
-# of the host. They need none.
-virtio=()
-for end in 0 1; do
-    virtio+=(-netdev "hubport,id=end$end,hubid=0" -device "virtio-net-pci,netdev=end$end,romfile=")
-done
+# Two network devices, joined by a hub of the emulator, which warns that the hub has no network of the host.
+# They need none.
+hub=(-netdev "hubport,id=end0,hubid=0" -netdev "hubport,id=end1,hubid=0")
+device() { nics+=("${hub[@]}" -device "$1,netdev=end0${2-}" -device "$1,netdev=end1${3-}"); }
+nics=()
+case $nic in
+virtio) device virtio-net-pci,romfile= ;;
+virtio-plain)
+    device virtio-net-pci,romfile=,csum=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ufo=off,mrg_rxbuf=off
+    ;;
+virtio-4)
+    # Only a tap device has queues. A bridge joins both, in a network namespace of the emulator.
+    cat >"$dir/up" <<'END'
+#!/bin/sh
+exec ip link set "$1" master hub up
+END
+    cat >"$dir/emulator" <<END
+#!/bin/sh
+exec unshare --net sh -c 'ip link add hub type bridge && ip link set hub up && exec "\$0" "\$@"' "$qemu" "\$@"
+END
+    chmod +x "$dir/up" "$dir/emulator"
+    qemu=$dir/emulator
+    hub=()
+    for end in 0 1; do
+        hub+=(-netdev "tap,id=end$end,queues=4,script=$dir/up,downscript=no")
+    done
+    device virtio-net-pci,romfile=,mq=on,vectors=10
+    ;;
+e1000e | rtl8139 | vmxnet3) device "$nic,romfile=" ;;
+igb)
+    # With a SATA controller, the firmware waits for a disk.
+    nics=(-machine "q35,sata=off")
+    for end in 0 1; do
+        nics+=(-device "pcie-root-port,id=port$end,chassis=$end,slot=$end")
+    done
+    device igb,romfile= ,bus=port0 ,bus=port1
+    ;;
+usb)
+    nics=(-device qemu-xhci)
+    device usb-net
+    ;;
+*) usage ;;
+esac
+case $nic in
+virtio*) printf '%s\n' virtio_pci virtio_net ;;
+rtl8139) echo 8139cp ;;
+usb) printf '%s\n' xhci_pci cdc_ether ;;
+*) echo "$nic" ;;
+esac >"$dir/root/nics"
 
 # Boots the kernel in folder $1 once. The last line of $dir/status is the guest's exit status, if it
 # finished; other lines are its results. Returns 124 on time-out.
@@ -130,7 +179,7 @@ boot() {
     local status=0
     cp "$dir/done" "$dir/root/done"
     : >"$dir/status"
-    vm_boot "$1" "$cpus" $((cpus % 2 ? 1 : 2)) "" -serial "file:$dir/status" "${virtio[@]}" ||
+    vm_boot "$1" "$cpus" $((cpus % 2 ? 1 : 2)) "" -serial "file:$dir/status" "${nics[@]}" ||
         status=$?
     # The second port has only results: the kernel also writes to the first.
     return $status

@@ -98,10 +98,24 @@ builder mkdir -p "$dir/folder/lib/modules"
 builder mv "$image" "$dir/folder/vmlinuz"
 builder mv "${tree%/kernel}" "$dir/folder/lib/modules/"
 tree=$dir/folder/lib/modules/$version/kernel
-# All modules are in the guest's memory: keep only drivers of devices that the guest has.
-builder find "$tree/drivers" -mindepth 1 -maxdepth 1 ! -name net ! -name virtio -exec rm -r {} +
-builder rm -rf "$tree"/drivers/net/{ethernet,usb,wireless}
-builder rm -rf "$tree"/{fs,sound}
+# All modules are in the guest's memory: only drivers of devices that a guest has are kept, which are also
+# those of guest.sh's network cards, and what they depend on.
+# $1: a folder below drivers/; $2...: what is kept there.
+keep() {
+    local folder=$tree/drivers/$1 name
+    local unless=()
+    shift
+    for name in "$@"; do unless+=(! -name "$name"); done
+    [ ! -d "$folder" ] || builder find "$folder" -mindepth 1 -maxdepth 1 "${unless[@]}" -exec rm -r {} +
+}
+keep . net virtio ptp pps dca i2c usb
+keep usb core host common
+keep i2c algos 'i2c-core*'
+keep net/ethernet intel realtek
+keep net/ethernet/intel e1000e igb
+keep net/ethernet/realtek '8139*'
+keep net/usb 'usbnet*' 'cdc_ether*'
+builder rm -rf "$tree"/{drivers/net/wireless,fs,sound}
 # Busybox would pass a compressed module to the kernel first, which logs an error.
 builder find "$tree" -name '*.ko.xz' -exec busybox unxz {} +
 builder find "$tree" -name '*.ko.zst' -exec zstd -q -d --rm {} +

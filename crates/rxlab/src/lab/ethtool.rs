@@ -9,7 +9,10 @@ use nix::errno::Errno;
 use rxsteer::host::ethtool;
 
 // linux/ethtool.h
+const ETHTOOL_GRINGPARAM: u32 = 0x10;
+const ETHTOOL_SRINGPARAM: u32 = 0x11;
 const ETHTOOL_GSTATS: u32 = 0x1d;
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
 const ETHTOOL_SCHANNELS: u32 = 0x3d;
 const ETH_SS_STATS: u32 = 1;
 
@@ -61,6 +64,36 @@ impl Ethtool {
         let mut request = [ETHTOOL_SCHANNELS, 0, 0, 0, 0, rx, tx, 0, 0];
         self.call(&mut request)
             .with_context(|| format!("{}: not {rx} and {tx} queues", self.name.display()))
+    }
+
+    /// Sets the number of queues that receive and transmit, as `ethtool -L DEVICE combined N`.
+    ///
+    /// # Errors
+    /// The driver does not change it.
+    pub fn set_combined(&self, nr: u32) -> Result<()> {
+        let mut request = [ETHTOOL_GCHANNELS, 0, 0, 0, 0, 0, 0, 0, 0];
+        self.call(&mut request)
+            .and_then(|()| {
+                (request[0], request[8]) = (ETHTOOL_SCHANNELS, nr);
+                self.call(&mut request)
+            })
+            .with_context(|| format!("{}: not {nr} queues", self.name.display()))
+    }
+
+    /// Sets the size of the receive rings, as `ethtool -G DEVICE rx N`; returns that of before.
+    ///
+    /// # Errors
+    /// The driver does not change it.
+    pub fn set_ring(&self, rx: u32) -> Result<u32> {
+        // struct ethtool_ringparam: cmd, four maxima, rx, mini, jumbo, tx
+        let mut request = [ETHTOOL_GRINGPARAM, 0, 0, 0, 0, 0, 0, 0, 0];
+        let before = self.call(&mut request).and_then(|()| {
+            let before = request[5];
+            (request[0], request[5]) = (ETHTOOL_SRINGPARAM, rx);
+            self.call(&mut request)?;
+            Ok(before)
+        });
+        before.with_context(|| format!("{}: not {rx} frames", self.name.display()))
     }
 
     /// The driver's counters by name, as `ethtool -S` shows them.

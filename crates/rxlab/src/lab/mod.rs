@@ -18,6 +18,7 @@ pub mod link;
 pub mod migrator;
 pub mod netns;
 pub mod nic;
+pub mod ports;
 pub mod ppp;
 pub mod receiver;
 mod ring;
@@ -34,7 +35,6 @@ pub mod switches;
 pub mod tool;
 pub mod tun;
 pub mod tx_queue;
-pub mod virtio;
 pub mod witness;
 pub mod xdp;
 

@@ -170,7 +170,8 @@ async fn make(
     Ok(add.execute().await?)
 }
 
-fn mac_of(device: &str) -> Result<Vec<u8>> {
+/// The link layer address of a device of the calling thread's namespace.
+pub(super) fn mac_of(device: &str) -> Result<Vec<u8>> {
     Ok(
         std::fs::read_to_string(format!("/sys/class/net/{device}/address"))?
             .trim()
@@ -180,7 +181,8 @@ fn mac_of(device: &str) -> Result<Vec<u8>> {
     )
 }
 
-fn neighbour(device: &str, address: Ipv4Addr, mac: &[u8]) -> Result<()> {
+/// Adds a permanent neighbour there.
+pub(super) fn neighbour(device: &str, address: Ipv4Addr, mac: &[u8]) -> Result<()> {
     let index = if_nametoindex(device)?;
     rtnl::run(async |handle| {
         let neighbour = handle.neighbours().add(index, address.into());

@@ -20,7 +20,7 @@ const DATAGRAMS: u32 = 20_000;
 /// takes a page of its buffer, which by default has room for 52 pages (net.core.rmem_default).
 const WINDOW: u32 = 32;
 
-/// Limit on the arrival of a datagram.
+/// Limit on the arrival of a datagram, and of more bytes.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Sends over TCP to `to`, whose reader runs on the other CPU; every byte must arrive.
@@ -29,14 +29,17 @@ pub fn transfer(from: &Netns, to: &Netns, at: Ipv4Addr) -> Result<()> {
     let at = listener.local_addr()?;
     let reader = to.spawn(Some(OTHER_CPU), "reader", move || {
         let (mut stream, _) = listener.accept()?;
+        stream.set_read_timeout(Some(TIMEOUT))?;
         let mut bytes = Vec::new();
-        stream.read_to_end(&mut bytes)?;
+        let read = stream.read_to_end(&mut bytes);
+        read.with_context(|| format!("after {} bytes", bytes.len()))?;
         anyhow::Ok(bytes)
     })?;
     let sent: Vec<u8> = (0..BYTES).map(|n| (n ^ n >> 8) as u8).collect();
     let bytes = sent.clone();
     let writer = from.spawn(Some(POLLING_CPU), "writer", move || {
-        let mut stream = TcpStream::connect(at)?;
+        let mut stream = TcpStream::connect_timeout(&at, TIMEOUT)?;
+        stream.set_write_timeout(Some(TIMEOUT))?;
         stream.write_all(&bytes)?;
         anyhow::Ok(())
     })?;
