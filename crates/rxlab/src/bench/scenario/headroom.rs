@@ -18,7 +18,7 @@ use crate::bench::setup::testbed::Testbed;
 /// Connections of the lab's own client.
 const CONNECTIONS: u32 = 100;
 
-/// Who is asked.
+/// The server that a case asks.
 #[derive(Clone, Copy)]
 enum Asked {
     /// A server of the lab's own.
@@ -85,12 +85,7 @@ impl Headroom {
                     pace,
                     ..ClosedLoop::rr(true, CONNECTIONS)
                 };
-                let values = case.measure(&self.place, way, self.seconds)?;
-                let rename = |(name, value)| match name {
-                    "tps" => ("answers_per_s", value),
-                    name => (name, value),
-                };
-                Ok(values.into_iter().map(rename).collect())
+                case.measure(&self.place, way, self.seconds)
             }
             Asked::Server(case) => {
                 // Only what the host answers counts here, not whether the client could ask more.
@@ -107,6 +102,7 @@ impl Headroom {
             return Ok(most);
         }
         let values = self.ask(ASKED[index], Way::by_default(Mode::None), None)?;
+        let values = servers::as_answers(values, &self.plan().metrics);
         let rate = values.iter().find(|(name, _)| *name == "answers_per_s");
         let most = rate.map_or(0.0, |(_, rate)| *rate);
         self.most[index] = Some(most);
@@ -154,10 +150,6 @@ impl Experiment for Headroom {
         let (index, share) = (case / SHARES.len(), SHARES[case % SHARES.len()]);
         let pace = self.most(index)? * f64::from(share) / 100.0;
         let values = self.ask(ASKED[index], self.ways[mode], Some(pace))?;
-        let known = self.plan().metrics;
-        Ok(values
-            .into_iter()
-            .filter(|(name, _)| known.contains_key(*name))
-            .collect())
+        Ok(servers::as_answers(values, &self.plan().metrics))
     }
 }

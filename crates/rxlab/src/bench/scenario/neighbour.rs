@@ -18,7 +18,7 @@ use crate::bench::setup::place::Place;
 use crate::bench::setup::testbed::Testbed;
 use crate::lab::hog::Hog;
 
-/// Who is asked.
+/// The server that a case asks.
 #[derive(Clone, Copy)]
 enum Asked {
     /// A server of the lab's own, over that many connections.
@@ -126,13 +126,6 @@ impl Experiment for Neighbour {
             }
             Asked::Server(case) => servers.measure(case, way, self.seconds, None)?.values(),
         };
-        let known = self.plan().metrics;
-        let renamed = values.into_iter().map(|(name, value)| match name {
-            "tps" => ("answers_per_s", value),
-            name => (name, value),
-        });
-        Ok(renamed
-            .filter(|(name, _)| known.contains_key(*name))
-            .collect())
+        Ok(servers::as_answers(values, &self.plan().metrics))
     }
 }

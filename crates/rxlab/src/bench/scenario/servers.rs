@@ -311,6 +311,17 @@ impl Sample {
     }
 }
 
+/// The values for which a plan has metrics; transactions of the lab's own client are answers.
+pub(super) fn as_answers(values: Values, metrics: &IndexMap<String, Metric>) -> Values {
+    let renamed = values.into_iter().map(|(name, value)| match name {
+        "tps" => ("answers_per_s", value),
+        name => (name, value),
+    });
+    renamed
+        .filter(|(name, _)| metrics.contains_key(*name))
+        .collect()
+}
+
 /// See the module's documentation.
 pub struct Scenario {
     conditions: Vec<Condition>,
