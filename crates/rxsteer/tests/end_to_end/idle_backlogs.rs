@@ -152,7 +152,7 @@ fn under_traffic_nothing_is_overtaken() -> Result<()> {
     until("packets are queued", || {
         renice(&threads()?, 19)?;
         let queue = &status(&active)?.devices[0].queues[0];
-        Ok((queue.sums.queued > 500).then_some(()))
+        Ok((queue.sums.queued > 100).then_some(()))
     })?;
     let before = wire.sent();
     until("packets of three seconds", || {
