@@ -15,6 +15,7 @@ use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::{Netns, Thread, bind};
 use rxlab::lab::tun::Tunnel;
 use rxlab::testing::testbed::{POLLING_CPU, until};
+use rxsteer::host::softnet;
 
 /// A plain veth pair: no XDP, no GRO, checksums left out by the sender.
 fn plain() -> Result<Link> {
@@ -122,6 +123,16 @@ fn tun_and_tap_devices_are_steered() -> Result<()> {
     others.join()
 }
 
+/// Waits until the CPU's softnet backlog is empty. A sender that leaves the CPU earlier overtakes its own
+/// packets on the way to the device, where nothing can be steered yet.
+fn backlog_is_empty(cpu: u32) -> Result<()> {
+    until("an empty backlog", || {
+        let softnet = softnet::read()?;
+        let waits = softnet.iter().any(|s| s.cpu == cpu && s.waiting > 0);
+        Ok((!waits).then_some(()))
+    })
+}
+
 /// A sender that changes its CPU: its packets arrive on both.
 #[test]
 fn packets_from_both_cpus_stay_in_order() -> Result<()> {
@@ -157,7 +168,9 @@ fn packets_from_both_cpus_stay_in_order() -> Result<()> {
         socket.connect(at)?;
         for number in 0..DATAGRAMS {
             if number.is_multiple_of(64) {
-                bind(Pid::from_raw(0), number / 64 % 2)?;
+                let cpu = number / 64 % 2;
+                backlog_is_empty(1 - cpu)?;
+                bind(Pid::from_raw(0), cpu)?;
             }
             socket.send(&number.to_be_bytes())?;
         }
