@@ -174,7 +174,8 @@ fn both_directions_have_one_cpu() -> Result<()> {
     let flows: Flows = serde_json::from_slice(&flows.stdout)?;
     let of = |name: &String| {
         let flows = flows.flows.iter().filter(|entry| entry.device == *name);
-        let mut flows: Vec<_> = flows.map(|entry| (entry.hash, entry.location)).collect();
+        // Where it is follows under the rule of order, once there is a backlog.
+        let mut flows: Vec<_> = flows.map(|entry| (entry.hash, entry.wanted)).collect();
         flows.sort_by_key(|(hash, _)| *hash);
         flows
     };
