@@ -126,7 +126,7 @@ impl Port {
         Ok(port)
     }
 
-    /// Delivers the interrupts of all queues to CPU 0, as those of a single queue.
+    /// Delivers the interrupts of all queues to CPU 0, as a single queue's are.
     fn receive_on_first_cpu(&self) -> Result<()> {
         self.netns.run(|| {
             for folder in ["device/msi_irqs", "device/../msi_irqs"] {

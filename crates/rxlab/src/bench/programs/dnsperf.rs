@@ -74,7 +74,7 @@ pub(super) fn said(printed: &str) -> Result<Said> {
         }
     }
     let answers: u64 = number(printed, "Queries completed:")?;
-    // Of the line with the codes, which is empty without answers; those of answers have a name behind.
+    // Of the line with the codes, which is empty without answers; the code of an answer has a name behind it.
     let good = printed.lines().find_map(|line| {
         let (_, rest) = line.split_once("NOERROR ")?;
         rest.split_whitespace().next()?.parse::<u64>().ok()

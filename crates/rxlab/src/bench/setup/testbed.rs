@@ -428,7 +428,7 @@ impl Testbed {
         self.start_on(&[self.device()], way)
     }
 
-    /// Switches a mode on, also for other devices; those of rxsteer's modes are in the namespace of the steered one.
+    /// Switches a mode on, also for other devices; under rxsteer's modes these are in the namespace of the steered one.
     ///
     /// # Errors
     /// When it can't be switched on.
