@@ -1,527 +1,527 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Skb mode: leaving INLINE and leaving a softnet backlog: inline_delivered(), backlog_sleeping(),
- * backlog_dequeue(), rx_delivered_elsewhere() and skb_passed() against process_backlog() and
- * __netif_receive_skb_list_core() in net/core/dev.c.
+ * Skb mode: a flow changes its CPU by the kernel's own hop, enqueue_to_backlog() and process_backlog()
+ * in net/core/dev.c, and the counters of a softnet backlog are the proof: input_queue_tail, read before a
+ * packet of this CPU enters, covers all that this CPU has sent there before (softnet_passed()), and
+ * input_queue_head follows what has been passed up.
  *
- * One NAPI instance is polled on two CPUs in turn, as when its interrupt moves: the CPU that gives
- * it up has passed up what it received, but the end of its poll is counted later. A flow is INLINE
- * on the CPU that polls, or goes to a third CPU. There all skbs wait in one queue, twice: for the
- * carrier, and for their device.
+ * Without NAPI the packets of a flow come where they are sent, by a thread that changes its CPU between two
+ * packets, and INLINE is the softnet backlog of that CPU. With NAPI an instance is polled on two CPUs in
+ * turn, and INLINE is what the poll passes up.
  *
- * LOSSES: the queue may be full, at either time. UNSEEN: an skb may be dropped at either time, and
- * nobody counts it (backlog_heal()).
+ * LOST: somebody overwrites the entry of the hash, once. Packets then stay where INLINE ones are, until user
+ * space writes it again (hop_is_late(), BACKLOG_MISDIRECTED).
  *
- * DOWN: the third CPU goes offline, while it holds skbs or not. All CPUs stop for that, outside of
- * polls. From then on the kernel leaves skbs for it on the CPU that sends them, and some time later
- * takes those that it held, one by one, to another one, whose polls the model numbers as its own
- * (on_cpuhp_enter(), skb_is_late(), rx_shed()).
+ * LOSSES: a softnet backlog may be full.
  *
- * SHARED: two flows share the slot, and each CPU polls an instance of its own: CPU 0 for the flow
- * that is watched, CPU 1 for the other one (rx_mix(), rx_unmixed()). A backlog may be full: the
- * program drops the skb.
+ * SHARED: two flows share the slot, that of CPU 1 is another one (rx_mix(), rx_unmixed()). With NAPI each CPU polls
+ * an instance of its own. Without NAPI a poll may end between any two packets: that of another device does, or
+ * user space settles it (Datapath::settle_mixings()). FULL: the program may drop a packet that finds no room
+ * (rx_admit()).
  *
- * SENT, with SHARED: lo. What a CPU receives it has sent itself, through a softnet backlog of its own.
- * Where a packet is sent, in a poll or not, it goes to the third CPU at once if the flow stays there
- * (rxsteer_sent()). That program is attached after the one that receives, and has numbers from
- * before; packets without a number may be on their way. With CAME it is attached long before the
- * model begins.
+ * DOWN: the third CPU goes offline. on_cpuhp_enter() sets BACKLOG_DOWN, and then all CPUs stop, outside of
+ * softirqs. From then on the kernel leaves packets for that CPU on the CPU that sends them. Later dev_cpu_dead()
+ * moves the packets that wait there, one by one, to the softnet backlog of another CPU. input_queue_head counts
+ * such a packet when it has been moved, not when it has been passed up: the counters prove nothing meanwhile.
+ * User space waits until the account says that all packets have come (Leaving::look()). It then sets
+ * BACKLOG_PASSED, and clears BACKLOG_DOWN after that (Datapath::leave_cpu()).
  */
 #include "stack.pml"
 
 #ifndef FRAMES
-#define FRAMES 4
+#define FRAMES 3
+#endif
+#ifndef OTHERS
+#define OTHERS 0
 #endif
 #define CPUS 2
+#define TARGET CPUS
+#define INLINE 3
+#define NOWHERE 4
+#ifndef RING
+#define RING 2
+#endif
+#ifndef NOISE
+#define NOISE 1
+#endif
 #ifndef POLLS
 #define POLLS 3
 #endif
-#define TARGET CPUS /* the third CPU */
-
+#define SKBS (FRAMES + OTHERS + NOISE)
+#define way(cpu, to) ((cpu) * 3 + (to))
 #define stamp_of(cpu) (nr_polls[cpu] + 1)
-#define entered(q) (tail[q] - nr_lost[q])
 #ifdef SHARED
-#define SKBS (FRAMES + OTHERS)
-#define ONE_PASS true /* fewer states: the order of skbs stays the same */
-#define instance(cpu) cpu
 #define is_watched(cpu) (cpu == 0)
+#define source(cpu) cpu /* the flow that comes there, and its NAPI instance */
 #define lock() atomic { !locked -> locked = true }
 #define unlock() locked = false
-#ifndef OTHERS
-#define OTHERS FRAMES /* frames of the other flow */
-#endif
 #else
-#define OTHERS 0
-#define SKBS FRAMES
-#define ONE_PASS false
-#define instance(cpu) 0
 #define is_watched(cpu) true
-/* One CPU steers at a time. */
+#define source(cpu) 0
 #define lock()
 #define unlock()
 #endif
 
-/* struct backlog, of each CPU that polls */
-byte tail[CPUS], nr_lost[CPUS], dequeued[CPUS], head[CPUS], passed_in[CPUS], vanished[CPUS];
-/* struct rx_queue, of each CPU that polls */
-byte polls[CPUS], last_stamp[CPUS];
-/* struct poll_cpu */
-byte nr_polls[CPUS + 1], since[CPUS];
-/* struct rps_dev_flow */
-bool locked, away;
-byte last_qtail, queue;
-byte mixes, mixed_at;
-#ifdef CAME
-#define LONG_BEFORE true
-#else
-#define LONG_BEFORE false
-#endif
-byte nr_sent[CPUS] = 1, nr_came[CPUS] = 1;
-bool sent_epoch[CPUS] = LONG_BEFORE; /* since the program is attached */
-
-/* The kernel's */
+/* The kernel's, of each CPU */
+byte tail[3], head[3];
+chan softnet0 = [SKBS] of { byte, bool }; /* frame; it was sent elsewhere */
+chan softnet1 = [SKBS] of { byte, bool };
+chan softnet2 = [SKBS] of { byte, bool };
+byte frames_left[CPUS], seq;
+byte noise = NOISE;
+bool sending; /* the thread that sends */
+#ifdef NAPI
 byte owner[CPUS]; /* of an instance: 1 + the CPU that polls */
-byte polls_left[CPUS] = POLLS, frames_left[CPUS], seq;
-chan list[CPUS] = [FRAMES] of { byte };             /* what a poll passes up at once */
-#ifdef SENT
-/* What a CPU has sent, and not received yet: frame, and its number; 0: it has none. */
-chan own[CPUS] = [SKBS] of { byte, byte };
-bool attached = LONG_BEFORE;
+byte polls_left[CPUS] = POLLS;
+chan list[CPUS] = [FRAMES + NOISE] of { byte, bool };
 #endif
-chan softnet = [SKBS] of { byte, byte, bool, byte }; /* frame, backlog, for the device, number */
-bool target_polls;
+
+/* struct softnet_way: from a CPU to another */
+byte nr[CPUS * 3], tails[CPUS * 3 * RING];
+/* struct poll_cpu, rx_queue */
+byte nr_polls[3], since[CPUS], polls[CPUS], last_stamp[CPUS];
+/* struct rps_dev_flow */
+bool locked;
+#ifdef NAPI
+byte location = INLINE;
+#else
+byte location = 0;
+#endif
+byte queue, last_nr, last_poll, mixes, mixed_at;
+#ifdef LOST
+bool lost, flagged;
+#else
+#define lost false
+#define flagged false
+#endif
 #ifdef DOWN
 bool down;   /* BACKLOG_DOWN */
 bool passed; /* BACKLOG_PASSED */
-bool dead;   /* the CPU is offline */
-chan left = [SKBS] of { byte }; /* skbs that the kernel has left where they were sent */
+bool dead;   /* the third CPU is offline */
+bool in_softirq[3];
+byte held; /* the account: packets for the third CPU that have not come yet */
+#define begin(cpu) in_softirq[cpu] = true
+#define end(cpu) in_softirq[cpu] = false
+#define count_sent(to) held = held + (to == TARGET)
+#define count_gone(to) held = held - (to == TARGET)
 #else
 #define down false
 #define passed false
 #define dead false
+#define begin(cpu)
+#define end(cpu)
+#define count_sent(to) skip
+#define count_gone(to) skip
 #endif
 bool moved_out, moved_in;
-
-/* ---- the CPU that polls --------------------------------------------------- */
-
 bool proven;
 
 inline count_poll(cpu)
 {
 	if
-	:: stamp_of(cpu) != last_stamp[cpu] ->
-		polls[cpu]++;
-		last_stamp[cpu] = stamp_of(cpu)
+	:: stamp_of(cpu) != last_stamp[cpu] -> polls[cpu]++; last_stamp[cpu] = stamp_of(cpu)
 	:: else
 	fi
 }
 
-/* The flow is INLINE. What is read is of this CPU, or of one that no longer has the instance. */
-inline poll_over(cpu)
+/* Whether all packets of the slot have been passed up. */
+inline passed_up(cpu)
 {
-	d_step {
+	if
+	:: location == INLINE ->
 		count_poll(cpu);
-#ifdef NO_BOUNDARY
-		proven = true
-#else
-#ifdef NO_QUEUE
-		proven = last_qtail < polls[cpu]
-#else
 		if
-		:: queue == cpu -> proven = last_qtail < polls[cpu]
-		:: else -> proven = last_qtail < polls[queue] ||
-				    stamp_of(queue) != last_stamp[queue]
+		:: queue == cpu -> proven = last_poll < polls[cpu]
+		:: else -> proven = last_poll < polls[queue] || stamp_of(queue) != last_stamp[queue]
 		fi
-#endif
-#endif
-	}
-}
-
-/* Each line is a step: the third CPU works in between. */
-inline passed_up(q)
-{
-	bool all;
-	byte n, stamp;
-
-	proven = false;
-	if
-	:: head[q] + vanished[q] >= last_qtail -> proven = true
 	:: else ->
-#ifdef NO_LOST
-		n = tail[q];
+		if
+		:: nr[way(queue, location)] == last_nr ->
+#ifdef NO_NOW
+			proven = head[location] >= tails[way(queue, location) * RING + last_nr % RING]
 #else
-		n = entered(q);
+			proven = head[location] >= tail[location]
 #endif
-#ifdef NO_DEQUEUED
-		all = true;
+		:: else ->
+#ifdef NO_LATER
+			proven = head[location] >= tails[way(queue, location) * RING + last_nr % RING]
 #else
-		all = dequeued[q] + vanished[q] == n;
+			proven = head[location] >= tails[way(queue, location) * RING + (last_nr + 1) % RING]
 #endif
-#ifndef NO_LAST
-		/* The flow's last skb, or a later one, not those that entered before a lost one. */
-		all = all && n >= last_qtail;
+		fi
+#ifdef NO_HEAD
+		; proven = true
 #endif
-		stamp = passed_in[q];
-#ifdef NO_POLL_ENDED
-		proven = all
-#else
-		proven = all && stamp != stamp_of(TARGET)
-#endif
-	fi;
-	all = false;
-	n = 0;
-	stamp = 0
-}
-
-/* An skb enters the queue of the third CPU, unless that is full. */
-inline enqueue(frame, q, device, number)
-{
-	if
-	:: atomic { !dead -> softnet ! frame, q, device, number }
-#ifdef DOWN
-	:: atomic { dead -> left ! frame }
-#endif
-#ifdef LOSSES
-	:: nr_lost[q]++
-#endif
-#ifdef UNSEEN
-	:: true
+#ifndef NO_DISTRUST
+		/* A packet that the head counts may wait on another CPU. */
+		; proven = proven && !(location == TARGET && down)
 #endif
 	fi
 }
 
-/* Whether the slot's last skb, from another CPU, has been passed up, or is in the queue. */
+/* Whether the slot's last packet, from another CPU, has been passed up or is in the softnet backlog. */
 inline came_before()
 {
 	if
 	:: !since[queue] -> proven = true
-#ifdef NO_ENTERED
-	:: since[queue] && away -> proven = true
-#else
-	:: since[queue] && away -> proven = entered(queue) > last_qtail
-#endif
-	:: else -> proven = last_qtail < polls[queue] ||
-			    stamp_of(queue) != last_stamp[queue]
+	:: since[queue] && location != INLINE -> proven = nr[way(queue, location)] > last_nr
+	:: else -> proven = last_poll < polls[queue] || stamp_of(queue) != last_stamp[queue]
 	fi
+#ifdef NO_ENTERED
+	; proven = true
+#endif
 }
 
-/* Whether all polls have ended in which there may have been an skb when the slot was mixed. */
 inline settled()
 {
 	proven = (!since[0] || since[0] > mixed_at) && (!since[1] || since[1] > mixed_at)
 }
 
-inline begin_since(cpu)
+inline enqueue(cpu, to, frame)
 {
 	if
-	:: !since[cpu] -> since[cpu] = mixes + 1
-	:: else
+	:: atomic { to == 0 -> softnet0 ! frame, false; tail[0]++ }
+	:: atomic { to == 1 -> softnet1 ! frame, false; tail[1]++ }
+	:: atomic { to == 2 && !lost && !dead -> softnet2 ! frame, false; tail[2]++ }
+#if defined(LOST) || defined(DOWN)
+#ifdef NAPI
+	:: atomic { to == 2 && (lost || dead) -> list[cpu] ! frame, true }
+#else
+	:: atomic { to == 2 && (lost || dead) && cpu == 0 -> softnet0 ! frame, true; tail[0]++ }
+	:: atomic { to == 2 && (lost || dead) && cpu == 1 -> softnet1 ! frame, true; tail[1]++ }
+#endif
+#endif
+#ifdef LOSSES
+	:: count_gone(to)
+#endif
 	fi
 }
 
-/* The next frame of the CPU's flow. */
-inline next_frame(cpu, frame)
+/* rxsteer_arrive(), and the stack. `late`: the packet was sent to the third CPU, and this is another one. */
+inline arrive(cpu, frame, late)
 {
+	count_gone((late -> TARGET : cpu));
+#ifdef LOST
+	flagged = flagged || late;
+#endif
 	if
-	:: is_watched(cpu) -> seq++; frame = seq
-	:: else
-	fi
+#if !defined(NO_LATE) && (defined(LOST) || defined(DOWN))
+	:: late && !down && head[2] < tail[2] /* It is dropped. */
+#endif
+	:: else -> deliver(frame)
+	fi;
+	late = false
 }
 
-#ifdef SENT
-#ifdef NO_SENT
-#define came_all(cpu) true
-#else
-#define came_all(cpu) (nr_came[cpu] == nr_sent[cpu])
-#endif
-#ifdef NO_SENT_QUEUE
-#define is_last(cpu) true
-#else
-#define is_last(cpu) (queue == cpu)
-#endif
+#define closed (flagged || down || passed)
 
-/* With softirqs off. Any packet may have to be decided on. */
-inline send(cpu)
-{
-	byte frame, n;
-
-	next_frame(cpu, frame);
-	if
-	:: attached ->
-#ifndef NO_SENT_FIRST
-		d_step {
-			if
-			:: !sent_epoch[cpu] -> sent_epoch[cpu] = true; nr_sent[cpu]++
-			:: else
-			fi
-		};
+/* rx_shed(). BACKLOG_PASSED sheds too: user space may have set it since rx_left_behind() looked. */
+#ifdef NO_SHED
+#define sheds false
+#else
+#ifdef NO_SHED_PASSED
+#define sheds (flagged || down)
+#else
+#define sheds closed
 #endif
-#ifndef NO_SENT_SINCE
-		begin_since(cpu);
-#endif
-		lock();
-		d_step {
-			if
-			:: away && came_all(cpu) && is_last(cpu) ->
-				tail[cpu]++;
-				last_qtail = entered(cpu);
-				queue = cpu;
-				n = tail[cpu]
-			:: else
-			fi;
-			unlock()
-		}
-	:: true
-	fi;
-	if
-	:: n -> enqueue(frame, cpu, ONE_PASS, n)
-	:: else ->
-		d_step {
-			if
-			:: attached -> nr_sent[cpu]++; n = nr_sent[cpu]
-			:: else
-			fi
-		};
-		own[cpu] ! frame, n
-	fi;
-	d_step { frame = 0; n = 0 }
-}
 #endif
 
 inline steer(cpu, frame)
 {
-	byte q;
-	bool unmixes, no_room, closed;
+	byte wanted, to;
+	bool unmixes, no_room, left;
 
-	begin_since(cpu);
+	if
+	:: !since[cpu] -> since[cpu] = mixes + 1
+	:: else
+	fi;
 	lock();
+	if
+#ifdef NAPI
+	:: wanted = INLINE
+#else
+	:: wanted = cpu
+#endif
+	:: !closed -> wanted = TARGET
+	fi;
+#ifdef FULL
+	if
+	:: true
+	:: no_room = true
+	fi;
+#endif
+#ifdef DOWN
+	/* rx_left_behind() */
+	left = location == TARGET && passed;
+#endif
+	skip;
 	d_step {
-		closed = down || passed;
+#if defined(SHARED) && !defined(NO_MIXED)
 		proven = true;
-#ifdef SHARED
-#ifndef NO_MIXED
 		if
 		:: queue != cpu -> came_before()
 		:: else
 		fi;
-#endif
 		if
 		:: !proven -> mixes++; mixed_at = mixes
 		:: else
-		fi
+		fi;
 #endif
-	};
-	if
-	:: true -> /* it wants to be where it is not */
-		proven = true;
+		proven = wanted != location;
 		if
-		:: mixed_at && !(away && passed) ->
+		:: proven && mixed_at && !left ->
 #ifndef NO_SETTLED
 			settled();
 #endif
 			if
+			:: proven && location == INLINE -> mixed_at = 0
+			/*
+			 * This packet enters after all of them. The slot's last packet is no proof: a packet of
+			 * another slot may have followed it before those of the other CPU entered, and the tail
+			 * that was read before that packet does not cover these.
+			 */
 #ifdef NO_STAY
-			:: proven -> mixed_at = 0
+			:: proven && location != INLINE -> mixed_at = 0
 #else
-			:: proven && !away -> mixed_at = 0
-			/* This one enters after all of them. */
-			:: proven && away -> proven = false; unmixes = true
+			:: proven && location != INLINE -> proven = false; unmixes = true
 #endif
 			:: else
 			fi
 		:: else
 		fi;
 		if
-		:: proven ->
-#ifdef NO_QUEUE
-			q = cpu;
-#else
-			q = queue;
-#endif
-			if
-			:: away && passed -> proven = true
-			:: away && !passed -> passed_up(q)
-			:: else -> poll_over(cpu)
-			fi
+		:: proven && !left -> passed_up(cpu)
 		:: else
 		fi;
-		if
-		:: proven && away -> away = false; moved_in = moved_out
-		:: proven && !away && !closed -> away = true; moved_out = true
-		:: else
-		fi
-	:: !closed || !away
-	fi;
-#ifdef SHARED
-	if
-	:: no_room = true
-	:: true
-	fi;
-#endif
-	d_step {
-		q = 0;
-		proven = false;
 #ifdef NO_UNMIX_LAST
 		if
-		:: unmixes -> mixed_at = 0; unmixes = false
+		:: unmixes -> mixed_at = 0
 		:: else
 		fi;
 #endif
-#ifndef NO_DOWN
-		no_room = no_room || closed;
-#endif
 		if
-		:: away && no_room
-		:: away && !no_room ->
-			tail[cpu]++;
-			last_qtail = entered(cpu);
-			queue = cpu;
-			q = tail[cpu];
+		:: proven -> to = wanted
+		:: !proven && location == TARGET && wanted != location && sheds -> to = NOWHERE
+		:: else -> to = location
+		fi;
+		if
+		:: to == TARGET && no_room -> to = NOWHERE
+		:: else
+		fi;
+		if
+		:: to != NOWHERE && to != location ->
+			moved_in = moved_out && location == TARGET;
+			location = to;
+			moved_out = moved_out || location == TARGET
+		:: else
+		fi;
+		if
+		:: to == NOWHERE
+		:: to == INLINE -> count_poll(cpu); last_poll = polls[cpu]
+		:: to != INLINE && to != NOWHERE ->
+			count_sent(to);
+			nr[way(cpu, to)]++;
+			last_nr = nr[way(cpu, to)];
+			tails[way(cpu, to) * RING + last_nr % RING] = tail[to];
 			if
 			:: unmixes -> mixed_at = 0
 			:: else
 			fi
-		:: else ->
-			count_poll(cpu);
-			last_qtail = polls[cpu];
-			queue = cpu;
-			list[cpu] ! frame
 		fi;
-		unmixes = false;
-		no_room = false;
-		closed = false;
-		unlock()
+		if
+		:: to != NOWHERE -> queue = cpu
+		:: else
+		fi;
+		proven = false; wanted = 0; unmixes = false; no_room = false; left = false;
+		unlock();
+		skip
 	};
 	if
-	:: q -> enqueue(frame, cpu, ONE_PASS, tail[cpu])
-	:: else
+#ifdef NAPI
+	:: to == INLINE -> list[cpu] ! frame, false
+#endif
+	:: to == NOWHERE
+	:: to != INLINE && to != NOWHERE -> enqueue(cpu, to, frame)
 	fi;
-	d_step { q = 0; frame = 0 }
+	d_step { to = 0; frame = 0 }
 }
 
-proctype polling(byte cpu)
+/* A packet of another slot. */
+inline others(cpu)
 {
-	byte f, number;
+	if
+	:: d_step {
+		!down && !passed ->
+		count_sent(TARGET);
+		nr[way(cpu, TARGET)]++;
+		tails[way(cpu, TARGET) * RING + nr[way(cpu, TARGET)] % RING] = tail[TARGET]
+	   };
+		enqueue(cpu, TARGET, 0)
+	:: down || passed
+	fi
+}
 
+/* process_backlog(): the head follows when a part is done. */
+inline backlog(cpu, queue_of, frame, late, done)
+{
+	atomic { queue_of ? frame, late; arrive(cpu, frame, late); frame = 0; done++ };
 	do
-	:: atomic { owner[instance(cpu)] == 0 && polls_left[instance(cpu)] > 0 ->
-		    owner[instance(cpu)] = cpu + 1; polls_left[instance(cpu)]-- };
-		do
-#ifdef SENT
-		:: atomic { nempty(own[cpu]) -> own[cpu] ? f, number };
-			steer(cpu, f);
-			d_step {
-				if
-				:: number -> nr_came[cpu] = number; number = 0
-				:: else
-				fi
-			}
-		:: atomic { frames_left[cpu] > 0 -> frames_left[cpu]-- };
-			send(cpu)
-#else
-		:: atomic { frames_left[instance(cpu)] > 0 -> frames_left[instance(cpu)]--; next_frame(cpu, f) };
-			steer(cpu, f)
-#endif
-		:: atomic { nempty(list[cpu]) -> list[cpu] ? f; deliver(f); f = 0 }
-		:: break
-		od;
-		atomic { deliver_all(list[cpu], f); f = 0; owner[instance(cpu)] = 0 };
-		/* Another CPU may poll already. */
-		d_step { nr_polls[cpu]++; since[cpu] = 0 }
-#ifdef SENT
-	:: atomic { frames_left[cpu] > 0 -> frames_left[cpu]-- };
-		send(cpu)
-#endif
-	:: owner[instance(cpu)] == 0 && polls_left[instance(cpu)] == 0 -> break
+	:: atomic { nempty(queue_of) -> queue_of ? frame, late; arrive(cpu, frame, late); frame = 0; done++ }
+	:: atomic { done -> head[cpu] = head[cpu] + done; done = 0 }
+	:: !done -> break
 	od
 }
 
-/* ---- the CPU that skbs are sent to ---------------------------------------- */
-
-inline pass_up(frame, q, number)
+inline ended(cpu)
 {
-	byte before;
+	atomic {
+#ifdef NAPI
+		nr_polls[cpu]++;
+#endif
+		since[cpu] = 0;
+		end(cpu)
+	}
+}
 
-#ifdef NO_PASSED_FIRST
-	d_step { before = dequeued[q]; dequeued[q]++ }
-	passed_in[q] = stamp_of(TARGET);
+proctype receiving(byte cpu)
+{
+	byte f, done;
+	bool late;
+
+end:	do
+#ifdef NAPI
+	:: atomic { !owner[source(cpu)] && polls_left[source(cpu)] ->
+		    owner[source(cpu)] = cpu + 1; polls_left[source(cpu)]--;
+		    begin(cpu) };
+		do
+		:: atomic { frames_left[source(cpu)] ->
+			    frames_left[source(cpu)]--;
+			    if
+			    :: is_watched(cpu) -> seq++; f = seq
+			    :: else
+			    fi };
+			steer(cpu, f)
+		:: atomic { nempty(list[cpu]) -> list[cpu] ? f, late; arrive(cpu, f, late); f = 0 }
+		:: atomic { noise -> noise-- };
+			others(cpu)
+		:: break
+		od;
+		do
+		:: atomic { nempty(list[cpu]) -> list[cpu] ? f, late; arrive(cpu, f, late); f = 0 }
+		:: atomic { empty(list[cpu]) -> owner[source(cpu)] = 0; break }
+		od;
+		ended(cpu)
 #else
-	passed_in[q] = stamp_of(TARGET);
-	d_step { before = dequeued[q]; dequeued[q]++ }
+	/* With softirqs off. The thread's next packet is sent after this one. */
+	:: atomic { frames_left[source(cpu)] && !(is_watched(cpu) && sending) ->
+		    frames_left[source(cpu)]--;
+		    begin(cpu);
+		    if
+		    :: is_watched(cpu) -> sending = true; seq++; f = seq
+		    :: else
+		    fi };
+		steer(cpu, f);
+		atomic {
+			if
+			:: is_watched(cpu) -> sending = false
+			:: else
+			fi;
+			end(cpu)
+		}
+	:: atomic { noise -> noise--; begin(cpu) };
+		others(cpu);
+		end(cpu)
+#ifdef SHARED
+	:: atomic { since[cpu] -> ended(cpu) }
 #endif
-#ifdef NO_BEFORE
-	head[q] = before + 1;
-#else
-	head[q] = before;
 #endif
-	d_step {
-#ifdef NO_NUMBER
-		before = tail[q];
-#else
-		before = number;
+#if !defined(NAPI) || defined(DOWN)
+	:: atomic { cpu == 0 && nempty(softnet0) -> begin(0) };
+		backlog(0, softnet0, f, late, done);
+		ended(0)
+	:: atomic { cpu == 1 && nempty(softnet1) -> begin(1) };
+		backlog(1, softnet1, f, late, done);
+		ended(1)
 #endif
-#ifndef NO_HEAL
-		if
-		:: before > dequeued[q] + nr_lost[q] + vanished[q] ->
-			vanished[q] = before - dequeued[q] - nr_lost[q]
-		:: else
-		fi
-#endif
-	};
-	atomic { deliver(frame) };
-	before = 0
+	od
 }
 
 active proctype target()
 {
-	byte f, q, n;
-	bool device;
+	byte f, done;
+	bool late;
 
 end:	do
-	:: atomic { !dead && nempty(softnet) -> softnet ? f, q, device, n; target_polls = true };
-next:
-		if
-		:: device -> pass_up(f, q, n)
-		:: else -> enqueue(f, q, true, n)
-		fi;
-		if
-		:: softnet ? f, q, device, n -> goto next
-		:: true
-		fi;
-		atomic { nr_polls[TARGET]++; target_polls = false; f = 0; q = 0; n = 0; device = false }
+	:: atomic { !dead && nempty(softnet2) -> begin(TARGET) };
+		backlog(2, softnet2, f, late, done);
+		end(TARGET)
 	od
 }
 
 #ifdef DOWN
-/* dev_cpu_dead(): each skb is taken in a softirq of its own. */
-inline take(frame, q, device, number)
-{
-	if
-	:: device -> pass_up(frame, q, number)
-#ifdef NO_LATE
-	:: !device -> pass_up(frame, q, number)
-#else
-	:: !device -> nr_lost[q]++
-#endif
-	fi;
-	atomic { nr_polls[TARGET]++; frame = 0; q = 0; number = 0; device = false }
-}
-
 active proctype kernel()
 {
-	byte f, q, n;
-	bool device;
+	byte f;
+	bool late, to_1;
 
+#ifndef NO_DOWN
 	down = true;
-	atomic { !owner[0] && !owner[1] && !target_polls -> dead = true };
+#endif
+	atomic { !in_softirq[0] && !in_softirq[1] && !in_softirq[TARGET] -> dead = true };
+	/* dev_cpu_dead(), which runs on one of the other CPUs. */
+	if
+	:: to_1 = true
+	:: true
+	fi;
 	do
-	:: nempty(softnet) -> softnet ? f, q, device, n; take(f, q, device, n)
-	:: nempty(left) -> atomic { left ? f; deliver(f); f = 0 }
-	:: empty(softnet) -> break
-	od;
-	passed = true;
+	:: atomic { softnet2 ? f, late ->
+		    if
+		    :: to_1 -> softnet1 ! f, true; tail[1]++
+		    :: !to_1 -> softnet0 ! f, true; tail[0]++
+#ifdef LOSSES
+		    :: count_gone(TARGET)
+#endif
+		    fi;
+		    f = 0 };
+		head[2]++
+	:: empty(softnet2) -> break
+	od
+}
+
+active proctype leaving()
+{
 end:	do
-	:: nempty(left) -> atomic { left ? f; deliver(f); f = 0 }
+#ifdef NO_HELD
+	/* The counters alone. */
+	:: down && dead && head[2] >= tail[2] ->
+#else
+	:: down && dead && !held ->
+#endif
+		passed = true;
+		down = false
+	od
+}
+#endif
+
+#ifdef LOST
+active proctype thief()
+{
+	lost = true
+}
+
+/* After a grace period all that has been decided before has come. */
+active proctype user_space()
+{
+
+end:	do
+	:: flagged ->
+#ifndef NO_GRACE
+#ifdef NAPI
+		(!owner[0]);
+#endif
+		(!sending);
+#endif
+		atomic { lost = false; flagged = false }
 	od
 }
 #endif
@@ -531,38 +531,20 @@ init
 	atomic {
 		frames_left[0] = FRAMES;
 		frames_left[1] = OTHERS;
-		run polling(0);
-		run polling(1)
+		run receiving(0);
+		run receiving(1)
 	};
-#ifdef SENT
-	attached = true;
-#endif
-	/* This process and those before it are left. */
-	(_nr_pr == _pid + 1 && empty(softnet) && !target_polls);
-#ifdef DOWN
-	(passed && empty(left));
-#endif
-#ifdef SENT
-	/* User space settles what was sent after the last poll. */
-	since[0] = 0;
-	since[1] = 0;
-#endif
 	/* Not by never moving: where nothing waits any more, the flow may leave. */
-	settled();
-	assert(proven);
-	if
-#ifdef DOWN
-	:: away
-#else
-	:: away ->
-		/* Its last skb may have been lost; the next one that is not lost is the proof. */
-		atomic { tail[queue]++; last_qtail = entered(queue); softnet ! 0, queue, true, tail[queue] };
-		(empty(softnet) && !target_polls);
-		passed_up(queue)
-#endif
-	:: else -> poll_over(1 - queue)
-	fi;
-	assert(proven)
+	timeout;
+	since[0] = 0; since[1] = 0;
+	d_step {
+		settled();
+		if
+		:: proven -> passed_up(1 - queue)
+		:: else
+		fi
+	};
+	assert(proven || flagged || (location == TARGET && passed))
 }
 
 #ifdef REACH_OUT

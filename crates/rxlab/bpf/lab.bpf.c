@@ -422,11 +422,11 @@ int stamped(struct __sk_buff *skb)
 	return bpf_clone_redirect(skb, stamped_ifindex, BPF_F_INGRESS);
 }
 
-/* At a device's tc ingress: takes the software time stamp from each packet. */
+/* At the egress of a veth: a wire carries no hash. */
 SEC("?tc")
-int unstamp(struct __sk_buff *skb)
+int wire(struct __sk_buff *skb)
 {
-	skb->tstamp = 0;
+	bpf_set_hash_invalid(skb);
 	return TC_ACT_UNSPEC;
 }
 

@@ -41,7 +41,8 @@ static __always_inline bool backlog_off_rq(const struct backlog *b)
 	return kthread && !BPF_CORE_READ(kthread, on_rq);
 }
 
-static __always_inline bool backlog_poll_ended(__u64 stamp)
+/* Whether the poll with this stamp has ended. */
+static __always_inline bool poll_ended(__u64 stamp)
 {
 	__u32 cpu = poll_stamp_cpu(stamp);
 	struct poll_cpu *poll = poll_of(cpu);

@@ -134,40 +134,23 @@ struct dst_entry {
 	unsigned short flags;
 };
 
+#define DST_METADATA 0x0080 /* include/net/dst.h: no route, but the outer header's facts */
+
 struct list_head {
 	struct list_head *next;
 };
 
-struct Qdisc {
-	void *enqueue; /* NULL: packets do not wait (noqueue) */
-};
-
 struct net_device {
 	int ifindex;
-	struct Qdisc *qdisc;
+	possible_net_t nd_net;
 	struct list_head napi_list;
-	__u64 features; /* from bit NETIF_F_GSO_SHIFT on those of gso_type */
-	unsigned int gso_max_size;
-};
-
-#define NETIF_F_GSO_SHIFT 16
-
-struct skb_shared_info {
-	unsigned int gso_type;
 };
 
 struct sk_buff {
 	struct net_device *dev;
+	unsigned int len;
+	__u32 hash;
 	unsigned long _skb_refdst; /* struct dst_entry *; bit 0: without a reference */
-	unsigned long _nfct; /* nf_conn and ip_conntrack_info; only with CONFIG_NF_CONNTRACK */
-	char cb[48];
-	unsigned int end; /* of the buffer from head; there its skb_shared_info begins */
-	unsigned char *head;
-	__u8 active_extensions; /* bits of skb_ext_id; only with CONFIG_SKB_EXTENSIONS */
-};
-
-enum skb_ext_id {
-	SKB_EXT_SEC_PATH = 1, /* the value is the kernel's; only with CONFIG_XFRM */
 };
 
 struct nf_conntrack_zone {
@@ -208,6 +191,18 @@ struct napi_struct {
 	int weight;
 	struct net_device *dev;
 	struct gro_node gro; /* since 6.15 */
+};
+
+/* A CPU's; the counters only with CONFIG_RPS. */
+struct softnet_data {
+	unsigned int input_queue_head; /* passed up */
+	unsigned int cpu;
+	unsigned int input_queue_tail; /* entered */
+	struct napi_struct backlog;
+};
+
+struct bpf_flow_dissector {
+	const struct sk_buff *skb; /* NULL: a frame in memory */
 };
 
 struct napi_struct___before_6_15 {

@@ -85,6 +85,17 @@ static __always_inline struct rx_queue *poll_end(struct poll_cpu *poll, __u32 cp
 	return q;
 }
 
+/* The softnet backlog's NAPI instance belongs to no device. */
+static __always_inline void softnet_learn(struct poll_cpu *poll, struct napi_struct *napi,
+					  __u32 cpu)
+{
+	struct softnet_data *softnet =
+		(void *)napi - bpf_core_field_offset(struct softnet_data, backlog);
+
+	if (!BPF_CORE_READ(napi, dev) && BPF_CORE_READ(softnet, cpu) == cpu)
+		poll->softnet = (__u64)softnet;
+}
+
 static __always_inline void napi_polled(struct napi_struct *napi, int work, int budget)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
@@ -94,6 +105,8 @@ static __always_inline void napi_polled(struct napi_struct *napi, int work, int 
 
 	if (!poll)
 		return;
+	if (unlikely(!poll->softnet))
+		softnet_learn(poll, napi, cpu);
 	busy = poll->start && napi_busy_polled(napi, budget, config.napi_state_in_busy_poll);
 	q = poll_end(poll, cpu, work >= budget, busy);
 	if (q)

@@ -16,18 +16,6 @@ static __always_inline bool rx_shares_flows(void)
 	return false;
 }
 
-/* Requests the cpumap entry from user space, once. */
-static __noinline int backlog_request(__u32 queue, __u32 cpu)
-{
-	struct backlog_request request = {.queue = queue, .cpu = cpu};
-	struct backlog *b = backlog_of(queue, cpu);
-
-	if (!b || b->wanted)
-		return 0;
-	b->wanted = !bpf_ringbuf_output(&backlog_requests, &request, sizeof(request), 0);
-	return 0;
-}
-
 static __always_inline bool rx_enqueue(const struct rx *rx, __u32 cpu)
 {
 	__u32 queue = rx->queue;
@@ -44,6 +32,12 @@ static __always_inline bool rx_enqueue(const struct rx *rx, __u32 cpu)
 static __always_inline bool rx_gro_empty(const struct rx *rx)
 {
 	return napi_gro_empty(rx->q);
+}
+
+static __always_inline bool rx_delivered_apart(struct rx *rx, struct rps_dev_flow *flow, bool set,
+					       __u64 closed)
+{
+	return rx_delivered(rx, flow, set, closed);
 }
 
 static __always_inline int rx_act(enum rx_verdict verdict)

@@ -21,11 +21,6 @@ static __always_inline bool steer_unguarded(void)
 	return config.unguarded;
 }
 
-static __always_inline bool backlog_is_softnet(void)
-{
-	return rx_shares_flows();
-}
-
 static __always_inline struct backlog *rx_backlog(const struct rx *rx, __u32 cpu)
 {
 	return backlog_of(rx->queue, cpu);
@@ -76,50 +71,103 @@ static __always_inline __u32 rx_slot(const struct rx *rx)
 	return flow_slot(rx->queue, rx->hash, shift);
 }
 
-/* The most CPUs of skb mode: queues of a tun device, the carrier. */
+/* The most CPUs of skb mode: what polls_ended() looks at. */
 #define RX_SHARED_CPUS 256
 
-/* INLINE, the poll of the last packet has ended if a later one is under way, or none. */
-static __always_inline bool rx_delivered_elsewhere(struct rps_dev_flow *flow)
+/* Requests the backlog from user space, once. */
+static __noinline int backlog_request(__u32 queue, __u32 cpu)
 {
-	__u32 queue = flow->queue;
+	struct backlog_request request = {.queue = queue, .cpu = cpu};
+	struct backlog *b = backlog_of(queue, cpu);
+
+	if (!b || b->wanted)
+		return 0;
+	b->wanted = !bpf_ringbuf_output(&backlog_requests, &request, sizeof(request), 0);
+	return 0;
+}
+
+/* ---- the kernel's own hop --------------------------------------------------- */
+
+static __always_inline struct softnet_way *rx_way(__u32 queue, __u32 location)
+{
+	__u32 to = location == RPS_INLINE ? config.nr_cpus : location;
+	__u32 index = (queue - config.queue_base) * (config.nr_cpus + 1) + to;
+
+	return to <= config.nr_cpus ? bpf_map_lookup_elem(&softnet_ways, &index) : NULL;
+}
+
+static __always_inline __u32 rx_softnet_tail(const struct softnet_way *w)
+{
+	struct softnet_data *softnet = (void *)w->softnet;
+
+	return BPF_CORE_READ(softnet, input_queue_tail);
+}
+
+/* The head of an unknown softnet backlog never comes near: flows stay. */
+static __always_inline __u32 rx_softnet_head(const struct softnet_way *w)
+{
+	struct softnet_data *softnet = (void *)w->softnet;
+
+	return softnet ? BPF_CORE_READ(softnet, input_queue_head) : 1U << 31;
+}
+
+/* It has if a later one is under way, or none. */
+static __always_inline bool rx_poll_ended_elsewhere(__u32 queue, __u64 poll)
+{
 	struct rx_queue *q = queue_of(queue);
-	struct backlog *b;
 
-	if (!q)
-		return false;
-	if (flow->location == RPS_INLINE) {
-		__u32 ordered;
-
-		if (backlog_read(q->nr_polls) <= flow->last_qtail &&
-		    !backlog_poll_ended(backlog_read(q->poll)))
-			return false;
-		/* What follows sees what that CPU wrote for the packet, on arm64 too. */
-		ordered = __sync_fetch_and_add(&flow->lock, 0);
-		asm volatile("" : : "r"(ordered));
-		return true;
-	}
-	b = backlog_of(queue, flow->location);
-	return b && backlog_delivered(b, flow->last_qtail);
+	return q && (backlog_read(q->nr_polls) > poll || poll_ended(backlog_read(q->poll)));
 }
 
 /* A global function, as policy_decide(). Of a slot of skb mode. */
 __noinline int flow_entered_elsewhere(__u32 slot)
 {
 	struct rps_dev_flow *flow = flow_of(slot);
+	struct softnet_way *w;
 	struct poll_cpu *poll;
-	struct backlog *b;
 
 	if (!flow)
 		return false;
-	if (flow->location == RPS_INLINE)
-		return rx_delivered_elsewhere(flow);
+	w = rx_way(flow->queue, flow->location);
+	if (!w)
+		return false;
+	if (flow->location == RPS_INLINE) {
+		__u32 tail;
+
+		if (!rx_poll_ended_elsewhere(flow->queue, softnet_poll(flow->last_qtail)))
+			return false;
+		tail = rx_softnet_tail(w);
+		return softnet_passed(w, flow->last_qtail, tail, rx_softnet_head(w));
+	}
 	poll = poll_of(flow->queue - config.queue_base);
 	if (poll && !backlog_read(poll->since))
 		return true;
-	/* That CPU has sent another skb since. */
-	b = backlog_of(flow->queue, flow->location);
-	return b && backlog_entered(b) > flow->last_qtail;
+	return softnet_entered(w, flow->last_qtail);
+}
+
+/* A global function, as polls_ended(). */
+__noinline int inline_passed(void)
+{
+	for (int i = 0; i < RX_SHARED_CPUS; i++) {
+		struct softnet_way *w;
+		__u32 tail;
+
+		asm volatile("" : "+r"(i));
+		w = rx_way(config.queue_base + i, RPS_INLINE);
+		if (!w)
+			break;
+		if (!w->nr)
+			continue;
+		tail = rx_softnet_tail(w);
+		if ((__s32)(rx_softnet_head(w) - tail) < 0)
+			return false;
+	}
+	return true;
+}
+
+static __always_inline bool rx_inline_passed(void)
+{
+	return inline_passed();
 }
 
 static __always_inline bool rx_entered_elsewhere(const struct rx *rx,

@@ -15,11 +15,6 @@
 #include "maps.h"
 #include "napi.h"
 
-static __always_inline bool backlog_is_softnet(void)
-{
-	return false;
-}
-
 SEC("tp_btf/xdp_cpumap_kthread")
 int BPF_PROG(on_cpumap_kthread, int map_id, unsigned int processed, unsigned int drops)
 {
@@ -160,19 +155,6 @@ int queue_return(struct queue_return *wish)
 	for (slot = 0; slot < RPS_MAP_SLOTS; slot++)
 		*(volatile __u16 *)&map->location[slot] = location;
 	return 1;
-}
-
-/* As backlog_settled(), for a softnet backlog. Only when the CPU has passed up all of the first
- * `tail` skbs that were not lost. */
-SEC("syscall")
-int backlog_healed(struct backlog_flushed *flushed)
-{
-	__u32 key = flushed->index;
-	struct backlog *b = bpf_map_lookup_elem(&backlogs, &key);
-
-	if (b)
-		backlog_heal(b, flushed->tail);
-	return 0;
 }
 
 /* Forgets the thread of the backlog with this index: it is going to end, and another may replace

@@ -18,6 +18,9 @@ struct shared_types {
 	struct backlog_request backlog_request;
 	struct queue_return queue_return;
 	struct backlog_wait backlog_wait;
+	struct softnet_way softnet_way;
+	struct hop_hash hop_hash;
+	struct poll_cpu poll_cpu;
 	struct rx_queue rx_queue;
 	struct cpu cpu;
 	struct rx_config rx_config;
@@ -38,5 +41,6 @@ struct shared_types {
 	enum rx_pressure rx_pressure;
 	enum load_unit load_unit;
 	enum wait_sample wait_sample;
+	enum skb_device skb_device;
 };
 const struct shared_types shared_types = {};

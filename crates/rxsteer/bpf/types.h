@@ -185,8 +185,9 @@ enum rx_verdict {
 /* A slot of a queue's dev_flow_table; written only by the queue's NAPI owner, or in skb mode by the
  * CPU that holds its lock. */
 struct rps_dev_flow {
-	/* At a CPU: frames that had entered the backlog right after the flow's last one. INLINE:
-	 * the number of the poll that received the flow's last frame (rx_queue.nr_polls). */
+	/* At a CPU: frames that had entered the backlog right after the flow's last one, or in skb
+	 * mode its number (softnet_way.nr). INLINE: the number of the poll that received the flow's
+	 * last frame (rx_queue.nr_polls); in skb mode softnet_inline(). */
 	__u64 last_qtail;
 	__u16 location;
 	/* The slot is unset unless this is the queue's epoch; zero is no epoch. */
@@ -256,17 +257,49 @@ struct backlog {
 	__u64 nr_unbuilt; /* dequeued, but no memory for the skb */
 	__u64 kthread;	  /* struct task_struct *; 0: no batch yet */
 	__u64 in_loop;	  /* a batch ran in TASK_RUNNING: the kthread's state is valid */
-	__u64 entry;	  /* struct bpf_cpu_map_entry * */
+	__u64 entry;	  /* struct bpf_cpu_map_entry *; skb mode: the key of its hash, or 0 */
 	/* Proof "GRO old" (backlog_age_gro()). */
 	__u64 old_dequeued; /* `dequeued` when the proof began; 0: not begun */
 	__u64 old_jiffies;  /* the time then */
 	__u64 old_flush;    /* `dequeued` after a flush in a later jiffy; 0: unknown */
-	/* Softnet backlogs, which have no kthread: the stamp of the poll that passed up the last
-	 * frame; 0: none yet. */
-	__u64 passed_in;
-	__u64 pad_consumer[6];
+	__u64 pad_consumer[7];
 };
 _Static_assert(sizeof(struct backlog) == 256, "two pairs of cache lines");
+
+/* Tails that a way remembers; a power of two. */
+enum {
+	SOFTNET_TAILS = 8,
+};
+
+/*
+ * Packets that a CPU puts into the softnet backlog of another one, or passes up INLINE, which
+ * without NAPI is a softnet backlog too (softnet.h). Written by the CPU that receives.
+ */
+struct softnet_way {
+	__u64 nr;      /* packets so far */
+	__u64 softnet; /* struct softnet_data * of that CPU; by user space; 0: unknown */
+	__u32 tails[SOFTNET_TAILS]; /* by packet: input_queue_tail before it entered */
+	__u64 pad[2];
+};
+_Static_assert(sizeof(struct softnet_way) == 64, "a cache line");
+
+/* Devices in skb mode (skb_devices). */
+enum skb_device {
+	SKB_POLLED = 1,
+	SKB_UNPOLLED, /* a tun device without NAPI */
+	SKB_LOOPBACK,
+};
+
+/* Source and destination port of the keys (dissector.bpf.c). */
+enum {
+	HOP_PORT = 7,
+};
+
+/* A hash by which the kernel takes a packet to another CPU (dissector.bpf.c). */
+struct hop_hash {
+	__u32 hash;  /* 0: none */
+	__u32 index; /* in `backlogs` */
+};
 
 /* How the time that frames wait in a backlog is sampled (wait.h). */
 enum wait_sample {
@@ -305,6 +338,9 @@ enum backlog_closed {
 	 * leave it yet are dropped (rx_shed()). */
 	BACKLOG_SHED = 1 << 5,
 	BACKLOG_OUTSIDE = 1 << 6, /* its CPU is not in the queue's mask (`--rps-cpus`) */
+	/* Skb mode: a packet has come to another CPU. Nothing may enter until user space has
+	 * written the kernel's entry again. */
+	BACKLOG_MISDIRECTED = 1 << 7,
 };
 
 /* Identifies the backlog that a kthread serves. */
@@ -405,8 +441,7 @@ struct rx_queue {
 	__u64 first_poll;      /* last_qtail of unset slots in first_epoch (rx_first_poll()) */
 	__u16 leaving;	       /* a flow waits to leave INLINE: polls_delivered is needed */
 	__u16 first_epoch;
-	/* Jiffies when a packet that came through lo was last redirected (sent_is_open()). */
-	__u32 sent_jiffies;
+	__u32 pad;
 	__u64 nr_inline_ports; /* of nr_inline: frames of flows that stay there by their ports */
 
 	/* Written by user space. */
@@ -422,19 +457,14 @@ _Static_assert(sizeof(struct rx_queue) == 256, "two pairs of cache lines");
 struct poll_cpu {
 	__u64 nr_polls;	    /* polls of any NAPI instance that have ended on this CPU */
 	__u32 queue;	    /* 1 + the queue of the present poll; 0: not known */
-	__u16 over_idle;    /* the poll interrupted the idle task */
-	__u16 sent_epoch;   /* that of the latest packet that left lo's egress */
+	__u32 over_idle;    /* the poll interrupted the idle task */
 	__u64 start;	    /* of this poll: ns of the monotonic clock; 0: not timed */
 	__u64 poll_ns;	    /* spent in polls of steered queues */
 	__u64 over_idle_ns; /* of poll_ns, in polls that interrupted the idle task */
 	__u64 unpolled;	    /* the present packet came in no poll (receive_ended()) */
 	/* Skb mode: the mixing before which the present poll's first packet came; 0: none came. */
 	__u64 since;
-	/* Number of the latest packet that was sent through lo's egress on this CPU, and of the
-	 * latest that has come to the ingress. Redirected and dropped packets have none, and some
-	 * numbers are no packet's (sent_close()). */
-	__u32 nr_sent;
-	__u32 nr_came;
+	__u64 softnet; /* struct softnet_data *, learnt from a poll of the softnet backlog */
 };
 
 /* Mixings of slots, in skb mode (rx_mix()). */
@@ -495,16 +525,18 @@ struct rx_config {
 	__u8 gro; /* GRO merges TCP segments that the program passes */
 	/* Skb mode: the program serves several devices. A queue is a CPU that receives, and all of
 	 * these queues share the first one's dev_flow_table. */
-	__u8 without_mac; /* packets of the devices begin with the IP header */
-	__u8 unpolled;	  /* they are tun devices without NAPI */
-	__u8 device_hash; /* packets that have a hash are steered by it */
-	__u8 loopback;	  /* the device is lo, with a program at its egress too */
-	__u8 pad[8];
+	__u8 pad[4];
 	__u32 ifindex;	  /* not in skb mode */
 	__u32 queue_base; /* the queues are queue_base to queue_base + nr_rx_queues - 1 */
 	__u32 nr_rx_queues;
-	__u32 carrier;	/* ifindex of the device through which skbs change their CPU */
-	__u64 hop_mark; /* marks such skbs (skb.h); random */
+	/* Skb mode: keys of hashes that take a packet nowhere, and these: INLINE, and dropped at tc
+	 * ingress. Keys are IPv4 addresses (dissector.bpf.c). */
+	__be32 inline_key;
+	__be32 drop_key;
+	__u32 inline_hash;
+	__u32 drop_hash;
+	__u32 hop_mask; /* elements of `hop_hashes` - 1 */
+	__u64 netns;	/* the cookie of the devices' network namespace */
 };
 
 /* ---- busy polling (poll.bpf.c) -------------------------------------------- */

@@ -36,7 +36,14 @@ fn fingerprint(variable: &str, files: &[PathBuf]) -> Result<()> {
 
 fn main() -> Result<()> {
     for object in [
-        "rx", "skb", "carrier", "hash", "trace", "socket", "poll", "types",
+        "rx",
+        "dissector",
+        "hops",
+        "hash",
+        "trace",
+        "socket",
+        "poll",
+        "types",
     ] {
         skeleton::skeleton(&format!("bpf/{object}.bpf.c"), &["bpf"])?;
     }

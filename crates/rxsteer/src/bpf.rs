@@ -16,12 +16,12 @@ macro_rules! skeleton {
 }
 
 skeleton!(rx_skel, "rx.skel.rs", "The XDP program.");
-skeleton!(skb_skel, "skb.skel.rs", "The program of skb mode.");
 skeleton!(
-    carrier_skel,
-    "carrier.skel.rs",
-    "What takes skbs back to their device."
+    dissector_skel,
+    "dissector.skel.rs",
+    "The programs of skb mode."
 );
+skeleton!(hops_skel, "hops.skel.rs", "What skb mode has once.");
 skeleton!(
     hash_skel,
     "hash.skel.rs",

@@ -12,6 +12,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{CommandFactory, Parser, Subcommand};
 use rxsteer::cli::man;
+use rxsteer::host::{asked, flow_entries, guardian};
 
 /// Traffic for rxsteer, in network namespaces of its own, and what it shows.
 #[derive(Debug, Parser)]
@@ -29,6 +30,12 @@ pub enum Command {
     Demo(demo::DemoArgs),
     /// Measure, on this machine and in namespaces of its own
     Bench(Box<bench::BenchArgs>),
+    /// Child process of a measurement, which puts back what rxsteer's skb mode changed
+    #[command(hide = true)]
+    PutBackAsked,
+    /// Child process of a measurement, which puts the size of the kernel's table of flows back
+    #[command(hide = true)]
+    PutBackFlowEntries,
     /// Write the man pages and completions
     #[command(hide = true)]
     Man(man::ManArgs),
@@ -43,6 +50,8 @@ impl Command {
         match self {
             Self::Demo(args) => args.run(),
             Self::Bench(args) => args.run(),
+            Self::PutBackAsked => guardian::put_back(asked::put_back).map(|()| ExitCode::SUCCESS),
+            Self::PutBackFlowEntries => flow_entries::put_back().map(|()| ExitCode::SUCCESS),
             Self::Man(args) => args.run(Cli::command()),
         }
     }

@@ -20,7 +20,7 @@ use nix::time::{ClockId, clock_gettime};
 use super::frame::{Frames, UdpFlows};
 use super::link::Link;
 use super::netns::Netns;
-use super::xdp;
+use super::{programs, xdp};
 use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::{client_flow, client_step};
 
@@ -147,7 +147,7 @@ impl Client {
             Carrier::Connection => port_bits(flows)?,
             Carrier::Udp | Carrier::Tcp => 0,
         };
-        let skel = xdp::load(|open| {
+        let skel = programs::load(|open| {
             match carrier {
                 Carrier::Connection => open.progs.client_connect.set_autoload(true),
                 Carrier::Udp | Carrier::Tcp => open.progs.client.set_autoload(true),

@@ -18,7 +18,7 @@ use super::frame::Frames;
 use super::link::{Link, LinkConfig};
 use super::netns::{self, Netns};
 use super::ring::{Ring, TIMEOUT};
-use super::{run_ns, schedule, thread_cpu_ns, xdp};
+use super::{programs, run_ns, schedule, thread_cpu_ns, xdp};
 use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::xdp_md;
 
@@ -300,7 +300,7 @@ impl Sender {
         yields: bool,
     ) -> Result<Self> {
         let (frame, mut layout) = config.frames.template()?;
-        let skel = xdp::load(|open| {
+        let skel = programs::load(|open| {
             open.progs.generator.set_autoload(true);
             let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;
             let written = match layout.template_len {

@@ -11,10 +11,12 @@ use nix::ifaddrs::getifaddrs;
 use rtnetlink::packet_route::link::{InfoData, InfoVeth, LinkAttribute, LinkMessage};
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth, LinkVxlan, RouteMessageBuilder};
 use rxsteer::host::device::Device;
+use rxsteer::host::tc::TcLink;
 
 use super::ethtool::{Ethtool, Offload};
 use super::netns::Netns;
 use super::rtnl;
+use super::wire;
 
 /// VXLAN's UDP port (IANA).
 pub const VXLAN_PORT: u16 = 4789;
@@ -35,7 +37,8 @@ pub struct LinkConfig {
     /// Assigns IPv6 addresses; otherwise IPv6 is off on both ends.
     pub ipv6: bool,
     /// GRO at the device under test. With GRO, its NAPI exists from the start and survives changes
-    /// of the XDP program, as on a real NIC. Without, the NAPI exists only under an XDP program.
+    /// of the XDP program, as on a real NIC. Without, the NAPI exists only under an XDP program, and packets
+    /// keep the hash of their sender's socket, as a container's do.
     pub gro: bool,
 }
 
@@ -86,6 +89,7 @@ pub struct Link {
     pub tester: End,
     /// The device under test.
     pub dut: End,
+    _wire: Option<TcLink>,
 }
 
 /// Prefix of the names of devices under test.
@@ -366,9 +370,17 @@ impl Link {
             rtnl::run(async |handle| handle.link().add(pair).execute().await)?
                 .context("cannot make a veth pair: is CONFIG_VETH there?")
         })?;
+        let (tester, dut) = (
+            tester.configure(config, &dut)?,
+            dut.configure(config, &tester)?,
+        );
         let link = Self {
-            tester: tester.configure(config, &dut)?,
-            dut: dut.configure(config, &tester)?,
+            _wire: config
+                .gro
+                .then(|| wire::without_hash(&tester.netns, tester.ifindex))
+                .transpose()?,
+            tester,
+            dut,
         };
         link.dut.ethtool.set(Offload::Gro, config.gro)?;
         // As on a wire: VLAN tags inside the frame, checksums filled in.

@@ -20,7 +20,9 @@ pub mod netns;
 pub mod nic;
 pub mod ports;
 pub mod ppp;
+pub(crate) mod programs;
 pub mod receiver;
+pub mod resident;
 mod ring;
 pub mod rtnl;
 pub mod senders;
@@ -35,6 +37,7 @@ pub mod switches;
 pub mod tool;
 pub mod tun;
 pub mod tx_queue;
+pub mod wire;
 pub mod witness;
 pub mod xdp;
 

@@ -8,8 +8,8 @@ use anyhow::{Context, Result};
 use libbpf_rs::ProgramInput;
 
 use super::link::End;
+use super::programs;
 use super::witness::at_ingress;
-use super::xdp;
 use crate::lab_skel::LabSkel;
 
 /// Makes each packet that the device hands to the stack cost this time, until the device is removed.
@@ -29,7 +29,7 @@ impl Slow {
     /// # Errors
     /// The kernel refuses the program.
     pub(super) fn load(cost: Duration) -> Result<Self> {
-        let load = xdp::load(|open| {
+        let load = programs::load(|open| {
             open.progs.slow.set_autoload(true);
             let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;
             constants.slow_ns = cost.as_nanos() as u64;

@@ -1,18 +1,15 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Packets with given time stamps, and devices that lose those of their packets.
+//! Packets with given time stamps.
 
 use std::mem::offset_of;
-use std::os::fd::AsFd;
 
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::ProgramInput;
-use nix::net::if_::if_nametoindex;
 use nix::unistd::Pid;
-use rxsteer::host::tc::{self, TcLink};
 
 use super::link::End;
-use super::netns::{self, Netns};
-use super::xdp;
+use super::netns;
+use super::programs;
 use crate::lab_skel::types::__sk_buff;
 
 /// Time stamps of a packet, ns; 0: none.
@@ -32,7 +29,7 @@ pub struct Stamps {
 pub fn send(end: &End, cpu: u32, frame: &[u8], stamps: &[Stamps]) -> Result<()> {
     end.netns.run(|| {
         netns::bind(Pid::from_raw(0), cpu)?;
-        let skel = xdp::load(|open| {
+        let skel = programs::load(|open| {
             open.progs.stamped.set_autoload(true);
             let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;
             constants.stamped_ifindex = end.ifindex;
@@ -55,20 +52,5 @@ pub fn send(end: &End, cpu: u32, frame: &[u8], stamps: &[Stamps]) -> Result<()> 
             ensure!(status == 0, "a copy of the packet: error {status}");
         }
         Ok(())
-    })
-}
-
-/// Takes the software time stamp from each packet that this device receives, before other programs
-/// at its tc ingress see the packet.
-///
-/// # Errors
-/// There is no such device, or it takes no tc program.
-pub fn unstamp(netns: &Netns, device: &str) -> Result<TcLink> {
-    netns.run(|| {
-        let skel = xdp::load(|open| {
-            open.progs.unstamp.set_autoload(true);
-            Ok(())
-        })?;
-        tc::attach(skel.progs.unstamp.as_fd(), if_nametoindex(device)?)
     })
 }

@@ -9,7 +9,7 @@ use libbpf_rs::{TC_INGRESS, TcHookBuilder};
 
 use super::frame::Frames;
 use super::link::End;
-use super::xdp;
+use super::programs;
 use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::bss;
 
@@ -67,7 +67,7 @@ impl Witness {
 
     fn attach(end: &End, frames: &Frames, selection: Selection) -> Result<Self> {
         let stamp = frames.stamp(end)?;
-        let skel = xdp::load(|open| {
+        let skel = programs::load(|open| {
             open.progs.witness.set_autoload(true);
             let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;
             constants.witness_stamp = stamp;

@@ -1,17 +1,16 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The lab's own XDP programs, and how any program is attached to an end.
 
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use anyhow::{Context, Result, ensure};
-use libbpf_rs::skel::{OpenSkel, SkelBuilder};
 use libbpf_rs::{MapCore, MapFlags};
 use rxsteer::host::xdp;
 
 use super::link::End;
+use super::programs::load;
+use crate::lab_skel::LabSkel;
 use crate::lab_skel::types::bpf_cpumap_val;
-use crate::lab_skel::{LabSkel, LabSkelBuilder, OpenLabSkel};
 
 /// Attaches a program to an end until the returned BPF link is closed.
 ///
@@ -22,19 +21,6 @@ pub fn attach(end: &End, program: BorrowedFd) -> Result<OwnedFd> {
         xdp::attach(program, end.ifindex)
             .with_context(|| format!("cannot attach XDP to {}", end.name))
     })
-}
-
-/// Loads the lab's object; `choose` enables programs and sets constants before.
-pub(crate) fn load(
-    choose: impl FnOnce(&mut OpenLabSkel) -> Result<()>,
-) -> Result<LabSkel<'static>> {
-    // The skeleton borrows this slot for its lifetime. Leaking the slot, one pointer, lets the
-    // skeleton be moved and stored; the object itself is freed with the skeleton.
-    let slot = Box::leak(Box::new(MaybeUninit::uninit()));
-    let mut open = LabSkelBuilder::default().open(slot)?;
-    choose(&mut open)?;
-    open.load()
-        .context("cannot load the lab's BPF programs: CAP_BPF and CAP_NET_ADMIN are needed")
 }
 
 /// One of the lab's programs, attached to a device until dropped.
@@ -68,11 +54,23 @@ impl Xdp {
 
     /// Drops every frame: the upper limit of a generator and a NAPI.
     pub fn drop(end: &End) -> Result<Self> {
+        Self::dropping(|program| attach(end, program))
+    }
+
+    /// The same in the stack, behind kernel RPS: generic XDP.
+    pub fn drop_in_stack(end: &End) -> Result<Self> {
+        Self::dropping(|program| {
+            let inside = || Ok(xdp::attach_in_stack(program, end.ifindex)?);
+            end.netns.run(inside)
+        })
+    }
+
+    fn dropping(attach: impl FnOnce(BorrowedFd<'_>) -> Result<OwnedFd>) -> Result<Self> {
         let skel = load(|open| {
             open.progs.drop.set_autoload(true);
             Ok(())
         })?;
-        let link = attach(end, skel.progs.drop.as_fd())?;
+        let link = attach(skel.progs.drop.as_fd())?;
         Ok(Self { skel, _link: link })
     }
 

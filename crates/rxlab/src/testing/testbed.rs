@@ -58,6 +58,14 @@ macro_rules! in_lab {
         }
     };
     ($name:expr) => {
+        // One of them puts back what the test changes.
+        [
+            option_env!("CARGO_BIN_EXE_rxsteer"),
+            option_env!("CARGO_BIN_EXE_rxlab"),
+        ]
+        .into_iter()
+        .flatten()
+        .for_each(rxsteer::host::guardian::run_by);
         let Some(_lab) = $crate::testing::testbed::lab($name) else {
             return Ok(());
         };

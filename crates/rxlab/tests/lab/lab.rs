@@ -385,7 +385,7 @@ fn reported_groups(netns: &Netns) -> Result<Vec<String>> {
 #[test]
 fn a_bridge_forwards_from_the_start() -> Result<()> {
     in_lab!();
-    let Link { tester, dut } = &link(LinkConfig::default())?;
+    let Link { tester, dut, .. } = &link(LinkConfig::default())?;
     let up = |up| tester.netns.run(|| set_up(&tester.name, up));
     let file = |name| {
         let path = format!("/sys/class/net/{}/{name}", dut.name);

@@ -18,11 +18,6 @@ static __u64 backlog_limit_of(void);
  * is off the run queue; false while the kthread is unknown. */
 static bool backlog_interruptible(const struct backlog *b);
 static bool backlog_off_rq(const struct backlog *b);
-/* Whether the poll with this stamp has ended. */
-static bool backlog_poll_ended(__u64 stamp);
-/* Whether backlogs are parts of the CPUs' softnet backlogs: those of all queues for a CPU share one
- * ring, and a flow may change its queue while it stays there. */
-static bool backlog_is_softnet(void);
 
 /* NAPI_POLL_WEIGHT: a cpumap's kthread flushes GRO after this number of frames, or when its ring is
  * empty (kernel/bpf/cpumap.c). */
@@ -91,11 +86,6 @@ static __always_inline __u64 backlog_entered(const struct backlog *b)
 /* Whether all frames that were dequeued have been passed up; `in_loop` was read before. */
 static __always_inline bool backlog_sleeping(const struct backlog *b, bool in_loop)
 {
-	__u64 passed_in = backlog_read(b->passed_in);
-
-	/* A softnet backlog's frames are passed up one after the other, within a poll. */
-	if (passed_in)
-		return backlog_poll_ended(passed_in);
 	/* No batch yet: no frame has been dequeued, so those that entered have been lost. */
 	if (!backlog_read(b->kthread))
 		return true;
@@ -165,30 +155,6 @@ static __always_inline bool backlog_settle(struct backlog *b, __u64 flushed)
 }
 
 /*
- * A softnet backlog passes up its skbs one after the other: when number `passed` (the low bits of
- * `tail` with it) comes out, all before it have been passed up, or have been lost. Of these, those
- * that nobody has counted have vanished: their device was deleted or set down, or a program of
- * others has dropped them. Later losses are subtracted too: a lower bound, as in backlog_settle().
- */
-static __always_inline void backlog_heal(struct backlog *b, __u32 passed)
-{
-	__u32 gone =
-		backlog_read(b->nr_lost) + backlog_read(b->nr_vanished) + backlog_read(b->dequeued);
-	__s32 vanished = passed - gone;
-
-	if (unlikely(vanished > 0))
-		__sync_fetch_and_add(&b->nr_vanished, vanished);
-}
-
-/* Whether the last frame of a flow may have been lost, by the number of frames that have entered.
- * If so, its earlier frames, which came in another queue, may still be in the ring that queues
- * share: that all frames of this queue have been passed up says nothing of them. */
-static __always_inline bool backlog_last_lost(__u64 entered, __u64 last_qtail)
-{
-	return backlog_is_softnet() && entered < last_qtail;
-}
-
-/*
  * Whether all frames counted in last_qtail have been delivered. `head` has no frames that vanished,
  * last_qtail has: those counted in nr_vanished entered before the frames that last_qtail waits for,
  * or the proof that counted them has covered last_qtail. The kthread writes `head` after an
@@ -202,7 +168,7 @@ static __always_inline bool backlog_delivered(struct backlog *b, __u64 last_qtai
 	if (head < b->head_asleep)
 		head = b->head_asleep;
 	if (head < last_qtail)
-		return backlog_asleep(b) && !backlog_last_lost(b->head_asleep, last_qtail);
+		return backlog_asleep(b);
 	backlog_read_ordered(&b->dequeued);
 	return true;
 }

@@ -23,7 +23,6 @@ struct rx {
 	__u16 epoch;		    /* the queue's, read once */
 	const struct flow_key *key; /* NULL: only the device's hash is known */
 	__u64 poll;		    /* rx_poll(); 0: not called yet for this packet */
-	__u32 number;		    /* of a packet that is redirected: its backlog.tail */
 	struct poll_cpu *poll_cpu;  /* this CPU's, in skb mode */
 	bool unmixes;		    /* the slot is no longer mixed if it enters the backlog */
 	bool segment;		    /* a TCP segment with data, which GRO may merge */
@@ -47,11 +46,20 @@ static __u64 rx_poll_stamp(const struct rx *rx);
 static bool rx_gro_empty(const struct rx *rx);
 /* Whether queues share the table of flows: skb mode, where a queue is a CPU that receives. */
 static bool rx_shares_flows(void);
-/* For a flow whose last packet came in another queue: whether that packet and all before it have
- * been delivered. */
-static bool rx_delivered_elsewhere(struct rps_dev_flow *flow);
-/* For such a flow: whether that packet has been delivered INLINE, or is in the softnet backlog. */
+/* Skb mode: the way from the CPU of this queue to a location; NULL beyond nr_cpus. */
+static struct softnet_way *rx_way(__u32 queue, __u32 location);
+/* The counters of the softnet backlog at its end (softnet.h). */
+static __u32 rx_softnet_tail(const struct softnet_way *w);
+static __u32 rx_softnet_head(const struct softnet_way *w);
+/* Whether the poll with this number of another queue has ended. */
+static bool rx_poll_ended_elsewhere(__u32 queue, __u64 poll);
+/* For a flow whose last packet came in another queue: whether that packet has been passed up
+ * INLINE, or has entered the softnet backlog. */
 static bool rx_entered_elsewhere(const struct rx *rx, const struct rps_dev_flow *flow);
+/* rx_delivered(), which the verifier may follow once. */
+static bool rx_delivered_apart(struct rx *rx, struct rps_dev_flow *flow, bool set, __u64 closed);
+/* Skb mode: whether all CPUs have passed up what they hold in their own softnet backlogs. */
+static bool rx_inline_passed(void);
 /* The slot's flow_name.mixed_at; NULL if there is none. */
 static __u64 *rx_mixed_at(const struct rx *rx);
 /* The number of a new mixing: polls that begin later have a greater one (poll_cpu.since). */

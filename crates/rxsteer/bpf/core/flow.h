@@ -366,28 +366,27 @@ static __always_inline int flow_is_plain(__u8 proto, __u32 size)
 }
 
 /*
- * Whether the frame, room bytes that are all in the linear part, is TCP or UDP without VLAN tags,
- * IP options, extension headers or fragments; writes the key and the payload if so. Lengths are
- * compared as numbers: the verifier of 6.1 knows no range of a byte-swapped word, and rejects
- * adding one to a pointer.
+ * Whether the packet, room bytes that are all in the linear part, is TCP or UDP over IP of this
+ * ethertype without options, extension headers or fragments; writes the key and the payload if so.
+ * Lengths are compared as numbers: the verifier of 6.1 knows no range of a byte-swapped word, and
+ * rejects adding one to a pointer.
  */
-static __always_inline int flow_plain_frame(const void *frame, const void *data_end, __u64 room,
-					    __u32 options, struct flow_key *key,
-					    struct flow_payload *payload)
+static __always_inline int flow_plain_packet(const void *packet, const void *data_end, __be16 type,
+					     __u64 room, __u32 options, struct flow_key *key,
+					     struct flow_payload *payload)
 {
-	const struct flow_ethernet *eth = frame;
-	const struct iphdr *v4 = (const void *)(eth + 1);
-	const struct ipv6hdr *v6 = (const void *)(eth + 1);
+	const struct iphdr *v4 = packet;
+	const struct ipv6hdr *v6 = packet;
 	__u32 size;
 
 	payload->ports = (const void *)(v4 + 1);
 	if ((const void *)(payload->ports + 1) > data_end)
 		return 0;
-	if (eth->type == flow_swap16(ETH_P_IP)) {
+	if (type == flow_swap16(ETH_P_IP)) {
 		size = flow_swap16(v4->tot_len);
 		payload->size = size - sizeof(*v4);
 		if (*(const __u8 *)v4 != 0x45 || v4->frag_off & flow_swap16(0x3fff) ||
-		    sizeof(*eth) + size > room || size < sizeof(*v4) ||
+		    size > room || size < sizeof(*v4) ||
 		    !flow_is_plain(v4->protocol, payload->size))
 			return 0;
 		flow_key_ports4(key, v4->saddr, *payload->ports, v4->protocol);
@@ -396,11 +395,11 @@ static __always_inline int flow_plain_frame(const void *frame, const void *data_
 		return 1;
 	}
 	payload->ports = (const void *)(v6 + 1);
-	if (eth->type != flow_swap16(ETH_P_IPV6) || (const void *)(payload->ports + 1) > data_end)
+	if (type != flow_swap16(ETH_P_IPV6) || (const void *)(payload->ports + 1) > data_end)
 		return 0;
 	size = flow_swap16(v6->payload_len);
 	payload->size = size;
-	if (*(const __u8 *)v6 >> 4 != 6 || sizeof(*eth) + sizeof(*v6) + size > room ||
+	if (*(const __u8 *)v6 >> 4 != 6 || sizeof(*v6) + size > room ||
 	    !flow_is_plain(v6->nexthdr, size))
 		return 0;
 	flow_key_ports(key, v6->saddr.in6_u.u6_addr32, *payload->ports, v6->nexthdr);
@@ -409,21 +408,26 @@ static __always_inline int flow_plain_frame(const void *frame, const void *data_
 	return 1;
 }
 
-/*
- * Whether the packet is such a frame, or has one in VXLAN; writes the key, of which nothing is
- * known otherwise. `room`: the packet's length, or that of its linear part where the former costs a
- * call into the kernel, which takes as long as this function.
- */
-static __always_inline int flow_plain(const void *data, const void *data_end, __u64 room,
-				      __u32 options, struct flow_key *key)
+/* As flow_plain_packet(), with an Ethernet header before it. */
+static __always_inline int flow_plain_frame(const void *frame, const void *data_end, __u64 room,
+					    __u32 options, struct flow_key *key,
+					    struct flow_payload *payload)
+{
+	const struct flow_ethernet *eth = frame;
+
+	return (const void *)(eth + 1) <= data_end && room >= sizeof(*eth) &&
+	       flow_plain_packet(eth + 1, data_end, eth->type, room - sizeof(*eth), options, key,
+				 payload);
+}
+
+/* The key of the packet itself, or of the frame in it if that is VXLAN; 0 for other tunnels. */
+static __always_inline int flow_plain_key(const void *data_end, __u32 options, struct flow_key *key,
+					  struct flow_payload payload)
 {
 	const struct flow_vxlan *vxlan;
-	struct flow_payload payload;
 	struct flow_outer outer;
 	__u32 tunnel;
 
-	if (!flow_plain_frame(data, data_end, room, options, key, &payload))
-		return 0;
 	/* What follows reads the key from memory. In registers its ten words would take the place
 	 * of all else, for flow_key_order() alone. */
 	asm volatile("" : : "r"(key) : "memory");
@@ -445,6 +449,32 @@ static __always_inline int flow_plain(const void *data, const void *data_end, __
 	if (options & FLOW_SYMMETRIC)
 		flow_key_order(key);
 	return 1;
+}
+
+/*
+ * Whether the packet is such a frame, or has one in VXLAN; writes the key, of which nothing is
+ * known otherwise. `room`: the packet's length, or that of its linear part where the former costs a
+ * call into the kernel, which takes as long as this function.
+ */
+static __always_inline int flow_plain(const void *data, const void *data_end, __u64 room,
+				      __u32 options, struct flow_key *key)
+{
+	struct flow_payload payload;
+
+	return flow_plain_frame(data, data_end, room, options, key, &payload) &&
+	       flow_plain_key(data_end, options, key, payload);
+}
+
+/* As flow_plain(), for a packet that begins with the header of this ethertype. */
+static __always_inline int flow_plain_network(const void *data, const void *data_end, __u16 type,
+					      __u32 options, struct flow_key *key)
+{
+	__u64 linear = (const char *)data_end - (const char *)data;
+	struct flow_payload payload;
+
+	return flow_plain_packet(data, data_end, flow_swap16(type), linear, options, key,
+				 &payload) &&
+	       flow_plain_key(data_end, options, key, payload);
 }
 
 /* The fast path, then the general parser. rx.bpf.c calls both itself: there the length costs a

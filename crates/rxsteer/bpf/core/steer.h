@@ -12,6 +12,7 @@
 #include "backlog.h"
 #include "policy.h"
 #include "env.h"
+#include "softnet.h"
 #include "tables.h"
 #include "types.h"
 #include "wait.h"
@@ -133,6 +134,9 @@ static __always_inline bool rx_unmixed(struct rx *rx, const struct rps_dev_flow 
 	if (!rx_polls_ended(rx, *mixed_at))
 		return false;
 	if (flow->location == RPS_INLINE) {
+		/* Without NAPI they may still wait, on the CPU that received them. */
+		if (!rx_inline_passed())
+			return false;
 		rx_unmix(rx);
 		return true;
 	}
@@ -140,20 +144,61 @@ static __always_inline bool rx_unmixed(struct rx *rx, const struct rps_dev_flow 
 	return false;
 }
 
+/*
+ * Skb mode: whether the slot's last packet has been passed up, and with it all before it. What came
+ * INLINE on another CPU, in a poll that has ended there, has entered that CPU's softnet backlog if
+ * it had to. Of a CPU that goes offline the kernel counts what it takes to another one as passed up
+ * (dev_cpu_dead() in net/core/dev.c).
+ */
+static __always_inline bool rx_passed(struct rx *rx, struct rps_dev_flow *flow, __u64 closed)
+{
+	struct softnet_way *w = rx_way(flow->queue, flow->location);
+	__u32 tail;
+
+	if (!w || closed & BACKLOG_DOWN)
+		return false;
+	if (flow->location == RPS_INLINE) {
+		__u64 poll = softnet_poll(flow->last_qtail);
+
+		if (flow->queue == rx->queue ? !inline_delivered(rx, poll)
+					     : !rx_poll_ended_elsewhere(flow->queue, poll))
+			return false;
+	} else if (flow->queue != rx->queue && !rx_entered_elsewhere(rx, flow)) {
+		return false;
+	}
+	tail = rx_softnet_tail(w);
+	return softnet_passed(w, flow->last_qtail, tail, rx_softnet_head(w));
+}
+
+/* Of a slot that is unset: what its flows had before the epoch was INLINE. */
+static __always_inline bool rx_first_passed(struct rx *rx)
+{
+	struct softnet_way *w = rx_way(rx->queue, RPS_INLINE);
+	__u32 tail;
+
+	if (!inline_delivered(rx, rx_first_poll(rx)) || !w)
+		return false;
+	tail = rx_softnet_tail(w);
+	return (__s32)(rx_softnet_head(w) - tail) >= 0;
+}
+
 /* The rule of order: a flow changes its location only when all its earlier packets have been
- * delivered to the stack. Staying is always safe. `set`: the slot is. */
-static __always_inline bool rx_delivered(struct rx *rx, struct rps_dev_flow *flow, bool set)
+ * delivered to the stack. Staying is always safe. `set`: the slot is. `closed`: that of the backlog
+ * where the flow is. */
+static __always_inline bool rx_delivered(struct rx *rx, struct rps_dev_flow *flow, bool set,
+					 __u64 closed)
 {
 	struct backlog *b;
 
 	if (steer_unguarded())
 		return true;
+	if (rx_shares_flows()) {
+		if (unlikely(!set))
+			return rx_first_passed(rx);
+		return rx_unmixed(rx, flow) && rx_passed(rx, flow, closed);
+	}
 	if (unlikely(!set))
 		return inline_delivered(rx, rx_first_poll(rx));
-	if (rx_shares_flows() && !rx_unmixed(rx, flow))
-		return false;
-	if (rx_shares_flows() && flow->queue != rx->queue)
-		return rx_delivered_elsewhere(flow);
 	if (flow->location == RPS_INLINE)
 		return inline_delivered(rx, flow->last_qtail);
 	b = rx_backlog(rx, flow->location);
@@ -162,15 +207,13 @@ static __always_inline bool rx_delivered(struct rx *rx, struct rps_dev_flow *flo
 	return backlog_delivered(b, flow->last_qtail) || rx_settle(rx, b);
 }
 
-/* Whether the flow's CPU went offline, and what it held counts as passed up elsewhere. */
-static __always_inline bool rx_left_behind(const struct rx *rx, __u32 location)
+/* Why no flow may want the backlog where a flow is. Read once for each packet: others change it,
+ * and a packet is dropped by what it may leave by. */
+static __always_inline __u64 rx_closed(const struct rx *rx, __u32 location)
 {
-	const struct backlog *b;
+	const struct backlog *b = location == RPS_INLINE ? NULL : rx_backlog(rx, location);
 
-	if (!rx_shares_flows() || location == RPS_INLINE)
-		return false;
-	b = rx_backlog(rx, location);
-	return b && b->closed & BACKLOG_PASSED;
+	return b ? backlog_read(b->closed) : 0;
 }
 
 /* ---- what becomes of a packet --------------------------------------------- */
@@ -231,10 +274,25 @@ static __always_inline void rx_locate(const struct rx *rx, struct rps_dev_flow *
 	flow->last_seen = rx_jiffies();
 }
 
+/* A packet goes there by the kernel's hop, or INLINE: returns its number (softnet.h). */
+static __always_inline __u64 rx_enter(const struct rx *rx, __u32 location)
+{
+	struct softnet_way *w = rx_way(rx->queue, location);
+
+	if (!w)
+		return 0;
+	softnet_enter(w, rx_softnet_tail(w));
+	return w->nr;
+}
+
 static __always_inline enum rx_verdict rx_inline(struct rx *rx, struct rps_dev_flow *flow)
 {
+	__u64 last_qtail = rx_poll(rx);
+
 	rx->q->nr_inline++;
-	rx_locate(rx, flow, RPS_INLINE, rx_poll(rx));
+	if (rx_shares_flows())
+		last_qtail = softnet_inline(last_qtail, rx_enter(rx, RPS_INLINE));
+	rx_locate(rx, flow, RPS_INLINE, last_qtail);
 	return RX_PASS;
 }
 
@@ -268,10 +326,23 @@ static __always_inline bool rx_admit(struct rx *rx, struct rps_dev_flow *flow, s
 	return false;
 }
 
-/* Redirects the packet to the backlog for `cpu`; INLINE until that backlog exists. Order is kept:
- * an entry with frames is never removed, so all earlier frames of this flow have been delivered. */
+/* Drops the packet: its flow has to leave the backlog, and can't yet. */
+static __always_inline enum rx_verdict rx_drop_shed(const struct rx *rx, struct rps_dev_flow *flow,
+						    struct backlog *b)
+{
+	flow->shed = 1;
+	rx_count(rx, flow, &flow->nr_dropped);
+	b->nr_shed++;
+	return RX_DROP;
+}
+
+/*
+ * Redirects the packet to the backlog for `cpu`; INLINE until that backlog exists. An entry with
+ * frames is never removed, so all earlier frames of this flow have been delivered. In skb mode they
+ * may have come by another CPU's way, and wait: `left`, none does.
+ */
 static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev_flow *flow,
-						   __u32 cpu)
+						   __u32 cpu, bool left)
 {
 	struct backlog *b = rx_backlog(rx, cpu);
 
@@ -279,14 +350,18 @@ static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev
 		return rx_inline(rx, flow);
 	if (!rx_admit(rx, flow, b))
 		return RX_DROP;
-	if (!rx_enqueue(rx, cpu))
+	if (!rx_enqueue(rx, cpu)) {
+		if (rx_shares_flows() && !left &&
+		    !rx_delivered_apart(rx, flow, true, rx_closed(rx, cpu)))
+			return rx_drop_shed(rx, flow, b);
 		return rx_inline(rx, flow);
+	}
 	/*
 	 * Once a frame of a poll has entered, `dequeued` is below `tail` until the poll ends: proof
 	 * "asleep" fails for all later frames of the poll. A flow that waits, with frames that are
 	 * never first, would wait forever, so the first frame evaluates the proofs for that flow.
 	 */
-	if (unlikely(b->leaving) && b->leaving != rx_poll(rx)) {
+	if (!rx_shares_flows() && unlikely(b->leaving) && b->leaving != rx_poll(rx)) {
 		b->leaving = 0;
 		if (!backlog_asleep(b))
 			backlog_settle(b, b->tail);
@@ -295,8 +370,8 @@ static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev
 		rx_measure_wait(rx, cpu);
 	if (unlikely(rx->unmixes))
 		rx_unmix(rx);
-	rx->number = ++b->tail;
-	rx_locate(rx, flow, cpu, backlog_entered(b));
+	b->tail++;
+	rx_locate(rx, flow, cpu, rx_shares_flows() ? rx_enter(rx, cpu) : backlog_entered(b));
 	return RX_REDIRECTED;
 }
 
@@ -311,28 +386,25 @@ static __always_inline bool rx_may_shed(const struct rx *rx, const struct rps_de
 {
 	if (!all && !flow->shed && rx_room(rx, flow, b) == BACKLOG_OPEN)
 		return false;
-	/* Only another frame proves that the earlier ones have been delivered: in skb mode, one of
-	 * this queue, in whose counts last_qtail is then. */
-	if (rx->unmixes || (rx_shares_flows() && flow->queue != rx->queue))
-		return false;
-	return !backlog_last_lost(backlog_entered(b), flow->last_qtail);
+	/* Another packet has to enter, after those of all CPUs. */
+	return !rx->unmixes;
 }
 
 /* Drops a frame of a flow that waits to leave `location`, if it may be dropped, or if that CPU goes
- * offline: the kernel would leave the frame on this one, ahead of those that wait there. */
+ * offline or its packets come elsewhere: the kernel would leave the frame on this one, ahead of
+ * those that wait there. */
 static __always_inline bool rx_shed(const struct rx *rx, struct rps_dev_flow *flow, __u32 location,
-				    bool all)
+				    __u64 closed, bool all)
 {
 	struct backlog *b = rx_backlog(rx, location);
 
 	if (!b)
 		return false;
-	all |= !!(b->closed & BACKLOG_SHED);
-	if (!(unlikely(b->closed & BACKLOG_DOWN) || rx_may_shed(rx, flow, b, all)))
+	all |= !!(closed & BACKLOG_SHED);
+	if (!(unlikely(closed & (BACKLOG_DOWN | BACKLOG_MISDIRECTED)) ||
+	      rx_may_shed(rx, flow, b, all)))
 		return false;
-	flow->shed = 1;
-	rx_count(rx, flow, &flow->nr_dropped);
-	b->nr_shed++;
+	rx_drop_shed(rx, flow, b);
 	return true;
 }
 
@@ -370,33 +442,13 @@ static __always_inline enum rx_verdict rx_dry_run(struct rx *rx, struct rps_dev_
 	return rx_inline(rx, flow);
 }
 
-/*
- * Whether the flow is at a CPU, and its next packet would be redirected there by nothing but what
- * is known already: rx_steer() decides nothing. For packets that are seen before they are received
- * (skb.bpf.c); all earlier ones of the slot that this CPU has sent have been through rx_steer().
- */
-static __always_inline bool rx_stays_away(struct rx *rx, const struct rps_dev_flow *flow)
-{
-	__u32 base;
-
-	if (flow->location == RPS_INLINE || flow->epoch != rx->epoch || flow->hash != rx->hash ||
-	    flow->queue != rx->queue || flow->decider != rx->queue ||
-	    flow->window != rx->q->load.window || flow->shed)
-		return false;
-	base = rx_base(rx);
-	if (!(rx->q->policy & (RX_IDLE | RX_ADAPT)))
-		return base == flow->location;
-	return base == flow->base && flow->wanted == flow->location &&
-	       rx_usable(rx, flow->wanted) == flow->wanted;
-}
-
 static __always_inline enum rx_verdict rx_steer(struct rx *rx, struct rps_dev_flow *flow)
 {
 	bool set = likely(flow->epoch == rx->epoch);
 	__u32 location = set ? flow->location : RPS_INLINE;
 	struct rx_queue *q = rx->q;
 	bool decided_elsewhere = set && rx_shares_flows() && flow->decider != rx->queue;
-	bool new_window, shed_all, there;
+	bool new_window, shed_all, there, left = false;
 	__u32 wanted;
 
 	if (set && rx_shares_flows() && unlikely(flow->queue != rx->queue) &&
@@ -425,15 +477,19 @@ static __always_inline enum rx_verdict rx_steer(struct rx *rx, struct rps_dev_fl
 		wanted = rx_wanted(rx, flow, wanted, new_window);
 	}
 	if (unlikely(location != wanted)) {
-		if (rx_delivered(rx, flow, set) || rx_left_behind(rx, location)) {
+		__u64 closed = rx_closed(rx, location);
+
+		/* What a CPU held that went offline may count as passed up. */
+		if (closed & BACKLOG_PASSED || rx_delivered_apart(rx, flow, set, closed)) {
 			location = wanted;
+			left = true;
 		} else {
 			q->nr_held++;
-			if (location != RPS_INLINE && rx_shed(rx, flow, location, shed_all))
+			if (location != RPS_INLINE && rx_shed(rx, flow, location, closed, shed_all))
 				return RX_DROP;
 		}
 	}
 	if (location == RPS_INLINE)
 		return rx_inline(rx, flow);
-	return rx_redirect(rx, flow, location);
+	return rx_redirect(rx, flow, location, left);
 }

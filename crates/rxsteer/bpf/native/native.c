@@ -79,25 +79,37 @@ static bool backlog_off_rq(const struct backlog *b)
 	return facts->off_rq >> (b - backlogs) & 1;
 }
 
-static bool backlog_poll_ended(__u64 stamp)
-{
-	return stamp != poll_stamp(poll_stamp_cpu(stamp), facts->nr_polls);
-}
-
-static bool backlog_is_softnet(void)
-{
-	return facts->softnet;
-}
-
 static bool rx_shares_flows(void)
 {
 	return facts->softnet;
 }
 
-static bool rx_delivered_elsewhere(struct rps_dev_flow *flow)
+static struct softnet_way *rx_way(__u32 queue, __u32 location)
 {
-	(void)flow;
-	return facts->delivered_elsewhere;
+	(void)queue;
+	return location == RPS_INLINE ? &facts->here : &facts->ways[location & 63];
+}
+
+static __u32 rx_softnet_tail(const struct softnet_way *w)
+{
+	return facts->tails[w == &facts->here ? 64 : w - facts->ways];
+}
+
+static __u32 rx_softnet_head(const struct softnet_way *w)
+{
+	return facts->heads[w == &facts->here ? 64 : w - facts->ways];
+}
+
+static bool rx_poll_ended_elsewhere(__u32 queue, __u64 poll)
+{
+	(void)queue;
+	(void)poll;
+	return facts->poll_ended_elsewhere;
+}
+
+static bool rx_inline_passed(void)
+{
+	return facts->inline_passed;
 }
 
 static bool rx_entered_elsewhere(const struct rx *rx, const struct rps_dev_flow *flow)
@@ -242,6 +254,11 @@ static struct rx native_rx(struct rx_facts *f, struct rx_queue *q, struct backlo
 
 /* ---- steer.h --------------------------------------------------------------- */
 
+static bool rx_delivered_apart(struct rx *rx, struct rps_dev_flow *flow, bool set, __u64 closed)
+{
+	return rx_delivered(rx, flow, set, closed);
+}
+
 enum rx_verdict native_rx_steer(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
 				const struct rps_map *map, struct rps_dev_flow *flow, __u32 hash,
 				__u32 cpu)
@@ -250,15 +267,6 @@ enum rx_verdict native_rx_steer(struct rx_facts *f, struct rx_queue *q, struct b
 
 	q->nr_received++;
 	return f->dry_run ? rx_dry_run(&rx, flow) : rx_steer(&rx, flow);
-}
-
-bool native_rx_stays_away(struct rx_facts *f, struct rx_queue *q, struct backlog *b,
-			  const struct rps_map *map, const struct rps_dev_flow *flow, __u32 hash,
-			  __u32 cpu)
-{
-	struct rx rx = native_rx(f, q, b, map, hash, cpu);
-
-	return rx_stays_away(&rx, flow);
 }
 
 /* ---- policy.h --------------------------------------------------------------- */

@@ -37,7 +37,7 @@ use clap::{CommandFactory, Parser, Subcommand};
 use tracing_subscriber::filter::LevelFilter;
 
 use crate::busy_poll::undo;
-use crate::host::{guardian, offloads};
+use crate::host::{asked, flow_entries, guardian, offloads};
 use crate::napi::settings;
 
 /// Receive steering for Linux: decides on which CPU each received packet is processed.
@@ -82,6 +82,12 @@ pub enum Command {
     /// Child process of `run`, which puts back what `--prepare` changed
     #[command(hide = true)]
     PutBackOffloads,
+    /// Child process of `run`, which puts back what skb mode changed
+    #[command(hide = true)]
+    PutBackAsked,
+    /// Child process of `run`, which puts the size of the kernel's table of flows back
+    #[command(hide = true)]
+    PutBackFlowEntries,
     /// Say whether steering would help, by how much, and with which command, from what the host does for
     /// some seconds. Changes nothing
     Advise(advise::AdviseArgs),
@@ -107,7 +113,11 @@ impl Command {
     /// commands print their output.
     pub fn log_level(&self) -> LevelFilter {
         match self {
-            Self::Run(_) | Self::Poll(_) | Self::PutBackOffloads => LevelFilter::INFO,
+            Self::Run(_)
+            | Self::Poll(_)
+            | Self::PutBackOffloads
+            | Self::PutBackAsked
+            | Self::PutBackFlowEntries => LevelFilter::INFO,
             Self::Napi(args) if args.set.is_some() => LevelFilter::INFO,
             _ => LevelFilter::ERROR,
         }
@@ -140,6 +150,8 @@ impl Command {
             Self::PutBackOffloads => {
                 guardian::put_back(offloads::put_back).map(|()| ExitCode::SUCCESS)
             }
+            Self::PutBackAsked => guardian::put_back(asked::put_back).map(|()| ExitCode::SUCCESS),
+            Self::PutBackFlowEntries => flow_entries::put_back().map(|()| ExitCode::SUCCESS),
         }
     }
 }

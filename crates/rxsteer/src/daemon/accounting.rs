@@ -93,9 +93,9 @@ impl Steering {
                     true => NOT_STEERED.to_owned(),
                     false => steered.mode.to_string(),
                 },
-                foreign: match steered.mode {
-                    RxMode::Skb => 0,
-                    _ => self.datapath.foreign_frames(steered.first_queue),
+                foreign: match &queues_of {
+                    None => self.datapath.foreign_frames(steered.first_queue),
+                    Some(_) => 0,
                 },
                 unsteered: self.unsteered.of(index, steered),
                 queues: match &queues_of {

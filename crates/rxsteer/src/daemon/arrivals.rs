@@ -49,7 +49,7 @@ impl Steering {
         for (ifindex, name) in now {
             let known = self.patterns.reported.contains_key(&ifindex);
             let matches = self.patterns.matches(&name);
-            if known || !matches || self.datapath.is_own(ifindex) {
+            if known || !matches {
                 continue;
             }
             if start.elapsed() > LONGEST {
@@ -65,7 +65,7 @@ impl Steering {
 
     fn arrived(&mut self, name: &str) -> Result<()> {
         let device = open(name)?;
-        if device.loopback.is_some() {
+        if device.loopback {
             return Ok(());
         }
         let mut steered = Steered::by_pattern(device)?;

@@ -5,9 +5,10 @@
 use anyhow::{Result, bail, ensure};
 use tracing::info;
 
+use super::following::can_follow;
 use super::options::{Options, RpsCpus, TABLE_MAX};
 use super::plan::{QueueMask, find, number, queue_name};
-use super::steering::{PATIENCE, Steering, can_follow};
+use super::steering::{PATIENCE, Steering};
 use crate::api::set::Change;
 use crate::datapath::policy::Policy;
 use crate::datapath::tables::rounded;
@@ -68,7 +69,8 @@ impl Steering {
     /// The change is made completely or not at all: steps that may fail come first.
     fn make(&mut self, wish: Wish) -> Result<Vec<String>> {
         if wish.policy.follows() {
-            can_follow(self.datapath.config(), &self.devices)?;
+            let config = self.datapath.config();
+            can_follow(config.hash, config.follow_nat)?;
         }
         let mut lines = Vec::new();
         self.resize(&wish, &mut lines)?;

@@ -46,11 +46,11 @@ pub fn contradictions(options: &Options) -> Vec<Contradiction> {
     add(&["queue", "devices"], queues_have_devices(options));
     add(&["inline-ports"], inline_ports(options).map(|_| ()));
     add(&["inline-ports", "hash"], ports_are_looked_at(options));
-    let following = match options.follow_nat {
-        true => &["follow-nat", "hash", "mode"],
-        false => &["hash", "policy", "follow-nat"],
-    };
-    add(following, sockets_can_be_followed(options));
+    add(
+        &["hash", "policy", "follow-nat"],
+        sockets_can_be_followed(options),
+    );
+    add(&["hash", "mode"], devices_hash_is_there(options));
     found
 }
 
@@ -137,21 +137,22 @@ fn queues_have_devices(options: &Options) -> Result<()> {
     }
 }
 
-/// As far as the mode is known.
 fn sockets_can_be_followed(options: &Options) -> Result<()> {
-    if !options.follow_nat && !options.policy.follows() {
-        return Ok(());
+    match options.follow_nat || options.policy.follows() {
+        true => can_follow(options.hash, options.follow_nat),
+        false => Ok(()),
     }
-    let mode = match options.mode {
-        Mode::Native => Some("native"),
-        Mode::Auto | Mode::Skb => None,
-    };
-    let devices = options.devices.first().map_or("the device", String::as_str);
-    can_follow(
-        options.hash,
-        options.follow_nat,
-        mode.map(|mode| (devices, mode)),
-    )
+}
+
+/// The kernel's RPS asks only about packets that come without a hash.
+fn devices_hash_is_there(options: &Options) -> Result<()> {
+    let skb = options.mode == Mode::Skb || options.devices.iter().any(|name| is_pattern(name));
+    ensure!(
+        options.hash != Hash::Device || !skb,
+        "--hash device needs native mode: skb mode, also that of patterns, turns the device's hash off. \
+         Leave one of them"
+    );
+    Ok(())
 }
 
 #[cfg(test)]
@@ -290,7 +291,16 @@ mod tests {
                     mode: Mode::Native,
                     ..plain()
                 },
-                &["follow-nat", "hash", "mode"],
+                &["hash", "policy", "follow-nat"],
+            ),
+            (
+                Options {
+                    hash: Hash::Device,
+                    policy: Policy::RPS,
+                    mode: Mode::Skb,
+                    ..plain()
+                },
+                &["hash", "mode"],
             ),
         ] {
             assert_eq!(keys(&options), [expected], "{options:?}");

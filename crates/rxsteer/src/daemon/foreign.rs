@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Frames that pass a device unsteered, because they come from queues or devices that its program
-//! does not know.
+//! Frames that pass a device unsteered: in native mode those of queues or devices that its program does not
+//! know, in skb mode those with a hash.
+
+use crate::host::device::RxMode;
 
 /// Share of a device's frames between two looks, in percent, above which they are reported.
 const LIMIT: u64 = 1;
@@ -42,12 +44,21 @@ impl Foreign {
     }
 
     /// The report, in a sentence with a remedy, if there were too many. `name`: of the device.
-    pub(super) fn report(&self, name: &str) -> Option<String> {
+    pub(super) fn report(&self, name: &str, mode: RxMode) -> Option<String> {
+        let why = match mode {
+            RxMode::Native => format!(
+                "a queue that rxsteer does not know received them, or another device below {name}; restart \
+                 rxsteer, or steer that device"
+            ),
+            RxMode::Skb => {
+                "they came with a hash, of a sender on this host or of the card below a tunnel: \
+                            for the latter `ethtool -K CARD rxhash off`"
+                    .to_owned()
+            }
+        };
         self.is_reported().then(|| {
             format!(
-                "{} of {} frames of {name} in a second were not steered: a queue that rxsteer does \
-                 not know received them, or another device below {name}; restart rxsteer, or steer \
-                 that device",
+                "{} of {} frames of {name} in a second were not steered: {why}",
                 self.foreign, self.all
             )
         })

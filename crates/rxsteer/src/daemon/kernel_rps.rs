@@ -16,15 +16,17 @@ pub(super) fn look<'a>(
     devices: impl Iterator<Item = &'a mut Steered>,
     wish: OnKernelRps,
 ) -> Result<()> {
-    for Steered { device, .. } in devices {
+    for Steered { device, mode, .. } in devices {
         // A device that is gone has no settings.
         let now = device.kernel_rps_now().unwrap_or_default();
-        if now == device.kernel_rps {
+        let before = device.kernel_rps_on(*mode);
+        device.kernel_rps = now;
+        let objection = device.kernel_rps_on(*mode);
+        if objection == before {
             continue;
         }
-        device.kernel_rps = now;
         let name = &device.name;
-        match (device.kernel_rps_on(), wish) {
+        match (objection, wish) {
             (None, _) => info!(device = %name, "kernel RPS is off again for {name}"),
             (Some(objection), OnKernelRps::Stop) => bail!("{objection}"),
             (Some(objection), OnKernelRps::Warn) => {

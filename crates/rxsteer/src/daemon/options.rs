@@ -33,7 +33,7 @@ pub enum Mode {
     Auto,
     /// an XDP program in the driver
     Native,
-    /// at tc ingress, after GRO: works with every device
+    /// in the stack, after GRO, by the kernel's RPS: works with every device
     Skb,
 }
 
@@ -208,7 +208,7 @@ pub struct Options {
     /// Change what stands against steering, and put it back at the end
     ///
     /// Turned off are, for native mode, the device's VLAN offload, LRO and hardware GRO; of a veth the
-    /// VLAN and checksum offloads of its other end. For lo, accept_local and route_localnet are set. The log names each before it is changed. A child process puts them
+    /// VLAN and checksum offloads of its other end. The log names each before it is changed. A child process puts them
     /// back, also after kill -9, except those that another program has turned on meanwhile. With
     /// --dry-run they are named only.
     #[arg(long)]
@@ -261,7 +261,7 @@ pub struct Options {
     /// Follow applications behind NAT too, as Docker and kube-proxy have them
     ///
     /// Each packet gets the hash of its flow, which its socket keeps. This takes some tens of
-    /// nanoseconds a packet. With --hash device in skb mode alone.
+    /// nanoseconds a packet. Not with --hash device.
     #[arg(long)]
     pub follow_nat: bool,
 

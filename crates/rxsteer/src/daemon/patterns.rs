@@ -79,9 +79,7 @@ impl Patterns {
             (name, device)
         });
         let no_loopback = |(_, device): &(String, Result<Device>)| {
-            !device
-                .as_ref()
-                .is_ok_and(|device| device.loopback.is_some())
+            !device.as_ref().is_ok_and(|device| device.loopback)
         };
         Ok(opened.filter(no_loopback).collect())
     }
@@ -93,7 +91,7 @@ impl Patterns {
 /// With the reason and its remedy.
 pub(super) fn open(name: &str) -> Result<Device> {
     let device = Device::open(name)?;
-    if device.loopback.is_none() {
+    if !device.loopback {
         device.unobstructed(RxMode::Skb)?;
     }
     Ok(device)

@@ -83,9 +83,9 @@ impl Steered {
             mode: self.mode,
             gro: self.device.gro,
             kind: SkbKind {
-                without_mac: self.device.without_mac,
                 unpolled: self.device.unpolled,
-                loopback: self.device.loopback.is_some(),
+                loopback: self.device.loopback,
+                veth: self.device.driver == "veth",
             },
         }
     }
@@ -305,11 +305,12 @@ fn examine(name: &str, options: &Options, prepared: bool) -> Result<(Device, RxM
     device.rx_queues = device.rx_queues.max(least_queues);
     let bound = objection_to_bound(&device, options);
     let mode = match options.mode {
-        Mode::Auto if options.refused.contains(name) || bound.is_some() => RxMode::Skb,
+        Mode::Auto if options.hash == Hash::Device => RxMode::Native,
+        Mode::Auto if options.refused.contains(name) => RxMode::Skb,
         wish => mode_for(&device, wish),
     };
     if options.mode == Mode::Auto && !options.refused.contains(name) {
-        say_why(&device, bound.as_ref());
+        say_why(&device);
     }
     if let Some(bound) = bound.filter(|_| mode == RxMode::Native) {
         bail!("{bound}");
@@ -458,11 +459,8 @@ fn objection_to_bound(device: &Device, options: &Options) -> Option<Objection> {
 }
 
 /// Logs which mode `auto` has chosen, and why.
-fn say_why(device: &Device, bound: Option<&Objection>) {
+fn say_why(device: &Device) {
     let name = &device.name;
-    if let Some(bound) = bound {
-        return info!("{name} is steered in skb mode: {}", bound.reason);
-    }
     match device.objection_to_native() {
         None => info!("{name} is steered in native mode: nothing is lost there"),
         Some(objection) if device.prepared().objection_to_native().is_none() => info!(

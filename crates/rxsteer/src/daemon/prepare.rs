@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `--prepare`: what stands against native mode, or against the loopback device in skb mode, is changed
-//! while rxsteer runs.
+//! `--prepare`: what stands against native mode is changed while rxsteer runs.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -14,20 +13,16 @@ use super::options::{Mode, Options};
 use super::plan::rehearse;
 use crate::host::device::{Device, RxMode};
 use crate::host::left::put_back_left;
-use crate::host::loopback::Routing;
 use crate::host::objection::Objection;
 use crate::host::offloads::{TurnedOff, lock};
 use crate::host::record;
 use crate::host::remedy::Remedy;
-use crate::host::setting::Setting;
 
 /// Changed settings. They are put back on drop, the last device first.
 #[derive(Default)]
 pub(super) struct Prepared {
     /// By device.
     offloads: Vec<TurnedOff>,
-    /// Of the loopback device.
-    routing: Option<Setting>,
     wish: Wish,
 }
 
@@ -91,9 +86,6 @@ impl Prepared {
 
     fn change(&mut self, name: &str, lock: File, options: &Options) -> Result<()> {
         let device = Device::open(name)?;
-        if let Some(routing) = device.loopback {
-            return self.route(&device, routing, options.dry_run);
-        }
         if let Some(objection) = remaining(&device, options.mode) {
             info!("{name}: --prepare changes nothing: {}", objection.reason);
             return Ok(());
@@ -116,26 +108,6 @@ impl Prepared {
         self.wish == Wish::of(options)
     }
 
-    fn route(&mut self, device: &Device, routing: Routing, dry_run: bool) -> Result<()> {
-        let files = routing.to_set(&device.name);
-        if files.is_empty() {
-            info!("{}: --prepare has nothing to change", device.name);
-            return Ok(());
-        }
-        for file in &files {
-            match dry_run {
-                true => info!("--prepare would set: {file} to 1"),
-                false => info!("{file} is set to 1, until the end"),
-            }
-        }
-        if !dry_run {
-            let setting = Setting::keep_recorded(files, "`run --prepare`")?;
-            setting.set("1")?;
-            self.routing = Some(setting);
-        }
-        Ok(())
-    }
-
     /// Puts everything back.
     ///
     /// # Errors
@@ -145,10 +117,7 @@ impl Prepared {
         while let Some(changed) = self.offloads.pop() {
             outcome = outcome.and(changed.put_back());
         }
-        match self.routing.take() {
-            Some(routing) => outcome.and(routing.put_back()),
-            None => outcome,
-        }
+        outcome
     }
 }
 

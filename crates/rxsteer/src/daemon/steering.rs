@@ -114,7 +114,7 @@ impl Steering {
             secret: draw_secret()?,
         };
         if options.follow_nat || options.policy.follows() {
-            can_follow(&config, &devices)?;
+            following::can_follow(config.hash, config.follow_nat)?;
         }
         let queues: Vec<_> = devices.iter().map(Steered::config).collect();
         let (datapath, before) = pin::load(&config, &queues, found)?;
@@ -494,11 +494,4 @@ impl Steering {
 /// The kernel's error number, if the error is the kernel's.
 fn errno(error: &anyhow::Error) -> Option<i32> {
     error.downcast_ref::<std::io::Error>()?.raw_os_error()
-}
-
-/// As [`following::can_follow`], by devices and data path.
-pub(super) fn can_follow(config: &Config, devices: &[Steered]) -> Result<()> {
-    let native = devices.iter().find(|d| d.mode != RxMode::Skb);
-    let native = native.map(|d| (d.device.name.as_str(), d.mode));
-    following::can_follow(config.hash, config.follow_nat, native)
 }

@@ -49,11 +49,24 @@ impl Unsteered {
         kernel_rps::look(devices.iter_mut().filter(|s| there(s)), self.on_kernel_rps)?;
         let present: Vec<_> = devices.iter().filter(|steered| there(steered)).collect();
         let mut anew = false;
+        // The first device in skb mode counts for all of them.
+        let mut skb = false;
         let looked_at = self.by_device.iter_mut().zip(&*devices);
-        for (found, steered) in looked_at.filter(|(_, steered)| there(steered)) {
+        for (index, (found, steered)) in looked_at.enumerate() {
+            if !there(steered) {
+                continue;
+            }
             let name = &steered.device.name;
-            if found.foreign.look(frames(datapath, steered)) {
-                match found.foreign.report(name) {
+            // A device that is gone has no queues.
+            if datapath.ask_again(index).unwrap_or(false) {
+                warn!(
+                    device = %name,
+                    "rps_flow_cnt was not set for each queue of {name}, by which skb mode steers: it is set again"
+                );
+            }
+            let counts = steered.mode == RxMode::Native || !std::mem::replace(&mut skb, true);
+            if counts && found.foreign.look(frames(datapath, steered)) {
+                match found.foreign.report(name, steered.mode) {
                     Some(report) => warn!(device = %name, "{report}"),
                     None => info!(device = %name, "the frames of {name} are steered again"),
                 }
@@ -95,11 +108,14 @@ impl Unsteered {
             return vec![why.to_owned()];
         }
         let found = &self.by_device[index];
-        let kernel_rps = steered.device.kernel_rps_on().map(|o| o.to_string());
+        let kernel_rps = steered
+            .device
+            .kernel_rps_on(steered.mode)
+            .map(|o| o.to_string());
         let reports = [
             kernel_rps,
             found.obstructed.clone(),
-            found.foreign.report(&steered.device.name),
+            found.foreign.report(&steered.device.name, steered.mode),
         ];
         reports.into_iter().flatten().collect()
     }
@@ -107,10 +123,6 @@ impl Unsteered {
 
 /// The frames of a device since attach.
 fn frames(datapath: &Datapath, steered: &Steered) -> Frames {
-    // A program in skb mode passes no packet as another device's.
-    if steered.mode == RxMode::Skb {
-        return Frames::default();
-    }
     Frames {
         foreign: datapath.foreign_frames(steered.first_queue),
         received: steered

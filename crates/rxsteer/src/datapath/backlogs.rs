@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -15,6 +15,7 @@ use nix::unistd::Pid;
 
 use super::bounds::{Admission, Ledger, Numbers, Place, RING_SLACK};
 use super::config::Config;
+use super::hops::Ways;
 use crate::host::cpumask::CpuMask;
 use crate::host::sched::Class;
 use crate::host::topology::Topology;
@@ -32,15 +33,18 @@ pub struct Backlogs {
     cpumaps: Vec<MapHandle>,
     ring_size: u32,
     sched: Class,
+    /// In skb mode: its queues' backlogs are the CPUs' softnet backlogs.
+    ways: Option<Arc<Ways>>,
     ledger: Mutex<Ledger>,
 }
 
 impl Backlogs {
-    pub(crate) fn new(cpumaps: Vec<MapHandle>, config: &Config) -> Self {
+    pub(super) fn new(cpumaps: Vec<MapHandle>, config: &Config, ways: Option<Arc<Ways>>) -> Self {
         Self {
             cpumaps,
             ring_size: config.backlog_limit.min(LIMIT_MAX) + RING_SLACK,
             sched: config.backlog_sched,
+            ways,
             ledger: Mutex::new(Ledger::new(config.most_backlogs)),
         }
     }
@@ -50,7 +54,7 @@ impl Backlogs {
     /// # Errors
     /// When a cpumap can't be read.
     pub(super) fn adopt(cpumaps: Vec<MapHandle>, nr_cpus: u32, config: &Config) -> Result<Self> {
-        let backlogs = Self::new(cpumaps, config);
+        let backlogs = Self::new(cpumaps, config, None);
         for (queue, cpumap) in (0..).zip(&backlogs.cpumaps) {
             for cpu in 0..nr_cpus {
                 if cpumap.lookup(&cpu.to_ne_bytes(), MapFlags::ANY)?.is_some() {
@@ -78,9 +82,28 @@ impl Backlogs {
     /// if there are not too many. The kernel waits until the thread has run once, which takes time
     /// on a busy CPU.
     ///
+    /// In skb mode: the way there. If there is one, packets have come elsewhere, and its entry is written
+    /// again. The other CPUs that may receive get their ways first: a flow may come to one of them next, and its
+    /// packets would have to be dropped there until then (`rx_redirect()` in bpf/core/steer.h).
+    ///
     /// # Errors
     /// When the CPU is offline, or memory is short.
     pub fn make(&self, queue: u32, cpu: u32) -> Result<()> {
+        let Some(ways) = self.ways_of(queue) else {
+            return self.make_one(queue, cpu);
+        };
+        if ways.exists(queue, cpu) {
+            return ways.renew(queue, cpu);
+        }
+        let mut queues = ways.receiving()?;
+        queues.retain(|other| *other != queue);
+        queues.push(queue);
+        queues
+            .into_iter()
+            .try_for_each(|queue| self.make_one(queue, cpu))
+    }
+
+    fn make_one(&self, queue: u32, cpu: u32) -> Result<()> {
         let place = (queue, cpu);
         let admission = self.ledger().admit(place);
         match admission {
@@ -105,7 +128,14 @@ impl Backlogs {
         created
     }
 
+    fn ways_of(&self, queue: u32) -> Option<&Ways> {
+        self.ways.as_deref().filter(|ways| queue >= ways.queue_base)
+    }
+
     fn create(&self, queue: u32, cpu: u32) -> Result<()> {
+        if let Some(ways) = self.ways_of(queue) {
+            return ways.make(queue, cpu);
+        }
         let cpumap = &self.cpumaps[queue as usize];
         let key = cpu.to_ne_bytes();
         if cpumap.lookup(&key, MapFlags::ANY)?.is_some() {
@@ -144,10 +174,14 @@ impl Backlogs {
     /// # Errors
     /// When the kernel refuses.
     pub fn remove(&self, queue: u32, cpu: u32) -> Result<()> {
-        let cpumap = &self.cpumaps[queue as usize];
-        let key = cpu.to_ne_bytes();
-        if cpumap.lookup(&key, MapFlags::ANY)?.is_some() {
-            cpumap.delete(&key)?;
+        if let Some(ways) = self.ways_of(queue) {
+            ways.remove(queue, cpu);
+        } else {
+            let cpumap = &self.cpumaps[queue as usize];
+            let key = cpu.to_ne_bytes();
+            if cpumap.lookup(&key, MapFlags::ANY)?.is_some() {
+                cpumap.delete(&key)?;
+            }
         }
         self.ledger().removed((queue, cpu));
         Ok(())

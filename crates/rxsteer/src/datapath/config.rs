@@ -101,15 +101,15 @@ pub struct DeviceConfig {
     pub kind: SkbKind,
 }
 
-/// What distinguishes devices in skb mode: those of a kind have one program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+/// What distinguishes devices in skb mode.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct SkbKind {
-    /// Packets begin with the IP header.
-    pub without_mac: bool,
     /// A tun device without NAPI: it receives outside of polls.
     pub unpolled: bool,
     /// lo: the host itself sends its packets.
     pub loopback: bool,
+    /// It has another end, whose packets have the hash of their senders' sockets.
+    pub veth: bool,
 }
 
 /// Draws the flow hash's secret from the kernel's random number generator.

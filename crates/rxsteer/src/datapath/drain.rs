@@ -6,16 +6,16 @@ use std::mem::offset_of;
 use std::ops::Range;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use super::backlogged::{Backlogged, Drain, grace_period};
 use super::bounds::Place;
+use super::call;
 use super::loaded::Datapath;
 use super::policy::Policy;
 use super::rps_map::RpsMap;
 use crate::host::cpumask::CpuMask;
-use crate::host::softnet;
-use crate::types::{backlog, backlog_closed, backlog_flushed, rx_mixings, rx_queue};
+use crate::types::{backlog, backlog_closed, backlog_flushed, rx_mixings};
 
 impl Backlogged for Datapath {
     fn nr_queues(&self) -> u32 {
@@ -41,6 +41,9 @@ impl Backlogged for Datapath {
             return Ok(false);
         }
         let index = queue * self.nr_cpus + cpu;
+        if self.skb_queues().contains(&queue) {
+            return self.settled(index);
+        }
         Ok(self.call(&self.trace.progs.backlog_drained, index)? == 1)
     }
 
@@ -60,7 +63,10 @@ impl Datapath {
     /// # Errors
     /// When a map can't be read, or when the kernel can't run the program.
     pub fn find_vanished_frames(&self) -> Result<()> {
-        let flushed = self.flushed(self.backlogs.exist());
+        let skb = self.skb_queues();
+        let mut threads = self.backlogs.exist();
+        threads.retain(|(queue, _)| !skb.contains(queue));
+        let flushed = self.flushed(threads);
         if flushed.is_empty() {
             return Ok(());
         }
@@ -72,35 +78,28 @@ impl Datapath {
     }
 
     /// As [`Self::find_vanished_frames`], for skbs on their way to other CPUs: their device was deleted or set
-    /// down, or another program has dropped them. Later skbs show that too (`backlog_heal()` in
-    /// bpf/core/backlog.h).
-    ///
-    /// An skb is in its CPU's softnet backlog twice. After the first grace period all that were sent
-    /// have come there. If a CPU's backlog is empty then, its skbs have left it once, and after the
-    /// second one those that go on have come back; if the backlog is empty again, they have left it
-    /// for good, and have been passed up after the third. Takes these times if skbs are missing.
+    /// down, or another program has dropped them. Takes a grace period if skbs are missing.
     ///
     /// # Errors
-    /// As [`Self::find_vanished_frames`]; when the softnet backlogs can't be read.
+    /// As [`Self::find_vanished_frames`].
     pub fn find_vanished_skbs(&self) -> Result<()> {
         let mut flushed = self.flushed(self.softnet_backlogs());
         // What a CPU held that went offline may wait on another one.
         let down = self.cpus_down();
         flushed.retain(|flushed| !down.contains(flushed.index % self.nr_cpus));
-        for _ in 0..2 {
-            if flushed.is_empty() {
-                return Ok(());
-            }
-            self.grace_period()?;
-            let softnet = softnet::read()?;
-            let empty = |cpu| softnet.iter().any(|s| s.cpu == cpu && s.waiting == 0);
-            flushed.retain(|flushed| empty(flushed.index % self.nr_cpus));
+        if flushed.is_empty() {
+            return Ok(());
         }
         self.grace_period()?;
-        for flushed in flushed {
-            self.call(&self.trace.progs.backlog_healed, flushed)?;
-        }
-        Ok(())
+        flushed
+            .into_iter()
+            .try_for_each(|flushed| self.settled(flushed.index).map(drop))
+    }
+
+    /// Whether the CPU of a softnet backlog has passed up all that entered; counts what has vanished.
+    fn settled(&self, index: u32) -> Result<bool> {
+        let hops = self.hops.as_ref().context("skb mode was not prepared")?;
+        Ok(call::call(hops.settled(), &mut { index })? == 1)
     }
 
     /// Lets slots of skb mode that are mixed move again, whatever CPUs do (`polls_ended()` in
@@ -137,13 +136,12 @@ impl Datapath {
         self.skb_queue().unwrap_or(self.nr_queues())..self.nr_queues()
     }
 
-    /// The backlogs of skb mode, which need no creation, of the CPUs that have received packets.
+    /// The backlogs of skb mode.
     fn softnet_backlogs(&self) -> Vec<Place> {
-        let nr_received = offset_of!(rx_queue, nr_received);
-        let receives = |&queue: &u32| self.rx_queues.get_field(queue, nr_received) > 0;
-        let receive = self.skb_queues().filter(receives);
-        let backlogs = receive.flat_map(|queue| (0..self.nr_cpus).map(move |cpu| (queue, cpu)));
-        backlogs.collect()
+        let skb = self.skb_queues();
+        let mut softnet = self.backlogs.exist();
+        softnet.retain(|(queue, _)| skb.contains(queue));
+        softnet
     }
 
     /// The number of frames that ever entered the backlog, if it holds some, or if some have vanished
@@ -165,11 +163,9 @@ impl Datapath {
         self.backlog_counts.get_field(index, offset)
     }
 
-    /// The backlogs that are in use: those that exist, and those of skb mode that hold skbs.
+    /// The backlogs that exist.
     pub fn in_use(&self) -> Vec<Place> {
-        let softnet = self.softnet_backlogs().into_iter();
-        let softnet = softnet.filter(|&(queue, cpu)| self.held(queue, cpu).is_some());
-        self.backlogs.exist().into_iter().chain(softnet).collect()
+        self.backlogs.exist()
     }
 
     /// Removes the entries of a CPU's backlogs from the cpumaps; new entries are created when flows
@@ -282,7 +278,7 @@ impl Datapath {
     }
 
     /// The CPUs of whose softnet backlogs the kernel may not have passed up all yet since it took
-    /// the CPUs down, or tried to (`on_cpuhp_enter` in `bpf/carrier.bpf.c`).
+    /// the CPUs down, or tried to (`on_cpuhp_enter` in `bpf/hops.bpf.c`).
     pub fn cpus_down(&self) -> CpuMask {
         (0..self.nr_cpus).filter(|&cpu| self.is_down(cpu)).collect()
     }

@@ -11,7 +11,7 @@ use super::tables::Tables;
 use crate::bpf::hash_skel::{HashSkel, HashSkelBuilder};
 use crate::bpf::open;
 use crate::bpf::trace_skel::TraceSkel;
-use crate::host::tc::{self, TcLink};
+use crate::host::tc::{self, Hook, TcLink};
 use crate::types::rx_config;
 
 /// The program, one for all devices.
@@ -37,6 +37,6 @@ impl Hasher {
     /// # Errors
     /// As [`tc::attach`].
     pub(super) fn attach(&self, ifindex: u32) -> Result<TcLink> {
-        tc::attach(self.0.progs.rxsteer_hash.as_fd(), ifindex)
+        tc::attach(self.0.progs.rxsteer_hash.as_fd(), ifindex, Hook::Ingress)
     }
 }

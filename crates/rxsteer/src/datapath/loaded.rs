@@ -11,7 +11,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use libbpf_rs::skel::{OpenSkel, Skel};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, ProgramMut};
 
@@ -20,11 +20,12 @@ use super::call;
 use super::config::{Config, DeviceConfig};
 use super::cpus::{self, Cpus};
 use super::hasher::Hasher;
+use super::hop_keys::nr_hashes;
 use super::hops::Hops;
 use super::load::WHOLE;
 use super::mapped::Mapped;
 use super::objects::{Device, load_device};
-use super::pins::{COUNTING, Generation, MAPS, TABLES, XDP};
+use super::pins::{COUNTING, Generation, MAPS, TABLES};
 use super::policy::Policy;
 use super::requests::Requests;
 use super::rps_map::RpsMap;
@@ -39,7 +40,6 @@ use crate::host::caps;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::RxMode;
 use crate::host::kthread;
-use crate::host::progress;
 use crate::host::softnet;
 use crate::host::topology::Topology;
 use crate::types::{
@@ -55,7 +55,7 @@ pub struct Datapath {
     // Fields are dropped in this order: XDP programs first, so that no frame is redirected without
     // being counted by the tracepoints.
     pub(super) devices: Vec<Device>,
-    hasher: Option<Hasher>,
+    pub(super) hasher: Option<Hasher>,
     /// If devices may be steered in skb mode.
     pub(super) hops: Option<Hops>,
     pub(super) sockets: Option<Sockets>,
@@ -118,6 +118,10 @@ impl Datapath {
             maps.backlog_kthreads.set_max_entries(nr_queues * nr_cpus)?;
             maps.cpumaps.set_max_entries(nr_queues)?;
             maps.cpumap_queues.set_max_entries(nr_queues)?;
+            if skb {
+                maps.softnet_ways.set_max_entries(nr_cpus * (nr_cpus + 1))?;
+                maps.hop_hashes.set_max_entries(nr_hashes(nr_cpus))?;
+            }
             maps.poll_cpus.set_max_entries(nr_cpus)?;
             maps.cpus.set_max_entries(nr_cpus)?;
         }
@@ -159,8 +163,15 @@ impl Datapath {
             true => Some(Hasher::load(&trace, &tables, &base)?),
             false => None,
         };
-        let mut hops = match skb {
-            true => Some(Hops::new(&trace, &tables, config, nr_cpus, of_devices)?),
+        let hops = match skb {
+            true => Some(Hops::new(
+                &trace,
+                &tables,
+                config,
+                nr_cpus,
+                of_devices,
+                &cpumaps[0],
+            )?),
             false => None,
         };
         let set_queue = |queue, ifindex| {
@@ -179,11 +190,8 @@ impl Datapath {
         let mut loaded = Vec::new();
         for device in devices {
             let mut queue_base = queue;
-            match &mut hops {
-                Some(hops) if device.mode == RxMode::Skb => {
-                    hops.prepare(&trace, &tables, config, device.kind)?;
-                    queue_base = hops.queue_base;
-                }
+            match &hops {
+                Some(hops) if device.mode == RxMode::Skb => queue_base = hops.ways.queue_base,
                 _ => queue += device.nr_rx_queues,
             }
             (queue_base..queue).for_each(|queue| set_queue(queue, device.ifindex));
@@ -217,6 +225,7 @@ impl Datapath {
             None => FIRST_EPOCH,
             Some(_) => rx_queues.get(0).epoch,
         };
+        let ways = hops.as_ref().map(|hops| Arc::clone(&hops.ways));
         Ok(Self {
             devices: loaded,
             hasher,
@@ -225,7 +234,7 @@ impl Datapath {
             scheduler: None,
             tracepoints,
             backlogs: Arc::new(match pinned {
-                None => Backlogs::new(cpumaps, config),
+                None => Backlogs::new(cpumaps, config, ways),
                 Some(_) => Backlogs::adopt(cpumaps, nr_cpus, config)?,
             }),
             backlog_counts: Mapped::of(&trace.maps.backlogs)?,
@@ -350,101 +359,6 @@ impl Datapath {
     /// Runs a program that user space may call; returns the program's result.
     pub(super) fn call<T: Copy>(&self, program: &ProgramMut<'_>, argument: T) -> Result<u32> {
         Ok(call::call(program.as_fd(), &mut { argument })?)
-    }
-
-    /// Adds a device in skb mode, whose index is the next one. Attaches nothing to it.
-    ///
-    /// # Errors
-    /// When the kernel refuses the program of such devices.
-    pub fn add(&mut self, device: DeviceConfig) -> Result<()> {
-        let hops = self.hops.as_mut().context("skb mode was not prepared")?;
-        hops.prepare(&self.trace, &self.tables, &self.config, device.kind)?;
-        self.devices.push(Device {
-            config: device,
-            queue_base: hops.queue_base,
-            attached: None,
-            hashed: None,
-            loaded: None,
-        });
-        Ok(())
-    }
-
-    /// Forgets a device in skb mode, and detaches its program; later devices get the indices before
-    /// theirs. Skbs on their way to another CPU are still delivered, or vanish if the device is
-    /// gone (`backlog_heal()` in `bpf/core/backlog.h`).
-    pub fn remove(&mut self, device: usize) {
-        self.devices.remove(device);
-    }
-
-    /// The queue of CPU 0 in skb mode; `None` if no device can be steered in this mode.
-    pub fn skb_queue(&self) -> Option<u32> {
-        self.hops.as_ref().map(|hops| hops.queue_base)
-    }
-
-    /// Whether the data path has made the device with this interface index itself.
-    pub fn is_own(&self, ifindex: u32) -> bool {
-        let hops = self.hops.as_ref();
-        hops.is_some_and(|hops| hops.is_carrier(ifindex))
-    }
-
-    /// Attaches the program to the device with this index in the list given to [`Self::load`], or
-    /// by [`Self::add`].
-    ///
-    /// # Errors
-    /// The kernel's error: `EBUSY` if a program is attached already, `EOPNOTSUPP` if the driver has
-    /// no native XDP. Another one if the device refuses the program that hashes.
-    pub fn attach(&mut self, device: usize) -> Result<()> {
-        let device = &mut self.devices[device];
-        let xdp = device.config.mode != RxMode::Skb;
-        if let Some(hasher) = self.hasher.as_ref().filter(|_| xdp) {
-            let hashed = hasher.attach(device.config.ifindex);
-            device.hashed = Some(hashed.map_err(|e| anyhow!("--follow-nat: {e:#}"))?);
-        }
-        device.attach(self.hops.as_ref())?;
-        if let Some(pins) = &self.pins
-            && let Err(e) = device.pin(pins)
-        {
-            device.attached = None;
-            return Err(e);
-        }
-        Ok(())
-    }
-
-    /// Whether the device's program is attached.
-    pub fn is_attached(&self, device: usize) -> bool {
-        self.devices[device].attached.is_some()
-    }
-
-    /// Detaches every XDP program, and unpins everything. Frames in the backlogs are still delivered.
-    ///
-    /// # Errors
-    /// When a pin can't be removed.
-    pub fn detach(&mut self) -> Result<()> {
-        let pins = self.pins.take();
-        // The kernel detaches at once when the last holder of a link is a process.
-        let unpinned = pins.as_ref().map_or(Ok(()), |pins| pins.unpin(XDP));
-        for device in &mut self.devices {
-            progress::made();
-            device.attached = None;
-            device.hashed = None;
-        }
-        unpinned?;
-        pins.map_or(Ok(()), |pins| pins.remove())
-    }
-
-    /// Detaches the program of a device that is gone. Frames in the backlogs are still delivered;
-    /// skbs on their way to another CPU vanish.
-    ///
-    /// # Errors
-    /// When a pin can't be removed.
-    pub fn give_up(&mut self, device: usize) -> Result<()> {
-        let device = &mut self.devices[device];
-        let unpinned = match &self.pins {
-            None => Ok(()),
-            Some(pins) => pins.unpin_device(device.config.ifindex),
-        };
-        device.attached = None;
-        unpinned
     }
 
     /// The cpumaps, for the threads that create their entries.

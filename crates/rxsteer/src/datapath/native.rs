@@ -46,15 +46,6 @@ unsafe extern "C" {
         hash: u32,
         cpu: u32,
     ) -> rx_verdict;
-    fn native_rx_stays_away(
-        facts: *mut rx_facts,
-        q: *mut rx_queue,
-        backlogs: *mut backlog,
-        map: *const rps_map,
-        flow: *const rps_dev_flow,
-        hash: u32,
-        cpu: u32,
-    ) -> bool;
     fn native_rx_usable(facts: *mut rx_facts, b: *mut backlog, location: u16, cpu: u32) -> u16;
     fn native_rx_base(
         facts: *mut rx_facts,
@@ -194,25 +185,6 @@ pub fn rx_steer(
     check(facts, backlogs);
     // SAFETY: the callee keeps no pointer, and its only indices are CPUs below `nr_cpus`.
     unsafe { native_rx_steer(facts, q, backlogs.as_mut_ptr(), map, flow, hash, cpu) }
-}
-
-/// Whether [`rx_steer`] would redirect the packet to where its flow is, and decide nothing (steer.h,
-/// `rx_stays_away`).
-///
-/// # Panics
-/// As [`rx_steer`].
-pub fn rx_stays_away(
-    facts: &mut rx_facts,
-    q: &mut rx_queue,
-    backlogs: &mut [backlog],
-    map: &rps_map,
-    flow: &rps_dev_flow,
-    hash: u32,
-    cpu: u32,
-) -> bool {
-    check(facts, backlogs);
-    // SAFETY: as in rx_steer().
-    unsafe { native_rx_stays_away(facts, q, backlogs.as_mut_ptr(), map, flow, hash, cpu) }
 }
 
 fn check(facts: &rx_facts, backlogs: &[backlog]) {

@@ -8,7 +8,7 @@ use libbpf_rs::skel::{OpenSkel, Skel};
 
 use super::config::{Config, DeviceConfig};
 use super::hash::Hash;
-use super::hops::Hops;
+use super::hops::{Hooks, Hops};
 use super::pins::{Generation, XDP};
 use super::shared::{constants_of_device, lend_maps, set_constants};
 use super::tables::Tables;
@@ -18,7 +18,7 @@ use crate::bpf::trace_skel::TraceSkel;
 use crate::host::caps;
 use crate::host::device::RxMode;
 use crate::host::progress;
-use crate::host::tc::{self, TcLink};
+use crate::host::tc::TcLink;
 use crate::host::xdp;
 
 pub(super) struct Device {
@@ -34,11 +34,7 @@ pub(super) struct Device {
 /// Dropping it detaches the program.
 pub(super) enum Attached {
     Xdp(OwnedFd),
-    Tc {
-        /// lo's alone, detached first.
-        _egress: Option<TcLink>,
-        _ingress: TcLink,
-    },
+    Skb { _hooks: Hooks },
 }
 
 /// A device's XDP program. Its object is closed: of each of its many maps it has a descriptor, and the
@@ -56,24 +52,21 @@ impl Device {
     pub(super) fn program<'a>(&'a self, hops: Option<&'a Hops>) -> Result<BorrowedFd<'a>> {
         match (&self.loaded, hops) {
             (Some(xdp), _) => Ok(xdp.program.as_fd()),
-            (None, Some(hops)) => hops.program(self.config.kind),
+            (None, Some(hops)) => Ok(hops.program()),
             (None, None) => bail!("skb mode was not prepared"),
         }
     }
 
-    pub(super) fn attach(&mut self, hops: Option<&Hops>) -> Result<()> {
-        let (program, ifindex) = (self.program(hops)?, self.config.ifindex);
+    pub(super) fn attach(&mut self, hops: Option<&mut Hops>, trace: &TraceSkel<'_>) -> Result<()> {
+        let ifindex = self.config.ifindex;
         self.attached = Some(match self.config.mode {
             RxMode::Skb => {
-                let ingress = tc::attach(program, ifindex)?;
-                let sent = hops.and_then(|hops| hops.sent(self.config.kind));
-                let egress = sent.map(|sent| tc::attach_egress(sent, ifindex));
-                Attached::Tc {
-                    _egress: egress.transpose()?.flatten(),
-                    _ingress: ingress,
+                let hops = hops.context("skb mode was not prepared")?;
+                Attached::Skb {
+                    _hooks: hops.attach(trace, ifindex, self.config.kind)?,
                 }
             }
-            RxMode::Native => Attached::Xdp(xdp::attach(program, ifindex)?),
+            RxMode::Native => Attached::Xdp(xdp::attach(self.program(None)?, ifindex)?),
         });
         Ok(())
     }
@@ -84,34 +77,22 @@ impl Device {
             Some(Attached::Xdp(link)) => {
                 pins.pin(XDP, &self.config.ifindex.to_string(), link.as_fd())
             }
-            Some(Attached::Tc { .. }) => bail!("programs at tc are not pinned"),
+            Some(Attached::Skb { .. }) => bail!("skb mode is not pinned"),
             None => Ok(()),
         }
     }
 
     /// Replaces the attached program by the loaded one, if a program is attached and the device
-    /// still exists. In skb mode packets pass in between, as they do while flows are INLINE.
-    pub(super) fn update(&mut self, hops: Option<&Hops>) -> Result<()> {
+    /// still exists. That of skb mode is one for all devices ([`Hops::replace`]).
+    pub(super) fn update(&mut self) -> Result<()> {
         match &self.attached {
-            None => Ok(()),
-            Some(Attached::Xdp(link)) => match xdp::update(link, self.program(hops)?) {
+            None | Some(Attached::Skb { .. }) => Ok(()),
+            Some(Attached::Xdp(link)) => match xdp::update(link, self.program(None)?) {
                 Err(e) if e.raw_os_error() == Some(libc::ENOLINK) => Ok(()),
                 other => Ok(other?),
             },
-            Some(Attached::Tc { .. }) => {
-                self.attached = None;
-                match self.attach(hops) {
-                    Err(e) if is(&e, libc::ENODEV) => Ok(()),
-                    other => other,
-                }
-            }
         }
     }
-}
-
-fn is(error: &anyhow::Error, errno: i32) -> bool {
-    let error = error.downcast_ref::<std::io::Error>();
-    error.and_then(std::io::Error::raw_os_error) == Some(errno)
 }
 
 /// Loads a device's XDP program; `None` in skb mode.

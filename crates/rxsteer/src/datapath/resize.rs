@@ -7,11 +7,12 @@ use anyhow::{Result, bail};
 
 use super::backlogged::Backlogged;
 use super::config::Config;
-use super::hops::{Hops, Programs};
+use super::hops::Hops;
 use super::loaded::{Datapath, FIRST_EPOCH};
 use super::objects::{Device, XdpSkel, load_device};
 use super::policy::Policy;
 use super::tables::Tables;
+use crate::bpf::dissector_skel::DissectorSkel;
 
 impl Datapath {
     /// Replaces the tables by tables of other sizes. First every flow returns to INLINE
@@ -47,7 +48,7 @@ impl Datapath {
         };
         let loaded = self.devices.iter().map(load).collect::<Result<Vec<_>>>()?;
         let reload = |hops: &Hops| hops.reload(&self.trace, &tables, &config);
-        let programs = self.hops.as_ref().map_or(Ok(Programs::new()), reload)?;
+        let program = self.hops.as_ref().map(reload).transpose()?;
         if !self.return_inline(patience)? {
             bail!("some backlogs did not drain: the tables stay as they are; try again");
         }
@@ -55,7 +56,7 @@ impl Datapath {
             std::mem::replace(&mut self.tables, tables),
             std::mem::replace(&mut self.config, config),
         );
-        let swapped = self.swap(loaded, programs);
+        let swapped = self.swap(loaded, program);
         if swapped.is_err() {
             (self.tables, self.config) = before;
         }
@@ -70,24 +71,30 @@ impl Datapath {
     }
 
     /// Replaces the attached programs by these: all of them, or none.
-    fn swap(&mut self, loaded: Vec<Option<XdpSkel>>, programs: Programs) -> Result<()> {
+    fn swap(
+        &mut self,
+        loaded: Vec<Option<XdpSkel>>,
+        program: Option<DissectorSkel<'static>>,
+    ) -> Result<()> {
         let mut old = Vec::new();
         let mut outcome = Ok(());
-        let before = self.hops.as_mut().map(|hops| hops.replace(programs));
+        let hops = self.hops.as_mut().zip(program);
+        let before = hops.map(|(hops, program)| hops.replace(program));
+        let before = before.transpose()?;
         for (device, loaded) in self.devices.iter_mut().zip(loaded) {
             old.push(std::mem::replace(&mut device.loaded, loaded));
-            outcome = device.update(self.hops.as_ref());
+            outcome = device.update();
             if outcome.is_err() {
                 break;
             }
         }
         if outcome.is_err() {
             if let Some((hops, before)) = self.hops.as_mut().zip(before) {
-                hops.replace(before);
+                hops.replace(before)?;
             }
             for (device, loaded) in self.devices.iter_mut().zip(old) {
                 device.loaded = loaded;
-                device.update(self.hops.as_ref())?;
+                device.update()?;
             }
         }
         outcome

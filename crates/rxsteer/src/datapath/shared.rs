@@ -8,6 +8,7 @@ use anyhow::{Context, Result};
 use libbpf_rs::{MapCore, Object, OpenObject};
 
 use super::config::{Config, DeviceConfig};
+use super::hop_keys::nr_hashes;
 use super::load;
 use super::tables::{self, Sizes, Tables};
 use super::value::bytes_of;
@@ -29,6 +30,7 @@ pub(super) fn constants(config: &Config, nr_cpus: u32, sizes: &Sizes) -> rx_conf
         dry_run: config.dry_run.into(),
         unguarded: config.unguarded.into(),
         follow_nat: config.follow_nat.into(),
+        hop_mask: nr_hashes(nr_cpus) - 1,
         ..Default::default()
     }
 }

@@ -4,7 +4,6 @@
 use super::device::Device;
 use super::kernel::{Version, loses_bound_programs};
 use super::objection::Objection;
-use super::remedy::Remedy;
 
 impl Device {
     /// Against a program that is bound to this device. A device without hardware, such as a veth, ends
@@ -16,7 +15,7 @@ impl Device {
                  which can end at any time with a container: Linux 6.18 can stop then",
                 self.name
             ),
-            remedy: Remedy::skb_mode().or("leave `--hash device`"),
+            remedy: "leave `--hash device`".into(),
             fatal: true,
         })
     }

@@ -15,8 +15,7 @@ use nix::net::if_::{Interface, if_indextoname, if_nameindex, if_nametoindex};
 use serde::Serialize;
 
 use crate::host::cpumask::CpuMask;
-use crate::host::ethtool::{Ethtool, Offload, RX_GRO, RX_MERGE, RX_VLAN};
-use crate::host::loopback::Routing;
+use crate::host::ethtool::{Ethtool, Offload, RX_GRO, RX_HASH, RX_MERGE, RX_VLAN};
 use crate::host::lower::Lower;
 use crate::host::netdev::{self, Napi};
 use crate::host::netlink::{self, attrs, number};
@@ -29,7 +28,7 @@ use crate::host::topology::Topology;
 pub enum RxMode {
     /// In the driver, before an skb exists.
     Native,
-    /// In the stack, after GRO, at tc ingress: any device.
+    /// In the stack, after GRO, by the kernel's RPS: any device.
     Skb,
 }
 
@@ -87,6 +86,9 @@ pub struct Device {
     pub rx_vlan_offload: Offload,
     /// Whether the device merges received frames (LRO, hardware GRO).
     pub rx_merge: Offload,
+    /// Whether the device gives packets a hash.
+    #[serde(skip)]
+    pub rx_hash: Offload,
     /// Whether the stack merges the frames of a flow (GRO).
     pub gro: bool,
     /// Files below `queues/` that enable kernel RPS or RFS, as `rx-0/rps_cpus`.
@@ -103,9 +105,9 @@ pub struct Device {
     /// Whether it is a tun device without NAPI, which receives outside of polls.
     #[serde(skip)]
     pub unpolled: bool,
-    /// If it returns what is sent to it, as lo does.
+    /// Whether it returns what is sent to it, as lo does.
     #[serde(skip)]
-    pub loopback: Option<Routing>,
+    pub loopback: bool,
     /// `None` before Linux 6.8.
     #[serde(skip)]
     pub napis: Option<Vec<Napi>>,
@@ -154,12 +156,13 @@ impl Device {
             rx_queues: rx_queues(&queues)?.len() as u32,
             mtu: read_number(&sysfs.join("mtu"))?,
             up: flags & libc::IFF_UP as u32 != 0,
-            loopback: (flags & libc::IFF_LOOPBACK as u32 != 0).then(|| Routing::of(name)),
+            loopback: flags & libc::IFF_LOOPBACK as u32 != 0,
             hardware: sysfs.join("device").exists(),
             xdp,
             native_xdp,
             rx_vlan_offload: features.offload(RX_VLAN),
             rx_merge: features.offload(RX_MERGE),
+            rx_hash: features.offload(&[RX_HASH]),
             gro: features.offload(&[RX_GRO]) != Offload::Off,
             peer,
             kernel_rps: kernel_rps(&queues)?,
@@ -461,6 +464,6 @@ mod tests {
         let lo = Device::open("lo").unwrap();
         assert_eq!((lo.ifindex, lo.rx_queues), (1, 1));
         assert!(!lo.hardware);
-        assert!(lo.loopback.is_some() && lo.up && !lo.without_mac);
+        assert!(lo.loopback && lo.up && !lo.without_mac);
     }
 }

@@ -12,10 +12,24 @@ const MEDIATEK: &str = "mtk_soc_eth";
 
 impl Device {
     /// Objections to a device whose packets arrive elsewhere, instead of all others.
-    pub(super) fn received_elsewhere(&self) -> Option<Objection> {
+    pub(super) fn received_elsewhere(&self, mode: RxMode) -> Option<Objection> {
         let name = &self.name;
         match &self.lower {
             Lower::None => None,
+            // Its native program is refused by the driver.
+            Lower::Handed(_) if mode == RxMode::Native => None,
+            Lower::Handed(lower) => Some(Objection {
+                reason: format!(
+                    "{name} gets its packets from {}, and the kernel chooses their CPU there",
+                    lower.join(", ")
+                ),
+                remedy: format!(
+                    "steer that instead: `rxsteer run {}`",
+                    lower.iter().map(quoted).collect::<Vec<_>>().join(" ")
+                )
+                .into(),
+                fatal: true,
+            }),
             Lower::Ports(ports) if ports.is_empty() => Some(Objection {
                 reason: format!("{name} is a bond without ports: there is nothing to steer"),
                 remedy: format!(

@@ -48,6 +48,8 @@ pub const TX_SEGMENTATION: &[&str] = &[
 pub const RX_GRO: &str = "rx-gro";
 /// The feature by which the device verifies checksums of received frames.
 pub const RX_CHECKSUM: &str = "rx-checksum";
+/// The feature by which the device gives packets a hash.
+pub const RX_HASH: &str = "rx-hashing";
 /// Filters for flows in the device, which accelerated RFS needs.
 pub const NTUPLE: &str = "rx-ntuple-filter";
 /// Features that merge frames in the device, with which most drivers refuse XDP.

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, BufRead, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::sync::OnceLock;
 
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{SigSet, Signal};
@@ -116,8 +117,16 @@ impl Drop for Guardian {
     }
 }
 
+/// The program that has the hidden commands, if it is not this one.
+static PROGRAM: OnceLock<&str> = OnceLock::new();
+
+/// For programs without hidden commands: the path of one that has them. The first call counts.
+pub fn run_by(program: &'static str) {
+    PROGRAM.get_or_init(|| program);
+}
+
 fn hidden(command: &str) -> Command {
-    let mut program = Command::new("/proc/self/exe");
+    let mut program = Command::new(PROGRAM.get().unwrap_or(&"/proc/self/exe"));
     program.arg(command);
     program
 }

@@ -8,6 +8,8 @@ use std::os::unix::ffi::OsStrExt;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType};
 
 nix::ioctl_readwrite_bad!(siocgifname, libc::SIOCGIFNAME, libc::ifreq);
+nix::ioctl_read_bad!(siocgifflags, libc::SIOCGIFFLAGS, libc::ifreq);
+nix::ioctl_write_ptr_bad!(siocsifflags, libc::SIOCSIFFLAGS, libc::ifreq);
 
 /// A request for the device of this name, of at most 15 bytes.
 pub(super) fn ifreq(name: &str) -> libc::ifreq {
@@ -45,4 +47,20 @@ pub(super) fn name_in(ifreq: &libc::ifreq) -> OsString {
 pub(super) fn socket() -> nix::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC;
     nix::sys::socket::socket(AddressFamily::Inet, SockType::Datagram, flags, None)
+}
+
+/// Sets a device of the calling thread's network namespace up.
+///
+/// # Errors
+/// When there is none, or the kernel refuses.
+pub(super) fn set_up(name: &str) -> nix::Result<()> {
+    let socket = socket()?;
+    let mut request = ifreq(name);
+    // SAFETY: the request outlives both calls; the kernel has written its flags before they are read.
+    unsafe {
+        siocgifflags(socket.as_raw_fd(), &mut request)?;
+        request.ifr_ifru.ifru_flags |= libc::IFF_UP as libc::c_short;
+        siocsifflags(socket.as_raw_fd(), &request)?;
+    }
+    Ok(())
 }

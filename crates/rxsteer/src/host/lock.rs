@@ -72,20 +72,52 @@ pub fn take(name: &str, holder: &str) -> Result<File> {
 /// # Errors
 /// When the folder can't be made, or can be changed by others.
 pub fn try_take(name: &str) -> Result<Option<File>> {
+    let file = open()?;
+    Ok(set(&file, name, libc::F_WRLCK)?.then_some(file))
+}
+
+/// A lock that others may share, but not take.
+///
+/// # Errors
+/// As [`try_take`], or when another process has taken it.
+pub fn share(name: &str) -> Result<File> {
+    let file = open()?;
+    ensure!(
+        set(&file, name, libc::F_RDLCK)?,
+        "another process has the lock `{name}`"
+    );
+    Ok(file)
+}
+
+/// Whether nobody else shares this lock; if so, it is taken. `file`: that of [`share`].
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn is_alone(file: impl AsFd, name: &str) -> Result<bool> {
+    set(file, name, libc::F_WRLCK)
+}
+
+fn open() -> Result<File> {
     let folder = folder()?;
     let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
     let file = openat(&folder, FILE, flags, Mode::S_IRUSR | Mode::S_IWUSR);
-    let file = File::from(file.with_context(|| format!("cannot open {FOLDER}/{FILE}"))?);
+    Ok(File::from(
+        file.with_context(|| format!("cannot open {FOLDER}/{FILE}"))?,
+    ))
+}
+
+/// Whether the lock could be set.
+fn set(file: impl AsFd, name: &str, kind: libc::c_int) -> Result<bool> {
     let range = libc::flock {
-        l_type: libc::F_WRLCK as libc::c_short,
+        l_type: kind as libc::c_short,
         l_whence: libc::SEEK_SET as libc::c_short,
         l_start: place(name),
         l_len: 1,
         l_pid: 0,
     };
-    match fcntl(&file, FcntlArg::F_OFD_SETLK(&range)) {
-        Ok(_) => Ok(Some(file)),
-        Err(Errno::EAGAIN | Errno::EACCES) => Ok(None),
+    match fcntl(file, FcntlArg::F_OFD_SETLK(&range)) {
+        Ok(_) => Ok(true),
+        Err(Errno::EAGAIN | Errno::EACCES) => Ok(false),
         Err(e) => Err(e).with_context(|| format!("cannot lock {FOLDER}/{FILE}")),
     }
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Devices whose packets arrive in the queues of other devices. An XDP program on them runs there,
-//! or sees nothing.
+//! or sees nothing; the kernel's RPS is asked there alone.
 
 use std::fs;
 use std::path::Path;
@@ -14,6 +14,9 @@ pub enum Lower {
     Ports(Vec<String>),
     /// The device is a netvsc; the virtual function takes over its data while it is there.
     VirtualFunction(String),
+    /// A VLAN, macvlan, ipvlan, team or VRF device: it gets the packets of these devices within
+    /// `__netif_receive_skb_core()`, behind the question for their CPU.
+    Handed(Vec<String>),
 }
 
 impl Lower {
@@ -22,20 +25,27 @@ impl Lower {
         match driver {
             "bonding" => Self::Ports(ports(sysfs).unwrap_or_default()),
             "hv_netvsc" => {
-                let mut lower: Vec<_> = fs::read_dir(sysfs)
-                    .into_iter()
-                    .flatten()
-                    .flatten()
-                    .filter_map(|entry| {
-                        let name = entry.file_name().into_string().ok()?;
-                        Some(name.strip_prefix("lower_")?.to_owned())
-                    })
-                    .collect();
-                lower.pop().map_or(Self::None, Self::VirtualFunction)
+                let vf = links(sysfs).pop();
+                vf.map_or(Self::None, Self::VirtualFunction)
+            }
+            "802.1Q VLAN Support" | "macvlan" | "ipvlan" | "team" | "vrf" => {
+                Self::Handed(links(sysfs))
             }
             _ => Self::None,
         }
     }
+}
+
+/// The devices below this one, by their names.
+fn links(sysfs: &Path) -> Vec<String> {
+    let entries = fs::read_dir(sysfs).into_iter().flatten().flatten();
+    let name = |entry: fs::DirEntry| {
+        let name = entry.file_name().into_string().ok()?;
+        Some(name.strip_prefix("lower_")?.to_owned())
+    };
+    let mut names: Vec<_> = entries.filter_map(name).collect();
+    names.sort_unstable();
+    names
 }
 
 /// The ports of bond `name` in the caller's network namespace; `None` if it is no bond.
@@ -58,9 +68,10 @@ mod tests {
     fn lower_devices_are_found_in_sysfs() {
         let dir = tempfile::tempdir().unwrap();
         let lower = |driver| Lower::of(dir.path(), driver);
-        for driver in ["bonding", "hv_netvsc", "8021q"] {
+        for driver in ["bonding", "hv_netvsc", "macvlan", "veth"] {
             let none = match driver {
                 "bonding" => Lower::Ports(Vec::new()),
+                "macvlan" => Lower::Handed(Vec::new()),
                 _ => Lower::None,
             };
             assert_eq!(lower(driver), none);
@@ -71,8 +82,9 @@ mod tests {
             lower("hv_netvsc"),
             Lower::VirtualFunction("enP1s1".to_owned())
         );
+        assert_eq!(lower("macvlan"), Lower::Handed(vec!["enP1s1".to_owned()]));
         // Control: other devices also have devices below them.
-        assert_eq!(lower("8021q"), Lower::None);
+        assert_eq!(lower("veth"), Lower::None);
 
         assert_eq!(ports(dir.path()), None);
         fs::create_dir(dir.path().join("bonding")).unwrap();

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Facts about the host, and handles to change it.
 
+pub mod anchors;
+pub mod asked;
 pub mod auto;
 mod bound;
 pub mod bpffs;
 mod bypass;
 pub mod caps;
-pub mod carrier;
 pub mod channels;
 pub mod claim;
 pub mod coalesce;
@@ -18,6 +19,7 @@ pub mod detached;
 pub mod device;
 mod elsewhere;
 pub mod ethtool;
+pub mod flow_entries;
 pub mod gain;
 pub mod gone;
 pub mod guardian;
@@ -27,7 +29,6 @@ pub mod kernel;
 pub mod kthread;
 pub mod left;
 pub mod lock;
-pub mod loopback;
 mod loss;
 pub mod lower;
 pub mod netdev;

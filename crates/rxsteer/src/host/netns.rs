@@ -38,7 +38,7 @@ pub fn cookie() -> io::Result<u64> {
 
 /// Runs `f` in the namespace with this path, on a thread; `None` if it has ended meanwhile, or is out of
 /// reach.
-pub(super) fn within<T: Send>(path: &Path, f: impl FnOnce() -> T + Send) -> Option<T> {
+pub(crate) fn within<T: Send>(path: &Path, f: impl FnOnce() -> T + Send) -> Option<T> {
     let netns = File::open(path).ok()?;
     let inside = || setns(&netns, CloneFlags::CLONE_NEWNET).is_ok().then(f);
     thread::scope(|scope| {

@@ -6,10 +6,10 @@ use std::fmt;
 use anyhow::{Result, bail};
 use serde::Serialize;
 
-use super::device::{Device, RxMode};
+use super::device::{AttachedXdp, Device, RxMode};
+use super::ethtool::{Offload, RX_HASH};
 use super::remedy::Remedy;
 use super::shell::{quoted, zero_queue_files};
-use super::tun;
 
 /// A reason against steering a device, with a remedy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -42,14 +42,7 @@ impl Objection {
 impl Device {
     /// Reasons against steering this device in `mode`; fatal ones come first.
     pub fn objections(&self, mode: RxMode) -> Vec<Objection> {
-        // The carrier is a tun device.
-        let tun = (mode == RxMode::Skb).then(tun::missing).flatten();
-        let tun = tun.map(|missing| Objection {
-            reason: format!("skb mode needs {}", missing.what),
-            remedy: missing.how_to_get.into(),
-            fatal: true,
-        });
-        let mut objections: Vec<_> = self.against(mode).into_iter().chain(tun).collect();
+        let mut objections = self.against(mode);
         objections.sort_by_key(|objection| !objection.fatal);
         objections
     }
@@ -59,22 +52,16 @@ impl Device {
         if let Some(loopback) = self.loopback(mode) {
             return vec![loopback];
         }
-        // Skb mode runs where the packets are this device's already.
-        let elsewhere = (mode != RxMode::Skb).then(|| self.received_elsewhere());
-        if let Some(elsewhere) = elsewhere.flatten() {
+        if let Some(elsewhere) = self.received_elsewhere(mode) {
             return vec![elsewhere];
         }
         [
-            // In skb mode a generic program would see packets twice.
             // In every mode flows are steered once.
-            (mode != RxMode::Skb
-                || self
-                    .xdp
-                    .as_ref()
-                    .is_some_and(|xdp| xdp.is_generic() || xdp.is_rxsteers()))
-            .then(|| self.attached_xdp())
-            .flatten(),
-            self.kernel_rps_on(),
+            (mode == RxMode::Native || self.xdp.as_ref().is_some_and(AttachedXdp::is_rxsteers))
+                .then(|| self.attached_xdp())
+                .flatten(),
+            self.kernel_rps_on(mode),
+            (mode == RxMode::Skb).then(|| self.hash_stays()).flatten(),
             (mode == RxMode::Native)
                 .then(|| self.no_native_xdp())
                 .flatten(),
@@ -156,10 +143,12 @@ impl Device {
         })
     }
 
-    /// Kernel RPS is on, by [`Self::kernel_rps`].
-    pub fn kernel_rps_on(&self) -> Option<Objection> {
-        let file = self.kernel_rps.first()?;
-        let more = match self.kernel_rps.len() - 1 {
+    /// Kernel RPS is on, by [`Self::kernel_rps`]. Skb mode sets `rps_flow_cnt` itself.
+    pub fn kernel_rps_on(&self, mode: RxMode) -> Option<Objection> {
+        let steers = |file: &&String| mode == RxMode::Native || file.ends_with("rps_cpus");
+        let on: Vec<_> = self.kernel_rps.iter().filter(steers).collect();
+        let file = on.first()?;
+        let more = match on.len() - 1 {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
@@ -185,35 +174,23 @@ impl Device {
         }
     }
 
-    /// lo has neither queues nor NAPI of its own: its packets come in softirqs of their senders. They
-    /// bring their route, which a redirect drops.
+    /// lo has neither queues nor NAPI of its own: its packets come in softirqs of their senders.
     fn loopback(&self, mode: RxMode) -> Option<Objection> {
-        let (routing, name) = (self.loopback?, &self.name);
-        let (reason, remedy) = match mode {
-            RxMode::Skb if routing.is_possible() => return None,
-            RxMode::Skb if routing.strict => (
-                "its packets lose their route on the way to another CPU, and rp_filter takes them \
-                 for forged",
-                "set it to 2, loose: `sysctl -w net.ipv4.conf.all.rp_filter=2`".into(),
+        (self.loopback && mode == RxMode::Native).then(|| Objection {
+            reason: format!("{} is the loopback device: no NAPI polls it", self.name),
+            remedy: Remedy::skb_mode(),
+            fatal: true,
+        })
+    }
+
+    /// The kernel asks nobody about packets that have a hash.
+    fn hash_stays(&self) -> Option<Objection> {
+        (self.rx_hash == Offload::Fixed).then(|| Objection {
+            reason: format!(
+                "{} gives packets a hash ({RX_HASH}), which its driver can't turn off",
+                self.name
             ),
-            RxMode::Skb => (
-                "its packets lose their route on the way to another CPU, and the stack takes them \
-                 for forged",
-                Remedy::with_the_process("use `--prepare`").or(format!(
-                    "`sysctl -w net.ipv4.conf.{0}.accept_local=1 \
-                     net.ipv4.conf.{0}.route_localnet=1`",
-                    quoted(name)
-                )),
-            ),
-            _ if routing.is_possible() => ("no NAPI polls it", Remedy::skb_mode()),
-            _ => (
-                "no NAPI polls it",
-                Remedy::with_the_process("use `--mode skb --prepare`"),
-            ),
-        };
-        Some(Objection {
-            reason: format!("{name} is the loopback device: {reason}"),
-            remedy,
+            remedy: "use `--mode native`".into(),
             fatal: true,
         })
     }
@@ -255,9 +232,7 @@ impl Device {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::host::device::AttachedXdp;
     use crate::host::ethtool::Offload;
-    use crate::host::loopback::Routing;
     use crate::host::lower::Lower;
     use crate::host::netdev::Napi;
 
@@ -280,7 +255,8 @@ pub(super) mod tests {
             kernel_rps: Vec::new(),
             without_mac: false,
             unpolled: false,
-            loopback: None,
+            loopback: false,
+            rx_hash: Offload::Off,
             lower: Lower::None,
             napis: Some(vec![Napi {
                 id: 8193,
@@ -315,14 +291,21 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_loopback_device_needs_settings_and_skb_mode() {
-        let plain = Device {
-            loopback: Some(Routing::default()),
+    fn the_loopback_device_is_not_for_native_mode() {
+        let lo = Device {
+            loopback: true,
             ..card()
         };
-        assert!(only(&plain, RxMode::Native, true).contains("--mode skb --prepare"));
-        assert!(only(&plain, RxMode::Skb, true).contains("--prepare"));
-        assert_eq!(plain.prepared().against(RxMode::Skb), []);
+        assert!(only(&lo, RxMode::Native, true).contains("--mode skb"));
+        assert_eq!(lo.against(RxMode::Skb), []);
+    }
+
+    #[test]
+    fn a_hash_that_stays_is_not_for_skb_mode() {
+        let with = |rx_hash| Device { rx_hash, ..card() };
+        assert!(only(&with(Offload::Fixed), RxMode::Skb, true).contains("--mode native"));
+        assert_eq!(with(Offload::Fixed).against(RxMode::Native), []);
+        assert_eq!(with(Offload::On).against(RxMode::Skb), []);
     }
 
     #[test]
@@ -337,17 +320,16 @@ pub(super) mod tests {
             xdp: Some(xdp.clone()),
             ..card()
         };
-        for mode in [RxMode::Native, RxMode::Skb] {
-            let text = only(&held, mode, true);
-            for part in [
-                "`xdp_dispatcher`",
-                "id 41",
-                "generic mode",
-                "stop katran (pid 7)",
-            ] {
-                assert!(text.contains(part), "{text}");
-            }
+        let text = only(&held, RxMode::Native, true);
+        for part in [
+            "`xdp_dispatcher`",
+            "id 41",
+            "generic mode",
+            "stop katran (pid 7)",
+        ] {
+            assert!(text.contains(part), "{text}");
         }
+        assert_eq!(held.against(RxMode::Skb), []);
         let xdp = AttachedXdp {
             holders: Vec::new(),
             name: String::new(),
@@ -380,6 +362,12 @@ pub(super) mod tests {
                 "{text}"
             );
         }
+        let device = Device {
+            kernel_rps: vec!["rx-3/rps_flow_cnt".into()],
+            ..card()
+        };
+        assert!(only(&device, RxMode::Native, true).contains("rx-3/rps_flow_cnt"));
+        assert_eq!(device.against(RxMode::Skb), []);
     }
 
     #[test]
@@ -403,6 +391,8 @@ pub(super) mod tests {
         let ports = with(Lower::Ports(vec!["eth0".into(), "eth1".into()]));
         let none = with(Lower::Ports(Vec::new()));
         let vf = with(Lower::VirtualFunction("enP1s1".into()));
+        let vlan = with(Lower::Handed(vec!["eth0".into()]));
+        assert!(only(&vlan, RxMode::Skb, true).contains("`rxsteer run eth0`"));
         let mode = RxMode::Native;
         assert!(only(&ports, mode, false).contains("(eth0, eth1)"));
         assert!(only(&none, mode, true).contains("without ports"));
@@ -433,7 +423,6 @@ pub(super) mod tests {
             xdp: Some(attached),
             native_xdp: Some(false),
             rx_vlan_offload: Offload::Fixed,
-            lower: Lower::VirtualFunction("enP1s1".into()),
             ..veth()
         };
         assert_eq!(device.against(RxMode::Skb), []);

@@ -15,7 +15,6 @@ use super::device::Device;
 use super::ethtool::{Ethtool, Offload, RX_MERGE, RX_VLAN, TX_CHECKSUM, TX_VLAN};
 use super::gone::is_gone;
 use super::guardian::{self, Guardian};
-use super::loopback::Routing;
 use super::{lock, netns, peer};
 
 /// The hidden command that runs [`put_back`].
@@ -52,6 +51,18 @@ impl fmt::Display for Change {
             End::Other => " (the other end)",
         };
         write!(f, "{}{end}: {}", self.name, self.feature)
+    }
+}
+
+impl Change {
+    /// A feature of the device itself.
+    pub(super) fn own(ifindex: u32, name: &str, feature: &str) -> Self {
+        Self {
+            ifindex,
+            end: End::Own,
+            name: name.to_owned(),
+            feature: feature.to_owned(),
+        }
     }
 }
 
@@ -96,7 +107,6 @@ impl Device {
             None => prepared.rx_vlan_offload = off(self.rx_vlan_offload),
         }
         prepared.rx_merge = off(self.rx_merge);
-        prepared.loopback = self.loopback.map(Routing::prepared);
         prepared
     }
 }
@@ -146,7 +156,7 @@ impl TurnedOff {
     }
 }
 
-fn turn_off(change: &Change) -> Result<()> {
+pub(super) fn turn_off(change: &Change) -> Result<()> {
     let Some(ethtool) = open(change.ifindex, change.end)? else {
         bail!("{} is gone", change.name);
     };
@@ -197,7 +207,7 @@ pub fn put_back() -> Result<()> {
     Ok(())
 }
 
-fn restore(change: &Change) -> Result<()> {
+pub(super) fn restore(change: &Change) -> Result<()> {
     let ethtool = match open(change.ifindex, change.end) {
         Ok(Some(ethtool)) => ethtool,
         Ok(None) => bail!("no path leads to its network namespace any more"),

@@ -82,6 +82,18 @@ impl Peer {
 /// # Errors
 /// When the veth or its other end does not exist, or a query of the kernel fails.
 pub(super) fn open(ifindex: u32) -> Result<Option<(Ethtool, Option<PathBuf>)>> {
+    at(ifindex, Ethtool::by_index)
+}
+
+/// Calls `f` with the interface index of the other end of veth `ifindex`, in its network namespace; with the
+/// path of that if it is another one than the caller's. `None` if no path leads there.
+///
+/// # Errors
+/// When the veth does not exist, a query of the kernel fails, or as `f`.
+pub fn at<T: Send>(
+    ifindex: u32,
+    f: impl FnOnce(u32) -> Result<T> + Send,
+) -> Result<Option<(T, Option<PathBuf>)>> {
     let link = link(ifindex)?;
     let attr = |kind| number(&link, kind);
     let Some(peer) = attr(libc::IFLA_LINK).and_then(|peer| u32::try_from(peer).ok()) else {
@@ -89,7 +101,7 @@ pub(super) fn open(ifindex: u32) -> Result<Option<(Ethtool, Option<PathBuf>)>> {
     };
     // Absent if the peer is in this namespace.
     let Some(nsid) = attr(libc::IFLA_LINK_NETNSID) else {
-        return Ok(Some((Ethtool::by_index(peer)?, None)));
+        return Ok(Some((f(peer)?, None)));
     };
     for (_, path) in namespaces() {
         // Processes end meanwhile.
@@ -102,15 +114,15 @@ pub(super) fn open(ifindex: u32) -> Result<Option<(Ethtool, Option<PathBuf>)>> {
         let inside = || {
             // Without privileges there is no way in.
             let entered = setns(&file, CloneFlags::CLONE_NEWNET).is_ok();
-            entered.then(|| Ethtool::by_index(peer)).transpose()
+            entered.then(|| f(peer)).transpose()
         };
-        let opened = thread::scope(|scope| {
+        let done = thread::scope(|scope| {
             let thread = thread::Builder::new().spawn_scoped(scope, inside);
             let thread = thread.context("no thread for a network namespace")?;
             let panicked = |_| anyhow!("the thread in a network namespace panicked");
             thread.join().map_err(panicked)?
         });
-        return Ok(opened?.map(|ethtool| (ethtool, Some(path))));
+        return Ok(done?.map(|done| (done, Some(path))));
     }
     Ok(None)
 }

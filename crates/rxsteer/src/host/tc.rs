@@ -36,19 +36,49 @@ struct Made;
 /// By interface index.
 static MADE: Mutex<BTreeMap<u32, Weak<Made>>> = Mutex::new(BTreeMap::new());
 
-/// Attaches `program`, of type `BPF_PROG_TYPE_SCHED_CLS`, to the ingress of a device in this
-/// thread's network namespace, before the programs that are there already. Those are neither
+/// Where packets enter the stack, after GRO, or leave it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hook {
+    Ingress,
+    Egress,
+}
+
+impl Hook {
+    fn tcx(self) -> u32 {
+        match self {
+            Self::Ingress => libbpf_sys::BPF_TCX_INGRESS,
+            Self::Egress => libbpf_sys::BPF_TCX_EGRESS,
+        }
+    }
+
+    fn clsact(self) -> u32 {
+        match self {
+            Self::Ingress => libbpf_sys::BPF_TC_INGRESS,
+            Self::Egress => libbpf_sys::BPF_TC_EGRESS,
+        }
+    }
+
+    /// As `tc` calls it.
+    fn name(self) -> &'static str {
+        match self {
+            Self::Ingress => "ingress",
+            Self::Egress => "egress",
+        }
+    }
+}
+
+/// Attaches `program`, of type `BPF_PROG_TYPE_SCHED_CLS`, to a device in this thread's network namespace, before the programs that are there already. Those are neither
 /// replaced, nor skipped if the program returns `TCX_NEXT` (-1, also `TC_ACT_UNSPEC`).
 ///
 /// # Errors
 /// When the kernel refuses the program, or has neither tcx (Linux 6.6) nor clsact; without tcx also
 /// if `tc` is missing, which removes the program at the end.
-pub fn attach(program: BorrowedFd<'_>, ifindex: u32) -> Result<TcLink> {
-    let hold = match attach_tcx(program, ifindex, libbpf_sys::BPF_TCX_INGRESS) {
+pub fn attach(program: BorrowedFd<'_>, ifindex: u32, hook: Hook) -> Result<TcLink> {
+    let hold = match attach_tcx(program, ifindex, hook.tcx()) {
         Ok(link) => Hold::Tcx(link),
         // The error for an attach type that is not known.
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => {
-            let (guardian, made) = attach_clsact(program, ifindex)?;
+            let (guardian, made) = attach_clsact(program, ifindex, hook)?;
             Hold::Clsact(guardian, made)
         }
         Err(e) => return Err(e).context("the device refused a tc program"),
@@ -56,17 +86,18 @@ pub fn attach(program: BorrowedFd<'_>, ifindex: u32) -> Result<TcLink> {
     Ok(TcLink { _hold: hold })
 }
 
-/// As [`attach`], but to the egress; `None` before Linux 6.6.
+/// As [`attach`], but `None` before Linux 6.6: where nothing of this process should stay, as in another network
+/// namespace.
 ///
 /// # Errors
 /// When the kernel refuses the program.
-pub fn attach_egress(program: BorrowedFd<'_>, ifindex: u32) -> Result<Option<TcLink>> {
-    match attach_tcx(program, ifindex, libbpf_sys::BPF_TCX_EGRESS) {
+pub fn attach_link(program: BorrowedFd<'_>, ifindex: u32, hook: Hook) -> Result<Option<TcLink>> {
+    match attach_tcx(program, ifindex, hook.tcx()) {
         Ok(link) => Ok(Some(TcLink {
             _hold: Hold::Tcx(link),
         })),
         Err(e) if e.raw_os_error() == Some(libc::EINVAL) => Ok(None),
-        Err(e) => Err(e).context("the device refused a tc program at its egress"),
+        Err(e) => Err(e).context("the device refused a tc program"),
     }
 }
 
@@ -88,8 +119,8 @@ fn attach_tcx(program: BorrowedFd<'_>, ifindex: u32, hook: u32) -> io::Result<Ow
 }
 
 /// Removes the filter when its standard input ends, and the qdisc if the process made it and no other
-/// filter is there. Its arguments are the device, whether the qdisc was made, and the path of
-/// tc: a shell with commands of its own, as busybox's, may have another tc. It reads the filter's
+/// filter is there. Its arguments are the device, whether the qdisc was made, the path of
+/// tc, and the hook: a shell with commands of its own, as busybox's, may have another tc. It reads the filter's
 /// priority and handle. A device that is gone took both with it.
 const DETACH: &str = r#"
     trap "" INT TERM HUP
@@ -97,7 +128,7 @@ const DETACH: &str = r#"
     read -r handle
     read -r _
     "$3" qdisc show dev "$1" >/dev/null 2>&1 || exit 0
-    [ -z "$handle" ] || "$3" filter del dev "$1" ingress pref "$pref" handle "$handle" bpf || exit 1
+    [ -z "$handle" ] || "$3" filter del dev "$1" "$4" pref "$pref" handle "$handle" bpf || exit 1
     [ "$2" = true ] || exit 0
     [ -z "$("$3" filter show dev "$1" ingress; "$3" filter show dev "$1" egress)" ] || exit 0
     "$3" qdisc del dev "$1" clsact"#;
@@ -115,13 +146,17 @@ fn tool() -> Option<PathBuf> {
 
 /// Attaches the program as a filter; the guardian removes it. If this process is killed between
 /// the two steps, some microseconds, the filter stays.
-fn attach_clsact(program: BorrowedFd<'_>, ifindex: u32) -> Result<(Guardian, Option<Arc<Made>>)> {
+fn attach_clsact(
+    program: BorrowedFd<'_>,
+    ifindex: u32,
+    at: Hook,
+) -> Result<(Guardian, Option<Arc<Made>>)> {
     let tc = tool()
         .context("before Linux 6.6, a tc program needs the program `tc` (install iproute2)")?;
     let mut hook = libbpf_sys::bpf_tc_hook {
         sz: size_of::<libbpf_sys::bpf_tc_hook>() as libbpf_sys::size_t,
         ifindex: i32::try_from(ifindex)?,
-        attach_point: libbpf_sys::BPF_TC_INGRESS,
+        attach_point: at.clsact(),
         ..Default::default()
     };
     let made = clsact(&mut hook)?;
@@ -133,7 +168,7 @@ fn attach_clsact(program: BorrowedFd<'_>, ifindex: u32) -> Result<(Guardian, Opt
         &format!("if{ifindex}"),
         &made.is_some().to_string(),
     ]);
-    guardian.arg(tc);
+    guardian.arg(tc).arg(at.name());
     let mut guardian = Guardian::spawn(&mut guardian, None, None)
         .context("a tc program can't be removed at the end: is there no sh?")?;
     let mut opts = libbpf_sys::bpf_tc_opts {

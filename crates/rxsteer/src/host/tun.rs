@@ -8,18 +8,13 @@ use std::os::fd::AsRawFd;
 use anyhow::{Context, Result, anyhow};
 
 use super::caps::Missing;
-use super::ifreq::{ifreq, name_in, socket};
+use super::ifreq::{ifreq, name_in, set_up};
 
 /// The kernel's interface.
 const TUN: &str = "/dev/net/tun";
 
 fn open() -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open(TUN)
-}
-
-/// The interface if tun devices can't be made, as far as that can be seen without making one.
-pub fn missing() -> Option<Missing> {
-    lacks(&open().err()?)
 }
 
 /// The interface, by the error of opening it.
@@ -49,18 +44,14 @@ pub struct Queue {
     pub file: File,
     /// The device's name.
     pub name: String,
-    kind: libc::c_int,
 }
 
 nix::ioctl_write_ptr_bad!(tunsetiff, 0x4004_54ca, libc::ifreq);
-nix::ioctl_read_bad!(siocgifflags, libc::SIOCGIFFLAGS, libc::ifreq);
-nix::ioctl_write_ptr_bad!(siocsifflags, libc::SIOCSIFFLAGS, libc::ifreq);
 
 impl Queue {
     /// Opens a queue of the device of this name, in the network namespace of the calling thread;
     /// the first one makes the device. `name`: of at most 15 bytes; `%d` stands for a free number.
-    /// `kind`: `IFF_TUN`, for packets that begin with the IP header, or `IFF_TAP`; with
-    /// `IFF_MULTI_QUEUE` there may be more queues.
+    /// `kind`: `IFF_TUN`, for packets that begin with the IP header, or `IFF_TAP`.
     ///
     /// # Errors
     /// When the kernel has no tun devices, or the device has as many queues as it may have.
@@ -77,16 +68,7 @@ impl Queue {
         Ok(Self {
             file,
             name: name_in(&request).to_string_lossy().into_owned(),
-            kind,
         })
-    }
-
-    /// Opens another queue of the same device.
-    ///
-    /// # Errors
-    /// As [`Self::open`].
-    pub fn another(&self) -> Result<Self> {
-        Self::open(&self.name, self.kind)
     }
 
     /// Sets the device up.
@@ -94,18 +76,6 @@ impl Queue {
     /// # Errors
     /// When the kernel refuses.
     pub fn set_up(&self) -> Result<()> {
-        let socket = socket()?;
-        let mut request = ifreq(&self.name);
-        // SAFETY: the request outlives both calls; the kernel has written its flags before they are
-        // read.
-        unsafe {
-            siocgifflags(socket.as_raw_fd(), &mut request)
-                .and_then(|_| {
-                    request.ifr_ifru.ifru_flags |= libc::IFF_UP as libc::c_short;
-                    siocsifflags(socket.as_raw_fd(), &request)
-                })
-                .with_context(|| format!("{} can't be set up", self.name))?;
-        }
-        Ok(())
+        set_up(&self.name).with_context(|| format!("{} can't be set up", self.name))
     }
 }

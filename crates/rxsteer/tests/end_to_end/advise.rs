@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use crate::helpers::container::Container;
 use crate::helpers::process::{RXSTEER, attached, rxsteer};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::{Signal, kill};
@@ -20,6 +19,7 @@ use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::LinkConfig;
 use rxlab::lab::netns::Thread;
 use rxlab::lab::receiver::{Receiver, ReceiverConfig};
+use rxlab::lab::resident::Resident;
 use rxlab::testing::not_run;
 use rxlab::testing::testbed::*;
 use rxlab::{in_lab, test_name};
@@ -37,7 +37,7 @@ const TRIES: usize = 5;
 /// A link that is steered in native mode: its other end can be reached.
 struct Bed {
     bed: Testbed,
-    _far: Container,
+    _far: Resident,
 }
 
 impl Deref for Bed {
@@ -50,7 +50,7 @@ impl Deref for Bed {
 
 fn link() -> Result<Bed> {
     let bed = Testbed::new(&LinkConfig::default())?;
-    let far = Container::start(&bed.link.tester.netns)?;
+    let far = Resident::start(&bed.link.tester.netns)?;
     bed.link.tester.ethtool.set_features(TX_VLAN, false)?;
     Ok(Bed { bed, _far: far })
 }

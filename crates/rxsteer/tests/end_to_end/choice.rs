@@ -5,7 +5,6 @@ use std::os::unix::net::UnixDatagram;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::helpers::container::Container;
 use crate::helpers::process::*;
 use anyhow::{Result, anyhow, ensure};
 use nix::sys::signal::Signal;
@@ -13,6 +12,7 @@ use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, TcpFlows, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::LinkConfig;
+use rxlab::lab::resident::Resident;
 use rxlab::testing::testbed::*;
 use tempfile::TempDir;
 
@@ -73,7 +73,7 @@ fn the_mode_stays_whatever_the_traffic() -> Result<()> {
         "--flow-limit=12",
     ];
     // By its process the other end of the veth is found.
-    let _container = Container::start(&tester.netns)?;
+    let _container = Resident::start(&tester.netns)?;
     let looks = Looks::new()?;
     let mut command = Rxsteer::command(&dut.netns, &args)?;
     looks.told_by(&mut command);

@@ -7,7 +7,6 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use crate::helpers::container::Container;
 use crate::helpers::pinned::{folder, mount_bpffs, mount_bpffs_with};
 use crate::helpers::process::*;
 use crate::helpers::user::{self, mount_run};
@@ -17,6 +16,7 @@ use nix::mount::{MsFlags, mount, umount};
 use nix::sys::signal::Signal;
 use rxlab::in_lab;
 use rxlab::lab::link::LinkConfig;
+use rxlab::lab::resident::Resident;
 use rxlab::testing::testbed::*;
 use rxsteer::host::bpffs::Folder;
 use rxsteer::host::ethtool::TX_VLAN;
@@ -201,7 +201,7 @@ fn the_folder_of_another_namespace_is_left_to_it() -> Result<()> {
     in_lab!();
     let bed = testbed()?;
     pinned_by_one_that_ended(&bed, &format!("--pin={OWN}"))?;
-    let other = Container::start(&bed.link.tester.netns)?;
+    let other = Resident::start(&bed.link.tester.netns)?;
     let netns = format!("--net=/proc/{}/ns/net", other.pid());
     let mut detach = bed.link.dut.netns.command("nsenter")?;
     let detached = detach.args([&netns, RXSTEER, "detach"]).output()?;
@@ -429,7 +429,7 @@ fn remedies_are_possible_with_pin() -> Result<()> {
     let bed = testbed()?;
     let (dut, tester) = (&bed.link.dut, &bed.link.tester);
     // By it the other end is found, whose tags native mode would lose.
-    let _far = Container::start(&tester.netns)?;
+    let _far = Resident::start(&tester.netns)?;
     tester.ethtool.set_features(TX_VLAN, true)?;
     let name = &dut.name[..];
     let by_hand = format!("ethtool -K {} txvlan off", tester.name);

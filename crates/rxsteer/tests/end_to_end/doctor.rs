@@ -10,16 +10,16 @@ use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use crate::helpers::container::Container;
-use crate::helpers::mounts::{bind, hide, read_only};
+use crate::helpers::mounts::{bind, hide};
 use crate::helpers::process::{RXSTEER, Rxsteer};
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::Netns;
+use rxlab::lab::resident::Resident;
 use rxlab::testing::not_run;
-use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, mask, until};
+use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, mask};
 use rxlab::{in_lab, test_name};
 use rxsteer::daemon::options::{Mode, Options};
 use rxsteer::host::ethtool::{TX_CHECKSUM, TX_SEGMENTATION, TX_VLAN};
@@ -62,7 +62,7 @@ fn obstacles_are_reported() -> Result<()> {
         }
     }
     // The other end can be reached: rxsteer can change it.
-    let container = Container::start(&link.tester.netns)?;
+    let container = Resident::start(&link.tester.netns)?;
     link.tester.ethtool.set_features(TX_VLAN, true)?;
     let (text, _) = doctor(dut, &[name])?;
     ensure!(text.contains("; `--prepare` turns that off"), "{text}");
@@ -114,64 +114,6 @@ fn obstacles_are_reported() -> Result<()> {
         "{text}"
     );
     Ok(())
-}
-
-#[test]
-fn what_skb_mode_lacks_is_named() -> Result<()> {
-    in_lab!();
-    let link = link(true)?;
-    let (dut, name) = (&link.dut, link.dut.name.as_str());
-    let start = || Rxsteer::start(&dut.netns, &[name, "--mode=skb"]);
-    // The controls: nothing is missing, and read-only tunables are no obstacle.
-    for take in [None, Some("/sys"), Some("/proc/sys")] {
-        take.map_or(Ok(()), |folder| read_only(&dut.netns, folder))?;
-        let (text, code) = doctor(dut, &[name])?;
-        ensure!(
-            code == Some(0) && text.contains("can be steered, in skb mode\n"),
-            "{text}"
-        );
-        let steering = start()?.map_err(|ended| anyhow!("{ended:?}"))?;
-        ensure!(steering.stop(Signal::SIGTERM)?.code == Some(0));
-    }
-    hide(&dut.netns, "/dev/net")?;
-    let (text, code) = doctor(dut, &[name])?;
-    ensure!(
-        code == Some(1) && text.contains("can't be steered as it is"),
-        "{text}"
-    );
-    let ended = start()?.err().context("it starts")?;
-    ensure!(ended.code == Some(1), "{ended:?}");
-    for words in ["skb mode needs /dev/net/tun", "`modprobe tun`"] {
-        ensure!(text.contains(words), "{words:?}: {text}");
-        ensure!(ended.log.contains(words), "{words:?}: {ended:?}");
-    }
-    Ok(())
-}
-
-#[test]
-fn a_setting_that_can_not_be_written_has_a_remedy() -> Result<()> {
-    in_lab!();
-    let netns = Netns::new("dut")?;
-    read_only(&netns, "/proc/sys")?;
-    let ended = Rxsteer::start(&netns, &["lo", "--prepare", "--mode=skb"])?;
-    let ended = ended.err().context("it starts")?;
-    for words in [
-        "cannot write 1 to /proc/sys/net/ipv4/conf/lo/accept_local: this needs a writable /proc/sys",
-        "`mount -o remount,rw /proc/sys`",
-    ] {
-        ensure!(ended.log.contains(words), "{words:?}: {ended:?}");
-    }
-    // Nothing was changed: no record is left of what has to be put back.
-    let cookie = netns.run(|| Ok(rxsteer::host::netns::cookie()?))?;
-    let namespace = format!("\"netns\":{cookie},");
-    until("no record is left", || {
-        let mut records = fs::read_dir("/run/rxsteer")?.flatten();
-        let is_left = records.any(|record| {
-            let text = fs::read_to_string(record.path()).unwrap_or_default();
-            text.contains(&namespace)
-        });
-        Ok((!is_left).then_some(()))
-    })
 }
 
 #[test]
@@ -303,7 +245,7 @@ fn unused_queues_and_gro_come_by_the_commands() -> Result<()> {
         }
     }
     let without = self::link(false)?;
-    let _container = Container::start(&without.tester.netns)?;
+    let _container = Resident::start(&without.tester.netns)?;
     let command = format!("ethtool -K {} gro on", without.dut.name);
     helps(&without.dut, "gro", &command)
 }
@@ -367,7 +309,7 @@ fn a_namespace_that_has_ended_meanwhile_is_not_there() -> Result<()> {
     let listed =
         |line: &&str| line.contains(" net:[") && line.contains(path.to_str().unwrap_or("?"));
     ensure!(mounts.lines().any(|line| listed(&line)), "{mounts}");
-    let _container = Container::start(&link.tester.netns)?;
+    let _container = Resident::start(&link.tester.netns)?;
     // The one that is there is found all the same.
     let (text, code) = doctor(dut, &[&dut.name])?;
     ensure!(
@@ -400,7 +342,7 @@ fn names_that_a_container_chooses_do_no_harm() -> Result<()> {
     }
     let (tester, dut) = (Netns::new("tester")?, Netns::new("dut")?);
     let good = Link::new(&tester, &dut, &LinkConfig::default())?;
-    let _container = Container::start(&tester)?;
+    let _container = Resident::start(&tester)?;
     for (id, name) in (1..).zip([&b"\xff\xfe"[..], b";>harm;#", b"$(>harm)", b"\x1b[2J'"]) {
         let name = OsStr::from_bytes(name);
         let config = LinkConfig {
@@ -556,7 +498,7 @@ fn gro_gives_a_veth_napi_instances_only_if_the_other_end_segments() -> Result<()
         text.contains(&format!("{bypass}unless its other end")),
         "{text}"
     );
-    let _container = Container::start(&link.tester.netns)?;
+    let _container = Resident::start(&link.tester.netns)?;
     link.tester.ethtool.set_features(TX_CHECKSUM, true)?;
     link.tester.ethtool.set_features(TX_SEGMENTATION, true)?;
     ensure!(napi_of_a_datagram(&link)?.is_none());

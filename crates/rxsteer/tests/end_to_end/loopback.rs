@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The loopback device in skb mode: its packets change their CPU, arrive in order, and the settings
-//! that this needs are put back.
+//! The loopback device in skb mode: its packets change their CPU, arrive in order, and keep their route and
+//! their entry in connection tracking.
 
-use std::fs;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, UdpSocket};
 use std::time::Duration;
 
 use crate::helpers::process::Rxsteer;
 use crate::helpers::transfer::{datagrams, transfer};
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use rxlab::lab::netns::Netns;
 use rxlab::lab::stacked;
@@ -18,20 +17,6 @@ use rxlab::testing::not_run;
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, until};
 use rxlab::{in_lab, test_name};
 use rxsteer::host::ethtool::Ethtool;
-
-/// Values of the settings.
-fn settings(netns: &Netns) -> Result<Vec<String>> {
-    netns.run(|| {
-        let read = |setting: &&str| {
-            let path = format!("/proc/sys/net/ipv4/conf/lo/{setting}");
-            Ok(fs::read_to_string(path)?.trim().to_owned())
-        };
-        ["accept_local", "route_localnet"]
-            .iter()
-            .map(read)
-            .collect()
-    })
-}
 
 fn traffic(netns: &Netns) -> Result<()> {
     transfer(netns, netns, Ipv4Addr::LOCALHOST)?;
@@ -56,18 +41,13 @@ fn each_counts_once(running: &Rxsteer) -> Result<()> {
 fn packets_of_lo_change_their_cpu() -> Result<()> {
     in_lab!();
     let netns = Netns::new("dut")?;
-    let before = settings(&netns)?;
-    // The control: these are changed.
-    assert_eq!(before, ["0", "0"]);
     for policy in ["--policy=rps", "--policy=rfs"] {
-        let running = steer(&netns, &["--prepare", policy])?;
+        let running = steer(&netns, &[policy])?;
         assert_eq!(running.status()?.devices[0].mode, "skb");
-        assert_eq!(settings(&netns)?, ["1", "1"]);
         traffic(&netns)?;
         each_counts_once(&running).context(policy)?;
         let ended = running.stop(Signal::SIGTERM)?;
         assert_eq!(ended.code, Some(0), "{ended:?}");
-        assert_eq!(settings(&netns)?, before);
         traffic(&netns)?;
     }
     Ok(())
@@ -89,7 +69,7 @@ const ENDS: [Ipv4Addr; 2] = [Ipv4Addr::new(198, 19, 7, 1), Ipv4Addr::new(198, 19
 fn packets_of_a_tunnel_are_counted_once() -> Result<()> {
     in_lab!();
     let netns = Netns::new("dut")?;
-    let running = steer(&netns, &["--prepare", "--policy=rps"])?;
+    let running = steer(&netns, &["--policy=rps"])?;
     let [near, far] = match stacked::over_loopback(&netns, ENDS) {
         Ok(ends) => ends,
         Err(error) => {
@@ -107,57 +87,10 @@ fn packets_of_a_tunnel_are_counted_once() -> Result<()> {
 fn packets_that_are_split_are_counted_once() -> Result<()> {
     in_lab!();
     let netns = Netns::new("dut")?;
-    let running = steer(&netns, &["--prepare", "--policy=rps"])?;
+    let running = steer(&netns, &["--policy=rps"])?;
     netns.run(|| Ethtool::open("lo")?.set_features(SEGMENTATION, false))?;
     traffic(&netns)?;
     each_counts_once(&running)
-}
-
-/// Of the process and of the child that puts back: the next start does, also without the option.
-#[test]
-fn its_settings_are_put_back_by_the_next_start() -> Result<()> {
-    in_lab!();
-    let netns = Netns::new("dut")?;
-    steer(&netns, &["--prepare"])?.kill_with_children()?;
-    // The control: nobody has put anything back.
-    assert_eq!(settings(&netns)?, ["1", "1"]);
-    let Err(refused) = Rxsteer::start(&netns, &["lo", "--mode=skb"])? else {
-        bail!("lo is steered without its settings");
-    };
-    ensure!(refused.log.contains("lo/accept_local"), "{refused:?}");
-    assert_eq!(settings(&netns)?, ["0", "0"]);
-    Ok(())
-}
-
-#[test]
-fn its_settings_are_put_back_after_a_kill() -> Result<()> {
-    in_lab!();
-    let netns = Netns::new("dut")?;
-    let running = steer(&netns, &["--prepare"])?;
-    assert_eq!(settings(&netns)?, ["1", "1"]);
-    running.stop(Signal::SIGKILL)?;
-    until("the settings are put back", || {
-        Ok((settings(&netns)? == ["0", "0"]).then_some(()))
-    })?;
-    traffic(&netns)
-}
-
-#[test]
-fn without_these_settings_it_is_refused() -> Result<()> {
-    in_lab!();
-    let netns = Netns::new("dut")?;
-    let ended = Rxsteer::start(&netns, &["lo", "--mode=auto"])?;
-    let ended = ended.err().context("it starts")?;
-    assert!(ended.log.contains("--prepare"), "{ended:?}");
-    assert_eq!(settings(&netns)?, ["0", "0"]);
-    // A dry run moves no packet.
-    let running = steer(&netns, &["--prepare", "--dry-run"])?;
-    assert_eq!(settings(&netns)?, ["0", "0"]);
-    traffic(&netns)?;
-    assert!(running.sums()?.would_redirect > 0);
-    let log = running.stop(Signal::SIGTERM)?.log;
-    assert!(log.contains("would set: /proc/sys/net/ipv4/conf/lo/accept_local"));
-    Ok(())
 }
 
 /// Ports by what connection tracking does with their packets; no server is at the second one.
@@ -244,9 +177,9 @@ fn round_trips(netns: &Netns, at: IpAddr, port: u16, server: u16) -> Result<()> 
     client.join()
 }
 
-/// Packets of lo bring their entry in connection tracking, which a hop loses.
+/// Packets of lo bring their entry in connection tracking.
 #[test]
-fn packets_whose_entry_would_not_be_found_stay() -> Result<()> {
+fn packets_keep_their_entry_in_connection_tracking() -> Result<()> {
     in_lab!();
     let netns = Netns::new("dut")?;
     if let Err(error) = NFT.run(&netns, &["-f", "-"], &rules()) {
@@ -274,20 +207,14 @@ fn packets_whose_entry_would_not_be_found_stay() -> Result<()> {
         Ok(())
     };
     each(&|at, port, server| round_trips(&netns, at, port, server))?;
-    let running = steer(&netns, &["--prepare", "--policy=rps"])?;
+    let running = steer(&netns, &["--policy=rps"])?;
     each(&|at, port, server| {
         let before = running.at_rest()?;
         round_trips(&netns, at, port, server)?;
         let after = running.at_rest()?;
         let redirected = after.redirected - before.redirected;
-        // The control: a flow whose entry is found again moves.
-        let moves = port == TRACKED;
         ensure!(
-            if moves {
-                redirected > u64::from(ROUND_TRIPS)
-            } else {
-                redirected == 0
-            },
+            redirected > u64::from(ROUND_TRIPS),
             "{redirected} packets were redirected"
         );
         ensure!(after.vanished == before.vanished, "{after:?}");

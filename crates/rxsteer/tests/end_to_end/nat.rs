@@ -17,8 +17,7 @@ use rxlab::lab::sockets;
 use rxlab::testing::app::App;
 use rxlab::testing::not_run;
 use rxlab::testing::testbed::{
-    OTHER_CPU, POLLING_CPU, Testbed, follows, follows_not, follows_until_it_ends, mask, status,
-    until,
+    OTHER_CPU, POLLING_CPU, Testbed, follows, follows_not, follows_until_it_ends, mask, until,
 };
 use rxlab::{in_lab, test_name};
 use rxsteer::daemon::options::{Mode as RxMode, Options};
@@ -354,52 +353,21 @@ fn a_symmetric_hash_is_followed() -> Result<()> {
     Ok(())
 }
 
-/// Skb mode: packets of the lab's sockets have a hash, as a device computes one.
+/// Sockets don't know it.
 #[test]
-fn the_devices_hash_is_followed_in_skb_mode() -> Result<()> {
-    in_lab!();
-    let Some(world) = World::new(test_name!())? else {
-        return Ok(());
-    };
-    for pair in [world.tcp_to_container(1), world.udp_to_container(1)] {
-        let (app, send) = world.application(one(pair)?)?;
-        let options = Options {
-            hash: Hash::Device,
-            ..world.options(RxMode::Skb, true)
-        };
-        let active = Active::steer(&world.bed.link.dut, options)?;
-        follows(&active, &app, send)?;
-        // Not by headers.
-        let rx_hash: u64 = status(&active)?.devices[0]
-            .queues
-            .iter()
-            .map(|q| q.rx_hash)
-            .sum();
-        ensure!(rx_hash > 0, "no packet had a hash");
-        active.stop()?;
-    }
-    Ok(())
-}
-
-/// In native mode it is lost with the redirect; without the option no socket knows it.
-#[test]
-fn the_devices_hash_is_not_followed_otherwise() -> Result<()> {
+fn the_devices_hash_is_not_followed() -> Result<()> {
     in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
-    for (mode, follow_nat, remedy) in [
-        (RxMode::Native, true, "--mode skb"),
-        (RxMode::Skb, false, "--follow-nat"),
-    ] {
+    for follow_nat in [true, false] {
         let options = Options {
             policy: Policy::RFS,
-            mode,
             follow_nat,
             hash: Hash::Device,
             ..bed.options(&[OTHER_CPU])
         };
         let error = Active::steer(&bed.link.dut, options);
         let error = format!("{:#}", error.map(drop).unwrap_err());
-        assert!(error.contains(remedy), "{error}");
+        assert!(error.contains("leave --hash device"), "{error}");
     }
     Ok(())
 }

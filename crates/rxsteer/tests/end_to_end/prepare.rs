@@ -8,7 +8,6 @@ use std::os::unix::fs::chown;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use crate::helpers::container::Container;
 use crate::helpers::process::{Rxsteer, rxsteer};
 use crate::helpers::transfer::transfer;
 use crate::helpers::user::mount_run;
@@ -19,6 +18,7 @@ use rxlab::in_lab;
 use rxlab::lab::ethtool::Offload;
 use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
+use rxlab::lab::resident::Resident;
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, until};
 use rxsteer::api::client;
 use rxsteer::host::ethtool::{Features, RX_VLAN, TX_CHECKSUM, TX_VLAN};
@@ -30,7 +30,7 @@ struct Pair {
     link: Link,
     before: [Features; 2],
     /// A process at the other end; by it rxsteer finds the namespace.
-    container: Option<Container>,
+    container: Option<Resident>,
 }
 
 impl Pair {
@@ -43,7 +43,7 @@ impl Pair {
         let mut pair = Self {
             link,
             before: Default::default(),
-            container: Some(Container::start(&tester)?),
+            container: Some(Resident::start(&tester)?),
         };
         pair.before = pair.features()?;
         let sends = &pair.before[1];
@@ -308,7 +308,7 @@ fn a_device_that_refuses_the_program_is_steered_in_skb_mode() -> Result<()> {
         ..LinkConfig::default()
     };
     let link = Link::new(&tester, &dut, &config)?;
-    let _container = Container::start(&tester)?;
+    let _container = Resident::start(&tester)?;
     let steered = |args: &[&str]| {
         let args = [&[&link.dut.name[..], "--rps-cpus=0-1"], args].concat();
         Rxsteer::start(&dut, &args)

@@ -3,13 +3,13 @@
 
 use std::net::UdpSocket;
 
-use crate::helpers::container::Container;
 use anyhow::Result;
 use rxlab::bench::setup::mode::Active;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
+use rxlab::lab::resident::Resident;
 use rxlab::testing::not_run;
 use rxlab::testing::testbed::until;
 use rxlab::{in_lab, test_name};
@@ -106,15 +106,16 @@ fn the_devices_hash_is_used_where_there_is_one_and_only_when_asked_for() -> Resu
         account(&link, Mode::Native, Hash::Packet)?;
         let refused = account(&link, Mode::Native, Hash::Device).unwrap_err();
         let refused = format!("{refused:#}");
-        for words in [&link.dut.name, "Linux 6.18 can stop", "use `--mode skb`"] {
+        for words in [
+            &link.dut.name,
+            "Linux 6.18 can stop",
+            "leave `--hash device`",
+        ] {
             assert!(refused.contains(words), "not {words:?}: {refused}");
         }
-        // Unasked, native mode is not taken, though nothing else is against it.
-        let _container = Container::start(&link.tester.netns)?;
+        let _container = Resident::start(&link.tester.netns)?;
         let device = link.dut.netns.run(|| Device::open(&link.dut.name))?;
         assert_eq!(device.objection_to_native(), None);
-        let [sockets, _] = account(&link, Mode::Auto, Hash::Device)?;
-        assert_eq!(sockets.rx_hash, PACKETS);
         not_run(
             test_name!(),
             "this kernel may stop when the device ends: native mode is refused",
@@ -124,8 +125,15 @@ fn the_devices_hash_is_used_where_there_is_one_and_only_when_asked_for() -> Resu
     the_hash_is_used_where_there_is_one(&link, Mode::Native)
 }
 
+/// The kernel asks nobody about packets that have one.
 #[test]
-fn in_skb_mode_packets_bring_their_hash() -> Result<()> {
+fn in_skb_mode_it_is_refused() -> Result<()> {
     in_lab!();
-    the_hash_is_used_where_there_is_one(&plain_link()?, Mode::Skb)
+    let refused = account(&plain_link()?, Mode::Skb, Hash::Device).unwrap_err();
+    let refused = format!("{refused:#}");
+    assert!(
+        refused.contains("--hash device needs native mode"),
+        "{refused}"
+    );
+    Ok(())
 }

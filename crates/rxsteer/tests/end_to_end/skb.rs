@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Skb mode: devices as they are, real sockets at both ends, and nothing left behind.
 
+use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::sync::mpsc;
 use std::time::Duration;
@@ -11,10 +12,14 @@ use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use rxlab::in_lab;
+use rxlab::lab::frame::{Frames, UdpFlows};
+use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::{Netns, Thread, bind};
+use rxlab::lab::resident::Resident;
 use rxlab::lab::tun::Tunnel;
-use rxlab::testing::testbed::{POLLING_CPU, until};
+use rxlab::testing::testbed::{POLLING_CPU, Testbed, until};
+use rxsteer::host::device::Device;
 use rxsteer::host::softnet;
 
 /// A plain veth pair: no XDP, no GRO, checksums left out by the sender.
@@ -27,12 +32,10 @@ fn plain() -> Result<Link> {
     Link::new(&tester, &dut, &config)
 }
 
-fn carriers(dut: &Netns) -> Result<Vec<String>> {
-    let names = dut.run(rxsteer::host::device::names)?;
-    Ok(names
-        .into_iter()
-        .filter(|n| n.starts_with("rxsteer"))
-        .collect())
+/// The files by which the kernel asks for a CPU.
+fn asked(dut: &End) -> Result<Vec<String>> {
+    let device = dut.netns.run(|| Device::open(&dut.name))?;
+    Ok(device.kernel_rps)
 }
 
 fn steer(dut: &End, device: &str, args: &[&str]) -> Result<Rxsteer> {
@@ -44,9 +47,10 @@ fn steer(dut: &End, device: &str, args: &[&str]) -> Result<Rxsteer> {
 fn a_plain_veth_needs_no_preparation() -> Result<()> {
     in_lab!();
     let link = plain()?;
+    // By which the sending end is found.
+    let _sender = Resident::start(&link.tester.netns)?;
     let dut = &link.dut;
-    let rxsteer = steer(dut, &dut.name, &["--mode=auto"])?;
-    ensure!(rxsteer.status()?.devices[0].mode == "skb");
+    let rxsteer = steer(dut, &dut.name, &["--mode=skb"])?;
     transfer(&link.tester.netns, &dut.netns, dut.ipv4)?;
     let sums = rxsteer.at_rest()?;
     ensure!(sums.redirected > 0 && sums.lost == 0, "{sums:?}");
@@ -59,7 +63,7 @@ fn a_plain_veth_needs_no_preparation() -> Result<()> {
         }
     }
     ensure!(rxsteer.stop(Signal::SIGTERM)?.code == Some(0));
-    ensure!(carriers(&dut.netns)?.is_empty(), "the carrier stays");
+    ensure!(asked(dut)?.is_empty(), "the kernel still asks");
     transfer(&link.tester.netns, &dut.netns, dut.ipv4)
 }
 
@@ -70,10 +74,10 @@ fn nothing_stays_after_a_kill() -> Result<()> {
     let dut = &link.dut;
     let rxsteer = steer(dut, &dut.name, &["--mode=skb"])?;
     // The control: there is something to leave behind.
-    ensure!(carriers(&dut.netns)?.len() == 1);
+    ensure!(asked(dut)? == ["rx-0/rps_flow_cnt"]);
     rxsteer.stop(Signal::SIGKILL)?;
-    until("the carrier is gone", || {
-        Ok(carriers(&dut.netns)?.is_empty().then_some(()))
+    until("the kernel asks no more", || {
+        Ok(asked(dut)?.is_empty().then_some(()))
     })?;
     transfer(&link.tester.netns, &dut.netns, dut.ipv4)?;
     // The place is free.
@@ -139,6 +143,8 @@ fn packets_from_both_cpus_stay_in_order() -> Result<()> {
     in_lab!();
     const DATAGRAMS: u32 = 100_000;
     let link = plain()?;
+    // By which the sending end is found.
+    let _sender = Resident::start(&link.tester.netns)?;
     let dut = &link.dut;
     let rxsteer = steer(dut, &dut.name, &["--mode=skb"])?;
     let socket = dut.netns.run(|| Ok(UdpSocket::bind((dut.ipv4, 0))?))?;
@@ -194,5 +200,47 @@ fn packets_from_both_cpus_stay_in_order() -> Result<()> {
     );
     ensure!(overtaken == 0, "{overtaken} of {count} overtaken");
     rxsteer.at_rest()?;
+    Ok(())
+}
+
+/// Whoever changes the size of the kernel's table takes away its entries: packets come where they are received,
+/// behind others that wait. They are dropped there, or all have been passed up, and the entries are written
+/// again.
+#[test]
+fn the_kernels_table_is_filled_again() -> Result<()> {
+    in_lab!(alone: "it changes the host's rps_sock_flow_entries");
+    let bed = Testbed::new(&LinkConfig::default())?;
+    let dut = &bed.link.dut;
+    let flows = UdpFlows::to(dut, 20);
+    let args = [&dut.name[..], "--mode=skb", "--policy=rps", "--rps-cpus=1"];
+    let running = Rxsteer::steering(&dut.netns, &args)?;
+    let sink = bed.receiver_in_order(&flows)?;
+    let paced = GeneratorConfig::lossless(Frames::Udp(flows), None).at(50_000);
+    let wire = Generator::start(&bed.link, POLLING_CPU, &paced)?;
+    let redirected = || anyhow::Ok(running.sums()?.redirected);
+    let goes_on = || {
+        let before = redirected()?;
+        until("packets are redirected", || {
+            Ok((redirected()? > before + 1_000).then_some(()))
+        })
+    };
+    goes_on()?;
+    for _ in 0..5 {
+        fs::write("/proc/sys/net/core/rps_sock_flow_entries", "0")?;
+        until("the table is there again", || {
+            let entries = fs::read_to_string("/proc/sys/net/core/rps_sock_flow_entries")?;
+            Ok((entries.trim() != "0").then_some(()))
+        })?;
+        goes_on()?;
+    }
+    let sent = wire.stop()?;
+    let sums = running.at_rest()?;
+    let report = sink.stop()?;
+    ensure!(report.reordered == 0, "{report:?}, {sums:?}");
+    let lost = sums.lost + sums.vanished + sums.shed + sums.dropped;
+    ensure!(
+        report.received.iter().sum::<u64>() + lost >= sent.sent - sent.lost,
+        "{sums:?}"
+    );
     Ok(())
 }

@@ -87,9 +87,10 @@ macro_rules! kinds {
 
         #[test]
         fn all_kinds_are_tested() {
-            let tested = [$(format!("{:?}", Kind::$kind)),*];
+            let mut tested = vec![$(format!("{:?}", Kind::$kind)),*];
+            tested.extend(HANDED.map(|kind| format!("{kind:?}")));
             let all = Kind::ALL.map(|kind| format!("{kind:?}"));
-            assert_eq!(BTreeSet::from(tested), BTreeSet::from(all));
+            assert_eq!(BTreeSet::from_iter(tested), BTreeSet::from(all));
         }
     };
 }
@@ -98,10 +99,48 @@ kinds! {
     a_bridge: Bridge,
     a_gre_tunnel: Gre,
     an_ipip_tunnel: IpIp,
-    a_macvlan: MacVlan,
-    a_vlan: Vlan,
     a_vxlan: Vxlan,
     wireguard: WireGuard,
+}
+
+/// Kinds whose packets the kernel hands on from the device below, where it has chosen their CPU.
+const HANDED: [Kind; 2] = [Kind::MacVlan, Kind::Vlan];
+
+#[test]
+fn devices_that_are_handed_packets_are_steered_below() -> Result<()> {
+    in_lab!();
+    for kind in HANDED {
+        let link = link()?;
+        let stacked = match Stacked::new(&link, kind) {
+            Ok(stacked) => stacked,
+            Err(error) => {
+                not_run(test_name!(), &format!("{error:#}"));
+                continue;
+            }
+        };
+        let below = link.dut.name.as_str();
+        let refused = Rxsteer::start(&link.dut.netns, &[&stacked.name, "--mode=auto"])?;
+        let refused = refused.err().context("it is steered")?;
+        ensure!(
+            refused.log.contains(&format!("`rxsteer run {below}`")),
+            "{refused:?}"
+        );
+        let running = Rxsteer::steering(
+            &link.dut.netns,
+            &[
+                below,
+                "--mode=skb",
+                "--policy=rps",
+                &format!("--rps-cpus={OTHER_CPU}"),
+            ],
+        )?;
+        transfer(&link.tester.netns, &link.dut.netns, stacked.ipv4)?;
+        let sums = running.at_rest()?;
+        // GRO has merged them.
+        ensure!(sums.redirected > 0, "{kind:?}: {sums:?}");
+        ends_in_order(running)?;
+    }
+    Ok(())
 }
 
 /// A device to which a process writes the packets, which are received outside of polls; the test makes

@@ -11,7 +11,7 @@ use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::lab::witness::Witness;
-use rxsteer::host::tc;
+use rxsteer::host::tc::{self, Hook};
 
 /// `return TCX_NEXT;`
 fn program() -> Result<OwnedFd> {
@@ -78,7 +78,7 @@ fn a_program_is_attached_beside_foreign_ones() -> Result<()> {
     let attach = || {
         let program = program()?;
         let netns = &link.dut.netns;
-        netns.run(|| tc::attach(program.as_fd(), link.dut.ifindex))
+        netns.run(|| tc::attach(program.as_fd(), link.dut.ifindex, Hook::Ingress))
     };
     for foreign in [false, true] {
         let _witness = match foreign {
@@ -104,7 +104,7 @@ fn a_program_is_attached_beside_foreign_ones() -> Result<()> {
 #[test]
 fn an_unknown_device_is_an_error() -> Result<()> {
     in_lab!();
-    let error = tc::attach(program()?.as_fd(), u32::MAX >> 1).unwrap_err();
+    let error = tc::attach(program()?.as_fd(), u32::MAX >> 1, Hook::Ingress).unwrap_err();
     assert!(format!("{error:#}").contains("device"), "{error:#}");
     Ok(())
 }

@@ -1,21 +1,18 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Skbs that are dropped on their way to another CPU, by nobody who reports it: the carrier is down
-//! for a while.
+//! Skbs that are dropped on their way to another CPU, by nobody who reports it: there is a generic XDP
+//! program for a while, which the kernel calls behind its RPS, and before tc.
 
 use crate::helpers::process::{Rxsteer, accounts};
-use anyhow::{Context, Result};
+use anyhow::Result;
 use nix::sys::signal::Signal;
+use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::{End, LinkConfig};
-use rxlab::lab::rtnl;
-use rxlab::testing::not_run;
+use rxlab::lab::xdp::Xdp;
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, until};
-use rxlab::{in_lab, test_name};
 use rxsteer::api::client;
 use rxsteer::api::set::Change;
-use rxsteer::host::device;
-use rxsteer::host::setting::Setting;
 
 const NR_FLOWS: u32 = 20;
 
@@ -56,19 +53,15 @@ impl Steered {
         })
     }
 
-    fn set_carrier(&self, up: bool) -> Result<()> {
-        self.dut().netns.run(|| {
-            let names = device::names()?;
-            let carrier = names.iter().find(|name| name.starts_with("rxsteer"));
-            rtnl::set_up(carrier.context("the carrier is there")?, up)
-        })
+    /// Packets are dropped until the returned program is.
+    fn losing(&self) -> Result<Xdp> {
+        Xdp::drop_in_stack(self.dut())
     }
 
     /// Drops packets of each flow.
     fn lose(&self) -> Result<()> {
-        self.set_carrier(false)?;
-        self.redirects(10 * u64::from(NR_FLOWS))?;
-        self.set_carrier(true)
+        let _losing = self.losing()?;
+        self.redirects(10 * u64::from(NR_FLOWS))
     }
 }
 
@@ -116,10 +109,10 @@ fn skbs_that_vanished_are_found_without_packets() -> Result<()> {
     let steered = Steered::new()?;
     let wire = steered.traffic()?;
     steered.redirects(1_000)?;
-    steered.set_carrier(false)?;
+    let losing = steered.losing()?;
     steered.redirects(100)?;
     wire.stop()?;
-    steered.set_carrier(true)?;
+    drop(losing);
     until("they are found", || {
         let sums = steered.running.sums()?;
         Ok((sums.queued == 0 && sums.vanished > 0).then_some(()))
@@ -127,39 +120,5 @@ fn skbs_that_vanished_are_found_without_packets() -> Result<()> {
     let ended = steered.running.stop(Signal::SIGTERM)?;
     assert!(!ended.log.contains("overtake"), "{ended:?}");
     assert!(!accounts(&ended.log)?.is_empty());
-    Ok(())
-}
-
-/// Nothing proves then that the CPU has passed up what it held.
-#[test]
-fn flows_leave_a_cpu_that_goes_offline_after_skbs_vanished() -> Result<()> {
-    in_lab!(alone: "it takes a CPU offline");
-    let path = format!("/sys/devices/system/cpu/cpu{OTHER_CPU}/online");
-    let Ok(online) = Setting::keep(&path) else {
-        not_run(test_name!(), "this machine's CPUs can't go offline");
-        return Ok(());
-    };
-    let steered = Steered::new()?;
-    let wire = steered.traffic()?;
-    steered.redirects(1_000)?;
-    steered.set_carrier(false)?;
-    steered.redirects(100)?;
-    let inline = || -> Result<u64> {
-        let status = steered.running.status()?;
-        Ok(status.devices[0].queues.iter().map(|q| q.inline).sum())
-    };
-    let before = inline()?;
-    online.set("0")?;
-    until("flows leave", || {
-        Ok((inline()? > before + 1_000).then_some(()))
-    })?;
-    let sums = steered.running.sums()?;
-    assert!(sums.shed > 0 && sums.vanished == 0, "{sums:?}");
-    steered.set_carrier(true)?;
-    online.set("1")?;
-    steered.redirects(1_000)?;
-    wire.stop()?;
-    let sums = steered.running.at_rest()?;
-    assert!(sums.vanished > 0, "{sums:?}");
     Ok(())
 }

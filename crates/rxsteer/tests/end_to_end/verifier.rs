@@ -14,10 +14,10 @@ use rxlab::lab::link::{Link, LinkConfig};
 use rxlab::lab::netns::Netns;
 use rxlab::lab_skel::LabSkelBuilder;
 use rxlab::{in_lab, test_name};
-use rxsteer::bpf::carrier_skel::CarrierSkelBuilder;
+use rxsteer::bpf::dissector_skel::DissectorSkelBuilder;
 use rxsteer::bpf::hash_skel::HashSkelBuilder;
+use rxsteer::bpf::hops_skel::HopsSkelBuilder;
 use rxsteer::bpf::rx_skel::RxSkelBuilder;
-use rxsteer::bpf::skb_skel::SkbSkelBuilder;
 use rxsteer::bpf::socket_skel::SocketSkelBuilder;
 use rxsteer::bpf::trace_skel::TraceSkelBuilder;
 use rxsteer::daemon::options::Tunnel;
@@ -111,28 +111,19 @@ fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
             xdp.push(all[0]);
         }
     }
-    for (without_mac, unpolled, loopback, flow_options) in [
-        (0, 0, 0, 0),
-        (0, 0, 1, all_tunnels),
-        (1, 1, 0, all_tunnels),
-        (0, 1, 0, symmetric | all_tunnels),
-    ] {
+    for flow_options in [0, all_tunnels, symmetric | all_tunnels] {
         let mut slot = MaybeUninit::<OpenObject>::uninit();
-        let mut open = SkbSkelBuilder::default().open(&mut slot)?;
+        let mut open = DissectorSkelBuilder::default().open(&mut slot)?;
         let constants = rx_config {
-            without_mac,
-            unpolled,
-            loopback,
             flow_options,
-            follow_nat: 1,
+            hop_mask: 1023,
             ..constants()
         };
         set_constants(&mut open.maps.rodata, constants)?;
-        let what = format!(
-            "skb mode, MAC {}, unpolled {unpolled}, lo {loopback}, options {flow_options:#x}",
-            without_mac == 0
-        );
-        verified(open.load()?.object(), &what)?;
+        verified(
+            open.load()?.object(),
+            &format!("skb mode, options {flow_options:#x}"),
+        )?;
     }
     let mut slot = MaybeUninit::<OpenObject>::uninit();
     let mut open = HashSkelBuilder::default().open(&mut slot)?;
@@ -143,8 +134,8 @@ fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
     set_constants(&mut open.maps.rodata, constants)?;
     verified(open.load()?.object(), "all tunnels")?;
     let mut slot = MaybeUninit::<OpenObject>::uninit();
-    let carrier = CarrierSkelBuilder::default().open(&mut slot)?.load()?;
-    verified(carrier.object(), "skb mode")?;
+    let hops = HopsSkelBuilder::default().open(&mut slot)?.load()?;
+    verified(hops.object(), "skb mode")?;
     // The control: the figures differ by program and by options.
     let (none, all) = (xdp[0], xdp[xdp.len() - 2]);
     assert!(none < all, "no tunnels {none}, all tunnels {all}");

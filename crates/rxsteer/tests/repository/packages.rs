@@ -92,29 +92,6 @@ fn the_container_has_the_units_capabilities() -> Result<()> {
     Ok(())
 }
 
-/// The devices that the manifest mounts, and those that the unit allows.
-fn devices(manifest: &str) -> (BTreeSet<&str>, BTreeSet<&str>) {
-    let volume = |part| match str::split_once(part, "path: ")?.1.split_once('\n')? {
-        (path, kind) if kind.trim_start().starts_with("type: CharDevice\n") => Some(path),
-        _ => None,
-    };
-    let allowed = |line: &'static str| line.strip_prefix("DeviceAllow=")?.strip_suffix(" rw");
-    let mounted = manifest.split("hostPath:\n").skip(1).filter_map(volume);
-    (
-        mounted.collect(),
-        UNIT.lines().filter_map(allowed).collect(),
-    )
-}
-
-#[test]
-fn the_container_has_the_units_devices() {
-    let (mounted, allowed) = devices(MANIFEST);
-    assert!(!allowed.is_empty() && mounted == allowed, "{mounted:?}");
-    // The control.
-    let other = MANIFEST.replace("path: /dev/net/tun", "path: /dev/tun");
-    assert_ne!(devices(&other).0, allowed);
-}
-
 /// The memory that the manifest asks for, and its limit, MiB.
 fn memory(manifest: &str) -> Result<(u32, u32)> {
     let of = |section: &str| {

@@ -29,7 +29,7 @@ use crate::bench::experiment::{CasePlan, Effort, Experiment, Plan, Values, fit, 
 use crate::bench::report::document::Better;
 use crate::bench::report::document::SUBJECT;
 use crate::lab::netns::{Netns, bind};
-use crate::lab::xdp;
+use crate::lab::programs;
 use crate::lab_skel::LabSkel;
 
 /// linux/bpf.h
@@ -222,7 +222,7 @@ struct Runner {
 impl Runner {
     fn new(packet: &Packet, subject: Subject) -> Result<Self> {
         let varied = packet.nr_flows > 1;
-        let lab = xdp::load(|open| {
+        let lab = programs::load(|open| {
             open.progs.empty.set_autoload(true);
             open.progs.vary.set_autoload(varied);
             let constants = open.maps.rodata_data.as_mut().context("no .rodata")?;

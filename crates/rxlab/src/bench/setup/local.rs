@@ -18,6 +18,7 @@ use crate::lab::ethtool::Offload;
 use crate::lab::link::{Link, LinkConfig};
 use crate::lab::netns::{Netns, Thread};
 use crate::lab::nic::Nic;
+use crate::lab::resident::Resident;
 use crate::lab::stacked::{Kind, Stacked};
 use crate::lab::tun::Tunnel;
 
@@ -33,6 +34,10 @@ pub struct Local {
     thread: Option<Thread<Result<()>>>,
     _tunnel: Option<Tunnel>,
     _nic: Option<Nic>,
+    /// By which a veth's other end is found.
+    _resident: Option<Resident>,
+    /// The link below a tunnel.
+    _below: Option<Link>,
 }
 
 impl Local {
@@ -53,13 +58,14 @@ impl Local {
             };
             Link::new(&tester, &dut, &config)
         };
-        let (mut tunnel, mut nic) = (None, None);
+        let (mut tunnel, mut nic, mut resident, mut below) = (None, None, None, None);
         let (name, peer) = match kind {
             DeviceKind::Nic => bail!("the lab's NIC has a client of its own, without sockets"),
             DeviceKind::Plain => {
                 let link = link(false)?;
                 // As a new veth has it: checksums are left out.
                 link.tester.ethtool.set(Offload::TxChecksum, true)?;
+                resident = Some(Resident::start(&tester)?);
                 (link.dut.name, link.tester.ipv4)
             }
             DeviceKind::Vxlan => {
@@ -67,6 +73,7 @@ impl Local {
                 let stacked = Stacked::new(&link, Kind::Vxlan)?;
                 let polled = || Nic::new(&link.dut, &[INTERRUPT_CPU])?.before_others();
                 nic = masks.apart().then(polled).transpose()?;
+                below = Some(link);
                 (stacked.name, stacked.peer)
             }
             DeviceKind::Tun => {
@@ -84,6 +91,8 @@ impl Local {
             thread: None,
             _tunnel: tunnel,
             _nic: nic,
+            _resident: resident,
+            _below: below,
         };
         local.serve(&tester, masks)?;
         Ok(local)

@@ -20,6 +20,7 @@ use rxsteer::datapath::waits::Waits;
 use rxsteer::datapath::{RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES};
 use rxsteer::host::cpumask::CpuMask;
 use rxsteer::host::device::Device;
+use rxsteer::host::flow_entries::FlowEntries;
 use rxsteer::host::setting::Setting;
 
 use crate::bench::experiment::{DeviceKind, Values, detail, fit};
@@ -200,6 +201,8 @@ pub struct Active<'a> {
     programs: Vec<Xdp>,
     /// Restored after everything else was stopped.
     settings: Vec<Setting>,
+    /// Of kernel RFS.
+    entries: Option<FlowEntries>,
 }
 
 struct Steering {
@@ -229,12 +232,11 @@ impl<'a> Active<'a> {
             steering: None,
             programs: Vec::new(),
             settings: Vec::new(),
+            entries: None,
         };
-        let mut loopback = false;
         for end in ends {
             let device = end.netns.run(|| Device::open(&end.name))?;
             device.without_xdp()?;
-            loopback |= device.loopback.is_some();
             if !mode.is_kernels() && !device.kernel_rps.is_empty() {
                 active.settings.push(rps_off(end, &device.kernel_rps)?);
             }
@@ -262,11 +264,14 @@ impl<'a> Active<'a> {
             options.policy = policy;
             options.flow_limit = mode.flow_limit();
             options.follow_nat = mode.follows_nat();
-            options.prepare = loopback;
             active.steering = Some(steer(active.end, options)?);
         }
         if mode.is_kernels() {
-            active.settings = kernel_steering(ends, spread_over()?, mode == Mode::KernelRfs)?;
+            let rfs = mode == Mode::KernelRfs;
+            active.entries = rfs
+                .then(|| FlowEntries::hold(RPS_SOCK_FLOW_ENTRIES))
+                .transpose()?;
+            active.settings = kernel_steering(ends, spread_over()?, rfs)?;
         }
         Ok(active)
     }
@@ -284,6 +289,7 @@ impl<'a> Active<'a> {
             steering,
             programs: Vec::new(),
             settings: Vec::new(),
+            entries: None,
         })
     }
 
@@ -436,11 +442,6 @@ fn kernel_steering(ends: &[&End], cpus: &CpuMask, rfs: bool) -> Result<Vec<Setti
         let files = (0..end.queues).flat_map(files);
         let paths = files.map(|file| queue_file(end, &file)).collect();
         kept.push(end.netns.run(|| Setting::keep_all(paths))?);
-    }
-    if rfs {
-        let entries = Setting::keep("/proc/sys/net/core/rps_sock_flow_entries")?;
-        entries.set(&RPS_SOCK_FLOW_ENTRIES.to_string())?;
-        kept.push(entries);
     }
     let slots = if rfs { RPS_FLOW_CNT } else { 0 };
     for end in ends {

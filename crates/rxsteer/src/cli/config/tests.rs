@@ -181,7 +181,7 @@ fn contradictions_are_named_with_their_lines() {
     );
     let text = error(&["pin = true", "\nmode = \"skb\"\nhash = \"device\""], &[]);
     let lines: Vec<&str> = text.lines().collect();
-    let [hash, mode] = lines[..] else {
+    let [hash, mode, _] = lines[..] else {
         panic!("{text}")
     };
     assert!(

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What several files of tests share.
 
-pub mod container;
 pub mod descriptors;
 pub mod maps;
 pub mod mounts;

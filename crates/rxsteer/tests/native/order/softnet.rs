@@ -58,50 +58,110 @@ impl Path {
             POLLING,
         );
         self.facts.nr_polls += 1;
+        if verdict == rx_verdict::RX_REDIRECTED {
+            self.enters();
+        }
         verdict
     }
 
-    fn lose(&mut self) {
-        self.backlogs[TARGET as usize].nr_lost += 1;
+    /// A packet enters the softnet backlog of [`TARGET`], of this flow or another.
+    fn enters(&mut self) {
+        let tail = &mut self.facts.tails[TARGET as usize];
+        *tail = tail.wrapping_add(1);
     }
 
-    /// All that has entered and was not lost is passed up, and the poll ends.
+    /// A packet of another flow goes there from this CPU.
+    fn other(&mut self) {
+        let mut flow = rps_dev_flow::default();
+        std::mem::swap(&mut self.flow, &mut flow);
+        self.packet(INLINE);
+        assert_eq!(self.packet(TARGET as u16), rx_verdict::RX_REDIRECTED);
+        self.flow = flow;
+    }
+
+    /// The kernel has passed up so many packets there.
+    fn passes(&mut self, n: u32) {
+        let head = &mut self.facts.heads[TARGET as usize];
+        *head = head.wrapping_add(n);
+    }
+
+    /// Everything is passed up there, and the poll ends.
     fn pass_up(&mut self) {
+        self.facts.heads = self.facts.tails;
         let b = &mut self.backlogs[TARGET as usize];
-        let n = b.tail - b.nr_lost - b.dequeued;
-        b.passed_in = native::poll_stamp(TARGET as u16, self.facts.nr_polls);
-        native::backlog_dequeue(b, n as u32, true, 0);
+        b.dequeued = b.tail - b.nr_lost;
         self.facts.nr_polls += 1;
     }
 }
 
-/// Earlier packets may have come in another queue, and wait in the same ring.
+/// The tail that is read for the next packet covers the flow's last one, and none that comes later.
 #[test]
-fn a_flow_stays_where_its_last_packet_was_lost() {
-    let mut path = Path::new(true);
-    path.lose();
-    assert_eq!(path.packet(INLINE), rx_verdict::RX_REDIRECTED);
-    path.pass_up();
-    assert_eq!(path.packet(INLINE), rx_verdict::RX_PASS);
-
-    // The control: in a ring of its own nothing waits.
-    let mut path = Path::new(false);
-    path.lose();
-    assert_eq!(path.packet(INLINE), rx_verdict::RX_PASS);
+fn a_flow_leaves_when_its_last_packet_has_been_passed_up() {
+    let start = |before: u32| {
+        let mut path = Path::new(true);
+        path.pass_up();
+        // The kernel's counters wrap.
+        path.facts.tails[TARGET as usize] = before;
+        path.facts.heads[TARGET as usize] = before;
+        path.packet(TARGET as u16);
+        path.other();
+        path.other();
+        path
+    };
+    for before in [0, 7, u32::MAX, u32::MAX - 1] {
+        let mut path = start(before);
+        path.passes(1);
+        assert_eq!(path.packet(INLINE), rx_verdict::RX_PASS, "{before}");
+        // The control.
+        let mut path = start(before);
+        assert_eq!(path.packet(INLINE), rx_verdict::RX_REDIRECTED, "{before}");
+    }
 }
 
-/// Otherwise nothing would ever prove that its earlier packets have been delivered.
+/// Without a later packet from this CPU, what others have put there meanwhile counts too.
 #[test]
-fn its_next_packet_is_not_shed() {
-    let mut path = Path::new(true);
-    path.lose();
-    path.flow.shed = 1;
+fn a_flow_alone_leaves_when_all_has_been_passed_up() {
+    let start = || {
+        let mut path = Path::new(true);
+        path.enters();
+        path
+    };
+    let mut path = start();
+    path.passes(2);
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_PASS);
+    let mut path = start();
+    path.passes(1);
     assert_eq!(path.packet(INLINE), rx_verdict::RX_REDIRECTED);
+}
 
-    // The control: a packet that waits proves it later.
+/// A way remembers a few tails: a later one covers the packet too.
+#[test]
+fn a_flow_leaves_after_many_packets_of_others() {
+    let start = || {
+        let mut path = Path::new(true);
+        for _ in 0..20 {
+            path.other();
+        }
+        path
+    };
+    let mut path = start();
+    path.passes(20);
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_PASS);
+    let mut path = start();
+    path.passes(1);
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_REDIRECTED);
+}
+
+/// Without NAPI what is INLINE waits in the softnet backlog of the CPU that receives.
+#[test]
+fn a_flow_leaves_inline_when_its_softnet_backlog_has_passed_it_up() {
     let mut path = Path::new(true);
-    path.flow.shed = 1;
-    assert_eq!(path.packet(INLINE), rx_verdict::RX_DROP);
+    path.pass_up();
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_PASS);
+    path.facts.tails[64] = 1;
+    assert_eq!(path.packet(TARGET as u16), rx_verdict::RX_PASS);
+    path.facts.heads[64] = 1;
+    assert_eq!(path.packet(TARGET as u16), rx_verdict::RX_REDIRECTED);
 }
 
 /// The kernel would leave them where they come, ahead of those that wait on the other CPU.
@@ -115,12 +175,11 @@ fn packets_for_a_cpu_that_goes_offline_are_dropped() {
     assert_eq!(path.packet(TARGET as u16), rx_verdict::RX_DROP);
     assert_eq!(path.packet_elsewhere(INLINE), rx_verdict::RX_DROP);
     assert_eq!(path.backlogs[TARGET as usize].nr_shed, 2);
+    // The kernel counts as passed up what it takes to another CPU.
     path.pass_up();
-    assert_eq!(path.packet(TARGET as u16), rx_verdict::RX_PASS);
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_DROP);
 
-    // Where no packet may be dropped otherwise.
     let mut path = down(Path::new(true));
-    path.lose();
     assert_eq!(path.packet(INLINE), rx_verdict::RX_DROP);
     path.backlogs[TARGET as usize].closed = backlog_closed::BACKLOG_PASSED.0.into();
     assert_eq!(path.packet(INLINE), rx_verdict::RX_PASS);
@@ -128,6 +187,19 @@ fn packets_for_a_cpu_that_goes_offline_are_dropped() {
     // The control.
     let mut path = Path::new(true);
     assert_eq!(path.packet(INLINE), rx_verdict::RX_REDIRECTED);
+}
+
+/// The flow's packets wait where another CPU has sent them, and this CPU has no way there yet.
+#[test]
+fn without_a_way_of_its_own_a_cpu_overtakes_nothing() {
+    let mut path = Path::new(true);
+    path.facts.entries = 0;
+    assert_eq!(path.packet(TARGET as u16), rx_verdict::RX_DROP);
+    path.pass_up();
+    assert_eq!(path.packet(TARGET as u16), rx_verdict::RX_PASS);
+    // The control: with a way it enters.
+    let mut path = Path::new(true);
+    assert_eq!(path.packet(TARGET as u16), rx_verdict::RX_REDIRECTED);
 }
 
 impl Path {
@@ -148,7 +220,7 @@ impl Path {
             assert_eq!(path.packet(INLINE), rx_verdict::RX_PASS);
         }
         path.facts.entered_elsewhere = entered.into();
-        path.facts.delivered_elsewhere = 1;
+        path.facts.poll_ended_elsewhere = 1;
         path.facts.mixing = 1;
         let stays = if inline { INLINE } else { TARGET as u16 };
         path.packet_elsewhere(stays);
@@ -163,6 +235,9 @@ fn a_mixed_slot_stays_inline_until_polls_have_ended() {
     let mut path = Path::mixed(true, false);
     assert_eq!(path.packet(TARGET as u16), rx_verdict::RX_PASS);
     path.facts.polls_ended = 1;
+    // Without NAPI they may wait on the CPU that has received them.
+    assert_eq!(path.packet(TARGET as u16), rx_verdict::RX_PASS);
+    path.facts.inline_passed = 1;
     assert_eq!(path.packet(TARGET as u16), rx_verdict::RX_REDIRECTED);
 
     let mut path = Path::mixed(true, true);
@@ -189,18 +264,4 @@ fn a_mixed_slot_stays_at_its_cpu_for_one_packet_more() {
     let mut path = Path::mixed(false, true);
     path.pass_up();
     assert_eq!(path.packet(INLINE), rx_verdict::RX_PASS);
-}
-
-/// It would wait for a packet of the other queue, which may not come.
-#[test]
-fn a_flow_that_came_elsewhere_is_not_shed() {
-    let mut path = Path::new(true);
-    path.facts.entered_elsewhere = 1;
-    path.flow.shed = 1;
-    assert_eq!(path.packet_elsewhere(INLINE), rx_verdict::RX_REDIRECTED);
-
-    // The control: in the same queue.
-    let mut path = Path::new(true);
-    path.flow.shed = 1;
-    assert_eq!(path.packet(INLINE), rx_verdict::RX_DROP);
 }

@@ -13,7 +13,8 @@ fn world() -> World {
     let mut world = World::new(FOLLOW | ADAPT, 1);
     world.q.ifindex = 0;
     world.facts.softnet = 1;
-    world.facts.delivered_elsewhere = 1;
+    world.facts.poll_ended_elsewhere = 1;
+    world.facts.entered_elsewhere = 1;
     world.application(0, APPLICATION);
     world
 }
@@ -59,39 +60,6 @@ fn packets_on_the_applications_cpu_do_not_bring_the_flow_back() {
     // The control: packets of the application's CPU decide too if theirs is the same queue.
     let stay = stay_on_the_senders_cpu(0);
     assert!(stay > 200, "{stay}");
-}
-
-/// Packets that are seen where they are sent need no decision while nothing has changed.
-#[test]
-fn a_flow_stays_away_until_something_changes() {
-    type Change = fn(&mut World);
-    let changes: [(&str, Change); 6] = [
-        ("its application moves", |w| w.application(0, 5)),
-        ("the window ends", |w| w.window(WHOLE, WHOLE)),
-        ("its CPU is closed", |w| {
-            w.backlogs[APPLICATION as usize].closed = 1
-        }),
-        ("the tables change", |w| w.q.epoch += 1),
-        ("its last packet came elsewhere", |w| w.flows[0].queue = 1),
-        ("another flow has the slot", |w| w.flows[0].hash = !0),
-    ];
-    for (name, change) in changes {
-        let mut world = world();
-        for _ in 0..3 {
-            world.window(WHOLE, WHOLE);
-            world.frame(0);
-        }
-        world.frame(0);
-        assert!(world.stays_away(0), "{name}");
-        world.frame(0);
-        assert!(world.nr_stayed > 0, "{name}");
-        change(&mut world);
-        assert!(!world.stays_away(0), "{name}");
-    }
-    let mut world = world();
-    world.window(0, 0);
-    world.frame(0);
-    assert!(!world.stays_away(0), "INLINE");
 }
 
 #[test]

@@ -56,15 +56,6 @@ pub const LIMIT: u64 = 400;
 /// An eighth of a queue's frames, in 1/1024.
 pub const FLOW_LIMIT: u32 = 123;
 
-/// What is decided on a flow: all but its counts.
-fn choice(flow: &rps_dev_flow) -> impl PartialEq + std::fmt::Debug + use<> {
-    (
-        (flow.location, flow.epoch, flow.hash, flow.nr_moves),
-        (flow.wanted, flow.base, flow.reason, flow.window),
-        (flow.changed, flow.decider, flow.queue, flow.shed),
-    )
-}
-
 pub struct World {
     pub facts: rx_facts,
     pub q: rx_queue,
@@ -81,8 +72,6 @@ pub struct World {
     /// windows in which the polling CPU was saturated, or polled by an application, since it was
     /// last relaxed
     saturated: Vec<u32>,
-    /// packets of flows that stayed at a CPU without a decision
-    pub nr_stayed: u64,
 }
 
 impl World {
@@ -117,7 +106,6 @@ impl World {
             polling: 0,
             busy_polls: 0,
             saturated: Vec::new(),
-            nr_stayed: 0,
         };
         world
             .facts
@@ -156,8 +144,7 @@ impl World {
     /// Another frame of the poll.
     pub fn next_frame(&mut self, flow: usize) -> rx_verdict {
         let cpu = self.polling;
-        let stays = self.stays_away(flow);
-        let before = self.flows[flow];
+        self.facts.sock_flow = self.applications[flow];
         let verdict = native::rx_steer(
             &mut self.facts,
             &mut self.q,
@@ -167,27 +154,8 @@ impl World {
             Self::hash(flow),
             cpu,
         );
-        if stays {
-            assert_ne!(verdict, rx_verdict::RX_PASS);
-            assert_eq!(choice(&self.flows[flow]), choice(&before));
-            self.nr_stayed += 1;
-        }
         self.serve();
         verdict
-    }
-
-    /// Whether the flow's next packet needs no decision.
-    pub fn stays_away(&mut self, flow: usize) -> bool {
-        self.facts.sock_flow = self.applications[flow];
-        native::rx_stays_away(
-            &mut self.facts,
-            &mut self.q,
-            &mut self.backlogs,
-            &self.map,
-            &self.flows[flow],
-            Self::hash(flow),
-            self.polling,
-        )
     }
 
     /// Fills each backlog according to `crowded`.

@@ -187,7 +187,6 @@ pub fn measure(
             Case::SharedSlots => FEW_SLOTS,
             _ => RPS_FLOW_CNT,
         },
-        prepare: case == Case::Lo,
         unguarded,
         ..Options::new([steered.name.as_str()])
     };

@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: MIT OR Apache-2.0
+//! Devices of a data path: those that come later in skb mode, and the programs on all of them.
+
+use anyhow::{Context, Result, anyhow};
+
+use super::config::DeviceConfig;
+use super::hops::Hops;
+use super::loaded::Datapath;
+use super::objects::Device;
+use super::pins::XDP;
+use crate::host::device::RxMode;
+use crate::host::progress;
+
+impl Datapath {
+    /// Adds a device in skb mode, whose index is the next one. Attaches nothing to it.
+    ///
+    /// # Errors
+    /// When the kernel refuses the program of such devices.
+    pub fn add(&mut self, device: DeviceConfig) -> Result<()> {
+        let hops = self.hops.as_ref().context("skb mode was not prepared")?;
+        self.devices.push(Device {
+            config: device,
+            queue_base: hops.ways.queue_base,
+            attached: None,
+            hashed: None,
+            loaded: None,
+        });
+        Ok(())
+    }
+
+    /// Forgets a device in skb mode, and detaches its program; later devices get the indices before
+    /// theirs. Skbs on their way to another CPU are still delivered, or vanish if the device is
+    /// gone (`backlog_heal()` in `bpf/core/backlog.h`).
+    pub fn remove(&mut self, device: usize) {
+        self.devices.remove(device);
+    }
+
+    /// The queue of CPU 0 in skb mode; `None` if no device can be steered in this mode.
+    pub fn skb_queue(&self) -> Option<u32> {
+        self.hops.as_ref().map(|hops| hops.ways.queue_base)
+    }
+
+    /// Attaches the program to the device with this index in the list given to [`Self::load`], or
+    /// by [`Self::add`].
+    ///
+    /// # Errors
+    /// The kernel's error: `EBUSY` if a program is attached already, `EOPNOTSUPP` if the driver has
+    /// no native XDP. Another one if the device refuses the program that hashes.
+    pub fn attach(&mut self, device: usize) -> Result<()> {
+        let device = &mut self.devices[device];
+        if let Some(hasher) = &self.hasher {
+            let hashed = hasher.attach(device.config.ifindex);
+            device.hashed = Some(hashed.map_err(|e| anyhow!("--follow-nat: {e:#}"))?);
+        }
+        device.attach(self.hops.as_mut(), &self.trace)?;
+        if let Some(pins) = &self.pins
+            && let Err(e) = device.pin(pins)
+        {
+            device.attached = None;
+            return Err(e);
+        }
+        Ok(())
+    }
+
+    /// Has the kernel ask about a device's packets again, in skb mode: others may change this setting, and
+    /// queues may be new. Returns whether it did not.
+    ///
+    /// # Errors
+    /// When the device is gone, or the setting can't be written.
+    pub fn ask_again(&self, device: usize) -> Result<bool> {
+        let device = &self.devices[device];
+        match &self.hops {
+            Some(hops) if device.config.mode == RxMode::Skb && device.attached.is_some() => {
+                hops.ask_again(device.config.ifindex)
+            }
+            _ => Ok(false),
+        }
+    }
+
+    /// Whether the device's program is attached.
+    pub fn is_attached(&self, device: usize) -> bool {
+        self.devices[device].attached.is_some()
+    }
+
+    /// Detaches every XDP program, and unpins everything. Frames in the backlogs are still delivered.
+    ///
+    /// # Errors
+    /// When a pin can't be removed.
+    pub fn detach(&mut self) -> Result<()> {
+        let pins = self.pins.take();
+        // The kernel detaches at once when the last holder of a link is a process.
+        let unpinned = pins.as_ref().map_or(Ok(()), |pins| pins.unpin(XDP));
+        let ended = self.hops.as_mut().map_or(Ok(()), Hops::end);
+        for device in &mut self.devices {
+            progress::made();
+            device.attached = None;
+            device.hashed = None;
+        }
+        unpinned?;
+        ended?;
+        pins.map_or(Ok(()), |pins| pins.remove())
+    }
+
+    /// Detaches the program of a device that is gone. Frames in the backlogs are still delivered;
+    /// skbs on their way to another CPU vanish.
+    ///
+    /// # Errors
+    /// When a pin can't be removed.
+    pub fn give_up(&mut self, device: usize) -> Result<()> {
+        let device = &mut self.devices[device];
+        let unpinned = match &self.pins {
+            None => Ok(()),
+            Some(pins) => pins.unpin_device(device.config.ifindex),
+        };
+        device.attached = None;
+        unpinned
+    }
+}
