@@ -319,7 +319,7 @@ static __always_inline bool hop_is_late(struct backlog *b, __u32 index)
 	return (__s32)(rx_softnet_head(w) - tail) < 0;
 }
 
-/* Has user space write the kernel's entry again. */
+/* Has user space write the kernel's entry again; 0 if it will. */
 static __noinline int hop_renew(__u32 index)
 {
 	struct backlog_request request = {
@@ -339,8 +339,9 @@ static __noinline int hop_arrived(struct __sk_buff *skb, __u32 index)
 		return SKB_NEXT;
 	if (unlikely(index % config.nr_cpus != bpf_get_smp_processor_id()) &&
 	    !(b->closed & BACKLOG_DOWN)) {
-		if (!(__sync_fetch_and_or(&b->closed, BACKLOG_MISDIRECTED) & BACKLOG_MISDIRECTED))
-			hop_renew(index);
+		if (!(__sync_fetch_and_or(&b->closed, BACKLOG_MISDIRECTED) & BACKLOG_MISDIRECTED) &&
+		    hop_renew(index))
+			__sync_fetch_and_and(&b->closed, ~(__u64)BACKLOG_MISDIRECTED);
 		if (hop_is_late(b, index)) {
 			__sync_fetch_and_add(&b->nr_lost, 1);
 			return TC_ACT_SHOT;
@@ -372,29 +373,24 @@ int rxsteer_arrive(struct __sk_buff *skb)
 /* ---- called by user space ------------------------------------------------------ */
 
 /*
- * Whether all packets that have entered a softnet backlog have been passed up. What entered and was
- * not counted afterwards has vanished: its device was deleted or set down, or another program has
- * dropped it. Only after a grace period in which nothing was decided: what has been decided has
- * entered then.
+ * Whether a softnet backlog has passed up all that it held. What had entered before, and was not
+ * counted afterwards, has vanished: its device was deleted or set down, or another program has
+ * dropped it. The argument's tail was read before a grace period: these packets have entered.
  */
 SEC("syscall")
-int hop_settled(__u32 *argument)
+int hop_settled(struct backlog_flushed *flushed)
 {
-	__u32 index = *argument;
+	__u32 index = flushed->index;
 	struct backlog *b = bpf_map_lookup_elem(&backlogs, &index);
 	struct softnet_way *w = rx_way(index / config.nr_cpus, index % config.nr_cpus);
-	__u64 gone, entered;
 	__u32 tail;
 
 	if (!b || !w)
 		return 0;
-	entered = backlog_read(b->tail);
 	tail = rx_softnet_tail(w);
 	if ((__s32)(rx_softnet_head(w) - tail) < 0)
 		return 0;
-	gone = backlog_gone(b);
-	if (gone < entered)
-		__sync_fetch_and_add(&b->nr_vanished, entered - gone);
+	backlog_vanished(b, flushed->tail);
 	return 1;
 }
 

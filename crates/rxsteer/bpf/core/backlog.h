@@ -48,6 +48,17 @@ static __always_inline __u64 backlog_gone(const struct backlog *b)
 	return backlog_read(b->dequeued) + b->nr_lost + backlog_read(b->nr_vanished);
 }
 
+/* Skb mode: of the first `entered` packets all have been passed up or have vanished. Several CPUs
+ * may say so at once. */
+static __always_inline void backlog_vanished(struct backlog *b, __u64 entered)
+{
+	__u64 vanished = backlog_read(b->nr_vanished);
+	__u64 gone = backlog_read_ordered(&b->dequeued) + backlog_read(b->nr_lost) + vanished;
+
+	if (gone < entered)
+		__sync_val_compare_and_swap(&b->nr_vanished, vanished, vanished + entered - gone);
+}
+
 /* Whether a frame may enter. backlog_gone() is called
  * only when `tail` has reached the limit computed from the last read. */
 static __always_inline enum backlog_room backlog_room(struct backlog *b)

@@ -170,6 +170,23 @@ static __always_inline bool rx_passed(struct rx *rx, struct rps_dev_flow *flow, 
 	return softnet_passed(w, flow->last_qtail, tail, rx_softnet_head(w));
 }
 
+/*
+ * Skb mode, when a backlog is full: what has entered and was not counted when the softnet backlog
+ * has passed up all, has vanished on the way. Each packet enters before the next one is decided.
+ * User space looks too (hop_settled()).
+ */
+static __always_inline void rx_settle_softnet(const struct rx *rx, struct backlog *b, __u32 cpu)
+{
+	struct softnet_way *w = rx_way(rx->queue, cpu);
+	__u32 tail;
+
+	if (!w)
+		return;
+	tail = rx_softnet_tail(w);
+	if ((__s32)(rx_softnet_head(w) - tail) >= 0)
+		backlog_vanished(b, b->tail);
+}
+
 /* Of a slot that is unset: what its flows had before the epoch was INLINE. */
 static __always_inline bool rx_first_passed(struct rx *rx)
 {
@@ -308,7 +325,8 @@ static __always_inline enum backlog_room rx_room(const struct rx *rx,
 }
 
 /* Whether a frame of the flow may enter the backlog; if not, counts the frame. */
-static __always_inline bool rx_admit(struct rx *rx, struct rps_dev_flow *flow, struct backlog *b)
+static __always_inline bool rx_admit(struct rx *rx, struct rps_dev_flow *flow, struct backlog *b,
+				     __u32 cpu)
 {
 	switch (rx_room(rx, flow, b)) {
 	case BACKLOG_OPEN:
@@ -318,8 +336,11 @@ static __always_inline bool rx_admit(struct rx *rx, struct rps_dev_flow *flow, s
 		break;
 	case BACKLOG_FULL:
 		b->nr_dropped++;
-		/* If frames that vanished fill it, later polls find room. */
-		rx_settle(rx, b);
+		/* If frames that vanished fill it, later ones find room. */
+		if (rx_shares_flows())
+			rx_settle_softnet(rx, b, cpu);
+		else
+			rx_settle(rx, b);
 		break;
 	}
 	rx_count(rx, flow, &flow->nr_dropped);
@@ -348,7 +369,7 @@ static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev
 
 	if (!b)
 		return rx_inline(rx, flow);
-	if (!rx_admit(rx, flow, b))
+	if (!rx_admit(rx, flow, b, cpu))
 		return RX_DROP;
 	if (!rx_enqueue(rx, cpu)) {
 		if (rx_shares_flows() && !left &&

@@ -210,6 +210,9 @@ impl Steering {
             }
             self.remove_drained()?;
             if looks.is_due() {
+                for request in self.datapath.misdirected() {
+                    makers.make(request)?;
+                }
                 manager::alive();
                 makers.look();
                 self.look_at_host();

@@ -32,6 +32,9 @@ impl Datapath {
     /// theirs. Skbs on their way to another CPU are still delivered, or vanish if the device is
     /// gone (`backlog_heal()` in `bpf/core/backlog.h`).
     pub fn remove(&mut self, device: usize) {
+        if let Some(hops) = &self.hops {
+            hops.forget(&self.trace, self.devices[device].config.ifindex);
+        }
         self.devices.remove(device);
     }
 
@@ -112,6 +115,9 @@ impl Datapath {
             None => Ok(()),
             Some(pins) => pins.unpin_device(device.config.ifindex),
         };
+        if let Some(hops) = &self.hops {
+            hops.forget(&self.trace, device.config.ifindex);
+        }
         device.attached = None;
         unpinned
     }

@@ -15,7 +15,7 @@ use super::loaded::Datapath;
 use super::policy::Policy;
 use super::rps_map::RpsMap;
 use crate::host::cpumask::CpuMask;
-use crate::types::{backlog, backlog_closed, backlog_flushed, rx_mixings};
+use crate::types::{backlog, backlog_closed, backlog_flushed, backlog_request, rx_mixings};
 
 impl Backlogged for Datapath {
     fn nr_queues(&self) -> u32 {
@@ -42,7 +42,10 @@ impl Backlogged for Datapath {
         }
         let index = queue * self.nr_cpus + cpu;
         if self.skb_queues().contains(&queue) {
-            return self.settled(index);
+            return self.settled(backlog_flushed {
+                index,
+                ..Default::default()
+            });
         }
         Ok(self.call(&self.trace.progs.backlog_drained, index)? == 1)
     }
@@ -93,13 +96,13 @@ impl Datapath {
         self.grace_period()?;
         flushed
             .into_iter()
-            .try_for_each(|flushed| self.settled(flushed.index).map(drop))
+            .try_for_each(|flushed| self.settled(flushed).map(drop))
     }
 
     /// Whether the CPU of a softnet backlog has passed up all that entered; counts what has vanished.
-    fn settled(&self, index: u32) -> Result<bool> {
+    fn settled(&self, mut flushed: backlog_flushed) -> Result<bool> {
         let hops = self.hops.as_ref().context("skb mode was not prepared")?;
-        Ok(call::call(hops.settled(), &mut { index })? == 1)
+        Ok(call::call(hops.settled(), &mut flushed)? == 1)
     }
 
     /// Lets slots of skb mode that are mixed move again, whatever CPUs do (`polls_ended()` in
@@ -142,6 +145,19 @@ impl Datapath {
         let mut softnet = self.backlogs.exist();
         softnet.retain(|(queue, _)| skb.contains(queue));
         softnet
+    }
+
+    /// The ways of skb mode from which packets have come elsewhere, and which are closed. To be asked now and
+    /// then: the request may have been lost, or the CPU offline.
+    pub fn misdirected(&self) -> Vec<backlog_request> {
+        let closed = |&(queue, cpu): &Place| {
+            let closed = self.word(queue, cpu, offset_of!(backlog, closed));
+            closed & u64::from(backlog_closed::BACKLOG_MISDIRECTED.0) != 0
+        };
+        let places = self.softnet_backlogs().into_iter().filter(closed);
+        places
+            .map(|(queue, cpu)| backlog_request { queue, cpu })
+            .collect()
     }
 
     /// The number of frames that ever entered the backlog, if it holds some, or if some have vanished

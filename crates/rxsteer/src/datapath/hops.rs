@@ -10,7 +10,7 @@ use std::{fs, io};
 use anyhow::{Context, Result, ensure};
 use libbpf_rs::skel::{OpenSkel, Skel};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle};
-use tracing::error;
+use tracing::{error, warn};
 
 use super::backlogged::grace_period;
 use super::call;
@@ -34,8 +34,9 @@ use crate::types::{
     backlog, backlog_closed, hop_hash, poll_cpu, rx_config, rx_queue, skb_device, softnet_way,
 };
 
-/// The fewest entries of the kernel's table: sockets of others write into it too.
-const ENTRIES_MIN: u32 = 32768;
+/// The fewest entries of the kernel's table, of 4 bytes: all sockets of the host that receive by devices that are
+/// not steered write into it too.
+const ENTRIES_MIN: u32 = 1 << 20;
 
 /// So many have ways to a CPU at once: each takes a socket.
 const FEW_CPUS: usize = 16;
@@ -318,14 +319,32 @@ impl Hops {
         if self.link.is_some() {
             return Ok(());
         }
-        for cpu in Topology::host().online()?.iter() {
-            self.ways.learn(cpu)?;
-        }
+        self.learn_cpus()?;
         let slots = nr_hashes(self.ways.nr_cpus);
         let entries = FlowEntries::hold(slots.max(ENTRIES_MIN))?;
         *self.ways.asked() = Some((Asked::new(slots)?, entries));
         self.link = Some(attach_dissector(self.program())?);
         Ok(())
+    }
+
+    /// Learns the softnet backlogs of CPUs that are online, and were not before.
+    ///
+    /// # Errors
+    /// When /sys can't be read.
+    pub(super) fn learn_cpus(&self) -> Result<()> {
+        for cpu in Topology::host().online()?.iter() {
+            // Its packets stay where they are received.
+            if let Err(e) = self.ways.learn(cpu) {
+                warn!(cpu, "{e:#}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Forgets a device: the kernel's questions about its packets get the kernel's answers.
+    pub(super) fn forget(&self, trace: &TraceSkel<'_>, ifindex: u32) {
+        // It may not be attached.
+        let _ = trace.maps.skb_devices.delete(&ifindex.to_ne_bytes());
     }
 
     /// Steers a device of the calling thread's network namespace.

@@ -295,6 +295,9 @@ impl Datapath {
         if self.scheduler.is_some() {
             self.scheduler = Some(Cpus::learn(&self.trace, &self.named_cpus())?);
         }
+        if let Some(hops) = &self.hops {
+            hops.learn_cpus()?;
+        }
         self.pin_watchers()
     }
 

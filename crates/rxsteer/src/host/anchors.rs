@@ -11,11 +11,11 @@ use std::collections::BTreeMap;
 use std::io::ErrorKind;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::mpsc;
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use nix::sched::{CloneFlags, CpuSet, sched_setaffinity, unshare};
 use nix::unistd::Pid;
 
@@ -85,7 +85,13 @@ impl Anchors {
         let (reply, answer) = mpsc::sync_channel(1);
         let wishes = self.wishes.as_ref().ok_or_else(ended)?;
         wishes.send(wish(reply)).map_err(|_| ended())?;
-        answer.recv().map_err(|_| ended())?
+        match answer.recv_timeout(2 * TIMEOUT) {
+            Ok(answer) => answer,
+            Err(RecvTimeoutError::Timeout) => {
+                bail!("a CPU gives the thread of the anchors no time: is there a real-time task?")
+            }
+            Err(RecvTimeoutError::Disconnected) => Err(ended()),
+        }
     }
 
     /// Packets with this hash go to this CPU from now on.
@@ -123,8 +129,15 @@ impl Anchors {
 impl Drop for Anchors {
     fn drop(&mut self) {
         self.wishes = None;
+        let start = Instant::now();
+        // One that a CPU gives no time ends with the process.
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            while !thread.is_finished() && start.elapsed() < TIMEOUT {
+                thread::sleep(Duration::from_millis(1));
+            }
+            if thread.is_finished() {
+                let _ = thread.join();
+            }
         }
     }
 }

@@ -15,7 +15,7 @@ use nix::net::if_::{Interface, if_indextoname, if_nameindex, if_nametoindex};
 use serde::Serialize;
 
 use crate::host::cpumask::CpuMask;
-use crate::host::ethtool::{Ethtool, Offload, RX_GRO, RX_HASH, RX_MERGE, RX_VLAN};
+use crate::host::ethtool::{Ethtool, NTUPLE, Offload, RX_GRO, RX_HASH, RX_MERGE, RX_VLAN};
 use crate::host::lower::Lower;
 use crate::host::netdev::{self, Napi};
 use crate::host::netlink::{self, attrs, number};
@@ -89,6 +89,9 @@ pub struct Device {
     /// Whether the device gives packets a hash.
     #[serde(skip)]
     pub rx_hash: Offload,
+    /// Whether the device has filters for flows, which accelerated RFS needs.
+    #[serde(skip)]
+    pub ntuple: Offload,
     /// Whether the stack merges the frames of a flow (GRO).
     pub gro: bool,
     /// Files below `queues/` that enable kernel RPS or RFS, as `rx-0/rps_cpus`.
@@ -163,6 +166,7 @@ impl Device {
             rx_vlan_offload: features.offload(RX_VLAN),
             rx_merge: features.offload(RX_MERGE),
             rx_hash: features.offload(&[RX_HASH]),
+            ntuple: features.offload(&[NTUPLE]),
             gro: features.offload(&[RX_GRO]) != Offload::Off,
             peer,
             kernel_rps: kernel_rps(&queues)?,

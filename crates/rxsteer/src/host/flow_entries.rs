@@ -100,9 +100,14 @@ pub fn put_back() -> Result<()> {
     guardian::told(|(): ()| ())?;
     let _change = lock::take(CHANGE, HOLDER)?;
     // The lock of the parent, which only this process has now.
-    if !lock::is_alone(io::stdout(), USERS)? {
-        return Ok(());
-    }
+    let alone = lock::is_alone(io::stdout(), USERS)?;
+    let outcome = if alone { restore() } else { Ok(()) };
+    // Before others may look.
+    lock::release(io::stdout(), USERS)?;
+    outcome
+}
+
+fn restore() -> Result<()> {
     let path = format!("{}/{BEFORE}", lock::FOLDER);
     let before = fs::read_to_string(&path).with_context(|| path.clone())?;
     write(before.trim())?;

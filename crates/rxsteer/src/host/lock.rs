@@ -97,6 +97,14 @@ pub fn is_alone(file: impl AsFd, name: &str) -> Result<bool> {
     set(file, name, libc::F_WRLCK)
 }
 
+/// Gives the lock up, before the file is closed.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn release(file: impl AsFd, name: &str) -> Result<()> {
+    set(file, name, libc::F_UNLCK).map(drop)
+}
+
 fn open() -> Result<File> {
     let folder = folder()?;
     let flags = OFlag::O_RDWR | OFlag::O_CREAT | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;

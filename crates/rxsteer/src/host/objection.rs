@@ -7,7 +7,7 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use super::device::{AttachedXdp, Device, RxMode};
-use super::ethtool::{Offload, RX_HASH};
+use super::ethtool::{NTUPLE, Offload, RX_HASH};
 use super::remedy::Remedy;
 use super::shell::{quoted, zero_queue_files};
 
@@ -62,6 +62,7 @@ impl Device {
                 .flatten(),
             self.kernel_rps_on(mode),
             (mode == RxMode::Skb).then(|| self.hash_stays()).flatten(),
+            (mode == RxMode::Skb).then(|| self.filters()).flatten(),
             (mode == RxMode::Native)
                 .then(|| self.no_native_xdp())
                 .flatten(),
@@ -195,6 +196,19 @@ impl Device {
         })
     }
 
+    /// By accelerated RFS the driver would move flows to other queues, and the kernel's RPS with them.
+    fn filters(&self) -> Option<Objection> {
+        (self.ntuple != Offload::Off).then(|| Objection {
+            reason: format!(
+                "{} has filters for flows ({NTUPLE}), by which accelerated RFS would move flows too",
+                self.name
+            ),
+            remedy: Remedy::from(format!("`ethtool -K {} ntuple off`", quoted(&self.name)))
+                .or("use `--mode native`"),
+            fatal: true,
+        })
+    }
+
     fn no_native_xdp(&self) -> Option<Objection> {
         (self.native_xdp == Some(false)).then(|| Objection {
             reason: format!(
@@ -257,6 +271,7 @@ pub(super) mod tests {
             unpolled: false,
             loopback: false,
             rx_hash: Offload::Off,
+            ntuple: Offload::Off,
             lower: Lower::None,
             napis: Some(vec![Napi {
                 id: 8193,
@@ -306,6 +321,12 @@ pub(super) mod tests {
         assert!(only(&with(Offload::Fixed), RxMode::Skb, true).contains("--mode native"));
         assert_eq!(with(Offload::Fixed).against(RxMode::Native), []);
         assert_eq!(with(Offload::On).against(RxMode::Skb), []);
+        let filters = Device {
+            ntuple: Offload::On,
+            ..card()
+        };
+        assert!(only(&filters, RxMode::Skb, true).contains("ntuple off"));
+        assert_eq!(filters.against(RxMode::Native), []);
     }
 
     #[test]
