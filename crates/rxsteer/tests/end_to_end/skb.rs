@@ -11,16 +11,17 @@ use crate::helpers::transfer::transfer;
 use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
-use rxlab::in_lab;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::{Netns, Thread, bind};
 use rxlab::lab::resident::Resident;
 use rxlab::lab::tun::Tunnel;
+use rxlab::testing::not_run;
 use rxlab::testing::testbed::{POLLING_CPU, Testbed, until};
+use rxlab::{in_lab, test_name};
 use rxsteer::host::device::Device;
-use rxsteer::host::softnet;
+use rxsteer::host::{kernel, softnet};
 
 /// A plain veth pair: no XDP, no GRO, checksums left out by the sender.
 fn plain() -> Result<Link> {
@@ -30,6 +31,18 @@ fn plain() -> Result<Link> {
         ..LinkConfig::default()
     };
     Link::new(&tester, &dut, &config)
+}
+
+/// Whether a program can take the sockets' hash from packets where they are sent, in another namespace.
+fn other_end_is_reached(test: &str) -> bool {
+    let reached = kernel::version() >= [6, 6, 0];
+    if !reached {
+        not_run(
+            test,
+            "before Linux 6.6 nothing is attached to the other end of a veth",
+        );
+    }
+    reached
 }
 
 /// The files by which the kernel asks for a CPU.
@@ -46,6 +59,9 @@ fn steer(dut: &End, device: &str, args: &[&str]) -> Result<Rxsteer> {
 #[test]
 fn a_plain_veth_needs_no_preparation() -> Result<()> {
     in_lab!();
+    if !other_end_is_reached(test_name!()) {
+        return Ok(());
+    }
     let link = plain()?;
     // By which the sending end is found.
     let _sender = Resident::start(&link.tester.netns)?;
@@ -141,6 +157,9 @@ fn backlog_is_empty(cpu: u32) -> Result<()> {
 #[test]
 fn packets_from_both_cpus_stay_in_order() -> Result<()> {
     in_lab!();
+    if !other_end_is_reached(test_name!()) {
+        return Ok(());
+    }
     const DATAGRAMS: u32 = 100_000;
     let link = plain()?;
     // By which the sending end is found.
