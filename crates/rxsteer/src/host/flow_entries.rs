@@ -46,17 +46,11 @@ impl FlowEntries {
     pub fn hold(least: u32) -> Result<Self> {
         let _change = lock::take(CHANGE, HOLDER)?;
         let users = lock::share(USERS)?;
-        let now = read()?;
-        let before = format!("{}/{BEFORE}", lock::FOLDER);
-        // If there is one without users, these were killed with their children.
-        if !Path::new(&before).exists() {
-            fs::write(&before, now.to_string()).with_context(|| before.clone())?;
-        }
         let this = Self {
             least,
             _guardian: Guardian::start(COMMAND, Some(users))?,
         };
-        this.again()?;
+        this.enlarge()?;
         Ok(this)
     }
 
@@ -65,10 +59,23 @@ impl FlowEntries {
     /// # Errors
     /// As [`Self::hold`].
     pub fn again(&self) -> Result<()> {
-        match read()? < self.least {
-            true => write(&self.least.to_string()),
-            false => Ok(()),
+        let _change = lock::take(CHANGE, HOLDER)?;
+        self.enlarge()
+    }
+
+    /// Who enlarges the table records its size: users with a /run of their own see no record of others, and
+    /// put nothing back that they have not changed.
+    fn enlarge(&self) -> Result<()> {
+        let now = read()?;
+        if now >= self.least {
+            return Ok(());
         }
+        let before = format!("{}/{BEFORE}", lock::FOLDER);
+        // If there is one without users, these were killed with their children.
+        if !Path::new(&before).exists() {
+            fs::write(&before, now.to_string()).with_context(|| before.clone())?;
+        }
+        write(&self.least.to_string())
     }
 }
 
@@ -109,7 +116,12 @@ pub fn put_back() -> Result<()> {
 
 fn restore() -> Result<()> {
     let path = format!("{}/{BEFORE}", lock::FOLDER);
-    let before = fs::read_to_string(&path).with_context(|| path.clone())?;
+    let before = match fs::read_to_string(&path) {
+        Ok(before) => before,
+        // Nobody has changed it.
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(e) => return Err(e).context(path),
+    };
     write(before.trim())?;
     fs::remove_file(&path).with_context(|| path)
 }
