@@ -215,7 +215,7 @@ inline arrive(cpu, frame, late)
 
 #define closed (flagged || down || passed)
 
-/* rx_shed(). BACKLOG_PASSED sheds too: user space may have set it since rx_left_behind() looked. */
+/* rx_shed(). BACKLOG_PASSED sheds too: user space may have set it since rx_steer() looked. */
 #ifdef NO_SHED
 #define sheds false
 #else
@@ -251,7 +251,7 @@ inline steer(cpu, frame)
 	fi;
 #endif
 #ifdef DOWN
-	/* rx_left_behind() */
+	/* rx_closed() */
 	left = location == TARGET && passed;
 #endif
 	skip;

@@ -307,16 +307,12 @@ int rxsteer_sent(struct __sk_buff *skb)
  * hash. It overtakes nothing if all has been passed up there. Those of a CPU that goes offline the
  * kernel moves itself, in order.
  */
-static __always_inline bool hop_is_late(struct backlog *b, __u32 index)
+static __always_inline bool hop_is_late(__u32 index)
 {
 	__u32 queue = index / config.nr_cpus;
 	struct softnet_way *w = rx_way(queue, index % config.nr_cpus);
-	__u32 tail;
 
-	if (!w || config.unguarded)
-		return false;
-	tail = rx_softnet_tail(w);
-	return (__s32)(rx_softnet_head(w) - tail) < 0;
+	return w && !config.unguarded && !rx_way_passed(w);
 }
 
 /* Has user space write the kernel's entry again; 0 if it will. */
@@ -342,7 +338,7 @@ static __noinline int hop_arrived(struct __sk_buff *skb, __u32 index)
 		if (!(__sync_fetch_and_or(&b->closed, BACKLOG_MISDIRECTED) & BACKLOG_MISDIRECTED) &&
 		    hop_renew(index))
 			__sync_fetch_and_and(&b->closed, ~(__u64)BACKLOG_MISDIRECTED);
-		if (hop_is_late(b, index)) {
+		if (hop_is_late(index)) {
 			__sync_fetch_and_add(&b->nr_lost, 1);
 			return TC_ACT_SHOT;
 		}
@@ -354,13 +350,13 @@ static __noinline int hop_arrived(struct __sk_buff *skb, __u32 index)
 SEC("tc")
 int rxsteer_arrive(struct __sk_buff *skb)
 {
-	__u32 hash = skb->hash, slot = hash & config.hop_mask;
+	__u32 hash = skb->hash;
 	struct hop_hash *hop;
 
 	if (hash == config.drop_hash)
 		return TC_ACT_SHOT;
 	if (hash && hash != config.inline_hash) {
-		hop = bpf_map_lookup_elem(&hop_hashes, &slot);
+		hop = hop_at(hash);
 		if (hop && likely(hop->hash == hash))
 			return hop_arrived(skb, hop->index);
 		rx_foreign();
@@ -383,12 +379,8 @@ int hop_settled(struct backlog_flushed *flushed)
 	__u32 index = flushed->index;
 	struct backlog *b = bpf_map_lookup_elem(&backlogs, &index);
 	struct softnet_way *w = rx_way(index / config.nr_cpus, index % config.nr_cpus);
-	__u32 tail;
 
-	if (!b || !w)
-		return 0;
-	tail = rx_softnet_tail(w);
-	if ((__s32)(rx_softnet_head(w) - tail) < 0)
+	if (!b || !w || !rx_way_passed(w))
 		return 0;
 	backlog_vanished(b, flushed->tail);
 	return 1;

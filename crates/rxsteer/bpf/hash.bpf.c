@@ -86,8 +86,7 @@ int rxsteer_hash(struct __sk_buff *skb)
 	struct flow_key key;
 	enum flow_result result = skb_flow(skb, &key);
 	__u32 hash = flow_hash(&key, &config.flow_secret);
-	__u32 slot = hash & config.hop_mask;
-	struct hop_hash *hop = bpf_map_lookup_elem(&hop_hashes, &slot);
+	struct hop_hash *hop = hop_at(hash);
 
 	/* The socket writes the kernel's table too, where the slot is that of a hop (skb mode). */
 	if (hop && unlikely(hop->hash))

@@ -39,13 +39,12 @@ int BPF_PROG(on_kfree_skb, struct sk_buff *skb, void *location, __u32 reason)
 {
 	struct hop_hash *hop;
 	struct backlog *b;
-	__u32 hash, slot;
+	__u32 hash;
 
 	if (reason != bpf_core_enum_value(enum skb_drop_reason, SKB_DROP_REASON_CPU_BACKLOG))
 		return 0;
 	hash = BPF_CORE_READ(skb, hash);
-	slot = hash & config.hop_mask;
-	hop = bpf_map_lookup_elem(&hop_hashes, &slot);
+	hop = hop_at(hash);
 	if (!hash || !hop || hop->hash != hash)
 		return 0;
 	b = bpf_map_lookup_elem(&backlogs, &hop->index);

@@ -170,6 +170,14 @@ struct {
 	__type(value, struct hop_hash);
 } hop_hashes SEC(".maps");
 
+/* The slot of this hash, which may be another's. */
+static __always_inline struct hop_hash *hop_at(__u32 hash)
+{
+	__u32 slot = hash & config.hop_mask;
+
+	return bpf_map_lookup_elem(&hop_hashes, &slot);
+}
+
 /* Devices in skb mode, by ifindex. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);

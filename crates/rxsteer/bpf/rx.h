@@ -150,16 +150,12 @@ __noinline int inline_passed(void)
 {
 	for (int i = 0; i < RX_SHARED_CPUS; i++) {
 		struct softnet_way *w;
-		__u32 tail;
 
 		asm volatile("" : "+r"(i));
 		w = rx_way(config.queue_base + i, RPS_INLINE);
 		if (!w)
 			break;
-		if (!w->nr)
-			continue;
-		tail = rx_softnet_tail(w);
-		if ((__s32)(rx_softnet_head(w) - tail) < 0)
+		if (w->nr && !rx_way_passed(w))
 			return false;
 	}
 	return true;

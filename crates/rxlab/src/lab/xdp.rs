@@ -23,6 +23,12 @@ pub fn attach(end: &End, program: BorrowedFd) -> Result<OwnedFd> {
     })
 }
 
+/// The same in the stack: generic XDP.
+fn attach_in_stack(end: &End, program: BorrowedFd) -> Result<OwnedFd> {
+    end.netns
+        .run(|| Ok(xdp::attach_in_stack(program, end.ifindex)?))
+}
+
 /// One of the lab's programs, attached to a device until dropped.
 pub struct Xdp {
     skel: LabSkel<'static>,
@@ -37,10 +43,7 @@ impl Xdp {
 
     /// The same in the stack: generic XDP.
     pub fn pass_in_stack(end: &End) -> Result<Self> {
-        Self::passing(|program| {
-            let inside = || Ok(xdp::attach_in_stack(program, end.ifindex)?);
-            end.netns.run(inside)
-        })
+        Self::passing(|program| attach_in_stack(end, program))
     }
 
     fn passing(attach: impl FnOnce(BorrowedFd<'_>) -> Result<OwnedFd>) -> Result<Self> {
@@ -59,10 +62,7 @@ impl Xdp {
 
     /// The same in the stack, behind kernel RPS: generic XDP.
     pub fn drop_in_stack(end: &End) -> Result<Self> {
-        Self::dropping(|program| {
-            let inside = || Ok(xdp::attach_in_stack(program, end.ifindex)?);
-            end.netns.run(inside)
-        })
+        Self::dropping(|program| attach_in_stack(end, program))
     }
 
     fn dropping(attach: impl FnOnce(BorrowedFd<'_>) -> Result<OwnedFd>) -> Result<Self> {

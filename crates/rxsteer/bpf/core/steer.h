@@ -170,6 +170,14 @@ static __always_inline bool rx_passed(struct rx *rx, struct rps_dev_flow *flow, 
 	return softnet_passed(w, flow->last_qtail, tail, rx_softnet_head(w));
 }
 
+/* Whether the softnet backlog at the end of a way has passed up all that it held, of every CPU. */
+static __always_inline bool rx_way_passed(const struct softnet_way *w)
+{
+	__u32 tail = rx_softnet_tail(w);
+
+	return (__s32)(rx_softnet_head(w) - tail) >= 0;
+}
+
 /*
  * Skb mode, when a backlog is full: what has entered and was not counted when the softnet backlog
  * has passed up all, has vanished on the way. Each packet enters before the next one is decided.
@@ -178,12 +186,8 @@ static __always_inline bool rx_passed(struct rx *rx, struct rps_dev_flow *flow, 
 static __always_inline void rx_settle_softnet(const struct rx *rx, struct backlog *b, __u32 cpu)
 {
 	struct softnet_way *w = rx_way(rx->queue, cpu);
-	__u32 tail;
 
-	if (!w)
-		return;
-	tail = rx_softnet_tail(w);
-	if ((__s32)(rx_softnet_head(w) - tail) >= 0)
+	if (w && rx_way_passed(w))
 		backlog_vanished(b, b->tail);
 }
 
@@ -191,12 +195,8 @@ static __always_inline void rx_settle_softnet(const struct rx *rx, struct backlo
 static __always_inline bool rx_first_passed(struct rx *rx)
 {
 	struct softnet_way *w = rx_way(rx->queue, RPS_INLINE);
-	__u32 tail;
 
-	if (!inline_delivered(rx, rx_first_poll(rx)) || !w)
-		return false;
-	tail = rx_softnet_tail(w);
-	return (__s32)(rx_softnet_head(w) - tail) >= 0;
+	return inline_delivered(rx, rx_first_poll(rx)) && w && rx_way_passed(w);
 }
 
 /* The rule of order: a flow changes its location only when all its earlier packets have been

@@ -141,7 +141,7 @@ impl Watch {
             return Ok(());
         }
         let mut vanished = false;
-        for (queue, cpu) in self.watch(datapath.in_use()) {
+        for (queue, cpu) in self.watch(datapath.backlogs().exist()) {
             datapath.close(queue, cpu, backlog_closed::BACKLOG_STALLED, false);
         }
         for (&(queue, cpu), progress) in &mut self.backlogs {

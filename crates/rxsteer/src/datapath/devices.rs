@@ -30,7 +30,7 @@ impl Datapath {
 
     /// Forgets a device in skb mode, and detaches its program; later devices get the indices before
     /// theirs. Skbs on their way to another CPU are still delivered, or vanish if the device is
-    /// gone (`backlog_heal()` in `bpf/core/backlog.h`).
+    /// gone (`hop_settled()` in `bpf/dissector.bpf.c`).
     pub fn remove(&mut self, device: usize) {
         if let Some(hops) = &self.hops {
             hops.forget(&self.trace, self.devices[device].config.ifindex);

@@ -179,11 +179,6 @@ impl Datapath {
         self.backlog_counts.get_field(index, offset)
     }
 
-    /// The backlogs that exist.
-    pub fn in_use(&self) -> Vec<Place> {
-        self.backlogs.exist()
-    }
-
     /// Removes the entries of a CPU's backlogs from the cpumaps; new entries are created when flows
     /// want the CPU again. Only for backlogs that are closed and drained ([`Drain`]).
     ///

@@ -54,11 +54,6 @@ pub struct AttachedXdp {
 }
 
 impl AttachedXdp {
-    /// Whether it runs in the stack.
-    pub fn is_generic(&self) -> bool {
-        self.mode.contains("generic")
-    }
-
     /// Whether a rxsteer has attached it.
     pub fn is_rxsteers(&self) -> bool {
         self.name == "rxsteer"
