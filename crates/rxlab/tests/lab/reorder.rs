@@ -215,20 +215,12 @@ fn a_cpu_goes_offline() -> Result<()> {
     nothing_overtakes(Case::Hotplug)
 }
 
-/// Forwards packets over a second device: none is overtaken up to the stack; behind the device none
-/// is, unless `overtakes`, where one must be.
-fn behind(case: Case, overtakes: bool) -> Result<Sample> {
+/// Forwards packets over a second device until `enough`: none is overtaken up to the stack.
+fn behind(case: Case, enough: fn(&Progress) -> bool) -> Result<Sample> {
     let sample = measure(case, Mode::Native, false, &|now| {
-        let over = if overtakes {
-            now.overtaken_behind > 0
-        } else {
-            now.packets >= PACKETS_BEHIND
-        };
-        over || now.elapsed > TIMEOUT
+        enough(now) || now.elapsed > TIMEOUT
     })?;
-    println!("{case}: {sample:?}");
     assert_eq!(sample.overtaken_at_delivery, 0, "{case}: {sample:?}");
-    assert_eq!(sample.overtaken_behind > 0, overtakes, "{case}: {sample:?}");
     Ok(sample)
 }
 
@@ -243,10 +235,15 @@ fn transmit_queues() -> Result<()> {
         rxlab::testing::not_run(test, "there is no tc (iproute2)");
         return Ok(());
     }
-    behind(Case::TxQueues, true)?;
-    behind(Case::TxQueuesByHash, false)?;
-    let steady = behind(Case::TxQueuesByRps, false)?;
-    assert_eq!(steady.moves, 0, "{steady:?}");
+    let moved = behind(Case::TxQueues, |now| now.overtaken_behind > 0)?;
+    assert!(moved.overtaken_behind > 0, "{moved:?}");
+    let many = |now: &Progress| now.packets >= PACKETS_BEHIND;
+    let hashed = behind(Case::TxQueuesByHash, many)?;
+    assert_eq!(hashed.overtaken_behind, 0, "{hashed:?}");
+    let steady = behind(Case::TxQueuesByRps, many)?;
+    // Flows leave a CPU that stalls, on a loaded machine; then the case says nothing.
+    assert_eq!(steady.moves, 0, "a flow moved");
+    assert_eq!(steady.overtaken_behind, 0, "{steady:?}");
     Ok(())
 }
 
