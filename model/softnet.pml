@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT OR Apache-2.0 */
 /*
- * Skb mode: a flow changes its CPU by the kernel's own hop, enqueue_to_backlog() and process_backlog()
+ * Softirq mode: a flow changes its CPU by the kernel's own hop, enqueue_to_backlog() and process_backlog()
  * in net/core/dev.c, and the counters of a softnet backlog are the proof: input_queue_tail, read before a
  * packet of this CPU enters, covers all that this CPU has sent there before (softnet_passed()), and
  * input_queue_head follows what has been passed up.

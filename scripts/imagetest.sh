@@ -168,11 +168,11 @@ leaves_nothing
 echo "the manifest: ready, steers, ends on SIGTERM, leaves nothing"
 
 policy=('policy = "rps"' 'rps-cpus = "0-1"')
-config "${policy[@]}" 'mode = "skb"'
+config "${policy[@]}" 'mode = "softirq"'
 runs
-until_true "frames are redirected in skb mode" redirects
+until_true "frames are redirected in softirq mode" redirects
 leaves_nothing
-echo "skb mode: steers"
+echo "softirq mode: steers"
 
 config "${policy[@]}" 'prepare = true' 'mode = "native"'
 runs

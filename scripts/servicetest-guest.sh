@@ -134,15 +134,15 @@ answers() { [[ "$(ip netns exec far bash -c 'exec 3>/dev/tcp/198.18.0.1/9' 2>&1)
 until_true "the host answers without rxsteer" answers
 echo "stopped: no program, no process, offloads as before"
 
-# Skb mode writes its settings through mounts of its own. In a network namespace of its own
+# Softirq mode writes its settings through mounts of its own. In a network namespace of its own
 # systemd-nspawn makes not only the mount of sysfs read-only, but the file system.
 mount -o remount,rw /sys
-sed -i 's/^policy = .*/policy = "rps"/; s/^prepare = .*/mode = "skb"/' /etc/rxsteer/rxsteer.toml
-systemctl start rxsteer || fail "it does not start in skb mode"
-until_true "frames are redirected in skb mode" redirects
+sed -i 's/^policy = .*/policy = "rps"/; s/^prepare = .*/mode = "softirq"/' /etc/rxsteer/rxsteer.toml
+systemctl start rxsteer || fail "it does not start in softirq mode"
+until_true "frames are redirected in softirq mode" redirects
 systemctl stop rxsteer
 sed -i 's/^mode = .*/prepare = true/' /etc/rxsteer/rxsteer.toml
-echo "skb mode: steers"
+echo "softirq mode: steers"
 
 # With the default policy, flows follow applications on unconnected sockets too.
 sed -i '/^policy/d' /etc/rxsteer/rxsteer.toml

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * dissector.bpf.c: skb mode. The kernel's own RPS takes a packet to its CPU, and asks this program
- * for which:
+ * dissector.bpf.c: softirq mode. The kernel's own RPS takes a packet to its CPU, and asks this
+ * program for which:
  *
  *   get_rps_cpu()          the device's queue has a flow table (rps_flow_cnt), and no mask
  * (rps_cpus) skb_get_hash()       the packet has no hash yet: rxsteer_dissect() decides, and
@@ -27,7 +27,7 @@
 #include "rx.h"
 
 /* The next program decides, or the stack (TCX_NEXT, since 6.6). */
-#define SKB_NEXT TC_ACT_UNSPEC
+#define TC_NEXT TC_ACT_UNSPEC
 
 static __always_inline bool rx_shares_flows(void)
 {
@@ -198,8 +198,8 @@ static __always_inline __u32 dissected_on(const struct sk_buff *skb,
 		return 0;
 	dev = kern_read(skb, dev);
 	ifindex = kern_read(dev, ifindex);
-	kind = bpf_map_lookup_elem(&skb_devices, &ifindex);
-	if (!kind || (*kind != SKB_LOOPBACK && skb_is_routed(skb)))
+	kind = bpf_map_lookup_elem(&softirq_devices, &ifindex);
+	if (!kind || (*kind != SOFTIRQ_LOOPBACK && skb_is_routed(skb)))
 		return 0;
 	/* The initial namespace's dissector is asked about all. */
 	net = kern_read(dev, nd_net.net);
@@ -224,10 +224,10 @@ static __always_inline int dissector_answer(struct bpf_flow_keys *keys, __be32 k
  */
 static __always_inline void hop_note_unpolled(const struct sk_buff *skb, const struct rx *rx)
 {
-	__u32 ifindex = rx->ifindex, *kind = bpf_map_lookup_elem(&skb_devices, &ifindex);
+	__u32 ifindex = rx->ifindex, *kind = bpf_map_lookup_elem(&softirq_devices, &ifindex);
 	struct net_device *dev = kern_read(skb, dev);
 
-	if (!rx->poll_cpu || !kind || *kind != SKB_UNPOLLED)
+	if (!rx->poll_cpu || !kind || *kind != SOFTIRQ_UNPOLLED)
 		return;
 	/* It may have got NAPI since it is steered. */
 	if (kern_read(dev, napi_list.next) == &dev->napi_list)
@@ -297,7 +297,7 @@ SEC("tc")
 int rxsteer_sent(struct __sk_buff *skb)
 {
 	bpf_set_hash_invalid(skb);
-	return SKB_NEXT;
+	return TC_NEXT;
 }
 
 /* ---- where the packet has come ------------------------------------------------ */
@@ -332,7 +332,7 @@ static __noinline int hop_arrived(struct __sk_buff *skb, __u32 index)
 
 	bpf_set_hash_invalid(skb);
 	if (!b)
-		return SKB_NEXT;
+		return TC_NEXT;
 	if (unlikely(index % config.nr_cpus != bpf_get_smp_processor_id()) &&
 	    !(b->closed & BACKLOG_DOWN)) {
 		if (!(__sync_fetch_and_or(&b->closed, BACKLOG_MISDIRECTED) & BACKLOG_MISDIRECTED) &&
@@ -344,7 +344,7 @@ static __noinline int hop_arrived(struct __sk_buff *skb, __u32 index)
 		}
 	}
 	backlog_dequeue_timed(b, index, 1, true, 0);
-	return SKB_NEXT;
+	return TC_NEXT;
 }
 
 SEC("tc")
@@ -363,7 +363,7 @@ int rxsteer_arrive(struct __sk_buff *skb)
 	}
 	/* Sockets keep a packet's hash, and their system calls write it into the kernel's table. */
 	bpf_set_hash_invalid(skb);
-	return SKB_NEXT;
+	return TC_NEXT;
 }
 
 /* ---- called by user space ------------------------------------------------------ */

@@ -88,7 +88,8 @@ int rxsteer_hash(struct __sk_buff *skb)
 	__u32 hash = flow_hash(&key, &config.flow_secret);
 	struct hop_hash *hop = hop_at(hash);
 
-	/* The socket writes the kernel's table too, where the slot is that of a hop (skb mode). */
+	/* The socket writes the kernel's table too, where the slot is that of a hop (softirq mode).
+	 */
 	if (hop && unlikely(hop->hash))
 		bpf_set_hash_invalid(skb);
 	else

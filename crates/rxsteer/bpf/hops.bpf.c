@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * hops.bpf.c: what skb mode has once, beside the programs of its devices (dissector.bpf.c): what
- * user space asks and sets of the kernel's hashes, and tracepoints: packets that the kernel drops
- * on their way to another CPU, packets that it has delivered outside of polls, and CPUs that go
- * offline.
+ * hops.bpf.c: what softirq mode has once, beside the programs of its devices (dissector.bpf.c):
+ * what user space asks and sets of the kernel's hashes, and tracepoints: packets that the kernel
+ * drops on their way to another CPU, packets that it has delivered outside of polls, and CPUs that
+ * go offline.
  */
 #include <linux/bpf.h>
 #include <linux/pkt_cls.h>

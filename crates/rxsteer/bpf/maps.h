@@ -151,7 +151,7 @@ struct {
 	__type(value, struct backlog_wait);
 } backlog_waits SEC(".maps");
 
-/* Skb mode: by the CPU that receives * (nr_cpus + 1) + the CPU of the softnet backlog; nr_cpus
+/* Softirq mode: by the CPU that receives * (nr_cpus + 1) + the CPU of the softnet backlog; nr_cpus
  * stands for INLINE. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
@@ -161,7 +161,7 @@ struct {
 	__type(value, struct softnet_way);
 } softnet_ways SEC(".maps");
 
-/* Skb mode: by the low bits of the hash. */
+/* Softirq mode: by the low bits of the hash. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(map_flags, BPF_F_MMAPABLE);
@@ -178,13 +178,13 @@ static __always_inline struct hop_hash *hop_at(__u32 hash)
 	return bpf_map_lookup_elem(&hop_hashes, &slot);
 }
 
-/* Devices in skb mode, by ifindex. */
+/* Devices in softirq mode, by ifindex. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
 	__type(key, __u32);
 	__type(value, __u32);
-} skb_devices SEC(".maps");
+} softirq_devices SEC(".maps");
 
 /* The backlog of a kthread, by task; entered at the kthread's first batch. */
 struct {

@@ -71,7 +71,7 @@ static __always_inline __u32 rx_slot(const struct rx *rx)
 	return flow_slot(rx->queue, rx->hash, shift);
 }
 
-/* The most CPUs of skb mode: what polls_ended() looks at. */
+/* The most CPUs of softirq mode: what polls_ended() looks at. */
 #define RX_SHARED_CPUS 256
 
 /* Requests the backlog from user space, once. */
@@ -119,7 +119,7 @@ static __always_inline bool rx_poll_ended_elsewhere(__u32 queue, __u64 poll)
 	return q && (backlog_read(q->nr_polls) > poll || poll_ended(backlog_read(q->poll)));
 }
 
-/* A global function, as policy_decide(). Of a slot of skb mode. */
+/* A global function, as policy_decide(). Of a slot of softirq mode. */
 __noinline int flow_entered_elsewhere(__u32 slot)
 {
 	struct rps_dev_flow *flow = flow_of(slot);
@@ -179,8 +179,8 @@ static __always_inline struct rx_mixings *mixings_of_all(void)
 	return bpf_map_lookup_elem(&mixings, &only);
 }
 
-/* Called for each packet of skb mode, before its slot is locked, which orders this. What GRO passes
- * up after the end of a poll, whose budget was used up, counts as the CPU's next poll. */
+/* Called for each packet of softirq mode, before its slot is locked, which orders this. What GRO
+ * passes up after the end of a poll, whose budget was used up, counts as the CPU's next poll. */
 static __always_inline void poll_note_mixing(struct poll_cpu *poll)
 {
 	struct rx_mixings *all;

@@ -41,6 +41,6 @@ struct shared_types {
 	enum rx_pressure rx_pressure;
 	enum load_unit load_unit;
 	enum wait_sample wait_sample;
-	enum skb_device skb_device;
+	enum softirq_device softirq_device;
 };
 const struct shared_types shared_types = {};

@@ -46,7 +46,7 @@ struct flow_key {
 struct flow_name {
 	struct flow_key key;
 	__u32 ifindex; /* of the device that received the flow's first packet */
-	/* In skb mode: the number of the slot's last mixing (rx_mix()); 0: it is not mixed. */
+	/* In softirq mode: the number of the slot's last mixing (rx_mix()); 0: it is not mixed. */
 	__u64 mixed_at;
 };
 _Static_assert(sizeof(struct flow_name) % 8 == 0, "as an array's elements");
@@ -182,12 +182,12 @@ enum rx_verdict {
 	RX_DROP,
 };
 
-/* A slot of a queue's dev_flow_table; written only by the queue's NAPI owner, or in skb mode by the
- * CPU that holds its lock. */
+/* A slot of a queue's dev_flow_table; written only by the queue's NAPI owner, or in softirq mode by
+ * the CPU that holds its lock. */
 struct rps_dev_flow {
 	/* At a CPU: frames that had entered the backlog right after the flow's last one, or in skb
 	 * mode its number (softnet_way.nr). INLINE: the number of the poll that received the flow's
-	 * last frame (rx_queue.nr_polls); in skb mode softnet_inline(). */
+	 * last frame (rx_queue.nr_polls); in softirq mode softnet_inline(). */
 	__u64 last_qtail;
 	__u16 location;
 	/* The slot is unset unless this is the queue's epoch; zero is no epoch. */
@@ -213,7 +213,7 @@ struct rps_dev_flow {
 	__u32 load;    /* frames in the window before that */
 	__u32 changed; /* the window in which `wanted` changed last */
 
-	/* For a table that several queues share (skb mode). */
+	/* For a table that several queues share (softirq mode). */
 	__u32 lock;    /* a program changes the slot */
 	__u16 queue;   /* that of the flow's last packet */
 	__u16 decider; /* that of `window`; its packets decide where the flow wants to be */
@@ -257,7 +257,7 @@ struct backlog {
 	__u64 nr_unbuilt; /* dequeued, but no memory for the skb */
 	__u64 kthread;	  /* struct task_struct *; 0: no batch yet */
 	__u64 in_loop;	  /* a batch ran in TASK_RUNNING: the kthread's state is valid */
-	__u64 entry;	  /* struct bpf_cpu_map_entry *; skb mode: the key of its hash, or 0 */
+	__u64 entry;	  /* struct bpf_cpu_map_entry *; softirq mode: the key of its hash, or 0 */
 	/* Proof "GRO old" (backlog_age_gro()). */
 	__u64 old_dequeued; /* `dequeued` when the proof began; 0: not begun */
 	__u64 old_jiffies;  /* the time then */
@@ -283,11 +283,11 @@ struct softnet_way {
 };
 _Static_assert(sizeof(struct softnet_way) == 64, "a cache line");
 
-/* Devices in skb mode (skb_devices). */
-enum skb_device {
-	SKB_POLLED = 1,
-	SKB_UNPOLLED, /* a tun device without NAPI */
-	SKB_LOOPBACK,
+/* Devices in softirq mode (softirq_devices). */
+enum softirq_device {
+	SOFTIRQ_POLLED = 1,
+	SOFTIRQ_UNPOLLED, /* a tun device without NAPI */
+	SOFTIRQ_LOOPBACK,
 };
 
 /* Source and destination port of the keys (dissector.bpf.c). */
@@ -329,7 +329,7 @@ enum backlog_closed {
 	BACKLOG_OFFLINE = 1 << 0, /* its CPU is offline, or was and it has not drained since */
 	BACKLOG_IDLE = 1 << 1,	  /* it is being taken down */
 	BACKLOG_STALLED = 1 << 2, /* its frames wait, and none is dequeued */
-	/* Skb mode: its CPU is about to go offline, or is, and what it held may not have been
+	/* Softirq mode: its CPU is about to go offline, or is, and what it held may not have been
 	 * passed up elsewhere yet: nothing may enter (on_cpuhp_enter()). */
 	BACKLOG_DOWN = 1 << 3,
 	/* After that, by user space: all of it has been, or a second has passed. */
@@ -338,7 +338,7 @@ enum backlog_closed {
 	 * leave it yet are dropped (rx_shed()). */
 	BACKLOG_SHED = 1 << 5,
 	BACKLOG_OUTSIDE = 1 << 6, /* its CPU is not in the queue's mask (`--rps-cpus`) */
-	/* Skb mode: a packet has come to another CPU. Nothing may enter until user space has
+	/* Softirq mode: a packet has come to another CPU. Nothing may enter until user space has
 	 * written the kernel's entry again. */
 	BACKLOG_MISDIRECTED = 1 << 7,
 };
@@ -445,7 +445,7 @@ struct rx_queue {
 	__u64 nr_inline_ports; /* of nr_inline: frames of flows that stay there by their ports */
 
 	/* Written by user space. */
-	__u32 ifindex; /* 0: a queue of skb mode, which is no device's */
+	__u32 ifindex; /* 0: a queue of softirq mode, which is no device's */
 	__u16 epoch;   /* changes with the meaning of the dev_flow_table's slots */
 	__u16 policy;  /* bits of enum rx_policy; 0: RPS alone */
 
@@ -462,12 +462,13 @@ struct poll_cpu {
 	__u64 poll_ns;	    /* spent in polls of steered queues */
 	__u64 over_idle_ns; /* of poll_ns, in polls that interrupted the idle task */
 	__u64 unpolled;	    /* the present packet came in no poll (receive_ended()) */
-	/* Skb mode: the mixing before which the present poll's first packet came; 0: none came. */
+	/* Softirq mode: the mixing before which the present poll's first packet came; 0: none came.
+	 */
 	__u64 since;
 	__u64 softnet; /* struct softnet_data *, learnt from a poll of the softnet backlog */
 };
 
-/* Mixings of slots, in skb mode (rx_mix()). */
+/* Mixings of slots, in softirq mode (rx_mix()). */
 struct rx_mixings {
 	__u64 nr;      /* so far; written by the programs of all CPUs */
 	__u64 settled; /* all polls have ended that began before this one; by user space */
@@ -523,14 +524,14 @@ struct rx_config {
 
 	/* For the XDP program alone: facts about its device. */
 	__u8 gro; /* GRO merges TCP segments that the program passes */
-	/* Skb mode: the program serves several devices. A queue is a CPU that receives, and all of
-	 * these queues share the first one's dev_flow_table. */
+	/* Softirq mode: the program serves several devices. A queue is a CPU that receives, and all
+	 * of these queues share the first one's dev_flow_table. */
 	__u8 pad[4];
-	__u32 ifindex;	  /* not in skb mode */
+	__u32 ifindex;	  /* not in softirq mode */
 	__u32 queue_base; /* the queues are queue_base to queue_base + nr_rx_queues - 1 */
 	__u32 nr_rx_queues;
-	/* Skb mode: keys of hashes that take a packet nowhere, and these: INLINE, and dropped at tc
-	 * ingress. Keys are IPv4 addresses (dissector.bpf.c). */
+	/* Softirq mode: keys of hashes that take a packet nowhere, and these: INLINE, and dropped
+	 * at tc ingress. Keys are IPv4 addresses (dissector.bpf.c). */
 	__be32 inline_key;
 	__be32 drop_key;
 	__u32 inline_hash;

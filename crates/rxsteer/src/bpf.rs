@@ -19,9 +19,9 @@ skeleton!(rx_skel, "rx.skel.rs", "The XDP program.");
 skeleton!(
     dissector_skel,
     "dissector.skel.rs",
-    "The programs of skb mode."
+    "The programs of softirq mode."
 );
-skeleton!(hops_skel, "hops.skel.rs", "What skb mode has once.");
+skeleton!(hops_skel, "hops.skel.rs", "What softirq mode has once.");
 skeleton!(
     hash_skel,
     "hash.skel.rs",

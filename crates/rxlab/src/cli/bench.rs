@@ -52,7 +52,7 @@ pub struct BenchArgs {
     #[arg(long, value_enum, value_delimiter = ',')]
     pub gro: Vec<Gro>,
 
-    /// The device under test, in the lab. All but nic are steered in skb mode (flood, lossfree, forward,
+    /// The device under test, in the lab. All but nic are steered in softirq mode (flood, lossfree, forward,
     /// firewall; rr, rpc and stream, whose client is a peer on this machine then)
     #[arg(
         long,

@@ -30,7 +30,7 @@ pub enum Command {
     Demo(demo::DemoArgs),
     /// Measure, on this machine and in namespaces of its own
     Bench(Box<bench::BenchArgs>),
-    /// Child process of a measurement, which puts back what rxsteer's skb mode changed
+    /// Child process of a measurement, which puts back what rxsteer's softirq mode changed
     #[command(hide = true)]
     PutBackAsked,
     /// Child process of a measurement, which puts the size of the kernel's table of flows back

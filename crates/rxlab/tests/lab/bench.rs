@@ -72,8 +72,8 @@ fn short(only: Only) -> Effort {
 
 /// In `make test`, the modes of a scenario, where a test does not name others: one of each kind. Kernel RFS
 /// has a table of the whole host, which one measurement has at a time: [`flood`] measures it.
-const KINDS: &str = "none; kernel-rps (others); cpumap (others); rxsteer; rxsteer-skb; \
-                     rxsteer-rps+limit (others); rxsteer-adaptive+nat; rxsteer-skb-rfs+nat";
+const KINDS: &str = "none; kernel-rps (others); cpumap (others); rxsteer; rxsteer-softirq; \
+                     rxsteer-rps+limit (others); rxsteer-adaptive+nat; rxsteer-softirq-rfs+nat";
 
 /// Runs one round: every mode of every case must have all headlines, or be refused.
 fn run(scenario: Scenario, headlines: &[&str]) -> Result<()> {
@@ -344,11 +344,11 @@ fn the_demo_ends_with_the_firewall() -> Result<()> {
     Ok(())
 }
 
-/// Steered in skb mode, or by the kernel.
+/// Steered in softirq mode, or by the kernel.
 #[test]
 fn devices_without_xdp() -> Result<()> {
     in_lab!();
-    let modes = ["none", "kernel-rps (all)", "rxsteer-skb-rfs", "rxsteer"];
+    let modes = ["none", "kernel-rps (all)", "rxsteer-softirq-rfs", "rxsteer"];
     let only = |case: &str| Only {
         cases: vec![case.to_owned()],
         modes: modes.map(str::to_owned).to_vec(),

@@ -24,7 +24,7 @@ use rxsteer::daemon::options::Mode;
 use rxsteer::host::setting::Setting;
 use rxsteer::host::topology::Topology;
 
-/// Limit on a run. The control of skb mode, which overtakes within a second on an idle machine, took more
+/// Limit on a run. The control of softirq mode, which overtakes within a second on an idle machine, took more
 /// than 30 s beside a compiler.
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -47,7 +47,7 @@ fn nothing_overtakes_in(mode: Mode, case: Case) -> Result<()> {
     let why = match (mode, case) {
         (_, Case::Hotplug) => Some("it takes a CPU offline"),
         (_, Case::BusyPoll) => Some("its application has to have its CPU when packets come"),
-        (Mode::Skb, _) => Some("it lets the softnet backlogs of all namespaces hold more"),
+        (Mode::Softirq, _) => Some("it lets the softnet backlogs of all namespaces hold more"),
         _ => None,
     };
     if why.is_some_and(|why| has_to_wait(test, why)) {
@@ -72,42 +72,42 @@ fn nothing_overtakes_in(mode: Mode, case: Case) -> Result<()> {
 
 #[test]
 fn skbs() -> Result<()> {
-    nothing_overtakes_in(Mode::Skb, Case::Udp)
+    nothing_overtakes_in(Mode::Softirq, Case::Udp)
 }
 
 #[test]
 fn skbs_of_an_unconnected_socket() -> Result<()> {
-    nothing_overtakes_in(Mode::Skb, Case::UdpServer)
+    nothing_overtakes_in(Mode::Softirq, Case::UdpServer)
 }
 
 #[test]
 fn merged_skbs() -> Result<()> {
-    nothing_overtakes_in(Mode::Skb, Case::TcpPush)
+    nothing_overtakes_in(Mode::Softirq, Case::TcpPush)
 }
 
 #[test]
 fn skbs_received_on_several_cpus() -> Result<()> {
-    nothing_overtakes_in(Mode::Skb, Case::Softirq)
+    nothing_overtakes_in(Mode::Softirq, Case::Softirq)
 }
 
 #[test]
 fn skbs_while_rxsteer_restarts() -> Result<()> {
-    nothing_overtakes_in(Mode::Skb, Case::Restart)
+    nothing_overtakes_in(Mode::Softirq, Case::Restart)
 }
 
 #[test]
 fn skbs_while_a_cpu_goes_offline() -> Result<()> {
-    nothing_overtakes_in(Mode::Skb, Case::Hotplug)
+    nothing_overtakes_in(Mode::Softirq, Case::Hotplug)
 }
 
 #[test]
 fn skbs_of_a_tun_device() -> Result<()> {
-    nothing_overtakes_in(Mode::Skb, Case::Tun)
+    nothing_overtakes_in(Mode::Softirq, Case::Tun)
 }
 
 #[test]
 fn skbs_of_the_loopback_device() -> Result<()> {
-    nothing_overtakes_in(Mode::Skb, Case::Lo)
+    nothing_overtakes_in(Mode::Softirq, Case::Lo)
 }
 
 /// Without rxsteer none overtakes either: what overtakes is the steering's fault.
@@ -152,7 +152,7 @@ fn datagrams_of_the_loopback_device_alone() -> Result<()> {
 
 #[test]
 fn skbs_of_flows_that_share_slots() -> Result<()> {
-    nothing_overtakes_in(Mode::Skb, Case::SharedSlots)
+    nothing_overtakes_in(Mode::Softirq, Case::SharedSlots)
 }
 
 #[test]

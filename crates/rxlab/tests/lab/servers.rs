@@ -29,7 +29,7 @@ const STEERED: [&str; 5] = [
     "kernel-rps (all)",
     "kernel-rps (others)",
     "rxsteer",
-    "rxsteer-skb",
+    "rxsteer-softirq",
 ];
 
 #[test]

@@ -48,8 +48,8 @@ static __always_inline __u64 backlog_gone(const struct backlog *b)
 	return backlog_read(b->dequeued) + b->nr_lost + backlog_read(b->nr_vanished);
 }
 
-/* Skb mode: of the first `entered` packets all have been passed up or have vanished. Several CPUs
- * may say so at once. */
+/* Softirq mode: of the first `entered` packets all have been passed up or have vanished. Several
+ * CPUs may say so at once. */
 static __always_inline void backlog_vanished(struct backlog *b, __u64 entered)
 {
 	__u64 vanished = backlog_read(b->nr_vanished);

@@ -23,7 +23,7 @@ struct rx {
 	__u16 epoch;		    /* the queue's, read once */
 	const struct flow_key *key; /* NULL: only the device's hash is known */
 	__u64 poll;		    /* rx_poll(); 0: not called yet for this packet */
-	struct poll_cpu *poll_cpu;  /* this CPU's, in skb mode */
+	struct poll_cpu *poll_cpu;  /* this CPU's, in softirq mode */
 	bool unmixes;		    /* the slot is no longer mixed if it enters the backlog */
 	bool segment;		    /* a TCP segment with data, which GRO may merge */
 	bool followed;		    /* rx_base() is the location of the flow's application */
@@ -44,9 +44,9 @@ static void rx_measure_wait(const struct rx *rx, __u32 cpu);
 static __u64 rx_poll_stamp(const struct rx *rx);
 /* Whether GRO of the polling NAPI instance holds no packets. */
 static bool rx_gro_empty(const struct rx *rx);
-/* Whether queues share the table of flows: skb mode, where a queue is a CPU that receives. */
+/* Whether queues share the table of flows: softirq mode, where a queue is a CPU that receives. */
 static bool rx_shares_flows(void);
-/* Skb mode: the way from the CPU of this queue to a location; NULL beyond nr_cpus. */
+/* Softirq mode: the way from the CPU of this queue to a location; NULL beyond nr_cpus. */
 static struct softnet_way *rx_way(__u32 queue, __u32 location);
 /* The counters of the softnet backlog at its end (softnet.h). */
 static __u32 rx_softnet_tail(const struct softnet_way *w);
@@ -58,7 +58,7 @@ static bool rx_poll_ended_elsewhere(__u32 queue, __u64 poll);
 static bool rx_entered_elsewhere(const struct rx *rx, const struct rps_dev_flow *flow);
 /* rx_delivered(), which the verifier may follow once. */
 static bool rx_delivered_apart(struct rx *rx, struct rps_dev_flow *flow, bool set, __u64 closed);
-/* Skb mode: whether all CPUs have passed up what they hold in their own softnet backlogs. */
+/* Softirq mode: whether all CPUs have passed up what they hold in their own softnet backlogs. */
 static bool rx_inline_passed(void);
 /* The slot's flow_name.mixed_at; NULL if there is none. */
 static __u64 *rx_mixed_at(const struct rx *rx);

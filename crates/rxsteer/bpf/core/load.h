@@ -23,10 +23,10 @@
 #define LOAD_RELAXED	  (LOAD_WHOLE * 5 / 8)
 
 /*
- * The same in skb mode. Many of its devices receive on the CPU that sends (a veth, lo, tun): the
- * sender has most of that CPU, and the scheduler can't move it away from its packets.
+ * The same in softirq mode. Many of its devices receive on the CPU that sends (a veth, lo, tun):
+ * the sender has most of that CPU, and the scheduler can't move it away from its packets.
  */
-#define LOAD_SATURATED_BY_SKB (LOAD_WHOLE / 8)
+#define LOAD_SATURATED_BY_SOFTIRQ (LOAD_WHOLE / 8)
 
 /* Fewest frames of a window from which the cost of a frame is computed. */
 #define LOAD_SAMPLE 32
@@ -123,7 +123,7 @@ static __always_inline bool load_may_leave(const struct rx_load *l, __u32 window
 /* Share of a CPU's time that is a sign of saturation if polls take it. */
 static __always_inline __u32 load_saturated_by(const struct rx_queue *q)
 {
-	return q->ifindex ? LOAD_SATURATED_BY : LOAD_SATURATED_BY_SKB;
+	return q->ifindex ? LOAD_SATURATED_BY : LOAD_SATURATED_BY_SOFTIRQ;
 }
 
 /* Stores the time of other queues' polls: `poll_ns` and `over_idle_ns` are those of all polls that

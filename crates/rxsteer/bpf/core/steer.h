@@ -99,7 +99,7 @@ static __always_inline bool rx_settle(struct rx *rx, struct backlog *b)
 }
 
 /*
- * Two flows may share a slot, and in skb mode come to two CPUs at once. The slot knows the last
+ * Two flows may share a slot, and in softirq mode come to two CPUs at once. The slot knows the last
  * packet of one of them, and the other's may still wait, INLINE or on its way into the softnet
  * backlog. The slot is then mixed until all polls have ended in which its packets may have come.
  */
@@ -145,10 +145,10 @@ static __always_inline bool rx_unmixed(struct rx *rx, const struct rps_dev_flow 
 }
 
 /*
- * Skb mode: whether the slot's last packet has been passed up, and with it all before it. What came
- * INLINE on another CPU, in a poll that has ended there, has entered that CPU's softnet backlog if
- * it had to. Of a CPU that goes offline the kernel counts what it takes to another one as passed up
- * (dev_cpu_dead() in net/core/dev.c).
+ * Softirq mode: whether the slot's last packet has been passed up, and with it all before it. What
+ * came INLINE on another CPU, in a poll that has ended there, has entered that CPU's softnet
+ * backlog if it had to. Of a CPU that goes offline the kernel counts what it takes to another one
+ * as passed up (dev_cpu_dead() in net/core/dev.c).
  */
 static __always_inline bool rx_passed(struct rx *rx, struct rps_dev_flow *flow, __u64 closed)
 {
@@ -179,9 +179,9 @@ static __always_inline bool rx_way_passed(const struct softnet_way *w)
 }
 
 /*
- * Skb mode, when a backlog is full: what has entered and was not counted when the softnet backlog
- * has passed up all, has vanished on the way. Each packet enters before the next one is decided.
- * User space looks too (hop_settled()).
+ * Softirq mode, when a backlog is full: what has entered and was not counted when the softnet
+ * backlog has passed up all, has vanished on the way. Each packet enters before the next one is
+ * decided. User space looks too (hop_settled()).
  */
 static __always_inline void rx_settle_softnet(const struct rx *rx, struct backlog *b, __u32 cpu)
 {
@@ -359,8 +359,8 @@ static __always_inline enum rx_verdict rx_drop_shed(const struct rx *rx, struct 
 
 /*
  * Redirects the packet to the backlog for `cpu`; INLINE until that backlog exists. An entry with
- * frames is never removed, so all earlier frames of this flow have been delivered. In skb mode they
- * may have come by another CPU's way, and wait: `left`, none does.
+ * frames is never removed, so all earlier frames of this flow have been delivered. In softirq mode
+ * they may have come by another CPU's way, and wait: `left`, none does.
  */
 static __always_inline enum rx_verdict rx_redirect(struct rx *rx, struct rps_dev_flow *flow,
 						   __u32 cpu, bool left)

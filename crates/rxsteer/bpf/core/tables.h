@@ -28,7 +28,7 @@ static __always_inline __u32 flow_slot(__u32 queue, __u32 hash, __u32 shift)
 	return (queue << (32 - shift)) + (__u32)((__u64)hash >> shift);
 }
 
-/* The same in a table that several devices share (skb mode): a flow that passes two of them, as
+/* The same in a table that several devices share (softirq mode): a flow that passes two of them, as
  * through a bridge, has two slots. The factor is 2^32 by the golden ratio. */
 static __always_inline __u32 flow_shared_slot(__u32 queue, __u32 ifindex, __u32 hash, __u32 shift)
 {

@@ -28,7 +28,7 @@ struct rx_facts {
 	__u32 flow_limit;
 	__u32 consumer_waits;
 	__u32 no_stamp; /* the polling CPU has no element in poll_cpus */
-	__u32 softnet;	/* skb mode: rx_shares_flows() */
+	__u32 softnet;	/* softirq mode: rx_shares_flows() */
 	__u32 queue;	/* the packet's */
 	__u32 segment;	/* the packet is a TCP segment with data */
 	__u32 tunnel; /* of a packet in a tunnel: by which rx.hash and rx.sock_hash differ (XOR) */
@@ -39,7 +39,7 @@ struct rx_facts {
 	__u64 mixing;
 	struct cpu cpus[64]; /* with the CPUs near each */
 
-	/* Skb mode: the ways to CPUs and INLINE, and the counters of softnet backlogs, the last
+	/* Softirq mode: the ways to CPUs and INLINE, and the counters of softnet backlogs, the last
 	 * INLINE's. */
 	struct softnet_way ways[64], here;
 	__u32 tails[65], heads[65];

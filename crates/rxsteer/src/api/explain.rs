@@ -142,14 +142,14 @@ pub enum Wait {
         cpu: u32,
         /// Frames up to the flow's last one that have not been dequeued yet.
         frames: u64,
-        /// Name of the backlog's thread; null in skb mode.
+        /// Name of the backlog's thread; null in softirq mode.
         thread: Option<String>,
     },
     /// A CPU has dequeued its packets, but may not have delivered them.
     Delivery {
         /// CPU of the backlog.
         cpu: u32,
-        /// Name of the backlog's thread; null in skb mode.
+        /// Name of the backlog's thread; null in softirq mode.
         thread: Option<String>,
     },
     /// The end of a poll that leaves GRO empty.
@@ -192,8 +192,8 @@ pub struct Seen {
     /// The line of `rxsteer flows`.
     #[serde(flatten)]
     pub entry: Entry,
-    /// In skb mode: its backlogs are the CPUs' softnet backlogs, which have no threads.
-    pub skb: bool,
+    /// In softirq mode: its backlogs are the CPUs' softnet backlogs, which have no threads.
+    pub softirq: bool,
     /// Slot of the queue's `rps_map`.
     pub rps_slot: u32,
     /// Number of slots of the `rps_map`.

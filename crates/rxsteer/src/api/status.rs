@@ -144,19 +144,19 @@ pub struct Device {
     pub device: String,
     /// Interface index; 0 if the device is not there.
     pub ifindex: u32,
-    /// `native` or `skb`; `none` while the device is gone or refused.
+    /// `native` or `softirq`; `none` while the device is gone or refused.
     pub mode: String,
     /// Frames that were not steered, because they came from other queues or devices. They are not
     /// in the sums.
     pub foreign: u64,
     /// Why packets are not steered as they should be, in sentences with remedies; empty as a rule.
     pub unsteered: Vec<String>,
-    /// Ordered by number. In skb mode, the CPUs that receive.
+    /// Ordered by number. In softirq mode, the CPUs that receive.
     pub queues: Vec<Queue>,
-    /// The device that has the account of this one's packets in its queues: in skb mode devices share
+    /// The device that has the account of this one's packets in its queues: in softirq mode devices share
     /// them. Null if this device has queues of its own.
     pub queues_of: Option<String>,
-    /// In skb mode beside other devices, or with a pattern that others may match: the queues of skb
+    /// In softirq mode beside other devices, or with a pattern that others may match: the queues of softirq
     /// mode have the packets of all of them.
     pub shares_queues: bool,
 }

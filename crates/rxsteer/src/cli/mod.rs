@@ -82,7 +82,7 @@ pub enum Command {
     /// Child process of `run`, which puts back what `--prepare` changed
     #[command(hide = true)]
     PutBackOffloads,
-    /// Child process of `run`, which puts back what skb mode changed
+    /// Child process of `run`, which puts back what softirq mode changed
     #[command(hide = true)]
     PutBackAsked,
     /// Child process of `run`, which puts the size of the kernel's table of flows back

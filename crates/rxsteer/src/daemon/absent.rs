@@ -11,7 +11,7 @@ use nix::net::if_::if_nametoindex;
 use tracing::{info, warn};
 
 use super::bonds::{ports, with_ports};
-use super::options::{Mode, Options};
+use super::options::Options;
 use super::plan::{Named, Steered, mode_for};
 use crate::host::device::{self, Device};
 
@@ -20,9 +20,7 @@ const AGAIN: Duration = Duration::from_secs(60);
 
 /// See the module's documentation.
 pub(super) struct Absent {
-    /// As the options name them.
-    names: Vec<String>,
-    mode: Mode,
+    options: Options,
     by_name: BTreeMap<String, Entry>,
 }
 
@@ -51,8 +49,7 @@ impl Entry {
 impl Absent {
     pub(super) fn new(options: &Options) -> Self {
         Self {
-            names: options.devices.clone(),
-            mode: options.mode,
+            options: options.clone(),
             by_name: BTreeMap::new(),
         }
     }
@@ -115,7 +112,7 @@ impl Absent {
     /// Looks at the ports of bonds, after a start or later: those that are neither `steered` nor known are
     /// to be steered. Returns whether a steered one has left its bond.
     pub(super) fn look_at_ports(&mut self, steered: &[&Steered]) -> bool {
-        let ports: Vec<String> = ports(&self.names).collect();
+        let ports: Vec<String> = ports(&self.options.devices).collect();
         let left = self.port_left(&ports, steered);
         for port in ports {
             let is_steered = steered.iter().any(|steered| steered.device.name == port);
@@ -138,7 +135,7 @@ impl Absent {
     /// keeps its last one, since nothing would be left to steer.
     fn port_left(&self, ports: &[String], steered: &[&Steered]) -> bool {
         let is_wanted = |Steered { device, named, .. }: &Steered| {
-            let mut wanted = ports.iter().chain(&self.names);
+            let mut wanted = ports.iter().chain(&self.options.devices);
             *named == Named::Pattern || wanted.any(|name| *name == device.name)
         };
         let (remain, left): (Vec<&Steered>, Vec<&Steered>) =
@@ -159,7 +156,11 @@ impl Absent {
         if self.by_name.is_empty() {
             return false;
         }
-        let wanted = [with_ports(&self.names), self.names.clone()].concat();
+        let wanted = [
+            with_ports(&self.options.devices),
+            self.options.devices.clone(),
+        ]
+        .concat();
         let (mut back, names) = (false, self.by_name.keys().cloned().collect::<Vec<_>>());
         for name in names {
             let entry = self.by_name.get_mut(&name).expect("its key was listed");
@@ -189,7 +190,7 @@ impl Absent {
     fn examine(&self, name: &str, steered: &[&Steered]) -> Result<()> {
         for name in with_ports(&[name.to_owned()]) {
             let device = Device::open(&name)?;
-            device.unobstructed(mode_for(&device, self.mode))?;
+            device.unobstructed(mode_for(&device, &self.options))?;
         }
         steered
             .iter()

@@ -77,13 +77,13 @@ impl Steering {
     /// The accounts of all devices.
     pub(super) fn accounts(&self) -> Vec<Device> {
         let mut shared: Option<&String> = None;
-        let in_skb_mode = |steered: &&Steered| steered.mode == RxMode::Skb;
+        let in_softirq_mode = |steered: &&Steered| steered.mode == RxMode::Softirq;
         let several =
-            !self.patterns.is_empty() || self.devices.iter().filter(in_skb_mode).count() > 1;
+            !self.patterns.is_empty() || self.devices.iter().filter(in_softirq_mode).count() > 1;
         let devices = self.devices.iter().enumerate().map(|(index, steered)| {
             let Steered { device, .. } = steered;
-            // The first device in skb mode has the account of all of them.
-            let name = in_skb_mode(&steered).then_some(&device.name);
+            // The first device in softirq mode has the account of all of them.
+            let name = in_softirq_mode(&steered).then_some(&device.name);
             let queues_of = shared.filter(|_| name.is_some()).cloned();
             shared = shared.or(name);
             Device {
@@ -103,7 +103,7 @@ impl Steering {
                     Some(_) => Vec::new(),
                 },
                 queues_of,
-                shares_queues: several && in_skb_mode(&steered),
+                shares_queues: several && in_softirq_mode(&steered),
             }
         });
         let devices: Vec<_> = devices.collect();

@@ -69,15 +69,15 @@ impl Steering {
             return Ok(());
         }
         let mut steered = Steered::by_pattern(device)?;
-        let queue = self.datapath.skb_queue();
-        steered.first_queue = queue.context("skb mode was not prepared")?;
+        let queue = self.datapath.softirq_queue();
+        steered.first_queue = queue.context("softirq mode was not prepared")?;
         self.datapath.add(steered.config())?;
         self.devices.push(steered);
         self.unsteered.added();
         let index = self.devices.len() - 1;
         let attached = self.attach(index);
         match attached {
-            Ok(()) => info!(device = %name, "{name} is steered in skb mode"),
+            Ok(()) => info!(device = %name, "{name} is steered in softirq mode"),
             Err(_) => self.forget(index),
         }
         attached

@@ -35,7 +35,7 @@ impl AutoMasks {
     ) -> Result<bool> {
         let topology = Topology::host();
         let by_interrupt = devices.iter().enumerate();
-        let by_interrupt = by_interrupt.filter(|(_, steered)| steered.mode != RxMode::Skb);
+        let by_interrupt = by_interrupt.filter(|(_, steered)| steered.mode != RxMode::Softirq);
         let queues: Vec<_> = by_interrupt
             .flat_map(|(index, steered)| steered.queues().map(move |queue| (index, queue)))
             .filter(|(_, queue)| masks[*queue as usize].auto.is_some())

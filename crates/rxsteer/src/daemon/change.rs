@@ -52,8 +52,8 @@ impl Steering {
     /// # Errors
     /// When that is not possible; nothing has changed then.
     pub(super) fn adopt(&mut self, options: &Options) -> Result<Vec<String>> {
-        let skb = self.datapath.skb_queue().is_some();
-        let masks = number(&mut self.devices, skb, options)?;
+        let softirq = self.datapath.softirq_queue().is_some();
+        let masks = number(&mut self.devices, softirq, options)?;
         let masks = (0..).zip(masks).zip(&self.masks);
         let changed = masks.filter(|((_, now), before)| now.wish() != before.wish());
         let lines = self.make(Wish {
@@ -98,9 +98,12 @@ impl Steering {
 
     /// The name of a queue, by its index.
     fn name_of(&self, queue: u32) -> String {
-        let skb = self.datapath.skb_queue().filter(|first| queue >= *first);
-        if let Some(first) = skb {
-            return queue_name(RxMode::Skb, "", queue - first);
+        let softirq = self
+            .datapath
+            .softirq_queue()
+            .filter(|first| queue >= *first);
+        if let Some(first) = softirq {
+            return queue_name(RxMode::Softirq, "", queue - first);
         }
         let mut devices = self.devices.iter();
         devices

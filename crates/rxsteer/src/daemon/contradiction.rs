@@ -59,7 +59,7 @@ fn with_pin(options: &Options) -> Vec<Contradiction> {
     if options.pin.is_none() {
         return Vec::new();
     }
-    let skb = "skb mode ends with its process: with --pin, name devices that native mode can \
+    let softirq = "softirq mode ends with its process: with --pin, name devices that native mode can \
                steer, or leave --pin";
     let patterns = options.devices.iter().any(|name| is_pattern(name));
     let all = [
@@ -91,8 +91,8 @@ fn with_pin(options: &Options) -> Vec<Contradiction> {
             "--backlog-sched fifo needs a process that keeps the threads' budget: take another class, \
              or leave --pin",
         ),
-        (options.mode == Mode::Skb, "mode", skb),
-        (patterns, "devices", skb),
+        (options.mode == Mode::Softirq, "mode", softirq),
+        (patterns, "devices", softirq),
     ];
     let stand = all.into_iter().filter(|(stands, ..)| *stands);
     let contradiction = |(_, key, why): (_, _, &str)| Contradiction {
@@ -146,10 +146,11 @@ fn sockets_can_be_followed(options: &Options) -> Result<()> {
 
 /// The kernel's RPS asks only about packets that come without a hash.
 fn devices_hash_is_there(options: &Options) -> Result<()> {
-    let skb = options.mode == Mode::Skb || options.devices.iter().any(|name| is_pattern(name));
+    let softirq =
+        options.mode == Mode::Softirq || options.devices.iter().any(|name| is_pattern(name));
     ensure!(
-        options.hash != Hash::Device || !skb,
-        "--hash device needs native mode: skb mode, also that of patterns, turns the device's hash off. \
+        options.hash != Hash::Device || !softirq,
+        "--hash device needs native mode: softirq mode, also that of patterns, turns the device's hash off. \
          Leave one of them"
     );
     Ok(())
@@ -230,7 +231,7 @@ mod tests {
             ),
             (
                 Options {
-                    mode: Mode::Skb,
+                    mode: Mode::Softirq,
                     ..pinned()
                 },
                 &["mode", "pin"],
@@ -297,7 +298,7 @@ mod tests {
                 Options {
                     hash: Hash::Device,
                     policy: Policy::RPS,
-                    mode: Mode::Skb,
+                    mode: Mode::Softirq,
                     ..plain()
                 },
                 &["hash", "mode"],

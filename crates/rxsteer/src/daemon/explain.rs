@@ -293,7 +293,7 @@ impl Reader<'_> {
         let slots = self.datapath.tables().flow_cnt();
         let standing = self.standing(queue, flow, &entry)?;
         Ok(Seen {
-            skb: self.is_shared(queue.index),
+            softirq: self.is_shared(queue.index),
             rps_slot: rps_map::slot_of(flow.hash) as u32,
             rps_slots: rps_map::SLOTS as u32,
             rps: hints.rps.map_or(Location::Inline, Location::Cpu),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! Frames that pass a device unsteered: in native mode those of queues or devices that its program does not
-//! know, in skb mode those with a hash.
+//! know, in softirq mode those with a hash.
 
 use crate::host::device::RxMode;
 
@@ -50,7 +50,7 @@ impl Foreign {
                 "a queue that rxsteer does not know received them, or another device below {name}; restart \
                  rxsteer, or steer that device"
             ),
-            RxMode::Skb => {
+            RxMode::Softirq => {
                 "they came with a hash, of a sender on this host or of the card below a tunnel: \
                             for the latter `ethtool -K CARD rxhash off`"
                     .to_owned()

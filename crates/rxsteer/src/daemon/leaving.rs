@@ -12,7 +12,7 @@ use crate::datapath::{Datapath, Drain};
 use crate::host::topology::Topology;
 
 /// Time that flows have to leave by themselves, without loss. In native mode their frames are dropped
-/// from then on until they can leave; in skb mode, what the softnet backlog held when its CPU went
+/// from then on until they can leave; in softirq mode, what the softnet backlog held when its CPU went
 /// offline counts as passed up by another CPU: 1000 packets, unless `net.core.netdev_max_backlog` is
 /// changed.
 const PATIENCE: Duration = Duration::from_secs(1);

@@ -23,8 +23,8 @@ pub(super) fn look(steered: &Steered, all: &[&Steered]) -> Queues {
     } = &steered.device;
     // A device that is gone has none.
     let now = steered.device.rx_queues_now().unwrap_or(0);
-    // In skb mode CPUs are the queues.
-    if now <= *rx_queues || steered.mode == RxMode::Skb {
+    // In softirq mode CPUs are the queues.
+    if now <= *rx_queues || steered.mode == RxMode::Softirq {
         return Queues::Steered;
     }
     match all.iter().try_for_each(|steered| steered.unobstructed()) {

@@ -28,13 +28,14 @@ const METRICS: &str = "127.0.0.1:14779";
 /// Where packets are steered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// native if it loses nothing on this device, else skb; chosen at the start, by device and driver
+    /// softirq; native for options that only it has (--pin, --prepare, --hash device), and where softirq is
+    /// not possible
     #[default]
     Auto,
-    /// an XDP program in the driver
+    /// an XDP program in the driver: for routers, floods and servers of small datagrams
     Native,
-    /// in the stack, after GRO, by the kernel's RPS: works with every device
-    Skb,
+    /// after GRO, by the kernel's own RPS: keeps all that packets carry, works with every device
+    Softirq,
 }
 
 /// What to do when kernel RPS is switched on for a steered device.
@@ -168,7 +169,7 @@ impl std::str::FromStr for Pin {
 pub struct Options {
     /// Network devices, for example eth0, or patterns, for example 'veth*'
     ///
-    /// A pattern has *, ? or [ ] as in a shell; quote it. Devices that match are steered in skb mode, also
+    /// A pattern has *, ? or [ ] as in a shell; quote it. Devices that match are steered in softirq mode, also
     /// those that come later. An altname stands for
     /// its device. Without DEVICE, the configuration names them.
     #[arg(value_name = "DEVICE", value_parser = device_name)]
@@ -318,16 +319,11 @@ pub struct Options {
     #[arg(skip)]
     pub own_programs: BTreeSet<u32>,
 
-    /// Devices that `--mode auto` steers in skb mode because their drivers refused the program, by
-    /// name.
-    #[arg(skip)]
-    pub refused: BTreeSet<String>,
-
     /// Receive queues that devices have at least while a program is attached, by name.
     #[arg(skip)]
     pub least_queues: BTreeMap<String, u32>,
 
-    /// CPUs of the queues of skb mode, by number; [`Self::rps_cpus`] for those beyond.
+    /// CPUs of the queues of softirq mode, by number; [`Self::rps_cpus`] for those beyond.
     #[arg(skip)]
     pub skb_cpus: Vec<RpsCpus>,
 

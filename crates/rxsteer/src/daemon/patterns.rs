@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Patterns of device names, such as `veth*`: each device that matches is steered in skb mode, from
+//! Patterns of device names, such as `veth*`: each device that matches is steered in softirq mode, from
 //! when it is there.
 
 use std::collections::BTreeMap;
@@ -35,7 +35,7 @@ impl Patterns {
             && options.mode == Mode::Native
         {
             bail!(
-                "{pattern} stands for devices that come and go, which are steered in skb mode: leave \
+                "{pattern} stands for devices that come and go, which are steered in softirq mode: leave \
                  --mode out, or name each device"
             );
         }
@@ -85,14 +85,14 @@ impl Patterns {
     }
 }
 
-/// A device that skb mode can steer.
+/// A device that softirq mode can steer.
 ///
 /// # Errors
 /// With the reason and its remedy.
 pub(super) fn open(name: &str) -> Result<Device> {
     let device = Device::open(name)?;
     if !device.loopback {
-        device.unobstructed(RxMode::Skb)?;
+        device.unobstructed(RxMode::Softirq)?;
     }
     Ok(device)
 }
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_are_for_skb_mode() {
+    fn patterns_are_for_softirq_mode() {
         assert!(patterns(&["veth*"], Mode::Native).is_err());
         assert!(patterns(&["veth0"], Mode::Native).is_ok_and(|p| p.is_empty()));
         assert!(patterns(&["veth[0"], Mode::Auto).is_err());

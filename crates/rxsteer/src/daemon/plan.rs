@@ -13,7 +13,7 @@ use super::options::{Mode, Options, QueueCpus, RpsCpus, meant_as_port};
 use super::patterns::{Patterns, is_pattern};
 use crate::datapath::backlogs::LIMIT_MAX;
 use crate::datapath::hash::Hash;
-use crate::datapath::{self, DeviceConfig, InlinePorts, SkbKind};
+use crate::datapath::{self, DeviceConfig, InlinePorts, SoftirqKind};
 use crate::host::auto::AutoMask;
 use crate::host::cpumask::CpuMask;
 use crate::host::device::{Device, RxMode};
@@ -25,10 +25,10 @@ use crate::host::topology::Topology;
 
 /// A device while it is steered.
 pub(super) struct Steered {
-    /// Its `rx_queues` are those of the tables: in skb mode, a queue for each CPU id.
+    /// Its `rx_queues` are those of the tables: in softirq mode, a queue for each CPU id.
     pub(super) device: Device,
     pub(super) mode: RxMode,
-    /// Index of its queue 0, over all devices. Those in skb mode share their queues.
+    /// Index of its queue 0, over all devices. Those in softirq mode share their queues.
     pub(super) first_queue: u32,
     /// Its name when the options were read, or the pattern that it matches.
     pub(super) named: Named,
@@ -82,7 +82,7 @@ impl Steered {
             nr_rx_queues: self.device.rx_queues,
             mode: self.mode,
             gro: self.device.gro,
-            kind: SkbKind {
+            kind: SoftirqKind {
                 unpolled: self.device.unpolled,
                 loopback: self.device.loopback,
                 veth: self.device.driver == "veth",
@@ -108,17 +108,9 @@ impl Steered {
     }
 }
 
-/// A driver has refused a native program.
-#[derive(Debug, thiserror::Error)]
-#[error("{objection}")]
-pub(super) struct Refused {
-    pub(super) device: String,
-    pub(super) objection: Objection,
-}
-
 pub(super) fn queue_name(mode: RxMode, device: &str, queue: u32) -> String {
     match mode {
-        RxMode::Skb => format!("skb mode queue {queue}"),
+        RxMode::Softirq => format!("softirq mode queue {queue}"),
         _ => format!("{device} queue {queue}"),
     }
 }
@@ -132,7 +124,7 @@ pub(super) struct Plan {
     pub(super) refused: Vec<(String, String)>,
 }
 
-/// The devices that the options name, and the CPUs of each queue. The queues of skb mode come after
+/// The devices that the options name, and the CPUs of each queue. The queues of softirq mode come after
 /// all others. A dry run with `--prepare` has the devices as they would be.
 ///
 /// # Errors
@@ -207,14 +199,14 @@ fn named(options: &Options, prepared: bool) -> Result<Plan> {
     })
 }
 
-/// Numbers the queues of all devices; returns their masks. `skb`: there are queues of skb mode also
+/// Numbers the queues of all devices; returns their masks. `softirq`: there are queues of softirq mode also
 /// if no device is in it yet.
 ///
 /// # Errors
 /// When a mask has no CPU that is online, or a queue does not exist; not if this is a start anew.
 pub(super) fn number(
     devices: &mut [Steered],
-    skb: bool,
+    softirq: bool,
     options: &Options,
 ) -> Result<Vec<QueueMask>> {
     let topology = Topology::host();
@@ -224,7 +216,7 @@ pub(super) fn number(
         anyhow::Ok(())
     };
     let mut next = 0;
-    for steered in devices.iter_mut().filter(|s| s.mode != RxMode::Skb) {
+    for steered in devices.iter_mut().filter(|s| s.mode != RxMode::Softirq) {
         let device = &steered.device;
         steered.first_queue = next;
         next += device.rx_queues;
@@ -233,11 +225,11 @@ pub(super) fn number(
             wish(steered.queue_name(queue), interrupt_cpu, &options.rps_cpus)?;
         }
     }
-    let in_skb_mode = devices.iter_mut().filter(|s| s.mode == RxMode::Skb);
-    let in_skb_mode = in_skb_mode
+    let in_softirq_mode = devices.iter_mut().filter(|s| s.mode == RxMode::Softirq);
+    let in_softirq_mode = in_softirq_mode
         .map(|steered| steered.first_queue = next)
         .count();
-    if skb || in_skb_mode > 0 {
+    if softirq || in_softirq_mode > 0 {
         let online = topology.online()?;
         for cpu in 0..topology.nr_cpu_ids()? {
             let online = Some(cpu).filter(|&cpu| online.contains(cpu));
@@ -245,7 +237,7 @@ pub(super) fn number(
                 .skb_cpus
                 .get(cpu as usize)
                 .unwrap_or(&options.rps_cpus);
-            wish(queue_name(RxMode::Skb, "", cpu), online, cpus)?;
+            wish(queue_name(RxMode::Softirq, "", cpu), online, cpus)?;
         }
     }
     for wish in &options.queues {
@@ -275,7 +267,7 @@ fn wished(devices: &[Steered], wish: &QueueCpus, anew: bool) -> Result<(u32, Que
 fn nothing_to_gain(steered: &Steered, masks: &[QueueMask]) -> Option<String> {
     let topology = Topology::host();
     let device = &steered.device;
-    if steered.mode == RxMode::Skb {
+    if steered.mode == RxMode::Softirq {
         return None;
     }
     let queue = |queue: u32| gain::Queue {
@@ -304,19 +296,13 @@ fn examine(name: &str, options: &Options, prepared: bool) -> Result<(Device, RxM
     let least_queues = options.least_queues.get(name).copied().unwrap_or(0);
     device.rx_queues = device.rx_queues.max(least_queues);
     let bound = objection_to_bound(&device, options);
-    let mode = match options.mode {
-        Mode::Auto if options.hash == Hash::Device => RxMode::Native,
-        Mode::Auto if options.refused.contains(name) => RxMode::Skb,
-        wish => mode_for(&device, wish),
-    };
-    if options.mode == Mode::Auto && !options.refused.contains(name) {
-        say_why(&device);
-    }
+    let mode = mode_for(&device, options);
+    info!("{name} is steered in {mode} mode");
     if let Some(bound) = bound.filter(|_| mode == RxMode::Native) {
         bail!("{bound}");
     }
     check(&device, mode, options.pin.is_some())?;
-    if mode == RxMode::Skb {
+    if mode == RxMode::Softirq {
         device.rx_queues = Topology::host().nr_cpu_ids()?;
     }
     Ok((device, mode))
@@ -355,7 +341,7 @@ pub(super) fn named_twice(name: &str) -> String {
 }
 
 impl Steered {
-    /// A device in skb mode that a pattern matches. The caller sets its first queue.
+    /// A device in softirq mode that a pattern matches. The caller sets its first queue.
     ///
     /// # Errors
     /// When the number of CPUs can't be read.
@@ -363,7 +349,7 @@ impl Steered {
         device.rx_queues = Topology::host().nr_cpu_ids()?;
         Ok(Self {
             device,
-            mode: RxMode::Skb,
+            mode: RxMode::Softirq,
             first_queue: 0,
             named: Named::Pattern,
         })
@@ -382,8 +368,8 @@ impl Steered {
         }
         let there = match (rx_queues, self.mode) {
             (1, _) => "its only queue is 0".to_owned(),
-            (n, RxMode::Skb) => format!(
-                "in skb mode its queues are the CPUs that receive, 0 to {}",
+            (n, RxMode::Softirq) => format!(
+                "in softirq mode its queues are the CPUs that receive, 0 to {}",
                 n - 1
             ),
             (n, _) => format!("its queues are 0 to {}", n - 1),
@@ -398,7 +384,7 @@ impl Steered {
     /// When none is.
     pub(super) fn cpus_of(&self, queue: u32, wish: &RpsCpus, anew: bool) -> Result<QueueMask> {
         let interrupt_cpu = match self.mode {
-            RxMode::Skb => Some(queue),
+            RxMode::Softirq => Some(queue),
             _ => self.device.interrupt_cpu(&Topology::host(), queue),
         };
         cpus_of(&self.queue_name(queue), interrupt_cpu, wish, anew)
@@ -442,13 +428,15 @@ fn cpus_of(
     })
 }
 
-/// The mode in which the device is steered: that of `auto` is native if it loses nothing.
-pub(super) fn mode_for(device: &Device, wish: Mode) -> RxMode {
-    match wish {
-        Mode::Skb => RxMode::Skb,
+/// The mode in which the device is steered. Under `--mode auto` options that are for native mode alone
+/// choose it.
+pub(super) fn mode_for(device: &Device, options: &Options) -> RxMode {
+    match options.mode {
+        Mode::Softirq => RxMode::Softirq,
         Mode::Native => RxMode::Native,
-        Mode::Auto if device.objection_to_native().is_none() => RxMode::Native,
-        Mode::Auto => RxMode::Skb,
+        Mode::Auto if options.hash == Hash::Device => RxMode::Native,
+        Mode::Auto if options.prepare && device.objection_to_native().is_none() => RxMode::Native,
+        Mode::Auto => device.fitting_mode(),
     }
 }
 
@@ -456,19 +444,6 @@ pub(super) fn mode_for(device: &Device, wish: Mode) -> RxMode {
 fn objection_to_bound(device: &Device, options: &Options) -> Option<Objection> {
     let bound = options.hash == Hash::Device;
     bound.then(|| device.objection_to_bound(kernel::version()))?
-}
-
-/// Logs which mode `auto` has chosen, and why.
-fn say_why(device: &Device) {
-    let name = &device.name;
-    match device.objection_to_native() {
-        None => info!("{name} is steered in native mode: nothing is lost there"),
-        Some(objection) if device.prepared().objection_to_native().is_none() => info!(
-            "{name} is steered in skb mode: {} (`--prepare` makes native mode possible)",
-            objection.reason
-        ),
-        Some(objection) => info!("{name} is steered in skb mode: {}", objection.reason),
-    }
 }
 
 /// Fails if an objection to the device is fatal; logs the others as warnings.

@@ -136,7 +136,7 @@ fn remaining(device: &Device, mode: Mode) -> Option<Objection> {
             let mut objections = prepared.objections(RxMode::Native).into_iter();
             objections.find(|objection| objection.fatal)
         }
-        Mode::Skb => Some(Objection {
+        Mode::Softirq => Some(Objection {
             reason: "only native mode needs it".to_owned(),
             remedy: Remedy::default(),
             fatal: false,

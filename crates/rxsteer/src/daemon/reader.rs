@@ -147,9 +147,9 @@ impl<'a> Reader<'a> {
         SockFlow { hash, value }
     }
 
-    /// Whether the queue, or the table of this queue, is one of skb mode.
+    /// Whether the queue, or the table of this queue, is one of softirq mode.
     pub(crate) fn is_shared(&self, queue: u32) -> bool {
-        let first = self.datapath.skb_queue();
+        let first = self.datapath.softirq_queue();
         first.is_some_and(|first| queue >= first)
     }
 
@@ -173,10 +173,10 @@ impl<'a> Reader<'a> {
         self.devices.get(&ifindex).copied().unwrap_or("(gone)")
     }
 
-    /// The slots where a flow with this hash may be, one per queue or per device in skb mode.
+    /// The slots where a flow with this hash may be, one per queue or per device in softirq mode.
     pub(crate) fn slots(&self, hash: u32) -> Vec<u32> {
         let tables = self.datapath.tables();
-        let shared = self.datapath.skb_queue();
+        let shared = self.datapath.softirq_queue();
         let own = 0..shared.unwrap_or(self.datapath.nr_queues());
         let own = own.map(|queue| tables.slot(queue, hash));
         let shared = shared.into_iter().flat_map(|queue| {

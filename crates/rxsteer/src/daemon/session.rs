@@ -11,9 +11,9 @@ use tracing::{info, warn};
 
 use super::budget;
 use super::hotplug::Hotplug;
-use super::options::{Mode, Options, QueueCpus};
+use super::options::{Options, QueueCpus};
 use super::pin;
-use super::plan::{Named, QueueMask, Refused};
+use super::plan::{Named, QueueMask};
 use super::prepare::Prepared;
 use super::services::Services;
 use super::steering::{Served, Steering};
@@ -65,23 +65,9 @@ impl<'a> Session<'a> {
         Ok(session)
     }
 
-    /// Steers by these options. Under `--mode auto`, devices whose drivers refuse the program are
-    /// steered in skb mode.
-    fn steer(&mut self, mut options: Options) -> Result<()> {
-        let steering = loop {
-            let error = match Steering::start(&options) {
-                Ok(steering) => break steering,
-                Err(e) if options.mode == Mode::Auto => e,
-                Err(e) => return Err(e),
-            };
-            let Refused { device, objection } = error.downcast()?;
-            info!(
-                device = %device,
-                "{device} is steered in skb mode instead: {}",
-                objection.reason
-            );
-            options.refused.insert(device);
-        };
+    /// Steers by these options.
+    fn steer(&mut self, options: Options) -> Result<()> {
+        let steering = Steering::start(&options)?;
         self.running = Some(Running {
             requests: steering.datapath.requests()?,
             makers: Makers::new(steering.datapath.backlogs()),
@@ -156,11 +142,7 @@ impl<'a> Session<'a> {
         };
         let lines = if options.need_a_start_after(&self.configured) {
             let before = as_it_is(steering, &self.options);
-            let mut now = options.clone();
-            if now.mode == before.mode {
-                now.refused = before.refused.clone();
-            }
-            if let Err(e) = self.restart(now) {
+            if let Err(e) = self.restart(options.clone()) {
                 self.restart(before)
                     .with_context(|| format!("{e:#}; and steering as before is not possible"))?;
                 return Err(e.context("steering has started anew, and counts from zero"));
@@ -260,7 +242,7 @@ fn as_it_is(steering: &Steering, options: &Options) -> Options {
         if let Named::Name(before) = &steered.named {
             now.rename(before, &device.name);
         }
-        if steered.mode == RxMode::Skb {
+        if steered.mode == RxMode::Softirq {
             continue;
         }
         let nr_queues = match steering.awaits(Some(&device.name)) {
@@ -276,7 +258,7 @@ fn as_it_is(steering: &Steering, options: &Options) -> Options {
             });
         }
     }
-    if let Some(first) = steering.datapath.skb_queue() {
+    if let Some(first) = steering.datapath.softirq_queue() {
         let masks = &steering.masks[first as usize..];
         now.skb_cpus = masks.iter().map(QueueMask::wish).collect();
     }

@@ -13,13 +13,11 @@ use super::hotplug::Hotplug;
 use super::leaving::Leaving;
 use super::looks::Looks;
 use super::manager;
-use super::options::{Mode, Options, Tunnel};
+use super::options::{Options, Tunnel};
 use super::panics;
 use super::patterns::Patterns;
 use super::pin;
-use super::plan::{
-    Named, Plan, QueueMask, Refused, Steered, backlog_limit, find, inline_ports, plan,
-};
+use super::plan::{Named, Plan, QueueMask, Steered, backlog_limit, find, inline_ports, plan};
 use super::reader::Reader;
 use super::takedown::Takedown;
 use super::told::Told;
@@ -35,7 +33,6 @@ use crate::datapath::policy::{Base, Policy};
 use crate::datapath::{Backlogged, Config, Datapath, Drain, Requests, draw_secret};
 use crate::host::caps;
 use crate::host::cpumask::CpuMask;
-use crate::host::device::RxMode;
 use crate::host::progress;
 use crate::host::topology::Topology;
 use crate::host::wait::readable;
@@ -149,7 +146,7 @@ impl Steering {
         for device in 0..steering.devices.len() {
             progress::made();
             if let Err(e) = steering.attach(device) {
-                if options.anew && !(options.mode == Mode::Auto && e.is::<Refused>()) {
+                if options.anew {
                     steering.refused(device, &e);
                     continue;
                 }
@@ -392,14 +389,7 @@ impl Steering {
                 return e;
             };
             let objection = steered.device.attach_objection(steered.mode, errno, None);
-            let objection = objection.if_pinned(pinned);
-            match steered.mode {
-                RxMode::Native => anyhow!(Refused {
-                    device: name.clone(),
-                    objection,
-                }),
-                _ => anyhow!("{objection}"),
-            }
+            anyhow!("{}", objection.if_pinned(pinned))
         })?;
         self.say_masks(index);
         Ok(())

@@ -49,8 +49,8 @@ impl Unsteered {
         kernel_rps::look(devices.iter_mut().filter(|s| there(s)), self.on_kernel_rps)?;
         let present: Vec<_> = devices.iter().filter(|steered| there(steered)).collect();
         let mut anew = false;
-        // The first device in skb mode counts for all of them.
-        let mut skb = false;
+        // The first device in softirq mode counts for all of them.
+        let mut softirq = false;
         let looked_at = self.by_device.iter_mut().zip(&*devices);
         for (index, (found, steered)) in looked_at.enumerate() {
             if !there(steered) {
@@ -61,10 +61,10 @@ impl Unsteered {
             if datapath.ask_again(index).unwrap_or(false) {
                 warn!(
                     device = %name,
-                    "rps_flow_cnt was not set for each queue of {name}, by which skb mode steers: it is set again"
+                    "rps_flow_cnt was not set for each queue of {name}, by which softirq mode steers: it is set again"
                 );
             }
-            let counts = steered.mode == RxMode::Native || !std::mem::replace(&mut skb, true);
+            let counts = steered.mode == RxMode::Native || !std::mem::replace(&mut softirq, true);
             if counts && found.foreign.look(frames(datapath, steered)) {
                 match found.foreign.report(name, steered.mode) {
                     Some(report) => warn!(device = %name, "{report}"),

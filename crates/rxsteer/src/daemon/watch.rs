@@ -96,7 +96,7 @@ impl Watch {
 
     /// Time until the next look is due: without backlogs there is nothing to look at. The creation
     /// of a backlog wakes nobody; a caller that waits for something else at the latest after a
-    /// second notices the first one then. In skb mode backlogs are not created: only a look finds
+    /// second notices the first one then. In softirq mode backlogs are not created: only a look finds
     /// those that hold packets.
     pub(super) fn due(&self, datapath: &Datapath) -> Duration {
         self.due_with(datapath.backlogs().numbers().exist)
@@ -187,7 +187,7 @@ fn name_of(devices: &[Steered], queue: u32) -> String {
     device.map_or_else(String::new, |d| d.queue_name(queue - d.first_queue))
 }
 
-/// A stall, with what to do; `thread`: the backlog's, which softnet backlogs of skb mode don't have.
+/// A stall, with what to do; `thread`: the backlog's, which softnet backlogs of softirq mode don't have.
 fn stall(cpu: u32, waiting: u64, thread: Option<&str>) -> String {
     let (it, share) = match thread {
         Some(thread) => (

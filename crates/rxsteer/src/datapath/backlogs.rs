@@ -33,7 +33,7 @@ pub struct Backlogs {
     cpumaps: Vec<MapHandle>,
     ring_size: u32,
     sched: Class,
-    /// In skb mode: its queues' backlogs are the CPUs' softnet backlogs.
+    /// In softirq mode: its queues' backlogs are the CPUs' softnet backlogs.
     ways: Option<Arc<Ways>>,
     ledger: Mutex<Ledger>,
 }
@@ -82,7 +82,7 @@ impl Backlogs {
     /// if there are not too many. The kernel waits until the thread has run once, which takes time
     /// on a busy CPU.
     ///
-    /// In skb mode: the way there. If there is one, packets have come elsewhere, and its entry is written
+    /// In softirq mode: the way there. If there is one, packets have come elsewhere, and its entry is written
     /// again. The other CPUs that may receive get their ways first: a flow may come to one of them next, and its
     /// packets would have to be dropped there until then (`rx_redirect()` in bpf/core/steer.h).
     ///

@@ -50,7 +50,7 @@ pub struct Config {
     pub unconnected: bool,
     /// Follow applications behind NAT too: each skb gets the hash of its flow.
     pub follow_nat: bool,
-    /// Devices may be added in skb mode while others are steered ([`Datapath::add`]).
+    /// Devices may be added in softirq mode while others are steered ([`Datapath::add`]).
     ///
     /// [`Datapath::add`]: crate::datapath::Datapath::add
     pub more_devices: bool,
@@ -90,20 +90,20 @@ impl Config {
 pub struct DeviceConfig {
     /// Interface index in the network namespace of the thread that calls `Datapath::attach`.
     pub ifindex: u32,
-    /// Receive queues, `rx_queue_index` 0 to `nr_rx_queues` - 1. Not used in skb mode, where CPUs
+    /// Receive queues, `rx_queue_index` 0 to `nr_rx_queues` - 1. Not used in softirq mode, where CPUs
     /// are the queues.
     pub nr_rx_queues: u32,
     /// The mode in which `Datapath::attach` will attach.
     pub mode: RxMode,
     /// Whether GRO merges what passes.
     pub gro: bool,
-    /// In skb mode.
-    pub kind: SkbKind,
+    /// In softirq mode.
+    pub kind: SoftirqKind,
 }
 
-/// What distinguishes devices in skb mode.
+/// What distinguishes devices in softirq mode.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct SkbKind {
+pub struct SoftirqKind {
     /// A tun device without NAPI: it receives outside of polls.
     pub unpolled: bool,
     /// lo: the host itself sends its packets.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Devices of a data path: those that come later in skb mode, and the programs on all of them.
+//! Devices of a data path: those that come later in softirq mode, and the programs on all of them.
 
 use anyhow::{Context, Result, anyhow};
 
@@ -12,12 +12,15 @@ use crate::host::device::RxMode;
 use crate::host::progress;
 
 impl Datapath {
-    /// Adds a device in skb mode, whose index is the next one. Attaches nothing to it.
+    /// Adds a device in softirq mode, whose index is the next one. Attaches nothing to it.
     ///
     /// # Errors
     /// When the kernel refuses the program of such devices.
     pub fn add(&mut self, device: DeviceConfig) -> Result<()> {
-        let hops = self.hops.as_ref().context("skb mode was not prepared")?;
+        let hops = self
+            .hops
+            .as_ref()
+            .context("softirq mode was not prepared")?;
         self.devices.push(Device {
             config: device,
             queue_base: hops.ways.queue_base,
@@ -28,7 +31,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// Forgets a device in skb mode, and detaches its program; later devices get the indices before
+    /// Forgets a device in softirq mode, and detaches its program; later devices get the indices before
     /// theirs. Skbs on their way to another CPU are still delivered, or vanish if the device is
     /// gone (`hop_settled()` in `bpf/dissector.bpf.c`).
     pub fn remove(&mut self, device: usize) {
@@ -38,8 +41,8 @@ impl Datapath {
         self.devices.remove(device);
     }
 
-    /// The queue of CPU 0 in skb mode; `None` if no device can be steered in this mode.
-    pub fn skb_queue(&self) -> Option<u32> {
+    /// The queue of CPU 0 in softirq mode; `None` if no device can be steered in this mode.
+    pub fn softirq_queue(&self) -> Option<u32> {
         self.hops.as_ref().map(|hops| hops.ways.queue_base)
     }
 
@@ -65,7 +68,7 @@ impl Datapath {
         Ok(())
     }
 
-    /// Has the kernel ask about a device's packets again, in skb mode: others may change this setting, and
+    /// Has the kernel ask about a device's packets again, in softirq mode: others may change this setting, and
     /// queues may be new. Returns whether it did not.
     ///
     /// # Errors
@@ -73,7 +76,7 @@ impl Datapath {
     pub fn ask_again(&self, device: usize) -> Result<bool> {
         let device = &self.devices[device];
         match &self.hops {
-            Some(hops) if device.config.mode == RxMode::Skb && device.attached.is_some() => {
+            Some(hops) if device.config.mode == RxMode::Softirq && device.attached.is_some() => {
                 hops.ask_again(device.config.ifindex)
             }
             _ => Ok(false),

@@ -41,7 +41,7 @@ impl Backlogged for Datapath {
             return Ok(false);
         }
         let index = queue * self.nr_cpus + cpu;
-        if self.skb_queues().contains(&queue) {
+        if self.softirq_queues().contains(&queue) {
             return self.settled(backlog_flushed {
                 index,
                 ..Default::default()
@@ -61,14 +61,14 @@ impl Backlogged for Datapath {
 }
 
 impl Datapath {
-    /// [`Backlogged::find_vanished`] without skb mode.
+    /// [`Backlogged::find_vanished`] without softirq mode.
     ///
     /// # Errors
     /// When a map can't be read, or when the kernel can't run the program.
     pub fn find_vanished_frames(&self) -> Result<()> {
-        let skb = self.skb_queues();
+        let softirq = self.softirq_queues();
         let mut threads = self.backlogs.exist();
-        threads.retain(|(queue, _)| !skb.contains(queue));
+        threads.retain(|(queue, _)| !softirq.contains(queue));
         let flushed = self.flushed(threads);
         if flushed.is_empty() {
             return Ok(());
@@ -101,11 +101,14 @@ impl Datapath {
 
     /// Whether the CPU of a softnet backlog has passed up all that entered; counts what has vanished.
     fn settled(&self, mut flushed: backlog_flushed) -> Result<bool> {
-        let hops = self.hops.as_ref().context("skb mode was not prepared")?;
+        let hops = self
+            .hops
+            .as_ref()
+            .context("softirq mode was not prepared")?;
         Ok(call::call(hops.settled(), &mut flushed)? == 1)
     }
 
-    /// Lets slots of skb mode that are mixed move again, whatever CPUs do (`polls_ended()` in
+    /// Lets slots of softirq mode that are mixed move again, whatever CPUs do (`polls_ended()` in
     /// `bpf/rx.h`): after a grace period all polls have ended that began before. Takes no time while
     /// no slot was mixed since the last call. To be called now and then.
     ///
@@ -134,20 +137,20 @@ impl Datapath {
         flushed.collect()
     }
 
-    /// The queues of skb mode.
-    fn skb_queues(&self) -> Range<u32> {
-        self.skb_queue().unwrap_or(self.nr_queues())..self.nr_queues()
+    /// The queues of softirq mode.
+    fn softirq_queues(&self) -> Range<u32> {
+        self.softirq_queue().unwrap_or(self.nr_queues())..self.nr_queues()
     }
 
-    /// The backlogs of skb mode.
+    /// The backlogs of softirq mode.
     fn softnet_backlogs(&self) -> Vec<Place> {
-        let skb = self.skb_queues();
+        let softirq = self.softirq_queues();
         let mut softnet = self.backlogs.exist();
-        softnet.retain(|(queue, _)| skb.contains(queue));
+        softnet.retain(|(queue, _)| softirq.contains(queue));
         softnet
     }
 
-    /// The ways of skb mode from which packets have come elsewhere, and which are closed. To be asked now and
+    /// The ways of softirq mode from which packets have come elsewhere, and which are closed. To be asked now and
     /// then: the request may have been lost, or the CPU offline.
     pub fn misdirected(&self) -> Vec<backlog_request> {
         let closed = |&(queue, cpu): &Place| {
@@ -272,16 +275,16 @@ impl Datapath {
     /// Lets all flows leave the closed softnet backlogs for a CPU that is or was offline: all that
     /// entered them counts as passed up.
     pub fn leave_cpu(&self, cpu: u32) {
-        for queue in self.skb_queues() {
+        for queue in self.softirq_queues() {
             self.close(queue, cpu, backlog_closed::BACKLOG_PASSED, true);
             self.close(queue, cpu, backlog_closed::BACKLOG_DOWN, false);
         }
     }
 
     /// Lets nothing more enter the closed backlogs for a CPU that is or was offline, but for those of
-    /// skb mode: frames of flows that can't leave yet are dropped. Returns whether any holds frames.
+    /// softirq mode: frames of flows that can't leave yet are dropped. Returns whether any holds frames.
     pub fn shed_cpu(&self, cpu: u32) -> bool {
-        let mut queues = 0..self.skb_queues().start;
+        let mut queues = 0..self.softirq_queues().start;
         for queue in queues.clone() {
             self.close(queue, cpu, backlog_closed::BACKLOG_SHED, true);
         }
@@ -297,7 +300,7 @@ impl Datapath {
     /// Whether this is one of [`Self::cpus_down`].
     pub fn is_down(&self, cpu: u32) -> bool {
         let down = u64::from(backlog_closed::BACKLOG_DOWN.0);
-        self.skb_queue()
+        self.softirq_queue()
             .is_some_and(|queue| self.closed(queue, cpu) & down != 0)
     }
 

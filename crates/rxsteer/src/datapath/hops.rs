@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Skb mode: the programs of its devices, and the ways from CPU to CPU by the kernel's own RPS
+//! Softirq mode: the programs of its devices, and the ways from CPU to CPU by the kernel's own RPS
 //! (`bpf/dissector.bpf.c`).
 
 use std::mem::offset_of;
@@ -14,7 +14,7 @@ use tracing::{error, warn};
 
 use super::backlogged::grace_period;
 use super::call;
-use super::config::{Config, SkbKind, draw};
+use super::config::{Config, SoftirqKind, draw};
 use super::hop_keys::{Key, Keys, nr_hashes};
 use super::mapped::Mapped;
 use super::shared::{constants, lend_maps, set_constants};
@@ -31,7 +31,7 @@ use crate::host::tc::{self, Hook, TcLink};
 use crate::host::topology::Topology;
 use crate::host::{netns, peer};
 use crate::types::{
-    backlog, backlog_closed, hop_hash, poll_cpu, rx_config, rx_queue, skb_device, softnet_way,
+    backlog, backlog_closed, hop_hash, poll_cpu, rx_config, rx_queue, softirq_device, softnet_way,
 };
 
 /// The fewest entries of the kernel's table, of 4 bytes: all sockets of the host that receive by devices that are
@@ -97,7 +97,7 @@ impl Ways {
 
     fn with_asked<T>(&self, f: impl FnOnce(&mut Asked) -> Result<T>) -> Result<T> {
         let mut asked = self.asked();
-        let (asked, _) = asked.as_mut().context("skb mode has ended")?;
+        let (asked, _) = asked.as_mut().context("softirq mode has ended")?;
         f(asked)
     }
 
@@ -255,7 +255,7 @@ impl Hops {
         lend_maps(hops.open_object_mut(), trace.object(), tables)?;
         let common = hops
             .load()
-            .context("the kernel refused the programs of skb mode")?;
+            .context("the kernel refused the programs of softirq mode")?;
         let hash_of = common.progs.rxsteer_hash_of.as_fd().try_clone_to_owned()?;
         let hash_of: HashOf = Box::new(move |packet| call::on_packet(hash_of.as_fd(), packet));
         let mut keys = Keys::new(nr_hashes(nr_cpus), draw()? as u32, hash_of);
@@ -344,7 +344,7 @@ impl Hops {
     /// Forgets a device: the kernel's questions about its packets get the kernel's answers.
     pub(super) fn forget(&self, trace: &TraceSkel<'_>, ifindex: u32) {
         // It may not be attached.
-        let _ = trace.maps.skb_devices.delete(&ifindex.to_ne_bytes());
+        let _ = trace.maps.softirq_devices.delete(&ifindex.to_ne_bytes());
     }
 
     /// Steers a device of the calling thread's network namespace.
@@ -355,7 +355,7 @@ impl Hops {
         &mut self,
         trace: &TraceSkel<'_>,
         ifindex: u32,
-        kind: SkbKind,
+        kind: SoftirqKind,
     ) -> Result<Hooks> {
         self.begin()?;
         if kind.unpolled && self.ends.is_none() {
@@ -371,11 +371,11 @@ impl Hops {
             false => None,
         };
         let kind = match kind {
-            SkbKind { loopback: true, .. } => skb_device::SKB_LOOPBACK,
-            SkbKind { unpolled: true, .. } => skb_device::SKB_UNPOLLED,
-            _ => skb_device::SKB_POLLED,
+            SoftirqKind { loopback: true, .. } => softirq_device::SOFTIRQ_LOOPBACK,
+            SoftirqKind { unpolled: true, .. } => softirq_device::SOFTIRQ_UNPOLLED,
+            _ => softirq_device::SOFTIRQ_POLLED,
         };
-        let devices = &trace.maps.skb_devices;
+        let devices = &trace.maps.softirq_devices;
         devices.update(&ifindex.to_ne_bytes(), &kind.0.to_ne_bytes(), MapFlags::ANY)?;
         self.ways.with_asked(|asked| {
             asked.without_hash(ifindex)?;
@@ -455,7 +455,7 @@ fn load(
     set_constants(open.open_object_mut(), &constants)?;
     lend_maps(open.open_object_mut(), trace.object(), tables)?;
     open.load()
-        .context("the kernel refused the programs of skb mode")
+        .context("the kernel refused the programs of softirq mode")
 }
 
 /// Attaches the program where a veth's packets are sent, if a path leads there.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The loaded data path: maps, tracepoints, one XDP program per device, and the programs of skb mode.
+//! The loaded data path: maps, tracepoints, one XDP program per device, and the programs of softirq mode.
 //!
 //! The order is fixed: load, fill the maps, attach the tracepoints (they count frames that the XDP
 //! programs redirect), attach the XDP programs. All of these are held by file descriptors alone, so
@@ -56,7 +56,7 @@ pub struct Datapath {
     // being counted by the tracepoints.
     pub(super) devices: Vec<Device>,
     pub(super) hasher: Option<Hasher>,
-    /// If devices may be steered in skb mode.
+    /// If devices may be steered in softirq mode.
     pub(super) hops: Option<Hops>,
     pub(super) sockets: Option<Sockets>,
     pub(super) scheduler: Option<Cpus>,
@@ -80,7 +80,7 @@ pub struct Datapath {
 
 impl Datapath {
     /// Loads the programs, fills the maps with every location INLINE, and attaches the tracepoints.
-    /// Attaches no program to a device. The queues of skb mode, a queue for each CPU id, come after
+    /// Attaches no program to a device. The queues of softirq mode, a queue for each CPU id, come after
     /// those of all devices.
     ///
     /// # Errors
@@ -96,12 +96,12 @@ impl Datapath {
         pinned: Option<&Generation>,
     ) -> Result<Self> {
         let nr_cpus = Topology::host().nr_cpu_ids()?;
-        let of_devices = devices.iter().filter(|d| d.mode != RxMode::Skb);
+        let of_devices = devices.iter().filter(|d| d.mode != RxMode::Softirq);
         let of_devices: u32 = of_devices.map(|d| d.nr_rx_queues).sum();
-        let skb = config.more_devices || devices.iter().any(|d| d.mode == RxMode::Skb);
+        let softirq = config.more_devices || devices.iter().any(|d| d.mode == RxMode::Softirq);
         // Without devices, as while all of them are gone, there is a queue without packets.
-        let nr_queues = (of_devices + u32::from(skb) * nr_cpus).max(1);
-        let nr_tables = nr_queues - u32::from(skb) * (nr_cpus - 1);
+        let nr_queues = (of_devices + u32::from(softirq) * nr_cpus).max(1);
+        let nr_tables = nr_queues - u32::from(softirq) * (nr_cpus - 1);
         let tables = match pinned {
             None => Tables::new(config, nr_tables)?,
             Some(pinned) => Tables::pinned(config, nr_tables, |name| pinned.map(TABLES, name))?,
@@ -118,7 +118,7 @@ impl Datapath {
             maps.backlog_kthreads.set_max_entries(nr_queues * nr_cpus)?;
             maps.cpumaps.set_max_entries(nr_queues)?;
             maps.cpumap_queues.set_max_entries(nr_queues)?;
-            if skb {
+            if softirq {
                 maps.softnet_ways.set_max_entries(nr_cpus * (nr_cpus + 1))?;
                 maps.hop_hashes.set_max_entries(nr_hashes(nr_cpus))?;
             }
@@ -163,7 +163,7 @@ impl Datapath {
             true => Some(Hasher::load(&trace, &tables, &base)?),
             false => None,
         };
-        let hops = match skb {
+        let hops = match softirq {
             true => Some(Hops::new(
                 &trace,
                 &tables,
@@ -191,7 +191,7 @@ impl Datapath {
         for device in devices {
             let mut queue_base = queue;
             match &hops {
-                Some(hops) if device.mode == RxMode::Skb => queue_base = hops.ways.queue_base,
+                Some(hops) if device.mode == RxMode::Softirq => queue_base = hops.ways.queue_base,
                 _ => queue += device.nr_rx_queues,
             }
             (queue_base..queue).for_each(|queue| set_queue(queue, device.ifindex));
@@ -413,10 +413,10 @@ impl Datapath {
         self.backlogs.thread(queue, cpu).ok().flatten()
     }
 
-    /// Whether that thread wants to run, as far as the kernel tells. In skb mode: whether packets wait
+    /// Whether that thread wants to run, as far as the kernel tells. In softirq mode: whether packets wait
     /// in the CPU's softnet backlog.
     pub fn starves(&self, queue: u32, cpu: u32) -> bool {
-        if self.skb_queue().is_some_and(|first| queue >= first) {
+        if self.softirq_queue().is_some_and(|first| queue >= first) {
             let softnet = softnet::read().unwrap_or_default();
             return softnet.iter().any(|s| s.cpu == cpu && s.waiting > 0);
         }
@@ -429,9 +429,9 @@ impl Datapath {
         u32::try_from(self.backlogs.nr_queues()).expect("made from a u32")
     }
 
-    /// Number of `dev_flow_table`s: one per queue, and one for all queues of skb mode.
+    /// Number of `dev_flow_table`s: one per queue, and one for all queues of softirq mode.
     pub fn nr_tables(&self) -> u32 {
-        let shared = self.skb_queue().map_or(0, |_| self.nr_cpus - 1);
+        let shared = self.softirq_queue().map_or(0, |_| self.nr_cpus - 1);
         self.nr_queues() - shared
     }
 

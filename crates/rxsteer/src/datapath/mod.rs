@@ -38,8 +38,8 @@ pub mod waits;
 
 pub use backlogged::{Backlogged, Drain};
 pub use config::{
-    Config, DeviceConfig, INLINE_PORTS, InlinePorts, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SkbKind,
-    draw_secret, inline_ports,
+    Config, DeviceConfig, INLINE_PORTS, InlinePorts, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES,
+    SoftirqKind, draw_secret, inline_ports,
 };
 pub use loaded::Datapath;
 pub use requests::Requests;

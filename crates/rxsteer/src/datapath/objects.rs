@@ -27,14 +27,14 @@ pub(super) struct Device {
     pub(super) attached: Option<Attached>,
     /// With [`Config::follow_nat`], while an XDP program is attached.
     pub(super) hashed: Option<TcLink>,
-    /// `None` in skb mode: the program is in [`Hops`].
+    /// `None` in softirq mode: the program is in [`Hops`].
     pub(super) loaded: Option<XdpSkel>,
 }
 
 /// Dropping it detaches the program.
 pub(super) enum Attached {
     Xdp(OwnedFd),
-    Skb { _hooks: Hooks },
+    Softirq { _hooks: Hooks },
 }
 
 /// A device's XDP program. Its object is closed: of each of its many maps it has a descriptor, and the
@@ -45,7 +45,7 @@ pub(super) struct XdpSkel {
 }
 
 impl Device {
-    /// The device's program. `hops`: as long as a device in skb mode is steered.
+    /// The device's program. `hops`: as long as a device in softirq mode is steered.
     ///
     /// # Errors
     /// When the data path was not prepared for such a device.
@@ -53,16 +53,16 @@ impl Device {
         match (&self.loaded, hops) {
             (Some(xdp), _) => Ok(xdp.program.as_fd()),
             (None, Some(hops)) => Ok(hops.program()),
-            (None, None) => bail!("skb mode was not prepared"),
+            (None, None) => bail!("softirq mode was not prepared"),
         }
     }
 
     pub(super) fn attach(&mut self, hops: Option<&mut Hops>, trace: &TraceSkel<'_>) -> Result<()> {
         let ifindex = self.config.ifindex;
         self.attached = Some(match self.config.mode {
-            RxMode::Skb => {
-                let hops = hops.context("skb mode was not prepared")?;
-                Attached::Skb {
+            RxMode::Softirq => {
+                let hops = hops.context("softirq mode was not prepared")?;
+                Attached::Softirq {
                     _hooks: hops.attach(trace, ifindex, self.config.kind)?,
                 }
             }
@@ -77,16 +77,16 @@ impl Device {
             Some(Attached::Xdp(link)) => {
                 pins.pin(XDP, &self.config.ifindex.to_string(), link.as_fd())
             }
-            Some(Attached::Skb { .. }) => bail!("skb mode is not pinned"),
+            Some(Attached::Softirq { .. }) => bail!("softirq mode is not pinned"),
             None => Ok(()),
         }
     }
 
     /// Replaces the attached program by the loaded one, if a program is attached and the device
-    /// still exists. That of skb mode is one for all devices ([`Hops::replace`]).
+    /// still exists. That of softirq mode is one for all devices ([`Hops::replace`]).
     pub(super) fn update(&mut self) -> Result<()> {
         match &self.attached {
-            None | Some(Attached::Skb { .. }) => Ok(()),
+            None | Some(Attached::Softirq { .. }) => Ok(()),
             Some(Attached::Xdp(link)) => match xdp::update(link, self.program(None)?) {
                 Err(e) if e.raw_os_error() == Some(libc::ENOLINK) => Ok(()),
                 other => Ok(other?),
@@ -95,7 +95,7 @@ impl Device {
     }
 }
 
-/// Loads a device's XDP program; `None` in skb mode.
+/// Loads a device's XDP program; `None` in softirq mode.
 ///
 /// # Errors
 /// When the kernel refuses it.
@@ -108,7 +108,7 @@ pub(super) fn load_device(
     device: &DeviceConfig,
 ) -> Result<Option<XdpSkel>> {
     progress::made();
-    if device.mode == RxMode::Skb {
+    if device.mode == RxMode::Softirq {
         return Ok(None);
     }
     let constants = constants_of_device(config, nr_cpus, tables.sizes(), queue_base, device);

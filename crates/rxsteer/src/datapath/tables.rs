@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! The tables of flows: CPUs of applications (`sock_flow_table`), locations of flows
-//! (`dev_flow_tables`, one per queue, and one for all queues of skb mode), and the flows' names.
+//! (`dev_flow_tables`, one per queue, and one for all queues of softirq mode), and the flows' names.
 //!
 //! Memory: an entry of the `sock_flow_table` takes 4 bytes as in the kernel, and 8 more for the
 //! thread; a slot of a `dev_flow_table` takes 64, and its flow's name 48 more.
@@ -203,7 +203,7 @@ impl Tables {
         native::flow_slot(queue, hash, self.flow_shift())
     }
 
-    /// The same in the table of skb mode, whose first queue is `queue`.
+    /// The same in the table of softirq mode, whose first queue is `queue`.
     pub fn shared_slot(&self, queue: u32, ifindex: u32, hash: u32) -> u32 {
         native::flow_shared_slot(queue, ifindex, hash, self.flow_shift())
     }

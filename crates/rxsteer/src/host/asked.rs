@@ -9,7 +9,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use serde::{Deserialize, Serialize};
-use tracing::{error, info, warn};
+use tracing::{error, info};
 
 use super::ethtool::{Ethtool, RX_HASH};
 use super::guardian::{self, Guardian};
@@ -106,12 +106,6 @@ impl Asked {
         let name = device::name_of(ifindex).context("the device is gone")?;
         let change = Change::own(ifindex, &name, feature);
         info!("{change} on -> off, until the end");
-        if queues(&name)?.len() > 1 {
-            warn!(
-                "{name}: without it some drivers (i40e, ice, mvpp2) send all packets to one queue: see \
-                 /proc/interrupts, and use `--mode native` then"
-            );
-        }
         self.guardian.tell(&Changed::Hash(change.clone()))?;
         offloads::turn_off(&change)
     }

@@ -29,14 +29,14 @@ pub enum RxMode {
     /// In the driver, before an skb exists.
     Native,
     /// In the stack, after GRO, by the kernel's RPS: any device.
-    Skb,
+    Softirq,
 }
 
 impl fmt::Display for RxMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Native => "native",
-            Self::Skb => "skb",
+            Self::Softirq => "softirq",
         })
     }
 }

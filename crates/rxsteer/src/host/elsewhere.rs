@@ -66,7 +66,7 @@ impl Device {
                  packet arrived",
                 self.name
             ),
-            remedy: Remedy::skb_mode(),
+            remedy: Remedy::softirq_mode(),
             fatal: true,
         })
     }

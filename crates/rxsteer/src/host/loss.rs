@@ -9,7 +9,7 @@ use super::remedy::Remedy;
 use super::shell::quoted;
 
 impl Device {
-    /// Objections because of what is lost in `mode`: skb mode queues skbs.
+    /// Objections because of what is lost in `mode`: softirq mode queues skbs.
     pub(super) fn losses(&self, mode: RxMode) -> [Option<Objection>; 3] {
         match mode {
             RxMode::Native => [
@@ -17,7 +17,7 @@ impl Device {
                 self.checksums_missing(),
                 self.merging_ends(),
             ],
-            RxMode::Skb => [None, None, None],
+            RxMode::Softirq => [None, None, None],
         }
     }
 
@@ -59,7 +59,7 @@ impl Device {
             Offload::Off => return None,
             Offload::On => remedy,
             Offload::Fixed => {
-                Remedy::with_the_process("use `--mode skb`: the driver can't turn it off")
+                Remedy::with_the_process("use `--mode softirq`: the driver can't turn it off")
             }
         };
         Some(Objection {
@@ -72,16 +72,16 @@ impl Device {
     /// The sending end of a veth omits checksums (tx offload). A redirected frame loses the mark
     /// that says so, and is dropped as corrupt. Of an end out of reach that is not known.
     pub(super) fn checksums_missing(&self) -> Option<Objection> {
-        let skb_mode = Remedy::skb_mode();
+        let softirq_mode = Remedy::softirq_mode();
         let remedy = match self.peer.as_ref().map(|peer| (peer, peer.checksums)) {
             Some((_, Offload::Off)) => return None,
-            Some((_, Offload::Fixed)) => skb_mode,
-            Some((peer, Offload::On)) => skb_mode
+            Some((_, Offload::Fixed)) => softirq_mode,
+            Some((peer, Offload::On)) => softirq_mode
                 .or(Remedy::with_the_process(
                     "`--prepare`, which makes it fill them in until the end",
                 ))
                 .or(format!("`{}`", peer.ethtool("tx off"))),
-            None => skb_mode.or("make it fill them in: there `ethtool -K PEER tx off`"),
+            None => softirq_mode.or("make it fill them in: there `ethtool -K PEER tx off`"),
         };
         (self.driver == "veth").then(|| Objection {
             reason: format!(
@@ -103,7 +103,9 @@ impl Device {
                 "{name} merges segments before the kernel sees them, and stops that under an XDP \
                  program: bulk TCP costs more CPU"
             ),
-            remedy: Remedy::with_the_process("use `--mode skb` for hosts that receive much by TCP"),
+            remedy: Remedy::with_the_process(
+                "use `--mode softirq` for hosts that receive much by TCP",
+            ),
             fatal: false,
         })
     }
@@ -138,10 +140,10 @@ mod tests {
         let text = only(&device(Offload::On), RxMode::Native, true);
         assert!(text.contains("`ethtool -K eth0 rxvlan off"), "{text}");
         assert!(text.contains("--prepare"), "{text}");
-        assert_eq!(device(Offload::On).against(RxMode::Skb), []);
+        assert_eq!(device(Offload::On).against(RxMode::Softirq), []);
         let text = only(&device(Offload::Fixed), RxMode::Native, true);
         assert!(
-            text.contains("--mode skb") && !text.contains("--prepare"),
+            text.contains("--mode softirq") && !text.contains("--prepare"),
             "{text}"
         );
     }
@@ -170,9 +172,9 @@ mod tests {
         };
         for on in [Offload::On, Offload::Fixed] {
             let text = only(&device(on), RxMode::Native, false);
-            assert!(text.contains("--mode skb"), "{text}");
+            assert!(text.contains("--mode softirq"), "{text}");
             assert!(device(on).objection_to_native().is_some());
-            assert_eq!(device(on).against(RxMode::Skb), []);
+            assert_eq!(device(on).against(RxMode::Softirq), []);
         }
         let prepared = device(Offload::On).prepared();
         assert_eq!(prepared.objection_to_native(), None);
@@ -205,7 +207,7 @@ mod tests {
             true,
         );
         assert!(
-            text.contains("--mode skb") && !text.contains("--prepare"),
+            text.contains("--mode softirq") && !text.contains("--prepare"),
             "{text}"
         );
     }

@@ -61,8 +61,13 @@ impl Device {
                 .then(|| self.attached_xdp())
                 .flatten(),
             self.kernel_rps_on(mode),
-            (mode == RxMode::Skb).then(|| self.hash_stays()).flatten(),
-            (mode == RxMode::Skb).then(|| self.filters()).flatten(),
+            (mode == RxMode::Softirq)
+                .then(|| self.hash_stays())
+                .flatten(),
+            (mode == RxMode::Softirq)
+                .then(|| self.hash_spreads())
+                .flatten(),
+            (mode == RxMode::Softirq).then(|| self.filters()).flatten(),
             (mode == RxMode::Native)
                 .then(|| self.no_native_xdp())
                 .flatten(),
@@ -85,6 +90,16 @@ impl Device {
         match objections.find(|objection| objection.fatal) {
             Some(objection) => bail!("{objection}"),
             None => Ok(()),
+        }
+    }
+
+    /// The mode in which this device is steered if none is asked for: by the kernel's own hop, which changes
+    /// least, and works with most devices; natively where that one can't be and nothing is lost.
+    pub fn fitting_mode(&self) -> RxMode {
+        let softirq = self.unobstructed(RxMode::Softirq).is_ok();
+        match softirq || self.objection_to_native().is_some() {
+            true => RxMode::Softirq,
+            false => RxMode::Native,
         }
     }
 
@@ -144,7 +159,7 @@ impl Device {
         })
     }
 
-    /// Kernel RPS is on, by [`Self::kernel_rps`]. Skb mode sets `rps_flow_cnt` itself.
+    /// Kernel RPS is on, by [`Self::kernel_rps`]. Softirq mode sets `rps_flow_cnt` itself.
     pub fn kernel_rps_on(&self, mode: RxMode) -> Option<Objection> {
         let steers = |file: &&String| mode == RxMode::Native || file.ends_with("rps_cpus");
         let on: Vec<_> = self.kernel_rps.iter().filter(steers).collect();
@@ -179,7 +194,7 @@ impl Device {
     fn loopback(&self, mode: RxMode) -> Option<Objection> {
         (self.loopback && mode == RxMode::Native).then(|| Objection {
             reason: format!("{} is the loopback device: no NAPI polls it", self.name),
-            remedy: Remedy::skb_mode(),
+            remedy: Remedy::softirq_mode(),
             fatal: true,
         })
     }
@@ -192,6 +207,25 @@ impl Device {
                 self.name
             ),
             remedy: "use `--mode native`".into(),
+            fatal: true,
+        })
+    }
+
+    /// Some drivers spread packets over their queues only while they give them a hash: each writes its
+    /// indirection table anew, or clears its types of hashes, when `NETIF_F_RXHASH` changes.
+    fn hash_spreads(&self) -> Option<Objection> {
+        const SPREAD: [&str; 6] = ["i40e", "iavf", "ice", "idpf", "mvpp2", "virtio_net"];
+        let spreads = self.rx_hash == Offload::On && SPREAD.contains(&&*self.driver);
+        (spreads && self.rx_queues > 1).then(|| Objection {
+            reason: format!(
+                "softirq mode turns {RX_HASH} of {} off, and its driver ({}) then receives all packets in \
+                 one of its {} queues",
+                self.name, self.driver, self.rx_queues
+            ),
+            remedy: Remedy::with_the_process("use `--mode native --prepare`").or(format!(
+                "leave it one queue: `ethtool -L {} combined 1`",
+                quoted(&self.name)
+            )),
             fatal: true,
         })
     }
@@ -216,7 +250,7 @@ impl Device {
                 self.name,
                 self.driver_name()
             ),
-            remedy: Remedy::skb_mode(),
+            remedy: Remedy::softirq_mode(),
             fatal: true,
         })
     }
@@ -230,7 +264,7 @@ impl Device {
                  order can't be kept",
                 self.name
             ),
-            remedy: Remedy::skb_mode(),
+            remedy: Remedy::softirq_mode(),
         })
     }
 
@@ -311,21 +345,64 @@ pub(super) mod tests {
             loopback: true,
             ..card()
         };
-        assert!(only(&lo, RxMode::Native, true).contains("--mode skb"));
-        assert_eq!(lo.against(RxMode::Skb), []);
+        assert!(only(&lo, RxMode::Native, true).contains("--mode softirq"));
+        assert_eq!(lo.against(RxMode::Softirq), []);
+    }
+
+    /// Of a driver that needs the hash for its queues; one queue needs none.
+    #[test]
+    fn packets_stay_spread_over_queues() {
+        let with = |rx_hash, rx_queues, driver: &str| Device {
+            rx_hash,
+            rx_queues,
+            driver: driver.into(),
+            ..card()
+        };
+        let text = only(&with(Offload::On, 8, "ice"), RxMode::Softirq, true);
+        assert!(
+            text.contains("one of its 8 queues") && text.contains("--prepare"),
+            "{text}"
+        );
+        for free in [
+            with(Offload::Off, 8, "ice"),
+            with(Offload::On, 1, "ice"),
+            with(Offload::On, 8, "igb"),
+        ] {
+            assert_eq!(free.against(RxMode::Softirq), []);
+        }
     }
 
     #[test]
-    fn a_hash_that_stays_is_not_for_skb_mode() {
-        let with = |rx_hash| Device { rx_hash, ..card() };
-        assert!(only(&with(Offload::Fixed), RxMode::Skb, true).contains("--mode native"));
+    fn native_mode_fits_where_softirq_mode_does_not() {
+        let ice = Device {
+            rx_hash: Offload::On,
+            ..card()
+        };
+        assert_eq!(ice.fitting_mode(), RxMode::Native);
+        assert_eq!(card().fitting_mode(), RxMode::Softirq);
+        // Where neither does, what is said is about the hash.
+        let tagged = Device {
+            rx_vlan_offload: Offload::On,
+            ..ice
+        };
+        assert_eq!(tagged.fitting_mode(), RxMode::Softirq);
+    }
+
+    #[test]
+    fn a_hash_that_stays_is_not_for_softirq_mode() {
+        let with = |rx_hash| Device {
+            rx_hash,
+            rx_queues: 1,
+            ..card()
+        };
+        assert!(only(&with(Offload::Fixed), RxMode::Softirq, true).contains("--mode native"));
         assert_eq!(with(Offload::Fixed).against(RxMode::Native), []);
-        assert_eq!(with(Offload::On).against(RxMode::Skb), []);
+        assert_eq!(with(Offload::On).against(RxMode::Softirq), []);
         let filters = Device {
             ntuple: Offload::On,
             ..card()
         };
-        assert!(only(&filters, RxMode::Skb, true).contains("ntuple off"));
+        assert!(only(&filters, RxMode::Softirq, true).contains("ntuple off"));
         assert_eq!(filters.against(RxMode::Native), []);
     }
 
@@ -350,7 +427,7 @@ pub(super) mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
-        assert_eq!(held.against(RxMode::Skb), []);
+        assert_eq!(held.against(RxMode::Softirq), []);
         let xdp = AttachedXdp {
             holders: Vec::new(),
             name: String::new(),
@@ -376,7 +453,7 @@ pub(super) mod tests {
             kernel_rps: vec!["rx-3/rps_cpus".into()],
             ..card()
         };
-        for mode in [RxMode::Native, RxMode::Skb] {
+        for mode in [RxMode::Native, RxMode::Softirq] {
             let text = only(&device, mode, true);
             assert!(
                 text.contains("rx-3/rps_cpus") && text.contains("echo 0"),
@@ -388,7 +465,7 @@ pub(super) mod tests {
             ..card()
         };
         assert!(only(&device, RxMode::Native, true).contains("rx-3/rps_flow_cnt"));
-        assert_eq!(device.against(RxMode::Skb), []);
+        assert_eq!(device.against(RxMode::Softirq), []);
     }
 
     #[test]
@@ -397,7 +474,7 @@ pub(super) mod tests {
             native_xdp: Some(false),
             ..card()
         };
-        assert!(only(&device, RxMode::Native, true).contains("--mode skb"));
+        assert!(only(&device, RxMode::Native, true).contains("--mode softirq"));
         // Before 6.3 only attaching shows whether native mode works.
         let device = Device {
             native_xdp: None,
@@ -413,7 +490,7 @@ pub(super) mod tests {
         let none = with(Lower::Ports(Vec::new()));
         let vf = with(Lower::VirtualFunction("enP1s1".into()));
         let vlan = with(Lower::Handed(vec!["eth0".into()]));
-        assert!(only(&vlan, RxMode::Skb, true).contains("`rxsteer run eth0`"));
+        assert!(only(&vlan, RxMode::Softirq, true).contains("`rxsteer run eth0`"));
         let mode = RxMode::Native;
         assert!(only(&ports, mode, false).contains("(eth0, eth1)"));
         assert!(only(&none, mode, true).contains("without ports"));
@@ -427,12 +504,12 @@ pub(super) mod tests {
             napis: Some(Vec::new()),
             ..card()
         };
-        assert!(only(&device, RxMode::Native, true).contains("--mode skb"));
-        assert_eq!(device.against(RxMode::Skb), []);
+        assert!(only(&device, RxMode::Native, true).contains("--mode softirq"));
+        assert_eq!(device.against(RxMode::Softirq), []);
     }
 
     #[test]
-    fn skb_mode_is_for_every_device() {
+    fn softirq_mode_is_for_every_device() {
         let attached = AttachedXdp {
             id: 1,
             name: String::new(),
@@ -446,7 +523,7 @@ pub(super) mod tests {
             rx_vlan_offload: Offload::Fixed,
             ..veth()
         };
-        assert_eq!(device.against(RxMode::Skb), []);
+        assert_eq!(device.against(RxMode::Softirq), []);
         assert!(device.objection_to_native().is_some());
         assert!(veth().objection_to_native().is_some());
         assert_eq!(card().objection_to_native(), None);

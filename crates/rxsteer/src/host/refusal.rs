@@ -40,7 +40,7 @@ impl Device {
                     "the MTU is {}; lower it (`ip link set dev {word} mtu 1500`)",
                     self.mtu
                 );
-                Remedy::from(lower).or(Remedy::skb_mode())
+                Remedy::from(lower).or(Remedy::softirq_mode())
             }
             _ if mentions(&["queue", "channel", "ring"])
                 || matches!(errno, libc::ENOMEM | libc::ENOSPC) =>
@@ -52,7 +52,7 @@ impl Device {
                 )
                 .into()
             }
-            _ if mode == RxMode::Native => Remedy::skb_mode(),
+            _ if mode == RxMode::Native => Remedy::softirq_mode(),
             _ => "see the kernel's log: `dmesg`".into(),
         };
         Objection {
@@ -76,7 +76,7 @@ mod tests {
                 .remedy
                 .to_string()
         };
-        assert!(remedy(libc::EOPNOTSUPP, None).contains("--mode skb"));
+        assert!(remedy(libc::EOPNOTSUPP, None).contains("--mode softirq"));
         assert!(remedy(libc::EPERM, None).contains("root"));
         assert!(remedy(libc::EBUSY, None).contains("ip -details link"));
         assert!(remedy(libc::ENOMEM, None).contains("ethtool -L eth0 combined 4"));

@@ -10,7 +10,7 @@ use serde::{Serialize, Serializer};
 enum Way {
     /// By what is not rxsteer's, or an option that `--pin` allows.
     Any(String),
-    /// By `--prepare` or by skb mode, which both end with the process.
+    /// By `--prepare` or by softirq mode, which both end with the process.
     WithTheProcess(String),
 }
 
@@ -19,15 +19,15 @@ enum Way {
 pub struct Remedy(Vec<Way>);
 
 /// What is left to pinned steering if it excludes all other ways.
-const UNPINNED: &str = "skb mode or `--prepare` would help, which --pin excludes: leave --pin";
+const UNPINNED: &str = "softirq mode or `--prepare` would help, which --pin excludes: leave --pin";
 
 impl Remedy {
-    /// Skb mode.
-    pub fn skb_mode() -> Self {
-        Self::with_the_process("use `--mode skb`")
+    /// Softirq mode.
+    pub fn softirq_mode() -> Self {
+        Self::with_the_process("use `--mode softirq`")
     }
 
-    /// By `--prepare` or skb mode, in these words.
+    /// By `--prepare` or softirq mode, in these words.
     pub fn with_the_process(words: impl Into<String>) -> Self {
         Self(vec![Way::WithTheProcess(words.into())])
     }
@@ -79,9 +79,12 @@ mod tests {
         let either = Remedy::with_the_process("`--prepare`").or("`ethtool`");
         assert_eq!(either.to_string(), "`--prepare`, or `ethtool`");
         assert_eq!(either.pinned().to_string(), "`ethtool`");
-        let lower = || Remedy::from("lower the MTU").or(Remedy::skb_mode());
-        assert_eq!(lower().to_string(), "lower the MTU, or use `--mode skb`");
+        let lower = || Remedy::from("lower the MTU").or(Remedy::softirq_mode());
+        assert_eq!(
+            lower().to_string(),
+            "lower the MTU, or use `--mode softirq`"
+        );
         assert_eq!(lower().pinned().to_string(), "lower the MTU");
-        assert_eq!(Remedy::skb_mode().pinned().to_string(), UNPINNED);
+        assert_eq!(Remedy::softirq_mode().pinned().to_string(), UNPINNED);
     }
 }

@@ -22,10 +22,10 @@ use crate::api::status::{Backlog, Device, Queue, Status, Terms};
 use crate::datapath::load::{Load, Pressure};
 use crate::datapath::waits::{Waits, bound_us};
 
-/// The label `device` of the queues that devices in skb mode share. The name of the device that has
+/// The label `device` of the queues that devices in softirq mode share. The name of the device that has
 /// their account in `rxsteer status` would change whenever this device goes. No device can have a
 /// name with a colon (`dev_valid_name()` in net/core/dev.c).
-const SHARED: &str = "skb:all";
+const SHARED: &str = "softirq:all";
 
 /// The metrics as text. Those without a series have HELP and TYPE.
 ///

@@ -466,10 +466,10 @@ fn two_that_see_no_common_file_do_not_steer_one_namespace() -> Result<()> {
     let other = Testbed::new(&LinkConfig::default())?;
     let (dut, elsewhere) = (&bed.link.dut, &other.link.dut);
     for (first_mode, second_mode, device) in [
-        ("native", "skb", &*dut.name),
-        ("skb", "native", &*dut.name),
+        ("native", "softirq", &*dut.name),
+        ("softirq", "native", &*dut.name),
         // Nothing is attached to a device that the two have in common.
-        ("skb", "skb", "none*"),
+        ("softirq", "softirq", "none*"),
     ] {
         let (first, log) = Apart::start(&dut.netns, first_mode, &dut.name)?;
         assert!(log.contains(STEERS), "{log}");

@@ -410,7 +410,7 @@ fn nothing_is_steered_twice() -> Result<()> {
     let name = bed.link.dut.name.as_str();
     pinned_by_one_that_ended(&bed, "--pin")?;
     mount_bpffs(&bed.link.dut.netns)?;
-    for mode in ["--mode=auto", "--mode=native", "--mode=skb"] {
+    for mode in ["--mode=auto", "--mode=native", "--mode=softirq"] {
         let log = refused(&bed, &[name, mode])?;
         for word in ["it is pinned", "rxsteer detach", "--pin=FOLDER"] {
             ensure!(log.contains(word), "{mode}: {log}");
@@ -419,7 +419,7 @@ fn nothing_is_steered_twice() -> Result<()> {
     // The control: the same device without the program.
     bed.link.dut.netns.run(|| Ok(umount("/sys/fs/bpf")?))?;
     ensure!(says(&bed, &["detach"])?.2);
-    Rxsteer::steering(&bed.link.dut.netns, &[name, "--mode=skb"])?.stop(Signal::SIGTERM)?;
+    Rxsteer::steering(&bed.link.dut.netns, &[name, "--mode=softirq"])?.stop(Signal::SIGTERM)?;
     Ok(())
 }
 
@@ -436,7 +436,7 @@ fn remedies_are_possible_with_pin() -> Result<()> {
     for mode in ["--mode=auto", "--mode=native"] {
         let log = refused(&bed, &[name, "--pin", mode])?;
         ensure!(log.contains(&by_hand), "{log}");
-        for impossible in ["--prepare", "--mode skb"] {
+        for impossible in ["--prepare", "--mode softirq"] {
             ensure!(!log.contains(impossible), "{log}");
         }
     }

@@ -19,7 +19,7 @@ use rxlab::testing::testbed::*;
 use rxsteer::api::status;
 
 /// Modes with a program in the driver and with one at tc ingress.
-const MODES: [&str; 2] = ["--mode=native", "--mode=skb"];
+const MODES: [&str; 2] = ["--mode=native", "--mode=softirq"];
 
 /// Frames per second: so few that none waits for long. The kernel does not hold the device for
 /// frames in a cpumap.
@@ -200,7 +200,12 @@ fn settings_can_be_changed_while_the_only_device_is_gone() -> Result<()> {
 fn deleted_meanwhile() -> Result<status::Terms> {
     let bed = Testbed::new(&config(0))?;
     let dut = &bed.link.dut;
-    let args = [&dut.name[..], "--rps-cpus=1", "--policy=rps", "--mode=skb"];
+    let args = [
+        &dut.name[..],
+        "--rps-cpus=1",
+        "--policy=rps",
+        "--mode=softirq",
+    ];
     let running = Rxsteer::steering(&dut.netns, &args)?;
     let wire = traffic(&bed)?;
     is_steered(&running, &bed)?;

@@ -55,7 +55,7 @@ fn obstacles_are_reported() -> Result<()> {
         for part in [
             "has all that steering needs",
             "this kernel has busy polling",
-            &format!("{name} (veth, 1 receive queue) can be steered, in skb mode\n"),
+            &format!("{name} (veth, 1 receive queue) can be steered, in softirq mode\n"),
             "  against native mode: what the other end of",
         ] {
             ensure!(text.contains(part), "not {part:?}: {text}");
@@ -68,7 +68,8 @@ fn obstacles_are_reported() -> Result<()> {
     ensure!(text.contains("; `--prepare` turns that off"), "{text}");
     link.tester.ethtool.set_features(TX_VLAN, false)?;
     let (text, _) = doctor(dut, &[name])?;
-    ensure!(text.contains("can be steered, in native mode\n"), "{text}");
+    ensure!(text.contains("`--mode native` is possible"), "{text}");
+    ensure!(!text.contains("against native mode"), "{text}");
     drop(container);
     // Its own program is no obstacle.
     let native = Options {
@@ -82,16 +83,16 @@ fn obstacles_are_reported() -> Result<()> {
         "{text}"
     );
     active.stop()?;
-    // Skb mode has no XDP program; the control is the line before the start.
+    // Softirq mode has no XDP program; the control is the line before the start.
     ensure!(!doctor(dut, &[name])?.0.contains("is steered by"));
-    let skb = Rxsteer::steering(&dut.netns, &[name, "--mode=skb"])?;
+    let softirq = Rxsteer::steering(&dut.netns, &[name, "--mode=softirq"])?;
     let (text, code) = doctor(dut, &[name])?;
     let words = format!(
-        ") is steered by rxsteer (pid {}) in skb mode\n",
-        skb.child.id()
+        ") is steered by rxsteer (pid {}) in softirq mode\n",
+        softirq.child.id()
     );
     ensure!(code == Some(0) && text.contains(&words), "{text}");
-    ensure!(skb.stop(Signal::SIGTERM)?.code == Some(0));
+    ensure!(softirq.stop(Signal::SIGTERM)?.code == Some(0));
 
     let rps = format!("/sys/class/net/{name}/queues/rx-0/rps_cpus");
     dut.netns.run(|| Ok(fs::write(&rps, "1")?))?;
@@ -313,7 +314,7 @@ fn a_namespace_that_has_ended_meanwhile_is_not_there() -> Result<()> {
     // The one that is there is found all the same.
     let (text, code) = doctor(dut, &[&dut.name])?;
     ensure!(
-        code == Some(0) && text.contains("can be steered, in native mode\n"),
+        code == Some(0) && text.contains("`--mode native` is possible"),
         "{text}"
     );
     Ok(())
@@ -358,9 +359,12 @@ fn names_that_a_container_chooses_do_no_harm() -> Result<()> {
             !text.contains(|c: char| c.is_control() && c != '\n'),
             "{text:?}"
         );
-        for (end, mode) in [(&good.dut, "native"), (&link.dut, "skb")] {
+        for (end, native) in [
+            (&good.dut, "`--mode native` is"),
+            (&link.dut, "against native"),
+        ] {
             let words = format!(
-                "{} (veth, 1 receive queue) can be steered, in {mode} mode\n",
+                "{} (veth, 1 receive queue) can be steered, in softirq mode\n  {native}",
                 end.name
             );
             ensure!(text.contains(&words), "{name:?}: {text}");
@@ -378,7 +382,7 @@ fn names_that_a_container_chooses_do_no_harm() -> Result<()> {
         ensure!(fs::read_dir(folder.path())?.count() == 0, "{command}");
         let (text, _) = doctor(&link.dut, &[&link.dut.name])?;
         ensure!(
-            text.contains("can be steered, in native mode\n"),
+            text.contains("`--mode native` is possible"),
             "{name:?}: {text}"
         );
         for (devices, steered) in [

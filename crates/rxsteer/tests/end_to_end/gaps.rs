@@ -13,7 +13,7 @@ use rxlab::{in_lab, test_name};
 use rxsteer::datapath::hash::Hash;
 use rxsteer::datapath::rps_map::{INLINE, RpsMap, SLOTS};
 use rxsteer::datapath::{
-    Config, Datapath, DeviceConfig, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SkbKind, draw_secret,
+    Config, Datapath, DeviceConfig, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SoftirqKind, draw_secret,
     inline_ports, native,
 };
 use rxsteer::host::device::RxMode;
@@ -52,7 +52,7 @@ fn load() -> Result<Datapath> {
         nr_rx_queues: 1,
         mode: RxMode::Native,
         gro: true,
-        kind: SkbKind::default(),
+        kind: SoftirqKind::default(),
     };
     let datapath = Datapath::load(&config, &[device])?;
     datapath.backlogs().make(0, OTHER)?;

@@ -313,7 +313,7 @@ fn what_is_in_the_way_is_named_and_left_alone() -> Result<()> {
         &["is online: choose from"],
     )?;
     let native = "--mode=native";
-    let loopback = ["the loopback device", "--mode skb"];
+    let loopback = ["the loopback device", "--mode softirq"];
     refused(&bed, &["lo", native], &loopback)?;
     // The first device must not stay attached when the second is refused.
     refused(&bed, &[name, "lo", native], &loopback)?;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The loopback device in skb mode: its packets change their CPU, arrive in order, and keep their route and
+//! The loopback device in softirq mode: its packets change their CPU, arrive in order, and keep their route and
 //! their entry in connection tracking.
 
 use std::io::{Read, Write};
@@ -43,7 +43,7 @@ fn packets_of_lo_change_their_cpu() -> Result<()> {
     let netns = Netns::new("dut")?;
     for policy in ["--policy=rps", "--policy=rfs"] {
         let running = steer(&netns, &[policy])?;
-        assert_eq!(running.status()?.devices[0].mode, "skb");
+        assert_eq!(running.status()?.devices[0].mode, "softirq");
         traffic(&netns)?;
         each_counts_once(&running).context(policy)?;
         let ended = running.stop(Signal::SIGTERM)?;

@@ -458,7 +458,7 @@ fn the_number_of_series_does_not_depend_on_the_number_of_devices() -> Result<()>
     let one = series()?;
     assert!(
         one.iter()
-            .any(|(_, l)| l.get("device").is_some_and(|d| d == "skb:all"))
+            .any(|(_, l)| l.get("device").is_some_and(|d| d == "softirq:all"))
     );
     // Its other end has a name that others are to get.
     dut.run(|| rtnl::rename("peer0", "other"))?;
@@ -477,7 +477,7 @@ fn the_number_of_series_does_not_depend_on_the_number_of_devices() -> Result<()>
         cost(&running)?
     );
     assert_eq!(many, one);
-    let counted = format!("rxsteer_devices{{mode=\"skb\"}} {}", devices + 1);
+    let counted = format!("rxsteer_devices{{mode=\"softirq\"}} {}", devices + 1);
     assert!(text.contains(&counted), "{text}");
     Ok(())
 }

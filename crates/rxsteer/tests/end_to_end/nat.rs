@@ -181,7 +181,7 @@ fn tcp_to_a_published_port() -> Result<()> {
     let Some(world) = World::new(test_name!())? else {
         return Ok(());
     };
-    for mode in [RxMode::Native, RxMode::Skb] {
+    for mode in [RxMode::Native, RxMode::Softirq] {
         world.only_by_option(one(world.tcp_to_container(1))?, mode)?;
     }
     Ok(())
@@ -193,7 +193,7 @@ fn connected_udp_to_a_published_port() -> Result<()> {
     let Some(world) = World::new(test_name!())? else {
         return Ok(());
     };
-    for mode in [RxMode::Native, RxMode::Skb] {
+    for mode in [RxMode::Native, RxMode::Softirq] {
         world.only_by_option(one(world.udp_to_container(1))?, mode)?;
     }
     Ok(())
@@ -340,7 +340,7 @@ fn a_symmetric_hash_is_followed() -> Result<()> {
     let Some(world) = World::new(test_name!())? else {
         return Ok(());
     };
-    for mode in [RxMode::Native, RxMode::Skb] {
+    for mode in [RxMode::Native, RxMode::Softirq] {
         let (app, send) = world.application(one(world.tcp_to_container(1))?)?;
         let options = Options {
             hash: Hash::Symmetric,

@@ -155,7 +155,7 @@ fn measure(mode: &str) -> Result<()> {
 #[ignore = "a measurement, on an idle machine: make overhead"]
 fn what_the_daemon_takes() -> Result<()> {
     in_lab!();
-    for mode in ["--mode=native", "--mode=skb"] {
+    for mode in ["--mode=native", "--mode=softirq"] {
         measure(mode)?;
     }
     Ok(())

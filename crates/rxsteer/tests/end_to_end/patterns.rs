@@ -66,7 +66,7 @@ impl World {
         let dut = &bed.link.dut;
         until("it is steered", || {
             let device = self.device(&dut.name)?;
-            let new = device.is_some_and(|d| d.ifindex == dut.ifindex && d.mode == "skb");
+            let new = device.is_some_and(|d| d.ifindex == dut.ifindex && d.mode == "softirq");
             Ok(new.then_some(()))
         })
     }
@@ -198,7 +198,7 @@ fn many_devices_are_steered() -> Result<()> {
     let created = start.elapsed();
     until("all are steered", || {
         let steered = world.status()?.devices;
-        let steered = steered.iter().filter(|d| d.mode == "skb").count();
+        let steered = steered.iter().filter(|d| d.mode == "softirq").count();
         Ok((steered == devices as usize).then_some(()))
     })?;
     println!(
@@ -219,11 +219,11 @@ fn many_devices_are_steered() -> Result<()> {
 }
 
 #[test]
-fn a_pattern_is_for_skb_mode() -> Result<()> {
+fn a_pattern_is_for_softirq_mode() -> Result<()> {
     in_lab!();
     let dut = Netns::new("dut")?;
     let ended = Rxsteer::start(&dut, &[PATTERN, "--mode=native"])?;
     let ended = ended.err().context("it starts")?;
-    assert!(ended.log.contains("steered in skb mode"), "{ended:?}");
+    assert!(ended.log.contains("steered in softirq mode"), "{ended:?}");
     Ok(())
 }

@@ -436,13 +436,13 @@ fn what_can_not_be_pinned_is_refused() -> Result<()> {
     }
     mount_bpffs(&bed.link.dut.netns)?;
     for (options, word) in [
-        (&["--mode=skb"][..], "skb mode"),
+        (&["--mode=softirq"][..], "softirq mode"),
         (&["--prepare"], "--prepare puts settings back"),
         (&["--dry-run"], "--dry-run steers nothing"),
         (&["--follow-nat"], "--follow-nat"),
         (&["--backlog-sched=fifo"], "--backlog-sched fifo"),
         (&["--hash=device", "--policy=rps"], "--hash device"),
-        (&["veth*"], "skb mode"),
+        (&["veth*"], "softirq mode"),
     ] {
         refused(&bed, 2, &[&[name, "--pin"], options].concat(), &[word])?;
     }
@@ -482,7 +482,7 @@ fn a_start_without_pin_is_refused() -> Result<()> {
         &format!("`rxsteer run {elsewhere}`"),
     ];
     assert!(ways.iter().all(|way| ended.log.contains(way)), "{ended:?}");
-    for mode in ["--mode=native", "--mode=auto", "--mode=skb"] {
+    for mode in ["--mode=native", "--mode=auto", "--mode=softirq"] {
         refused(&bed, 1, &[name, mode], &ways)?;
     }
     refused(&bed, 1, &[name, "--pin"], &ways)?;

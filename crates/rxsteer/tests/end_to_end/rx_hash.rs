@@ -127,9 +127,9 @@ fn the_devices_hash_is_used_where_there_is_one_and_only_when_asked_for() -> Resu
 
 /// The kernel asks nobody about packets that have one.
 #[test]
-fn in_skb_mode_it_is_refused() -> Result<()> {
+fn in_softirq_mode_it_is_refused() -> Result<()> {
     in_lab!();
-    let refused = account(&plain_link()?, Mode::Skb, Hash::Device).unwrap_err();
+    let refused = account(&plain_link()?, Mode::Softirq, Hash::Device).unwrap_err();
     let refused = format!("{refused:#}");
     assert!(
         refused.contains("--hash device needs native mode"),

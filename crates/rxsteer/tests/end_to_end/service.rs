@@ -268,7 +268,7 @@ fn the_units_system_calls_suffice() -> Result<()> {
     }
     let allowed = expanded(setting("SystemCallFilter")?.split_whitespace())?;
     let set = expanded(["@system-service"].into_iter())?;
-    for mode in ["--mode=native", "--mode=skb"] {
+    for mode in ["--mode=native", "--mode=softirq"] {
         let Some(calls) = calls(mode)? else {
             return missing();
         };
@@ -390,7 +390,7 @@ fn a_filter_of_system_calls_is_named_as_the_reason() -> Result<()> {
 }
 
 #[test]
-fn skb_mode_needs_no_writable_tunables() -> Result<()> {
+fn softirq_mode_needs_no_writable_tunables() -> Result<()> {
     in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
@@ -398,7 +398,7 @@ fn skb_mode_needs_no_writable_tunables() -> Result<()> {
         read_only(&dut.netns, folder)?;
     }
     let read = |path: String| dut.netns.run(|| Ok(std::fs::read_to_string(path)?));
-    let rxsteer = Rxsteer::steering(&dut.netns, &[&dut.name, "--mode=skb"])?;
+    let rxsteer = Rxsteer::steering(&dut.netns, &[&dut.name, "--mode=softirq"])?;
     let slots = || {
         read(format!(
             "/sys/class/net/{}/queues/rx-0/rps_flow_cnt",
@@ -409,7 +409,7 @@ fn skb_mode_needs_no_writable_tunables() -> Result<()> {
     ensure!(rxsteer.stop(Signal::SIGTERM)?.code == Some(0));
     ensure!(slots()?.trim() == "0");
     // The control: refused mounts of its own.
-    let Err(ended) = without(libc::SYS_fsopen, &bed, &["--mode=skb"])? else {
+    let Err(ended) = without(libc::SYS_fsopen, &bed, &["--mode=softirq"])? else {
         anyhow::bail!("it writes to a read-only /sys");
     };
     for part in [

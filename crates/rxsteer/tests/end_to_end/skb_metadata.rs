@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What packets carry beside their bytes comes through a hop in skb mode: the id of the NAPI instance,
+//! What packets carry beside their bytes comes through a hop in softirq mode: the id of the NAPI instance,
 //! VLAN tags and time stamps. (That checksum verdicts do is shown in skb.rs, hashes in rx_hash.rs.)
 
 use std::ffi::c_int;
@@ -80,7 +80,7 @@ fn the_napi_id_is_kept() -> Result<()> {
     in_lab!(napi);
     let bed = Testbed::new(&LinkConfig::default())?;
     let mut found = Vec::new();
-    for mode in ["skb", "native"] {
+    for mode in ["softirq", "native"] {
         let running = steer(&bed.link.dut, mode)?;
         found.push(napi_id(&bed, &running)?);
         ensure!(running.stop(Signal::SIGTERM)?.code == Some(0));
@@ -169,7 +169,7 @@ impl Capture {
 fn vlan_tags_are_kept() -> Result<()> {
     in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
-    let running = steer(&bed.link.dut, "skb")?;
+    let running = steer(&bed.link.dut, "softirq")?;
     let flows = UdpFlows::to(&bed.link.dut, 4);
     // Nothing is sent back, which the capture would see too.
     let netns = &bed.link.dut.netns;
@@ -248,7 +248,7 @@ fn hardware_time_stamps_are_kept() -> Result<()> {
     in_lab!();
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
-    let running = steer(dut, "skb")?;
+    let running = steer(dut, "softirq")?;
     let flows = UdpFlows::to(dut, 1);
     let (IpAddr::V4(saddr), IpAddr::V4(daddr)) = (flows.saddr, flows.daddr) else {
         bail!("flows of IPv4");

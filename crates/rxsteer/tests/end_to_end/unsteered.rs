@@ -12,7 +12,7 @@ use rxlab::lab::generator::{Generator, GeneratorConfig};
 use rxlab::lab::link::{End, LinkConfig};
 use rxlab::testing::testbed::*;
 use rxsteer::datapath::hash::Hash;
-use rxsteer::datapath::{Config, Datapath, DeviceConfig, InlinePorts, SkbKind, draw_secret};
+use rxsteer::datapath::{Config, Datapath, DeviceConfig, InlinePorts, SoftirqKind, draw_secret};
 use rxsteer::host::device::RxMode;
 use rxsteer::host::sched::Class;
 
@@ -185,7 +185,7 @@ fn foreign_frames_are_counted_by_device() -> Result<()> {
         nr_rx_queues,
         mode: RxMode::Native,
         gro: true,
-        kind: SkbKind::default(),
+        kind: SoftirqKind::default(),
     };
     // The device with both queues is another one.
     let mut datapath = Datapath::load(&config, &[device(1, 2), device(dut.ifindex, 1)])?;

@@ -114,7 +114,7 @@ fn run() {
         &["run", "lo", "--policy=off+idle"],
         &["nothing can be added to off"],
     );
-    wrong(&["run", "lo", "--mode=xdp"], &["auto, native, skb"]);
+    wrong(&["run", "lo", "--mode=xdp"], &["auto, native, softirq"]);
     for (queue, why) in [
         ("", "write QUEUE=CPUS, for example"),
         ("0", "write QUEUE=CPUS, for example"),
@@ -320,10 +320,13 @@ fn check() {
         ("prepare = true", "puts settings back"),
         ("dry-run = true", "nothing that could go on"),
         ("follow-nat = true", "programs at tc ingress"),
-        ("mode = \"skb\"", "skb mode ends with its process"),
+        ("mode = \"softirq\"", "softirq mode ends with its process"),
         ("hash = \"device\"", "can't be pinned safely"),
         ("backlog-sched = \"fifo\"", "threads' budget"),
-        ("devices = [\"veth*\"]", "skb mode ends with its process"),
+        (
+            "devices = [\"veth*\"]",
+            "softirq mode ends with its process",
+        ),
     ] {
         let (code, errors) = checked(&format!("pin = true\n\n{key}\n"));
         let name = key.split(' ').next().expect("a key");

@@ -27,7 +27,12 @@ impl Steered {
     fn new() -> Result<Self> {
         let bed = Testbed::new(&LinkConfig::default())?;
         let cpus = format!("--rps-cpus={OTHER_CPU}");
-        let args = [&bed.link.dut.name[..], "--mode=skb", "--policy=rps", &cpus];
+        let args = [
+            &bed.link.dut.name[..],
+            "--mode=softirq",
+            "--policy=rps",
+            &cpus,
+        ];
         Ok(Self {
             running: Rxsteer::steering(&bed.link.dut.netns, &args)?,
             flows: UdpFlows::to(&bed.link.dut, NR_FLOWS),

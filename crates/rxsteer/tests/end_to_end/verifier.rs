@@ -27,7 +27,7 @@ use rxsteer::types::{flow_option, rx_config};
 
 /// A sixth of the kernel's limit (BPF_COMPLEXITY_LIMIT_INSNS): kernels prune differently,
 /// and growth should show here long before a user's kernel refuses a program, and before it slows
-/// the start down. With clang 14 the largest program, skb mode for lo with all tunnels, takes 158
+/// the start down. With clang 14 the largest program, softirq mode for lo with all tunnels, takes 158
 /// thousand on Linux 6.1, 135 on 6.18.
 const CEILING: u32 = 165_000;
 
@@ -122,7 +122,7 @@ fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
         set_constants(&mut open.maps.rodata, constants)?;
         verified(
             open.load()?.object(),
-            &format!("skb mode, options {flow_options:#x}"),
+            &format!("softirq mode, options {flow_options:#x}"),
         )?;
     }
     let mut slot = MaybeUninit::<OpenObject>::uninit();
@@ -135,7 +135,7 @@ fn the_data_path_stays_far_from_the_verifiers_limit() -> Result<()> {
     verified(open.load()?.object(), "all tunnels")?;
     let mut slot = MaybeUninit::<OpenObject>::uninit();
     let hops = HopsSkelBuilder::default().open(&mut slot)?.load()?;
-    verified(hops.object(), "skb mode")?;
+    verified(hops.object(), "softirq mode")?;
     // The control: the figures differ by program and by options.
     let (none, all) = (xdp[0], xdp[xdp.len() - 2]);
     assert!(none < all, "no tunnels {none}, all tunnels {all}");

@@ -387,4 +387,8 @@ model!(ENTRY, an_entry_made_anew, mutants_of_an_entry_made_anew);
 model!(RING, the_limit, mutants_of_the_limit);
 model!(OVERLOAD, shedding, mutants_of_shedding);
 model!(ORDER, the_rule_of_order, mutants_of_the_rule_of_order);
-model!(SOFTNET, leaving_in_skb_mode, mutants_of_leaving_in_skb_mode);
+model!(
+    SOFTNET,
+    leaving_in_softirq_mode,
+    mutants_of_leaving_in_softirq_mode
+);

@@ -34,8 +34,8 @@ pub(super) const MODES: [Mode; 7] = [
     Mode::KernelRfs,
     Mode::RxsteerRfs,
     Mode::Rxsteer,
-    Mode::RxsteerSkbRfs,
-    Mode::RxsteerSkb,
+    Mode::RxsteerSoftirqRfs,
+    Mode::RxsteerSoftirq,
 ];
 
 /// Remark for the reader of the lab's figures.

@@ -18,7 +18,7 @@ use rxsteer::datapath::hash::Hash;
 use rxsteer::datapath::policy::Policy;
 use rxsteer::datapath::rps_map::RpsMap;
 use rxsteer::datapath::{
-    Config, Datapath, DeviceConfig, INLINE_PORTS, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SkbKind,
+    Config, Datapath, DeviceConfig, INLINE_PORTS, RPS_FLOW_CNT, RPS_SOCK_FLOW_ENTRIES, SoftirqKind,
     draw_secret, inline_ports,
 };
 use rxsteer::host::device::RxMode;
@@ -71,10 +71,10 @@ pub(super) enum Subject {
     Adaptive,
     /// The same with a saturated polling CPU and no room on any other.
     Saturated,
-    /// rxsteer by RFS in skb mode. The kernel runs the program again over the packet that it has
+    /// rxsteer by RFS in softirq mode. The kernel runs the program again over the packet that it has
     /// marked: each second run is that of a packet that has changed its CPU, and whose CPU is
     /// offline, since it runs where the first one did.
-    Skb,
+    Softirq,
 }
 
 impl Subject {
@@ -85,7 +85,7 @@ impl Subject {
         Self::Unguarded,
         Self::Adaptive,
         Self::Saturated,
-        Self::Skb,
+        Self::Softirq,
     ];
 
     fn mode(self) -> &'static str {
@@ -96,7 +96,7 @@ impl Subject {
             Self::Unguarded => "unguarded",
             Self::Adaptive => SUBJECT,
             Self::Saturated => "rxsteer-saturated",
-            Self::Skb => "rxsteer-skb-rfs",
+            Self::Softirq => "rxsteer-softirq-rfs",
         }
     }
 
@@ -105,7 +105,7 @@ impl Subject {
         match self {
             Self::Empty | Self::Adaptive | Self::Saturated => XDP_PASS,
             Self::Rps | Self::Rfs | Self::Unguarded => XDP_REDIRECT,
-            Self::Skb => TC_ACT_REDIRECT,
+            Self::Softirq => TC_ACT_REDIRECT,
         }
     }
 
@@ -114,19 +114,19 @@ impl Subject {
         match self {
             Self::Saturated => WINDOW,
             // Odd: the last run is one that decides.
-            Self::Skb => REPEAT + 1,
+            Self::Softirq => REPEAT + 1,
             _ => REPEAT,
         }
     }
 
     fn runs_per_packet(self) -> u32 {
-        if self == Self::Skb { 2 } else { 1 }
+        if self == Self::Softirq { 2 } else { 1 }
     }
 
     fn policy(self) -> Policy {
         match self {
             Self::Empty | Self::Rps => Policy::RPS,
-            Self::Rfs | Self::Unguarded | Self::Skb => Policy::RFS,
+            Self::Rfs | Self::Unguarded | Self::Softirq => Policy::RFS,
             Self::Adaptive | Self::Saturated => Policy::ADAPTIVE,
         }
     }
@@ -167,7 +167,7 @@ impl Experiment for Decide {
                  costs at light load, where flows stay on the CPU that polls; with \
                  rxsteer-saturated that CPU has no time left and no other has room, and each flow \
                  searches all CPUs again in each window of 10,000 packets; in the other modes \
-                 of rxsteer all flows go to another CPU. The time of rxsteer-skb-rfs is that of \
+                 of rxsteer all flows go to another CPU. The time of rxsteer-softirq-rfs is that of \
                  two runs, of which the second is shorter than on the packet's new CPU. With many flows \
                  all modes run behind a program that changes the packet's source each time, and the \
                  tables have as many slots as there are flows."
@@ -180,7 +180,7 @@ impl Experiment for Decide {
     fn measure(&mut self, case: usize, mode: usize) -> Result<Values> {
         let (packet, subject, seconds) = (&self.packets[case], Subject::ALL[mode], self.seconds);
         let mean_ns = || mean_ns(packet, subject, seconds);
-        // Skb mode makes a device.
+        // Softirq mode makes a device.
         let ns = Netns::new("decide")?.run(mean_ns)?;
         Ok(vec![("ns_per_packet", ns)])
     }
@@ -189,7 +189,7 @@ impl Experiment for Decide {
 /// The program that varies the flow is one of XDP.
 fn subjects_of(packet: &Packet) -> impl Iterator<Item = Subject> {
     let varied = packet.nr_flows > 1;
-    let fits = move |subject: &Subject| !(varied && *subject == Subject::Skb);
+    let fits = move |subject: &Subject| !(varied && *subject == Subject::Softirq);
     Subject::ALL.into_iter().filter(fits)
 }
 
@@ -336,14 +336,14 @@ pub(super) fn subject(
             ifindex: 1,
             nr_rx_queues: 1,
             mode: match subject {
-                Subject::Skb => RxMode::Skb,
+                Subject::Softirq => RxMode::Softirq,
                 _ => RxMode::Native,
             },
             gro: true,
-            kind: SkbKind::default(),
+            kind: SoftirqKind::default(),
         }],
     )?;
-    if subject != Subject::Skb {
+    if subject != Subject::Softirq {
         // Fails on a host with a single CPU: the kernel makes no backlog for CPU 1.
         datapath.backlogs().make(0, 1)?;
     }

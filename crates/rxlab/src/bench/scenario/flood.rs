@@ -192,8 +192,8 @@ impl Flood {
     /// The host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
         use Mode::{
-            Cpumap, KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs, RxsteerRps, RxsteerSkb,
-            RxsteerSkbRfs, RxsteerSkbRps,
+            Cpumap, KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs, RxsteerRps, RxsteerSoftirq,
+            RxsteerSoftirqRfs, RxsteerSoftirqRps,
         };
         let cases = [
             (
@@ -209,9 +209,9 @@ impl Flood {
                     Cpumap,
                     RxsteerRfs,
                     Rxsteer,
-                    RxsteerSkbRps,
-                    RxsteerSkbRfs,
-                    RxsteerSkb,
+                    RxsteerSoftirqRps,
+                    RxsteerSoftirqRfs,
+                    RxsteerSoftirq,
                 ],
             ),
             (Sockets::Shared, &[None, RxsteerRps, Rxsteer]),

@@ -51,8 +51,8 @@ impl Forward {
             Mode::KernelRps,
             Mode::Cpumap,
             Mode::Rxsteer,
-            Mode::RxsteerSkbRps,
-            Mode::RxsteerSkb,
+            Mode::RxsteerSoftirqRps,
+            Mode::RxsteerSoftirq,
         ];
         Ok(Self {
             ruleset,

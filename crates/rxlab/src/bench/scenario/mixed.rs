@@ -43,10 +43,17 @@ impl Mixed {
     /// # Errors
     /// The host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
-        use Mode::{KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs, RxsteerSkb};
+        use Mode::{KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs, RxsteerSoftirq};
         let conditions = effort.conditions(&[Napi::Interrupt], &[Gro::On]);
         let testbeds = Testbed::each(&conditions)?;
-        let modes = [None, KernelRps, KernelRfs, RxsteerRfs, Rxsteer, RxsteerSkb];
+        let modes = [
+            None,
+            KernelRps,
+            KernelRfs,
+            RxsteerRfs,
+            Rxsteer,
+            RxsteerSoftirq,
+        ];
         Ok(Self {
             ways: testbeds[0].masks().ways(&modes),
             conditions,

@@ -20,7 +20,7 @@ const MODES: [Mode; 7] = [
     Mode::RxsteerRfs,
     Mode::RxsteerRfsNat,
     Mode::RxsteerNat,
-    Mode::RxsteerSkbRfsNat,
+    Mode::RxsteerSoftirqRfsNat,
 ];
 
 pub struct Nat {

@@ -108,8 +108,8 @@ impl TcpStream {
     pub fn new(effort: &Effort) -> Result<Self> {
         let places = Places::of(effort, &[Napi::Interrupt], &[Gro::On])?;
         use Mode::{
-            KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs, RxsteerRfsIdle, RxsteerSkb,
-            RxsteerSkbRfs,
+            KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs, RxsteerRfsIdle, RxsteerSoftirq,
+            RxsteerSoftirqRfs,
         };
         let modes = [
             None,
@@ -118,8 +118,8 @@ impl TcpStream {
             RxsteerRfs,
             RxsteerRfsIdle,
             Rxsteer,
-            RxsteerSkbRfs,
-            RxsteerSkb,
+            RxsteerSoftirqRfs,
+            RxsteerSoftirq,
         ];
         Ok(Self {
             ways: places.masks().ways(&Mode::on(effort.device, &modes)),

@@ -62,8 +62,8 @@ const MODES: [Mode; 7] = [
     Mode::KernelRfs,
     Mode::RxsteerRfs,
     Mode::Rxsteer,
-    Mode::RxsteerSkbRps,
-    Mode::RxsteerSkb,
+    Mode::RxsteerSoftirqRps,
+    Mode::RxsteerSoftirq,
 ];
 
 /// A lab with a tunnel.
@@ -114,7 +114,7 @@ impl Tunnel {
         };
         // rxsteer steers one namespace: the container has its own.
         let separate = case.container && !way.mode.is_kernels();
-        let inside = separate.then(|| Active::start(end, skb(way.mode), masks.of(way)));
+        let inside = separate.then(|| Active::start(end, softirq(way.mode), masks.of(way)));
         let inside = inside.transpose()?;
         let mut outside = vec![&self.inner];
         if case.container && !separate {
@@ -157,10 +157,10 @@ impl Tunnel {
 }
 
 /// A container's device takes no XDP program that redirects.
-fn skb(mode: Mode) -> Mode {
+fn softirq(mode: Mode) -> Mode {
     match mode {
-        Mode::RxsteerRfs => Mode::RxsteerSkbRfs,
-        Mode::Rxsteer => Mode::RxsteerSkb,
+        Mode::RxsteerRfs => Mode::RxsteerSoftirqRfs,
+        Mode::Rxsteer => Mode::RxsteerSoftirq,
         mode => mode,
     }
 }

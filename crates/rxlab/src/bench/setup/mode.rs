@@ -63,14 +63,14 @@ pub enum Mode {
     RxsteerRfsNat,
     /// rxsteer with its default policy and `--follow-nat`.
     RxsteerNat,
-    /// rxsteer in skb mode with `--policy rps`.
-    RxsteerSkbRps,
-    /// rxsteer in skb mode with `--policy rfs`.
-    RxsteerSkbRfs,
-    /// rxsteer in skb mode with `--policy rfs --follow-nat`.
-    RxsteerSkbRfsNat,
-    /// rxsteer in skb mode with its default policy.
-    RxsteerSkb,
+    /// rxsteer in softirq mode with `--policy rps`.
+    RxsteerSoftirqRps,
+    /// rxsteer in softirq mode with `--policy rfs`.
+    RxsteerSoftirqRfs,
+    /// rxsteer in softirq mode with `--policy rfs --follow-nat`.
+    RxsteerSoftirqRfsNat,
+    /// rxsteer in softirq mode with its default policy.
+    RxsteerSoftirq,
 }
 
 impl Mode {
@@ -80,10 +80,13 @@ impl Mode {
     }
 
     /// Whether rxsteer steers after GRO.
-    fn is_skb(self) -> bool {
+    fn is_softirq(self) -> bool {
         matches!(
             self,
-            Self::RxsteerSkbRps | Self::RxsteerSkbRfs | Self::RxsteerSkbRfsNat | Self::RxsteerSkb
+            Self::RxsteerSoftirqRps
+                | Self::RxsteerSoftirqRfs
+                | Self::RxsteerSoftirqRfsNat
+                | Self::RxsteerSoftirq
         )
     }
 
@@ -91,7 +94,7 @@ impl Mode {
     fn follows_nat(self) -> bool {
         matches!(
             self,
-            Self::RxsteerRfsNat | Self::RxsteerNat | Self::RxsteerSkbRfsNat
+            Self::RxsteerRfsNat | Self::RxsteerNat | Self::RxsteerSoftirqRfsNat
         )
     }
 
@@ -106,7 +109,7 @@ impl Mode {
     /// Those of the modes that this device can have.
     pub fn on(device: DeviceKind, modes: &[Self]) -> Vec<Self> {
         let by_xdp =
-            |mode: &Self| *mode == Self::Cpumap || (mode.policy().is_some() && !mode.is_skb());
+            |mode: &Self| *mode == Self::Cpumap || (mode.policy().is_some() && !mode.is_softirq());
         let can = |mode: &&Self| device == DeviceKind::Nic || !by_xdp(mode);
         modes.iter().filter(can).copied().collect()
     }
@@ -115,14 +118,14 @@ impl Mode {
     fn policy(self) -> Option<Policy> {
         match self {
             Self::None | Self::KernelRps | Self::KernelRfs | Self::Cpumap => None,
-            Self::RxsteerRps | Self::RxsteerRpsLimit | Self::RxsteerSkbRps => Some(Policy::RPS),
+            Self::RxsteerRps | Self::RxsteerRpsLimit | Self::RxsteerSoftirqRps => Some(Policy::RPS),
             Self::RxsteerRfs | Self::RxsteerRfsLimit | Self::RxsteerRfsNat => Some(Policy::RFS),
-            Self::RxsteerSkbRfs | Self::RxsteerSkbRfsNat => Some(Policy::RFS),
+            Self::RxsteerSoftirqRfs | Self::RxsteerSoftirqRfsNat => Some(Policy::RFS),
             Self::RxsteerRfsIdle => Some(Policy {
                 idle: true,
                 ..Policy::RFS
             }),
-            Self::Rxsteer | Self::RxsteerNat | Self::RxsteerSkb => Some(Policy::default()),
+            Self::Rxsteer | Self::RxsteerNat | Self::RxsteerSoftirq => Some(Policy::default()),
         }
     }
 }
@@ -142,10 +145,10 @@ impl fmt::Display for Mode {
             Self::Rxsteer => "rxsteer",
             Self::RxsteerRfsNat => "rxsteer-rfs+nat",
             Self::RxsteerNat => "rxsteer-adaptive+nat",
-            Self::RxsteerSkbRps => "rxsteer-skb-rps",
-            Self::RxsteerSkbRfs => "rxsteer-skb-rfs",
-            Self::RxsteerSkbRfsNat => "rxsteer-skb-rfs+nat",
-            Self::RxsteerSkb => "rxsteer-skb",
+            Self::RxsteerSoftirqRps => "rxsteer-softirq-rps",
+            Self::RxsteerSoftirqRfs => "rxsteer-softirq-rfs",
+            Self::RxsteerSoftirqRfsNat => "rxsteer-softirq-rfs+nat",
+            Self::RxsteerSoftirq => "rxsteer-softirq",
         })
     }
 }
@@ -245,7 +248,7 @@ impl<'a> Active<'a> {
                     let cpus: Vec<u32> = spread_over()?.iter().collect();
                     active.programs.push(Xdp::cpumap(end, &cpus, CPUMAP_RING)?);
                 }
-                (_, policy) if end.pass && (policy.is_none() || mode.is_skb()) => {
+                (_, policy) if end.pass && (policy.is_none() || mode.is_softirq()) => {
                     active.programs.push(Xdp::pass(end)?);
                 }
                 _ => {}
@@ -257,7 +260,7 @@ impl<'a> Active<'a> {
                 options.rps_cpus = RpsCpus::Mask(cpus.clone());
             }
             options.mode = match ends {
-                _ if mode.is_skb() => Xdps::Skb,
+                _ if mode.is_softirq() => Xdps::Softirq,
                 [_] => Xdps::Native,
                 _ => Xdps::Auto,
             };

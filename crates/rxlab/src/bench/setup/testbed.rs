@@ -160,10 +160,10 @@ impl Masks {
     /// left out.
     pub fn ways(&self, modes: &[Mode]) -> Vec<Way> {
         let cpus = |mode| match mode {
-            Mode::None | Mode::RxsteerRfs | Mode::RxsteerRfsIdle | Mode::RxsteerSkbRfs => {
+            Mode::None | Mode::RxsteerRfs | Mode::RxsteerRfsIdle | Mode::RxsteerSoftirqRfs => {
                 &[Cpus::Default][..]
             }
-            Mode::RxsteerSkb | Mode::RxsteerSkbRfsNat => &[Cpus::Default],
+            Mode::RxsteerSoftirq | Mode::RxsteerSoftirqRfsNat => &[Cpus::Default],
             Mode::RxsteerRfsNat | Mode::RxsteerNat => &[Cpus::Default],
             Mode::Rxsteer if self.auto == self.all => &[Cpus::Default, Cpus::Others],
             Mode::Rxsteer => &[Cpus::Default, Cpus::All, Cpus::Others],

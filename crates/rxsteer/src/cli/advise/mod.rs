@@ -18,6 +18,7 @@ use clap::Args;
 use clap::ValueEnum;
 
 use self::asked::{Asked, Stopped};
+use self::prediction::Facts;
 use self::tunnels::Kind;
 use self::watch::{Seen, watch};
 use self::words::Advice;
@@ -26,7 +27,7 @@ use super::value::seconds;
 use crate::api::client;
 use crate::daemon::options::{Mode, RpsCpus, Tunnel, device_name};
 use crate::host::caps::{self, Need};
-use crate::host::device::{self, Device};
+use crate::host::device::{self, Device, RxMode};
 use crate::host::lower::bond_ports;
 use crate::host::shell::quoted;
 use crate::host::wait::readable;
@@ -45,8 +46,8 @@ pub struct AdviseArgs {
     #[arg(value_name = "DEVICE", value_parser = device_name)]
     pub devices: Vec<String>,
 
-    /// How long to watch. A second time as long follows if tunnels hide the flows, or if GRO merges
-    /// most of them
+    /// How long to watch. A second time as long follows if tunnels hide the flows, or if native mode
+    /// promises more
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "10")]
     pub seconds: Duration,
 
@@ -129,21 +130,31 @@ pub fn advise(names: &[String], asked: &Asked<'_>) -> Result<Advice> {
     })
 }
 
-/// Share of packets in flows that GRO merges from which on skb mode may be the faster one.
-const MOSTLY: f64 = 0.75;
+/// Native mode is advised if it promises so many times what softirq mode does.
+const NATIVE_GAIN: f64 = 1.05;
 
-/// Watches as `--mode auto` steers, and in skb mode if that may be faster. The mode is returned with
-/// what was seen.
+/// Watches as `--mode auto` steers, and natively if that promises more and loses nothing. The mode is
+/// returned with what was seen.
 fn watch_as_steered<'a>(asked: &Asked<'a>, devices: &[Device]) -> Result<(Asked<'a>, Seen)> {
     let seen = watch(asked, devices, &[])?;
-    if asked.mode == Mode::Auto && seen.facts(None).merged >= MOSTLY {
-        let after_gro = Asked {
-            mode: Mode::Skb,
+    let facts = seen.facts(None);
+    let least = NATIVE_GAIN * facts.verdict().ratio();
+    let promises = |facts: Facts| facts.verdict().ratio() >= least;
+    let native = Facts {
+        mode: RxMode::Native,
+        ..facts
+    };
+    if asked.mode == Mode::Auto
+        && devices.iter().all(|d| d.objection_to_native().is_none())
+        && promises(native)
+    {
+        let natively = Asked {
+            mode: Mode::Native,
             ..*asked
         };
-        let merged = watch(&after_gro, devices, &[])?;
-        if merged.flows.is_some() {
-            return Ok((after_gro, merged));
+        let native = watch(&natively, devices, &[])?;
+        if native.flows.is_some() && promises(native.facts(None)) {
+            return Ok((natively, native));
         }
     }
     Ok((*asked, seen))

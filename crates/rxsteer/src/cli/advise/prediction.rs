@@ -19,8 +19,8 @@ fn left() -> f64 {
 
 fn by_polls(mode: RxMode) -> f64 {
     let queue = rx_queue {
-        // In skb mode a queue is that of all devices.
-        ifindex: u32::from(mode != RxMode::Skb),
+        // In softirq mode a queue is that of all devices.
+        ifindex: u32::from(mode != RxMode::Softirq),
         ..rx_queue::default()
     };
     share(native::load_saturated_by(&queue))
@@ -52,7 +52,7 @@ struct Hop {
 impl Hop {
     /// Native mode: `forward` on eight CPUs reaches 1.77 M packets/s with one polling CPU, 0.57 us
     /// each; `firewall` on two CPUs takes 4.67 us of CPU time per packet unsteered, and 4.93 us
-    /// steered. Skb mode: 1.49 us on the polling CPU, of which 0.47 us are the program and the way
+    /// steered. Softirq mode: 1.49 us on the polling CPU, of which 0.47 us are the program and the way
     /// from tc to the other CPU.
     fn of(mode: RxMode) -> Self {
         match mode {
@@ -60,7 +60,7 @@ impl Hop {
                 poll: 0.57e-6,
                 more: 0.26e-6,
             },
-            RxMode::Skb => Self {
+            RxMode::Softirq => Self {
                 poll: 1.49e-6,
                 more: 0.47e-6,
             },

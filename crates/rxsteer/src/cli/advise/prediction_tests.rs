@@ -47,14 +47,14 @@ fn near(is: f64, should: f64) -> bool {
 #[test]
 fn a_cpu_is_saturated_where_the_policy_finds_it() {
     const WHOLE: u32 = load_unit::LOAD_WHOLE.0;
-    for mode in [RxMode::Native, RxMode::Skb] {
+    for mode in [RxMode::Native, RxMode::Softirq] {
         let mut found = [0; 2];
         for (polls, busy) in (0..=WHOLE).step_by(32).flat_map(|polls| {
             let busy = (polls..=WHOLE).step_by(32);
             busy.map(move |busy| (polls, busy))
         }) {
             let mut queue = rx_queue {
-                ifindex: u32::from(mode != RxMode::Skb),
+                ifindex: u32::from(mode != RxMode::Softirq),
                 ..rx_queue::default()
             };
             queue.load.poll_ns = u64::from(polls) << 10;
@@ -97,11 +97,11 @@ fn the_polling_cpu_limits_what_is_redirected() {
     assert_eq!(gain.limit, Limit::Poller);
     assert!(near(gain.packets_per_second, 0.98 / 0.57e-6), "{gain:?}");
     // After GRO and the skb, a redirect leaves more there.
-    let skb = Facts {
-        mode: RxMode::Skb,
+    let softirq = Facts {
+        mode: RxMode::Softirq,
         ..facts
     };
-    assert!(self::gain(&skb).ratio < gain.ratio);
+    assert!(self::gain(&softirq).ratio < gain.ratio);
 }
 
 /// The figures of docs/manual/bench.md with two CPUs, from which the costs of a hop are: they

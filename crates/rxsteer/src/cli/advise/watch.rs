@@ -193,17 +193,16 @@ pub(super) fn watch(asked: &Asked<'_>, devices: &[Device], tunnels: &[Tunnel]) -
         .zip(devices)
         .filter(|(_, d)| why.contains_key(&d.name));
     let pollers = pollers(&loads, &after, &before, by_counters, &cpus);
-    let skb = |watched: &Watched| watched.dry_run.as_deref() == Some("skb");
     let native = match asked.mode {
-        Mode::Auto => devices.iter().all(|d| d.objection_to_native().is_none()),
+        Mode::Auto => devices.iter().all(|d| d.fitting_mode() == RxMode::Native),
         mode => mode == Mode::Native,
     };
     Ok(Seen {
         seconds: after.at.duration_since(before.at).as_secs_f64(),
         helpers: helpers(asked.cpus, &pollers, &cpus)?,
-        mode: match native && !watched.iter().any(skb) {
+        mode: match native {
             true => RxMode::Native,
-            false => RxMode::Skb,
+            false => RxMode::Softirq,
         },
         cpus,
         devices: watched,
@@ -222,15 +221,11 @@ fn most_queues(device: &Device) -> Option<u32> {
 fn fitting(devices: &[Device]) -> (Vec<&Device>, BTreeMap<String, String>) {
     let mut why = BTreeMap::new();
     let fits = |device: &&Device| {
-        let skb = device.objections(RxMode::Skb);
-        let fatal = skb.iter().find(|objection| objection.fatal);
-        match fatal.filter(|_| device.objection_to_native().is_some()) {
-            None => true,
-            Some(objection) => {
-                why.insert(device.name.clone(), objection.reason.clone());
-                false
-            }
-        }
+        let mut objections = device.objections(device.fitting_mode()).into_iter();
+        let fatal = objections.find(|objection| objection.fatal);
+        let fits = fatal.is_none();
+        why.extend(fatal.map(|objection| (device.name.clone(), objection.reason)));
+        fits
     };
     let fit = devices.iter().filter(fits).collect();
     (fit, why)

@@ -164,7 +164,7 @@ fn limit(seen: &Seen, limit: Limit) -> String {
         }
         Limit::Flow => "The CPU of the busiest flow is then the limit".to_owned(),
         Limit::Merged => {
-            "The polling CPU is then the limit: flows that GRO merges stay there. `--mode skb` moves \
+            "The polling CPU is then the limit: flows that GRO merges stay there. `--mode softirq` moves \
              what GRO has merged"
                 .to_owned()
         }
@@ -462,7 +462,7 @@ mod tests {
                     limit: Limit::Merged,
                     ..gain
                 }),
-                "The polling CPU is then the limit: flows that GRO merges stay there. `--mode skb` \
+                "The polling CPU is then the limit: flows that GRO merges stay there. `--mode softirq` \
                  moves what GRO has merged",
             ),
         ] {

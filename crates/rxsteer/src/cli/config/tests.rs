@@ -179,7 +179,10 @@ fn contradictions_are_named_with_their_lines() {
         text.contains("/0:2): --prepare puts settings back"),
         "{text}"
     );
-    let text = error(&["pin = true", "\nmode = \"skb\"\nhash = \"device\""], &[]);
+    let text = error(
+        &["pin = true", "\nmode = \"softirq\"\nhash = \"device\""],
+        &[],
+    );
     let lines: Vec<&str> = text.lines().collect();
     let [hash, mode, _] = lines[..] else {
         panic!("{text}")
@@ -200,7 +203,7 @@ fn contradictions_are_named_with_their_lines() {
     );
     let text = error(&[""], &["--pin", "--prepare"]);
     assert!(text.starts_with("--prepare puts settings back"), "{text}");
-    let options = read("pin = true\nmode = \"skb\"", &["--mode=native"]).unwrap();
+    let options = read("pin = true\nmode = \"softirq\"", &["--mode=native"]).unwrap();
     assert_eq!(options.pin, Some(Pin::Default));
     // The controls.
     read("pin = true", &[]).unwrap();

@@ -71,8 +71,8 @@ pub struct DeviceDiagnosis {
     pub mode: Option<RxMode>,
     /// Objections to native mode.
     pub native: Vec<Objection>,
-    /// Objections to skb mode.
-    pub skb: Vec<Objection>,
+    /// Objections to softirq mode.
+    pub softirq: Vec<Objection>,
     /// Why steering wins nothing there, if it does not, with the CPUs of `--rps-cpus auto`.
     pub nothing_to_gain: Option<String>,
     /// Effects of the settings of its NAPI instances.
@@ -135,12 +135,9 @@ impl DeviceDiagnosis {
             xdp: device.xdp.clone().filter(|xdp| !is_ours(xdp)),
             ..device.clone()
         };
-        let [native, skb] = [RxMode::Native, RxMode::Skb].map(|mode| device.objections(mode));
-        let mode = match device.objection_to_native() {
-            None => Some(RxMode::Native),
-            Some(_) if skb.iter().any(|o| o.fatal) => None,
-            Some(_) => Some(RxMode::Skb),
-        };
+        let [native, softirq] =
+            [RxMode::Native, RxMode::Softirq].map(|mode| device.objections(mode));
+        let mode = Some(device.fitting_mode()).filter(|mode| device.unobstructed(*mode).is_ok());
         Self {
             device: device.name.clone(),
             driver: device.driver.clone(),
@@ -148,7 +145,7 @@ impl DeviceDiagnosis {
             steered_by,
             mode,
             native,
-            skb,
+            softirq,
             nothing_to_gain: nothing_to_gain(device),
             napi: of_napi(device, instances),
         }
@@ -160,7 +157,7 @@ fn is_ours(xdp: &AttachedXdp) -> bool {
 }
 
 /// The rxsteer that steers a device: by its XDP program, which may be pinned, or by what the running
-/// one says, since skb mode has none.
+/// one says, since softirq mode has none.
 fn steered_by(device: &Device, steering: Option<&Status>) -> Option<String> {
     if let Some(xdp) = device.xdp.as_ref().filter(|xdp| is_ours(xdp)) {
         return Some(xdp.holders.join(", "));

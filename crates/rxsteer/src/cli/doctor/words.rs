@@ -5,6 +5,7 @@ use std::fmt::Write;
 
 use super::diagnosis::{Diagnosis, Host};
 use crate::host::device::RxMode;
+use crate::host::shell::quoted;
 
 /// The answer as text; ends with a newline.
 pub fn render(diagnosis: &Diagnosis) -> String {
@@ -51,10 +52,10 @@ pub fn render(diagnosis: &Diagnosis) -> String {
         // The chosen mode's objections only; without one, those of all modes.
         let either = match device.mode {
             Some(RxMode::Native) => device.native.iter().collect(),
-            Some(RxMode::Skb) => device.skb.iter().collect(),
+            Some(RxMode::Softirq) => device.softirq.iter().collect(),
             None => {
                 let mut all = Vec::new();
-                let modes = [&device.native, &device.skb];
+                let modes = [&device.native, &device.softirq];
                 for objection in modes.into_iter().flatten() {
                     if !all.contains(&objection) {
                         all.push(objection);
@@ -67,9 +68,19 @@ pub fn render(diagnosis: &Diagnosis) -> String {
             let weight = if objection.fatal { "" } else { "a warning: " };
             let _ = writeln!(out, "  {weight}{objection}");
         }
-        if device.mode == Some(RxMode::Skb) && device.steered_by.is_none() {
-            for objection in device.native.iter().filter(|o| !device.skb.contains(o)) {
+        if device.mode == Some(RxMode::Softirq) && device.steered_by.is_none() {
+            let against = device.native.iter().filter(|o| !device.softirq.contains(o));
+            let against: Vec<_> = against.collect();
+            for objection in &against {
                 let _ = writeln!(out, "  against native mode: {objection}");
+            }
+            if against.is_empty() {
+                let _ = writeln!(
+                    out,
+                    "  `--mode native` is possible, and better for routers, floods and servers of small \
+                     datagrams: `rxsteer advise {}` estimates what it gains",
+                    quoted(&device.device)
+                );
             }
         }
         if let Some(words) = &device.nothing_to_gain {

@@ -132,7 +132,9 @@ fn application(a: &Application) -> String {
 fn was_at(seen: &Seen) -> String {
     let entry = &seen.entry;
     let place = match (entry.location, entry.polling_cpu) {
-        (Location::Cpu(cpu), _) if seen.skb => format!("on CPU {cpu}, from its softnet backlog"),
+        (Location::Cpu(cpu), _) if seen.softirq => {
+            format!("on CPU {cpu}, from its softnet backlog")
+        }
         (Location::Cpu(cpu), _) => {
             format!("on CPU {cpu}, by the thread of the queue's backlog there")
         }
@@ -311,7 +313,7 @@ fn dropped(seen: &Seen) -> Option<String> {
 fn waits(seen: &Seen) -> Vec<String> {
     let thread = |name: &Option<String>, cpu: u32| match name {
         Some(name) => format!("CPU {cpu}'s thread ({name})"),
-        None if seen.skb => format!("CPU {cpu}'s softnet backlog"),
+        None if seen.softirq => format!("CPU {cpu}'s softnet backlog"),
         None => format!("CPU {cpu}'s thread"),
     };
     let mut lines = match &seen.waits {
@@ -332,7 +334,7 @@ fn waits(seen: &Seen) -> Vec<String> {
                 packets(*frames),
             ),
         ],
-        Some(Wait::Delivery { cpu, .. }) if seen.skb => vec![
+        Some(Wait::Delivery { cpu, .. }) if seen.softirq => vec![
             "It has to wait, or its next packets would overtake earlier ones.".to_owned(),
             format!(
                 "CPU {cpu} has taken all its packets out of its softnet backlog, and may be at work on \

@@ -25,7 +25,7 @@ const UNKNOWN: [Unknown; 11] = [
 fn seen() -> Seen {
     Seen {
         entry: flows::tests::entry(),
-        skb: false,
+        softirq: false,
         rps_slot: 5,
         rps_slots: 1024,
         rps: Location::Cpu(1),
@@ -100,7 +100,7 @@ fn a_flow_at_its_application() {
 }
 
 #[test]
-fn skb_mode_has_no_threads() {
+fn softirq_mode_has_no_threads() {
     let waits = |thread: Option<&str>| {
         let thread = thread.map(str::to_owned);
         let frames = 3;
@@ -114,9 +114,9 @@ fn skb_mode_has_no_threads() {
             Some(Wait::Delivery { cpu: 3, thread }),
         ]
     };
-    let text_of = |skb, waits| {
+    let text_of = |softirq, waits| {
         text(explanation(Seen {
-            skb,
+            softirq,
             waits,
             ..seen()
         }))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Skb mode: a flow whose last packet was lost, flows that share a slot, and a CPU that goes offline.
+//! Softirq mode: a flow whose last packet was lost, flows that share a slot, and a CPU that goes offline.
 
 use rxsteer::datapath::native;
 use rxsteer::types::{

@@ -193,7 +193,7 @@ fn pressure(ifindex: u32, polls: u32) -> u16 {
 }
 
 #[test]
-fn in_skb_mode_an_eighth_of_the_time_saturates_a_busy_cpu() {
+fn in_softirq_mode_an_eighth_of_the_time_saturates_a_busy_cpu() {
     assert_eq!(pressure(1, WHOLE * 3 / 8), SATURATED);
     assert_eq!(pressure(1, WHOLE * 3 / 8 - 1), FULL);
     assert_eq!(pressure(0, WHOLE / 8), SATURATED);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Skb mode: queues share the table of flows, and a queue is a CPU that receives.
+//! Softirq mode: queues share the table of flows, and a queue is a CPU that receives.
 
 use super::world::*;
 use rxsteer::types::{rx_queue, rx_verdict};
@@ -8,7 +8,7 @@ use rxsteer::types::{rx_queue, rx_verdict};
 const SENDER: u32 = 0;
 const APPLICATION: u32 = 3;
 
-/// A flow in skb mode; what came in other queues has been delivered.
+/// A flow in softirq mode; what came in other queues has been delivered.
 fn world() -> World {
     let mut world = World::new(FOLLOW | ADAPT, 1);
     world.q.ifindex = 0;

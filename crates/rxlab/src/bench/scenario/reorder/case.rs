@@ -44,10 +44,10 @@ pub enum Case {
     Hotplug,
     /// The policy changes, including to policies that consider load.
     Policies,
-    /// A tun device, in skb mode only. It receives outside of polls, in the calls of the thread that
+    /// A tun device, in softirq mode only. It receives outside of polls, in the calls of the thread that
     /// writes to it, which moves to another CPU in each step.
     Tun,
-    /// The loopback device, in skb mode only: a thread sends the packets of each flow, and moves to
+    /// The loopback device, in softirq mode only: a thread sends the packets of each flow, and moves to
     /// another CPU every 10 ms, once all that it has sent were read.
     Lo,
 }
@@ -95,8 +95,8 @@ impl Case {
         )
     }
 
-    /// Whether the device is one that skb mode alone steers.
-    pub(super) fn needs_skb_mode(self) -> bool {
+    /// Whether the device is one that softirq mode alone steers.
+    pub(super) fn needs_softirq_mode(self) -> bool {
         matches!(self, Self::Tun | Self::Lo)
     }
 

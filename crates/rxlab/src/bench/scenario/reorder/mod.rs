@@ -50,7 +50,7 @@ const STEP: Duration = Duration::from_millis(10);
 /// Limit on frames under way: less than a backlog holds, so that none is dropped.
 const WINDOW: u64 = 8192;
 
-/// In skb mode, packets that a CPU's softnet backlog takes (net.core.netdev_max_backlog): it has each
+/// In softirq mode, packets that a CPU's softnet backlog takes (net.core.netdev_max_backlog): it has each
 /// of those under way twice.
 const SOFTNET_BACKLOG: u64 = 2 * WINDOW;
 
@@ -62,7 +62,7 @@ const BUSY_POLL_WINDOW: u64 = 256;
 /// to decide, and not for the machine.
 const FORWARDED_PER_S: u64 = 20_000;
 
-/// Packets per second in skb mode, so that [`WINDOW`] is not full before a change of the mask is made, however
+/// Packets per second in softirq mode, so that [`WINDOW`] is not full before a change of the mask is made, however
 /// busy the machine is: half of them wait for the CPU that is kept from softirqs.
 const SKBS_PER_S: u64 = 200_000;
 
@@ -205,7 +205,7 @@ pub fn measure(
     let behind = behind.transpose()?;
     let overtaken_behind = || behind.as_ref().map_or(0, |behind| behind.reordered());
     let _kept = match mode {
-        Mode::Skb => {
+        Mode::Softirq => {
             let most = Setting::keep("/proc/sys/net/core/netdev_max_backlog")?;
             most.set(&SOFTNET_BACKLOG.to_string())?;
             Some(most)
@@ -239,7 +239,7 @@ pub fn measure(
         }),
         rate: match mode {
             _ if case.has_tx_queues() => Some(FORWARDED_PER_S),
-            Mode::Skb => Some(SKBS_PER_S),
+            Mode::Softirq => Some(SKBS_PER_S),
             _ => None,
         },
         ..GeneratorConfig::lossless(frames, None)
@@ -309,7 +309,7 @@ pub fn measure(
     let sent = from_sockets + reports.iter().map(|report| report.sent).sum::<u64>();
     let accepted = sent - reports.iter().map(|report| report.lost).sum::<u64>();
     // A restarted rxsteer has counted only the latter part, and after GRO packets are fewer.
-    let all_counted = case != Case::Restart && !(mode == Mode::Skb && case.is_tcp());
+    let all_counted = case != Case::Restart && !(mode == Mode::Softirq && case.is_tcp());
     let queue = at_rest(&active, accepted, all_counted)?;
     let passed = queue.inline + queue.sums.delivered;
     let read = read_all(migrators, |read| {
@@ -470,13 +470,13 @@ impl Reorder {
 const MODES: [(&str, Mode, bool); 4] = [
     (SUBJECT, Mode::Native, false),
     ("unguarded", Mode::Native, true),
-    ("rxsteer-skb", Mode::Skb, false),
-    ("unguarded-skb", Mode::Skb, true),
+    ("rxsteer-softirq", Mode::Softirq, false),
+    ("unguarded-softirq", Mode::Softirq, true),
 ];
 
 /// Those of a case.
 fn modes(case: Case) -> Vec<(&'static str, Mode, bool)> {
-    let has = |&(_, mode, _): &_| !case.needs_skb_mode() || mode == Mode::Skb;
+    let has = |&(_, mode, _): &_| !case.needs_softirq_mode() || mode == Mode::Softirq;
     MODES.into_iter().filter(has).collect()
 }
 

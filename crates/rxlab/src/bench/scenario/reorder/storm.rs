@@ -103,7 +103,7 @@ impl<'a> Storm<'a> {
         self.step += 1;
         // Frames wait for a thread, skbs for softirqs.
         let keep_busy = match self.options.mode {
-            Mode::Skb => Hog::softirqs,
+            Mode::Softirq => Hog::softirqs,
             _ => Hog::new,
         };
         // Not if it is the only CPU.
@@ -174,7 +174,7 @@ pub(super) fn masks(online: &CpuMask) -> Vec<CpuMask> {
     masks
 }
 
-/// rxsteer's counters of the device: of its only queue, or in skb mode the sum over the CPUs that
+/// rxsteer's counters of the device: of its only queue, or in softirq mode the sum over the CPUs that
 /// receive.
 pub(super) fn queue(active: &Active<'_>) -> Result<Queue> {
     let status = active.status()?.context("rxsteer keeps account")?;

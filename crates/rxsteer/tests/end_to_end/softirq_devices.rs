@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Skb mode on devices of each kind, and native mode below a PPPoE session: TCP and UDP arrive
+//! Softirq mode on devices of each kind, and native mode below a PPPoE session: TCP and UDP arrive
 //! complete and in order, redirected, and as before after the end.
 
 use std::collections::BTreeSet;
@@ -48,7 +48,7 @@ fn is_steered([tester, dut]: [&Netns; 2], name: &str, ipv4: Ipv4Addr) -> Result<
     let under = |policy| {
         let running = Rxsteer::steering(dut, &[name, "--mode=auto", policy, &cpus])?;
         let mode = running.status()?.devices.remove(0).mode;
-        ensure!(mode == "skb", "{mode}");
+        ensure!(mode == "softirq", "{mode}");
         traffic()?;
         let sums = running.at_rest()?;
         ensure!(sums.redirected > 1_000, "{sums:?}");
@@ -129,7 +129,7 @@ fn devices_that_are_handed_packets_are_steered_below() -> Result<()> {
             &link.dut.netns,
             &[
                 below,
-                "--mode=skb",
+                "--mode=softirq",
                 "--policy=rps",
                 &format!("--rps-cpus={OTHER_CPU}"),
             ],
@@ -206,7 +206,7 @@ fn a_pppoe_session() -> Result<()> {
         }
     };
     is_steered(ends(&link), &session.name, session.ipv4)?;
-    are_spread(&link, &session.name, "--mode=skb", session.ipv4)?;
+    are_spread(&link, &session.name, "--mode=softirq", session.ipv4)?;
     // The Ethernet device below, whose frames have PPPoE headers before IP.
     are_spread(&link, &link.dut.name, "--mode=native", session.ipv4)
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Skb mode: devices as they are, real sockets at both ends, and nothing left behind.
+//! Softirq mode: devices as they are, real sockets at both ends, and nothing left behind.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
@@ -66,7 +66,7 @@ fn a_plain_veth_needs_no_preparation() -> Result<()> {
     // By which the sending end is found.
     let _sender = Resident::start(&link.tester.netns)?;
     let dut = &link.dut;
-    let rxsteer = steer(dut, &dut.name, &["--mode=skb"])?;
+    let rxsteer = steer(dut, &dut.name, &["--mode=softirq"])?;
     transfer(&link.tester.netns, &dut.netns, dut.ipv4)?;
     let sums = rxsteer.at_rest()?;
     ensure!(sums.redirected > 0 && sums.lost == 0, "{sums:?}");
@@ -88,7 +88,7 @@ fn nothing_stays_after_a_kill() -> Result<()> {
     in_lab!();
     let link = plain()?;
     let dut = &link.dut;
-    let rxsteer = steer(dut, &dut.name, &["--mode=skb"])?;
+    let rxsteer = steer(dut, &dut.name, &["--mode=softirq"])?;
     // The control: there is something to leave behind.
     ensure!(asked(dut)? == ["rx-0/rps_flow_cnt"]);
     rxsteer.stop(Signal::SIGKILL)?;
@@ -97,7 +97,7 @@ fn nothing_stays_after_a_kill() -> Result<()> {
     })?;
     transfer(&link.tester.netns, &dut.netns, dut.ipv4)?;
     // The place is free.
-    let again = steer(dut, &dut.name, &["--mode=skb"])?;
+    let again = steer(dut, &dut.name, &["--mode=softirq"])?;
     ensure!(again.stop(Signal::SIGTERM)?.code == Some(0));
     Ok(())
 }
@@ -132,7 +132,7 @@ fn tun_and_tap_devices_are_steered() -> Result<()> {
     for kind in [libc::IFF_TUN, libc::IFF_TAP] {
         let tunnel = Tunnel::new(tester, &dut.netns, kind, POLLING_CPU)?;
         let rxsteer = steer(dut, &tunnel.name, &["--mode=auto"])?;
-        ensure!(rxsteer.status()?.devices[0].mode == "skb");
+        ensure!(rxsteer.status()?.devices[0].mode == "softirq");
         transfer(tester, &dut.netns, tunnel.ipv4)?;
         let sums = rxsteer.at_rest()?;
         ensure!(sums.redirected > 0 && sums.lost == 0, "{sums:?}");
@@ -165,7 +165,7 @@ fn packets_from_both_cpus_stay_in_order() -> Result<()> {
     // By which the sending end is found.
     let _sender = Resident::start(&link.tester.netns)?;
     let dut = &link.dut;
-    let rxsteer = steer(dut, &dut.name, &["--mode=skb"])?;
+    let rxsteer = steer(dut, &dut.name, &["--mode=softirq"])?;
     let socket = dut.netns.run(|| Ok(UdpSocket::bind((dut.ipv4, 0))?))?;
     let at: SocketAddr = socket.local_addr()?;
     socket.set_read_timeout(Some(Duration::from_secs(2)))?;
@@ -231,7 +231,12 @@ fn the_kernels_table_is_filled_again() -> Result<()> {
     let bed = Testbed::new(&LinkConfig::default())?;
     let dut = &bed.link.dut;
     let flows = UdpFlows::to(dut, 20);
-    let args = [&dut.name[..], "--mode=skb", "--policy=rps", "--rps-cpus=1"];
+    let args = [
+        &dut.name[..],
+        "--mode=softirq",
+        "--policy=rps",
+        "--rps-cpus=1",
+    ];
     let running = Rxsteer::steering(&dut.netns, &args)?;
     let sink = bed.receiver_in_order(&flows)?;
     let paced = GeneratorConfig::lossless(Frames::Udp(flows), None).at(50_000);
