@@ -9,8 +9,8 @@ CPUS ?=
 NIC ?=
 SCENARIO ?=
 PROFILE ?=
-REPORT ?= bench.html
-MANY ?= many.html
+REPORT ?= bench.json
+MANY ?= many.json
 
 .PHONY: help demo test long fuzz soak faults guest lint bench many install deb service image docs arm64 dist overhead
 
@@ -44,10 +44,10 @@ overhead: ## what the daemon takes itself: CPU time, memory, time to start; 2 mi
 lint: ## layout, warnings, licences
 	@scripts/lint.sh
 
-bench: ## the measured comparison, 25 minutes (SCENARIO=flood, REPORT=FILE.html, ARGS=--json)
+bench: ## the measured comparison, 25 minutes (SCENARIO=flood, REPORT=FILE.json, ARGS=--json)
 	@scripts/run.sh bench $(SCENARIO) --report $(REPORT) $(ARGS)
 
-many: ## the comparison on many CPUs, emulated (CPUS=8, SOCKETS=1, KERNEL=6.18, SCENARIO=flood, PROFILE=1, MANY=FILE.html)
+many: ## the comparison on many CPUs, emulated (CPUS=8, SOCKETS=1, KERNEL=6.18, SCENARIO=flood, PROFILE=1, MANY=FILE.json)
 	@scripts/testbed.sh $(KERNEL:%=--kernel %) $(CPUS:%=--cpus %) $(SOCKETS:%=--sockets %) \
 		--report $(MANY) $(PROFILE:%=--profile) $(SCENARIO) $(ARGS)
 

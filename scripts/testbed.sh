@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT OR Apache-2.0
 #
-# testbed.sh [--kernel SERIES] [--cpus N] [--sockets N] [--report FILE.html] [--profile]
+# testbed.sh [--kernel SERIES] [--cpus N] [--sockets N] [--report FILE.json] [--profile]
 # [ARGUMENT...]: runs `rxlab bench ARGUMENT...` (default: $usual) in a virtual machine with many
 # CPUs and time counted in instructions, and writes the report here. docs/testbed.md explains its
 # figures. If the first argument is demo: runs `rxlab ARGUMENT...`, without a report.
@@ -25,7 +25,7 @@ usual=(flood ramp firewall rr rpc crr wakeup --rounds 3 --seconds 0.05
 kernel=6.18
 cpus=8
 sockets=1
-report=many.html
+report=many.json
 profile=false
 limit=6h
 # A boot that dies says nothing about the bench: try again.
@@ -33,7 +33,7 @@ boots=3
 : "${PREEMPT:=none}"
 
 usage() {
-    echo "usage: testbed.sh [--kernel 6.18] [--cpus 8] [--sockets 1] [--report FILE.html] [--profile] [ARGUMENT...]" >&2
+    echo "usage: testbed.sh [--kernel 6.18] [--cpus 8] [--sockets 1] [--report FILE.json] [--profile] [ARGUMENT...]" >&2
     exit 2
 }
 while [ $# -gt 0 ]; do
@@ -59,8 +59,8 @@ if ! [[ $sockets =~ ^[1-9][0-9]*$ ]] || [ $((cpus % sockets)) != 0 ]; then
     echo "--sockets $sockets: choose a number by which $cpus CPUs can be divided." >&2
     exit 2
 fi
-if [[ $report != *.html ]]; then
-    echo "--report $report: choose a name that ends with .html; the JSON is written beside it." >&2
+if [[ $report != *.json ]]; then
+    echo "--report $report: choose a name that ends with .json." >&2
     exit 2
 fi
 report=$(realpath -m "$report") # before the folder changes
@@ -70,7 +70,7 @@ fi
 [ -s "$report" ] || rm -f "$report"
 
 [ $# != 0 ] || set -- "${usual[@]}"
-[ "$1" = demo ] || set -- bench --report report.html "$@"
+[ "$1" = demo ] || set -- bench --report report.json "$@"
 
 cd "$(dirname "$0")/.."
 jobs=(build guest)
@@ -108,7 +108,7 @@ emulated="$("$qemu" --version | sed -n 's/.*version \([0-9.]*\).*/QEMU \1/p'), c
     printf ' %q' "$@"
     printf ' </dev/null\nstatus=$?\n'
     # Base64, since the serial port's terminal alters bytes.
-    echo '[ ! -s /tmp/report.json ] || tar -C /tmp -cz report.html report.json | base64 >/dev/ttyS2'
+    echo '[ ! -s /tmp/report.json ] || tar -C /tmp -cz report.json | base64 >/dev/ttyS2'
     ! $profile || echo "perf report -q -i /tmp/perf.data --stdio -t '	' --sort cpu,comm,symbol -F sample,cpu,comm,symbol >/dev/ttyS3"
     # shellcheck disable=SC2016 # the guest's
     echo 'exit $status'
@@ -136,9 +136,8 @@ if [ -z "$status" ]; then
 fi
 if [ -s "$dir/report.base64" ]; then
     tr -d '\r' <"$dir/report.base64" | base64 -d | builder tar -xz -C "$dir"
-    builder cp "$dir/report.html" "$report"
-    builder cp "$dir/report.json" "${report%.html}.json"
-    echo "$((SECONDS - start)) s. Written: $report and ${report##*/}'s figures in ${report%.html}.json" >&2
+    builder cp "$dir/report.json" "$report"
+    echo "$((SECONDS - start)) s. Written: $report" >&2
 fi
 if $profile; then
     tr -d '\r' <"$dir/profile" | awk -f scripts/profile.awk

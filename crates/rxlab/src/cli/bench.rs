@@ -18,7 +18,7 @@ use super::serve::{ServeArgs, peer};
 use crate::bench::experiment::{CasePlan, DeviceKind, Effort, Gro, Napi, On, Only, Plan};
 use crate::bench::measurement::Measurement;
 use crate::bench::report::document::Document;
-use crate::bench::report::files::{self, Files};
+use crate::bench::report::files;
 use crate::bench::report::host::{Stretch, nic};
 use crate::bench::scenario::Scenario;
 use crate::bench::setup::pace::Pace;
@@ -85,8 +85,8 @@ pub struct BenchArgs {
     #[arg(long)]
     pub json: bool,
 
-    /// Write a page for people, and beside it what --json prints (FILE.json)
-    #[arg(long, value_name = "FILE.html", value_parser = html)]
+    /// Write what --json prints, after each round
+    #[arg(long, value_name = "FILE.json", value_parser = json)]
     pub report: Option<PathBuf>,
 }
 
@@ -133,7 +133,7 @@ impl BenchArgs {
     }
 
     fn measure(&self) -> Result<ExitCode> {
-        let files = self.report.as_deref().map(Files::at).transpose()?;
+        self.report.as_deref().map_or(Ok(()), files::writable)?;
         needs_lab()?;
         let effort = self.effort();
         let mut scenarios = self.scenarios.clone();
@@ -189,8 +189,8 @@ impl BenchArgs {
             let reports = measurements.iter().filter_map(|m| m.report(&effort));
             document.scenarios = reports.collect();
             document.stretch = stretch.as_ref().and_then(Stretch::so_far);
-            if let Some(files) = &files {
-                files.write(&document)?;
+            if let Some(path) = &self.report {
+                files::write(path, &files::json(&document)?)?;
             }
         }
         bar.finish_and_clear();
@@ -206,12 +206,12 @@ impl BenchArgs {
     }
 }
 
-/// Path of the page. Another extension may be a slip, or the name of the JSON file beside it.
-fn html(path: &str) -> Result<PathBuf, String> {
+/// Path of the report. Another extension may be a slip.
+fn json(path: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(path);
     match path.extension() {
-        Some(extension) if extension == "html" => Ok(path),
-        _ => Err("write FILE.html".to_owned()),
+        Some(extension) if extension == "json" => Ok(path),
+        _ => Err("write FILE.json".to_owned()),
     }
 }
 

@@ -10,7 +10,6 @@ use rxsteer::cli::program::{end_with_the_reader, print_answer};
 
 use crate::bench::report::columns::Columns;
 use crate::bench::report::compare::{Comparison, read};
-use crate::bench::report::files;
 
 /// Options of `rxlab bench columns`.
 #[derive(Debug, Args)]
@@ -18,10 +17,6 @@ pub struct ColumnsArgs {
     /// Reports, as --json printed or --report wrote them, in the order of the columns
     #[arg(value_name = "REPORT.json", required = true)]
     pub reports: Vec<PathBuf>,
-
-    /// Write a page, too
-    #[arg(long, value_name = "FILE.html")]
-    pub report: Option<PathBuf>,
 
     /// Print JSON
     #[arg(long)]
@@ -33,9 +28,6 @@ impl ColumnsArgs {
         end_with_the_reader()?;
         let documents = self.reports.iter().map(|path| read(path));
         let columns = Columns::of(&documents.collect::<Result<Vec<_>>>()?);
-        if let Some(page) = &self.report {
-            files::write(page, &columns.page())?;
-        }
         print_answer(self.json, &columns, Columns::render)?;
         Ok(ExitCode::SUCCESS)
     }

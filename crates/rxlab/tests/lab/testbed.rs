@@ -21,13 +21,13 @@ fn bash(script: &str) -> Result<Output> {
 #[test]
 fn a_machine_that_cannot_be_is_refused_before_anything_is_installed() -> Result<()> {
     let report = tempfile::tempdir()?;
-    let page = report.path().join("many.html");
+    let page = report.path().join("many.json");
     for (arguments, why) in [
         ("--cpus 1", "--cpus 1: choose 2 to 32."),
         ("--cpus 33", "--cpus 33: choose 2 to 32."),
         ("--cpus many", "--cpus many: choose 2 to 32."),
         ("--cpus 8 --sockets 3", "by which 8 CPUs can be divided"),
-        ("--report many.txt", "a name that ends with .html"),
+        ("--report many.txt", "a name that ends with .json"),
         ("--cpus", "usage: testbed.sh"),
     ] {
         let run = bash(&format!(

@@ -48,9 +48,9 @@ fn bench() {
             &["--rounds", "from 1 to 4294967295 (rounds)"],
         );
     }
-    for report in ["decide", "report.json", "", "html"] {
+    for report in ["decide", "report.html", "", "json"] {
         let option = format!("--report={report}");
-        wrong(&["bench", "decide", &option], &["write FILE.html"]);
+        wrong(&["bench", "decide", &option], &["write FILE.json"]);
     }
     wrong(&["bench", "compare", "old.json"], &["<NEW.json>"]);
 }

@@ -4,13 +4,10 @@
 use std::fmt::Write;
 
 use indexmap::{IndexMap, IndexSet};
-use maud::html;
 use serde::Serialize;
 
 use crate::bench::report::document::Better;
 use crate::bench::report::document::{Case, Document, Metric, Ratio, SUBJECT, factor};
-use crate::bench::report::page;
-use crate::bench::report::plot::figure;
 
 /// Modes to compare with, and their short names. A mode with several masks counts once, with its
 /// best mask.
@@ -107,33 +104,6 @@ impl Columns {
         let _ = writeln!(out, "\n{}", note());
         out
     }
-
-    pub fn page(&self) -> String {
-        let table = html! {
-            table .matrix {
-                thead {
-                    tr {
-                        th scope="col" { "Scenario, case" }
-                        th scope="col" { "Figure" }
-                        @for column in &self.columns { th scope="col" { (column) } }
-                    }
-                }
-                tbody {
-                    @for row in &self.rows {
-                        tr {
-                            th scope="row" { code { (row.scenario) } " " (row.case) }
-                            td { (row.metric) ", " (row.unit) }
-                            @for (text, column) in row.texts().zip(&self.columns) {
-                                td data-over=(column) { (text) }
-                            }
-                        }
-                    }
-                }
-            }
-            p { (note()) }
-        };
-        page::shell("rxlab bench, reports side by side", &html! {}, &table)
-    }
 }
 
 /// Legend of the cells.
@@ -219,6 +189,37 @@ fn text(cell: &Option<Cell>, unit: &str) -> String {
     }
 }
 
+/// Formats a value with three significant digits, and with a prefix if the unit can take one.
+fn figure(value: f64, unit: &str) -> String {
+    const PREFIXES: [(f64, &str); 4] = [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")];
+    let prefixed = !matches!(unit, "ns" | "us" | "ms" | "s" | "%");
+    // Values that round up to 1000 take the next prefix.
+    let fits = |(scale, _): &(f64, &str)| prefixed && value.abs() >= 0.9995 * scale;
+    match PREFIXES.into_iter().find(fits) {
+        Some((scale, prefix)) => format!("{} {prefix}", significant(value / scale)),
+        None => significant(value),
+    }
+}
+
+fn significant(value: f64) -> String {
+    let decimals = match value.abs() {
+        v if v == v.trunc() => 0,
+        // Values that round up to another digit before the point have one less after it.
+        v => (2 - (1.0005 * v).log10().floor() as i32).clamp(0, 6),
+    };
+    let text = format!("{value:.*}", decimals as usize);
+    if decimals > 0 || value < 1e4 {
+        return text;
+    }
+    let thousands = text
+        .as_bytes()
+        .rchunks(3)
+        .rev()
+        .map(String::from_utf8_lossy);
+    // Narrow no-break space.
+    thousands.collect::<Vec<_>>().join("\u{202f}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -286,5 +287,25 @@ mod tests {
         ];
         let lower = Columns::of(&[document(2, "one", Better::Lower, &modes)]);
         assert_eq!(text(&lower.rows[0].cells[0], "packets/s"), "2 (RPS × 2.00)");
+    }
+
+    #[test]
+    fn figures_have_three_digits_and_a_prefix_where_the_unit_has_none() {
+        for (value, unit, text) in [
+            (1_391_234.0, "packets/s", "1.39 M"),
+            (579_999.0, "packets/s", "580 k"),
+            (999_900.0, "packets/s", "1.00 M"),
+            (12_345.6, "us", "12\u{202f}346"),
+            (1_234_567.0, "us", "1\u{202f}234\u{202f}567"),
+            (9.996, "us", "10.0"),
+            (99.94, "%", "99.9"),
+            (5.1818, "ns", "5.18"),
+            (0.0123, "s", "0.0123"),
+            (0.0, "1", "0"),
+            (12.0, "packets", "12"),
+            (-2_500.0, "1/s", "-2.50 k"),
+        ] {
+            assert_eq!(figure(value, unit), text);
+        }
     }
 }

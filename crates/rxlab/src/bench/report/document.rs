@@ -115,19 +115,6 @@ pub struct Ratio {
     pub interval: Option<(f64, f64)>,
 }
 
-/// Verdict of a ratio on rxsteer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// The interval is on the better side of 1.
-    Better,
-    /// The interval is on the worse side of 1.
-    Worse,
-    /// The interval contains 1: the modes are not distinguishable.
-    Same,
-    /// There is no interval, or the metric has no direction.
-    Unknown,
-}
-
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Case {
     pub case: String,
@@ -285,20 +272,6 @@ impl Ratio {
         Self {
             median: middle,
             interval,
-        }
-    }
-
-    /// Verdict by the interval.
-    pub fn verdict(&self, better: Better) -> Verdict {
-        let above = match self.interval {
-            None => return Verdict::Unknown,
-            Some((low, high)) if low <= 1.0 && high >= 1.0 => return Verdict::Same,
-            Some((low, _)) => low > 1.0,
-        };
-        match (better, above) {
-            (Better::Neither, _) => Verdict::Unknown,
-            (Better::Higher, true) | (Better::Lower, false) => Verdict::Better,
-            (Better::Higher, false) | (Better::Lower, true) => Verdict::Worse,
         }
     }
 
@@ -460,24 +433,6 @@ mod tests {
         let case = &rounds.cases(3)[0];
         assert!(case.modes["cpumap"].is_empty());
         assert!(!case.ratios["delivered_pps"].contains_key("cpumap"));
-    }
-
-    #[test]
-    fn a_verdict_needs_an_interval_that_leaves_one_out() {
-        let ratio = |interval| Ratio {
-            median: 1.5,
-            interval,
-        };
-        let above = ratio(Some((1.01, 2.0)));
-        let below = ratio(Some((0.5, 0.99)));
-        assert_eq!(above.verdict(Better::Higher), Verdict::Better);
-        assert_eq!(above.verdict(Better::Lower), Verdict::Worse);
-        assert_eq!(below.verdict(Better::Higher), Verdict::Worse);
-        assert_eq!(below.verdict(Better::Lower), Verdict::Better);
-        assert_eq!(above.verdict(Better::Neither), Verdict::Unknown);
-        let same = ratio(Some((1.0, 2.0)));
-        assert_eq!(same.verdict(Better::Higher), Verdict::Same);
-        assert_eq!(ratio(None).verdict(Better::Higher), Verdict::Unknown);
     }
 
     #[test]

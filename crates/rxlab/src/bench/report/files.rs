@@ -1,51 +1,26 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! `--report`: the page, and the JSON file beside it.
+//! `--report`: the file that `--json` prints.
 
 use std::fs::{self, Permissions};
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use tempfile::Builder;
 
 use crate::bench::report::document::Document;
-use crate::bench::report::page::page;
 
-/// Paths of a report.
-#[derive(Debug)]
-pub struct Files {
-    page: PathBuf,
-    json: PathBuf,
-}
-
-impl Files {
-    /// `page`, and the same name with `.json`. Checks that both can be written; creates no file.
-    ///
-    /// # Errors
-    /// When a path is no file, or the folder is not writable.
-    pub fn at(page: &Path) -> Result<Self> {
-        let files = Self {
-            page: page.to_owned(),
-            json: page.with_extension("json"),
-        };
-        for path in [&files.page, &files.json] {
-            // Writing replaces the file by rename: a device or pipe would be lost.
-            let other = fs::metadata(path).is_ok_and(|what| !what.is_file());
-            ensure!(!other, "{} exists and is not a file", path.display());
-        }
-        tempfile::tempfile_in(folder(page)).with_context(|| cannot(page))?;
-        Ok(files)
-    }
-
-    /// Writes both files, each atomically.
-    ///
-    /// # Errors
-    /// When the disk is full, for example.
-    pub fn write(&self, document: &Document) -> Result<()> {
-        write(&self.json, &json(document)?)?;
-        write(&self.page, &page(document))
-    }
+/// Whether a report can be written there; creates no file.
+///
+/// # Errors
+/// When the path is no file, or the folder is not writable.
+pub fn writable(path: &Path) -> Result<()> {
+    // Writing replaces the file by rename: a device or pipe would be lost.
+    let other = fs::metadata(path).is_ok_and(|what| !what.is_file());
+    ensure!(!other, "{} exists and is not a file", path.display());
+    tempfile::tempfile_in(folder(path)).with_context(|| cannot(path))?;
+    Ok(())
 }
 
 /// The JSON of `--json`; ends with a newline.
