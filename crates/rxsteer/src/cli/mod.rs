@@ -11,7 +11,6 @@ pub mod example;
 pub mod explain;
 mod files;
 pub mod flows;
-pub mod import;
 mod log;
 pub mod man;
 pub mod mode;
@@ -100,9 +99,6 @@ pub enum Command {
     Check(check::CheckArgs),
     /// Use a configuration with a name, or show it
     Mode(mode::ModeArgs),
-    /// Print a configuration that steers as the kernel does on this host, or as the settings of OpenWrt or
-    /// VyOS say
-    Import(import::ImportArgs),
     /// Write the man pages and completions
     #[command(hide = true)]
     Man(man::ManArgs),
@@ -143,7 +139,6 @@ impl Command {
             Self::Doctor(args) => args.run(),
             Self::Check(args) => args.run(Cli::command()),
             Self::Mode(args) => args.run(),
-            Self::Import(args) => args.run(),
             Self::Man(args) => args.run(Cli::command()),
             Self::PutBack => guardian::put_back(undo::put_back).map(|()| ExitCode::SUCCESS),
             Self::PutBackNapi => guardian::put_back(settings::put_back).map(|()| ExitCode::SUCCESS),

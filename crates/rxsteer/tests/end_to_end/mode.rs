@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Configurations with a name (`rxsteer mode`), and those that `rxsteer import` makes.
+//! Configurations with a name (`rxsteer mode`).
 
 use std::fs;
 use std::net::UdpSocket;
@@ -146,39 +146,5 @@ fn a_mode_is_written_and_removed() -> Result<()> {
     ] {
         ensure!(said.contains(part), "{part}: {said}");
     }
-    Ok(())
-}
-
-#[test]
-fn an_import_is_a_configuration_with_the_same_effect() -> Result<()> {
-    in_lab!();
-    let bed = Testbed::new(&LinkConfig::default())?;
-    let dut = &bed.link.dut;
-    let rps_cpus = format!("/sys/class/net/{}/queues/rx-0/rps_cpus", dut.name);
-    dut.netns.run(|| Ok(fs::write(&rps_cpus, "2")?))?;
-    let imported = text(rxsteer(&dut.netns, &["import"])?)?;
-    ensure!(
-        imported.contains(&format!("devices = [{:?}]", dut.name)),
-        "{imported}"
-    );
-    let command = imported
-        .lines()
-        .find_map(|line| line.strip_prefix("# before rxsteer starts: "));
-    let command = command.ok_or_else(|| anyhow::anyhow!("no command: {imported}"))?;
-    let status = dut.netns.command("sh")?.args(["-c", command]).status()?;
-    ensure!(status.success(), "{command}");
-    let file = tempfile::NamedTempFile::with_suffix(".toml")?;
-    fs::write(&file, &imported)?;
-    let mut command = dut.netns.command(RXSTEER)?;
-    command.args(["run", "--config"]).arg(file.path());
-    let started = Rxsteer::spawn(&dut.netns, command, true)?;
-    let running = started.map_err(|ended| anyhow::anyhow!("{ended:?}"))?;
-    let status = running.status()?;
-    assert_eq!(status.policy, "rps");
-    assert_eq!(status.devices[0].queues[0].rps_cpus.to_string(), "1");
-    drop(running);
-    // The control: kernel RPS is off now.
-    let imported = text(rxsteer(&dut.netns, &["import"])?)?;
-    ensure!(!imported.contains("\ndevices ="), "{imported}");
     Ok(())
 }
