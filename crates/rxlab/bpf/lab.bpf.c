@@ -430,6 +430,24 @@ int wire(struct __sk_buff *skb)
 	return TC_ACT_UNSPEC;
 }
 
+/* ---- filter: of a packet socket ----------------------------------------------- */
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PROG_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, __u32);
+} no_programs SEC(".maps");
+
+/* The kernel clears skb->cb before each run of a filter that may use it, as one with tail calls may
+ * (bpf_prog_run_clear_cb() in include/linux/filter.h). */
+SEC("?socket")
+int filter(struct __sk_buff *skb)
+{
+	bpf_tail_call(skb, &no_programs, 0);
+	return skb->len;
+}
+
 /* ---- empty: the cost of running any XDP program ---------------------------- */
 
 SEC("?xdp.frags")

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
  * dissector.bpf.c: softirq mode. The kernel's own RPS takes a packet to its CPU, and asks this
- * program for which:
+ * program for which. In the order in which a packet meets it:
  *
- *   get_rps_cpu()          the device's queue has a flow table (rps_flow_cnt), and no mask
- * (rps_cpus) skb_get_hash()       the packet has no hash yet: rxsteer_dissect() decides, and
- * answers with a key rps_sock_flow_table  a hash with an entry goes to that entry's CPU; one
- * without stays INLINE enqueue_to_backlog()   the CPU's softnet backlog tc ingress
- * rxsteer_arrive(), on that CPU: counts the packet, and clears its hash
+ * - get_rps_cpu(): the device's queue has a flow table (rps_flow_cnt), and no mask (rps_cpus).
+ * - skb_get_hash(): the packet has no hash yet. rxsteer_dissect() decides, and answers with a key.
+ * - rps_sock_flow_table: a hash with an entry goes to the entry's CPU; one without stays INLINE.
+ * - enqueue_to_backlog(): that CPU's softnet backlog.
+ * - tc ingress, on that CPU: rxsteer_arrive() counts the packet, and clears its hash.
  *
  * Each way from a CPU to another has a key of its own, whose hash has an entry in the kernel's
  * table; two keys have none: that of packets that stay, and that of packets that are dropped at tc
@@ -181,29 +181,30 @@ static __always_inline bool skb_is_routed(const struct sk_buff *skb)
 }
 
 /*
- * The device, if the question is get_rps_cpu()'s about a device of ours: the packet has just been
- * received, and begins with its network header. Others ask too: about packets that are sent, which
- * have a route or a link header, about those that have a hash, and for headers alone, without the
- * flag of skb_get_hash() (a tun device). lo's keep the route of their sender.
+ * The kind of the device (enum softirq_device), if the question is get_rps_cpu()'s about a device
+ * of ours; else 0. The packet has just been received, and begins with its network header. Others
+ * ask too: about packets that are sent, which have a route or a link header, about those that have
+ * a hash, and for headers alone, without the flag of skb_get_hash() (a tun device). lo's keep the
+ * route of their sender.
  */
 static __always_inline __u32 dissected_on(const struct sk_buff *skb,
-					  const struct bpf_flow_keys *keys)
+					  const struct bpf_flow_keys *keys, __u32 *ifindex)
 {
 	struct net_device *dev;
 	struct net *net;
-	__u32 ifindex, *kind;
+	__u32 *kind;
 
 	if (!skb || !(keys->flags & BPF_FLOW_DISSECTOR_F_STOP_AT_FLOW_LABEL) || keys->nhoff ||
 	    kern_read(skb, hash))
 		return 0;
 	dev = kern_read(skb, dev);
-	ifindex = kern_read(dev, ifindex);
-	kind = bpf_map_lookup_elem(&softirq_devices, &ifindex);
+	*ifindex = kern_read(dev, ifindex);
+	kind = bpf_map_lookup_elem(&softirq_devices, ifindex);
 	if (!kind || (*kind != SOFTIRQ_LOOPBACK && skb_is_routed(skb)))
 		return 0;
 	/* The initial namespace's dissector is asked about all. */
 	net = kern_read(dev, nd_net.net);
-	return kern_read(net, net_cookie) == config.netns ? ifindex : 0;
+	return kern_read(net, net_cookie) == config.netns ? *kind : 0;
 }
 
 static __always_inline int dissector_answer(struct bpf_flow_keys *keys, __be32 key)
@@ -224,13 +225,10 @@ static __always_inline int dissector_answer(struct bpf_flow_keys *keys, __be32 k
  */
 static __always_inline void hop_note_unpolled(const struct sk_buff *skb, const struct rx *rx)
 {
-	__u32 ifindex = rx->ifindex, *kind = bpf_map_lookup_elem(&softirq_devices, &ifindex);
 	struct net_device *dev = kern_read(skb, dev);
 
-	if (!rx->poll_cpu || !kind || *kind != SOFTIRQ_UNPOLLED)
-		return;
 	/* It may have got NAPI since it is steered. */
-	if (kern_read(dev, napi_list.next) == &dev->napi_list)
+	if (rx->poll_cpu && kern_read(dev, napi_list.next) == &dev->napi_list)
 		rx->poll_cpu->unpolled = 1;
 }
 
@@ -261,23 +259,22 @@ int rxsteer_dissect(struct __sk_buff *ctx)
 	struct bpf_flow_keys *keys = ctx->flow_keys;
 	void *data = (void *)(long)ctx->data;
 	void *data_end = (void *)(long)ctx->data_end;
-	__u32 ifindex = dissected_on(skb, keys), cpu = 0;
+	__u32 ifindex = 0, cpu = 0, kind = dissected_on(skb, keys, &ifindex);
 	enum flow_result result = FLOW_KEYED;
 	struct backlog *b;
 	struct flow_key key;
 	struct rx rx = {};
 	__u16 type;
 
-	if (!ifindex)
-		return BPF_FLOW_DISSECTOR_CONTINUE;
-	if (!rx_begin(&rx, ifindex, bpf_get_smp_processor_id()))
+	if (!kind || !rx_begin(&rx, ifindex, bpf_get_smp_processor_id()))
 		return BPF_FLOW_DISSECTOR_CONTINUE;
 	type = bpf_ntohs(keys->n_proto);
 	if (!flow_plain_network(data, data_end, type, config.flow_options, &key)) {
 		key = (struct flow_key){};
 		result = dissect_follow(ctx, &key, type, kern_read(skb, len));
 	}
-	hop_note_unpolled(skb, &rx);
+	if (unlikely(kind == SOFTIRQ_UNPOLLED))
+		hop_note_unpolled(skb, &rx);
 	switch (hop_verdict(&rx, result, &key, &cpu)) {
 	case RX_REDIRECTED:
 		b = rx_backlog(&rx, cpu);

@@ -11,6 +11,7 @@ pub mod bridge;
 pub mod client;
 pub mod container;
 pub mod ethtool;
+pub mod filter;
 pub mod frame;
 pub mod generator;
 pub mod hog;

@@ -363,13 +363,29 @@ fn flows_keep_their_order_while_the_mask_changes() -> Result<()> {
 fn it_may_be_killed() -> Result<()> {
     in_lab!();
     let pair = devices!();
+    let settings = || {
+        let asked = pair
+            .dut
+            .netns
+            .run(|| Device::open(&pair.dut.name))?
+            .kernel_rps;
+        anyhow::Ok((pair.dut.ethtool()?.features()?, asked))
+    };
+    let before = settings()?;
     for mode in MODES {
         let Some(running) = moved(&pair, mode)? else {
             continue;
         };
         traffic(&pair).context(mode)?;
+        if mode == MODES[1] {
+            // The control: rps_flow_cnt at least, and receive-hashing where the driver has it.
+            ensure!(settings()? != before, "{before:?}");
+        }
         ensure!(running.stop(Signal::SIGKILL)?.code.is_none());
         until("the program is gone", || Ok(has_nothing_left(&pair).ok()))?;
+        until("all settings are as before", || {
+            Ok((settings()? == before).then_some(()))
+        })?;
         traffic(&pair).context(mode)?;
     }
     Ok(())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! What packets carry beside their bytes comes through a hop in softirq mode: the id of the NAPI instance,
-//! VLAN tags and time stamps. (That checksum verdicts do is shown in skb.rs, hashes in rx_hash.rs.)
+//! VLAN tags and time stamps. (That checksum verdicts do is shown in softirq.rs, hashes in rx_hash.rs.)
 
 use std::ffi::c_int;
 use std::io::{self, IoSliceMut};
@@ -18,6 +18,7 @@ use nix::sys::socket::sockopt::Timestamping;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, TimestampingFlag, recvmsg, setsockopt};
 use nix::sys::time::TimeSpec;
 use rxlab::in_lab;
+use rxlab::lab::filter;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::link::{End, LinkConfig};
 use rxlab::lab::stamped::{self, Stamps};
@@ -90,7 +91,8 @@ fn the_napi_id_is_kept() -> Result<()> {
     Ok(())
 }
 
-/// Sees the packets of a device, each time that the device has them.
+/// Sees the packets of a device, each time that the device has them. Its filter clears `skb->cb`, where
+/// what comes next finds no note on the packet.
 struct Capture(OwnedFd);
 
 impl Capture {
@@ -127,6 +129,7 @@ impl Capture {
                     len,
                 ))?;
             }
+            filter::attach(&socket)?;
             Ok(Self(socket))
         })
     }
@@ -164,7 +167,8 @@ impl Capture {
     }
 }
 
-/// The kernel takes the tag out of the frame before tc. A capture sees each packet once.
+/// The kernel takes the tag out of the frame before tc. A capture sees each packet once, and none is lost
+/// behind it.
 #[test]
 fn vlan_tags_are_kept() -> Result<()> {
     in_lab!();
