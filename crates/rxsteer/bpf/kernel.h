@@ -252,3 +252,5 @@ extern int bpf_xdp_metadata_rx_hash(const struct xdp_md *ctx, __u32 *hash,
 
 /* Since 6.2. */
 extern void *bpf_cast_to_kern_ctx(void *obj) __attribute__((section(".ksyms"), weak));
+extern void *bpf_rdonly_cast(const void *obj, __u32 btf_id)
+	__attribute__((section(".ksyms"), weak));

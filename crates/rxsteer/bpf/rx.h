@@ -96,19 +96,30 @@ static __always_inline struct softnet_way *rx_way(__u32 queue, __u32 location)
 	return to <= config.nr_cpus ? bpf_map_lookup_elem(&softnet_ways, &index) : NULL;
 }
 
+/* A counter of the softnet backlog at the end of a way. Since Linux 6.2 without a call. */
+#define softnet_counter(way, counter)                                                              \
+	({                                                                                         \
+		const struct softnet_data *softnet = (void *)(way)->softnet;                       \
+		__u32 value;                                                                       \
+                                                                                                   \
+		if (bpf_ksym_exists(bpf_rdonly_cast)) {                                            \
+			softnet = bpf_rdonly_cast(softnet, bpf_core_type_id_kernel(*softnet));     \
+			value = *(volatile __u32 *)&softnet->counter;                              \
+		} else {                                                                           \
+			value = BPF_CORE_READ(softnet, counter);                                   \
+		}                                                                                  \
+		value;                                                                             \
+	})
+
 static __always_inline __u32 rx_softnet_tail(const struct softnet_way *w)
 {
-	struct softnet_data *softnet = (void *)w->softnet;
-
-	return BPF_CORE_READ(softnet, input_queue_tail);
+	return softnet_counter(w, input_queue_tail);
 }
 
 /* The head of an unknown softnet backlog never comes near: flows stay. */
 static __always_inline __u32 rx_softnet_head(const struct softnet_way *w)
 {
-	struct softnet_data *softnet = (void *)w->softnet;
-
-	return softnet ? BPF_CORE_READ(softnet, input_queue_head) : 1U << 31;
+	return w->softnet ? softnet_counter(w, input_queue_head) : 1U << 31;
 }
 
 /* It has if a later one is under way, or none. */
