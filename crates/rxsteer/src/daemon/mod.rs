@@ -47,7 +47,7 @@ use tracing::info;
 use crate::api::control::Role;
 use crate::api::server::Server;
 use crate::datapath::policy::Policy;
-use crate::host::caps::{self, Need};
+use crate::host::caps;
 use crate::host::claim::Claim;
 use crate::host::progress;
 
@@ -59,7 +59,7 @@ use crate::host::progress;
 pub fn run(options: &Options, told: &Told<'_>) -> Result<()> {
     contradiction::none_in(options)?;
     progress::tell(manager::alive);
-    let missing = caps::missing(Need::Steer);
+    let missing = caps::missing();
     if !missing.is_empty() {
         let mut obstacles: Vec<_> = missing.iter().map(ToString::to_string).collect();
         obstacles.extend(plan(options).err().map(|e| format!("{e:#}")));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! What this host lacks for steering or for the lab, with a remedy for each.
+//! What this host lacks for steering, with a remedy for each.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -7,25 +7,12 @@ use std::fs;
 use std::io;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::path::Path;
-use std::thread;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use libbpf_rs::MapType;
 use libbpf_rs::btf::types::{Enum, Func};
 use libbpf_rs::btf::{Btf, BtfType};
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
-use rtnetlink::LinkVeth;
 use serde::Serialize;
-
-/// What the host is checked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Need {
-    /// Steer the packets of a device.
-    Steer,
-    /// Steer in separate network namespaces: demo, bench, end-to-end tests.
-    Lab,
-}
 
 /// Something that the host lacks. `Display` writes one line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -63,11 +50,11 @@ const TRACEPOINTS: [&str; 4] = [
 
 const VMLINUX_BTF: &str = "/sys/kernel/btf/vmlinux";
 
-/// Returns what this host lacks for `need`; empty when it lacks nothing.
+/// Returns what this host lacks; empty when it lacks nothing.
 ///
-/// The probes leave nothing behind: their map, program and namespaces are gone on return.
-pub fn missing(need: Need) -> Vec<Missing> {
-    Host::look(need).missing()
+/// The probes leave nothing behind: their map and program are gone on return.
+pub fn missing() -> Vec<Missing> {
+    Host::look().missing()
 }
 
 /// Returns those of the kernel tracepoints `names` to which a `tp_btf` program can't attach.
@@ -139,12 +126,10 @@ struct Probed {
     bpf: io::Result<()>,
     cpumap: bool,
     frags: io::Result<()>,
-    /// `None` for [`Need::Steer`].
-    namespaces: Option<Result<()>>,
 }
 
 impl Host {
-    fn look(need: Need) -> Self {
+    fn look() -> Self {
         let read = |path| fs::read_to_string(path).unwrap_or_default();
         let status = read("/proc/thread-self/status");
         let mut host = Self {
@@ -167,7 +152,6 @@ impl Host {
                 bpf: try_map(),
                 cpumap: MapType::Cpumap.is_supported().unwrap_or(false),
                 frags: try_frags(),
-                namespaces: (need == Need::Lab).then(try_namespaces),
             });
         }
         host
@@ -270,12 +254,6 @@ impl Host {
                 "boot a kernel of 6.1 or later that allows XDP",
             );
         }
-        if let Some(Err(e)) = &probed.namespaces {
-            lacks(
-                format!("namespaces of its own with veth devices ({e:#})"),
-                "run it outside of the container, on a kernel with CONFIG_NET_NS=y and CONFIG_VETH",
-            );
-        }
         missing
     }
 }
@@ -360,34 +338,6 @@ fn try_frags() -> io::Result<()> {
     })
 }
 
-/// Creates namespaces and a veth as the lab does, on a separate thread: the namespaces end with it.
-fn try_namespaces() -> Result<()> {
-    thread::spawn(|| {
-        unshare(CloneFlags::CLONE_NEWNET | CloneFlags::CLONE_NEWNS).context("unshare")?;
-        let none = None::<&str>;
-        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none)
-            .context("mount private")?;
-        mount(Some("sysfs"), "/sys", Some("sysfs"), MsFlags::empty(), none)
-            .context("mount sysfs")?;
-        tokio::runtime::Builder::new_current_thread()
-            .enable_io()
-            .build()?
-            .block_on(async {
-                let (connection, handle, _) = rtnetlink::new_connection()?;
-                tokio::spawn(connection);
-                let veth = LinkVeth::new("probe0", "probe1").build();
-                handle
-                    .link()
-                    .add(veth)
-                    .execute()
-                    .await
-                    .context("add a veth")
-            })
-    })
-    .join()
-    .unwrap_or_else(|_| Err(anyhow!("the probe failed")))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -415,7 +365,6 @@ mod tests {
                 bpf: Ok(()),
                 cpumap: true,
                 frags: Ok(()),
-                namespaces: Some(Ok(())),
             }),
         }
     }
@@ -496,8 +445,6 @@ mod tests {
 
         assert!(only(&probed(|p| p.cpumap = false)).contains("cpumap"));
         assert!(only(&probed(|p| p.frags = Err(denied()))).contains("XDP"));
-        let line = only(&probed(|p| p.namespaces = Some(Err(anyhow!("unshare")))));
-        assert!(line.contains("unshare"), "{line}");
     }
 
     #[test]
@@ -532,16 +479,5 @@ mod tests {
         assert_eq!(effective_capabilities(""), 0);
         assert!(!is_user_namespace("         0          0 4294967295\n"));
         assert!(is_user_namespace("0 100000 65536\n"));
-    }
-
-    /// Works on any host, and the lab needs at least what steering needs.
-    #[test]
-    fn this_host_can_be_looked_at() {
-        let steer = missing(Need::Steer);
-        let lab = missing(Need::Lab);
-        assert!(
-            steer.iter().all(|missing| lab.contains(missing)),
-            "{steer:?} {lab:?}"
-        );
     }
 }

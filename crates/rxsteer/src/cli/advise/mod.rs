@@ -26,7 +26,7 @@ use super::program::{end_with_the_reader, print_answer, stop_signals};
 use super::value::seconds;
 use crate::api::client;
 use crate::daemon::options::{Mode, RpsCpus, Tunnel, device_name};
-use crate::host::caps::{self, Need};
+use crate::host::caps;
 use crate::host::device::{self, Device, RxMode};
 use crate::host::lower::bond_ports;
 use crate::host::shell::quoted;
@@ -103,7 +103,7 @@ pub fn advise(names: &[String], asked: &Asked<'_>) -> Result<Advice> {
             status.pid
         );
     }
-    let missing = caps::missing(Need::Steer);
+    let missing = caps::missing();
     if let Some(missing) = missing.first().filter(|_| asked.attach) {
         bail!("{missing}; or watch without a dry run, by --no-attach");
     }

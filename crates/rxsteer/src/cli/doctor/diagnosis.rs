@@ -13,7 +13,7 @@ use super::napi_effects::{Advice, of_napi};
 use super::recommendations::{Recommendation, recommendations};
 use crate::api::client;
 use crate::api::status::{self, NOT_STEERED, Status};
-use crate::host::caps::{self, Missing, Need};
+use crate::host::caps::{self, Missing};
 use crate::host::device::{AttachedXdp, Device, RxMode};
 use crate::host::gain;
 use crate::host::gone::is_gone;
@@ -120,7 +120,7 @@ impl Host {
         let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC);
         Self {
             release: read("/proc/sys/kernel/osrelease").trim().to_owned(),
-            missing: caps::missing(Need::Steer),
+            missing: caps::missing(),
             busy_polling: UdpSocket::bind("0.0.0.0:0").is_ok_and(polls),
             epoll_params: epoll.is_ok_and(|epoll| Polling::of_epoll(&epoll.0).is_ok()),
             busy_poll_usecs: read("/proc/sys/net/core/busy_poll").trim().parse().ok(),
