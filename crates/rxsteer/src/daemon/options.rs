@@ -206,7 +206,7 @@ pub struct Options {
     #[arg(long, value_enum, default_value_t)]
     pub mode: Mode,
 
-    /// Change what stands against steering, and put it back at the end
+    /// Disable conflicting offloads; restore them on exit
     ///
     /// Turned off are, for native mode, the device's VLAN offload, LRO and hardware GRO; of a veth the
     /// VLAN and checksum offloads of its other end. The log names each before it is changed. A child process puts them

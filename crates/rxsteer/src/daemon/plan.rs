@@ -95,7 +95,7 @@ impl Steered {
         queue_name(self.mode, &self.device.name, queue)
     }
 
-    /// Whether the device could be steered, were it not steered.
+    /// Whether the device could be attached to, ignoring our own program.
     ///
     /// # Errors
     /// With the reason and its remedy.

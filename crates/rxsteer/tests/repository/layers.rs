@@ -37,7 +37,7 @@ const RXLAB: &[(&str, &[&str])] = &[
     ("bench", &["lab", "lab_skel", "rxsteer"]),
     ("demo", &["bench", "rxsteer"]),
     ("testing", &["bench", "lab", "probe_skel", "rxsteer"]),
-    ("cli", &["bench", "demo", "rxsteer"]),
+    ("cli", &["bench", "demo", "lab", "rxsteer"]),
     ("main", &["rxlab", "rxsteer::cli"]),
 ];
 

@@ -18,7 +18,7 @@ pub struct Advice {
     /// What was seen.
     #[serde(flatten)]
     pub seen: Seen,
-    /// The flows inside of tunnels; null if nothing was gained by looking there.
+    /// The flows inside of tunnels; null if not examined.
     pub inside: Option<FlowsSeen>,
     /// The verdict, with its figures.
     pub verdict: Verdict,
