@@ -185,9 +185,9 @@ enum rx_verdict {
 /* A slot of a queue's dev_flow_table; written only by the queue's NAPI owner, or in softirq mode by
  * the CPU that holds its lock. */
 struct rps_dev_flow {
-	/* At a CPU: frames that had entered the backlog right after the flow's last one, or in skb
-	 * mode its number (softnet_way.nr). INLINE: the number of the poll that received the flow's
-	 * last frame (rx_queue.nr_polls); in softirq mode softnet_inline(). */
+	/* At a CPU: frames that had entered the backlog right after the flow's last one, or in
+	 * softirq mode its number (softnet_way.nr). INLINE: the number of the poll that received
+	 * the flow's last frame (rx_queue.nr_polls); in softirq mode softnet_inline(). */
 	__u64 last_qtail;
 	__u16 location;
 	/* The slot is unset unless this is the queue's epoch; zero is no epoch. */

@@ -15,6 +15,7 @@
 
 #include <stdbool.h>
 
+#include "backlog.h"
 #include "types.h"
 
 /* A packet is going to enter; `tail` has just been read. */
@@ -40,10 +41,10 @@ static __always_inline bool softnet_entered(const struct softnet_way *w, __u64 n
  * passed up. `tail` was read before `head`. With the tail of the next packet, or of a later one
  * that has replaced it: each covers this packet.
  */
-static __always_inline bool softnet_passed(const struct softnet_way *w, __u64 nr, __u32 tail,
-					   __u32 head)
+static __always_inline bool softnet_passed(struct softnet_way *w, __u64 nr, __u32 tail, __u32 head)
 {
-	if ((__u8)w->nr != (__u8)nr)
+	/* Ordered: a later packet's tail is written before its number. */
+	if ((__u8)backlog_read_ordered(&w->nr) != (__u8)nr)
 		tail = *(const volatile __u32 *)&w->tails[(nr + 1) % SOFTNET_TAILS];
 	return (__s32)(head - tail) >= 0;
 }

@@ -196,7 +196,9 @@ impl<F: Fn(u32)> Keeper<F> {
 fn bind(cpu: u32) -> Result<()> {
     let mut only = CpuSet::new();
     only.set(cpu as usize)?;
-    sched_setaffinity(Pid::from_raw(0), &only).with_context(|| format!("CPU {cpu} is offline"))
+    sched_setaffinity(Pid::from_raw(0), &only).with_context(|| {
+        format!("the thread of the anchors can't run on CPU {cpu}: it is offline, or outside of the cpuset")
+    })
 }
 
 /// The kernel writes the entry when a read begins, so also when there is nothing to read; the read that

@@ -193,3 +193,41 @@ fn head_orders_delivery_without_barriers() {
         thread.join().unwrap();
     });
 }
+
+/// `softnet_enter()` of another CPU against `softnet_passed()`: the ring has an old tail where that of the
+/// next packet is going to be.
+fn tail(add: Rmw, read: Rmw) {
+    const OLD: usize = 3;
+    const NEXT: usize = 11;
+    loom::model(move || {
+        let way = Arc::new((AtomicUsize::new(OLD), AtomicUsize::new(0)));
+        let thread = thread::spawn({
+            let way = way.clone();
+            move || {
+                way.0.store(NEXT, Relaxed);
+                add.add(&way.1, 1);
+            }
+        });
+        if read.read(&way.1) == 1 {
+            assert_eq!(way.0.load(Relaxed), NEXT, "an old tail");
+        }
+        thread.join().unwrap();
+    });
+}
+
+#[test]
+fn a_later_number_implies_its_tail() {
+    tail(Rmw::Fetch, Rmw::Fetch);
+}
+
+#[test]
+#[should_panic(expected = "an old tail")]
+fn control_a_number_added_without_order() {
+    tail(Rmw::Plain, Rmw::Fetch);
+}
+
+#[test]
+#[should_panic(expected = "an old tail")]
+fn control_a_number_read_without_order() {
+    tail(Rmw::Fetch, Rmw::Plain);
+}
