@@ -23,6 +23,7 @@ use rxlab::lab::resident::Resident;
 use rxlab::testing::not_run;
 use rxlab::testing::testbed::*;
 use rxlab::{in_lab, test_name};
+use rxsteer::host::device::Device;
 use rxsteer::host::ethtool::TX_VLAN;
 use rxsteer::host::setting::Setting;
 use serde_json::Value;
@@ -144,9 +145,16 @@ impl Drop for Ended {
 }
 
 /// Programs, kernel RPS and offloads are as before.
+/// Whether a program of native mode is attached, or the kernel asks about packets.
+fn is_watched(bed: &Testbed) -> Result<bool> {
+    let dut = &bed.link.dut;
+    let device = dut.netns.run(|| Device::open(&dut.name))?;
+    Ok(attached(bed)?.is_some() || !device.kernel_rps.is_empty())
+}
+
 fn nothing_is_left(bed: &Testbed) -> Result<()> {
-    until("no program is attached", || {
-        Ok(attached(bed)?.is_none().then_some(()))
+    until("the device is as before", || {
+        Ok((!is_watched(bed)?).then_some(()))
     })
 }
 
@@ -448,15 +456,20 @@ fn a_stop_leaves_nothing_behind() -> Result<()> {
     in_lab!(alone: "it measures how busy the CPUs are");
     let bed = link()?;
     let name = &bed.link.dut.name;
-    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGKILL] {
+    for (signal, mode) in [
+        (Signal::SIGINT, "--mode=native"),
+        (Signal::SIGTERM, "--mode=auto"),
+        (Signal::SIGKILL, "--mode=native"),
+        (Signal::SIGKILL, "--mode=auto"),
+    ] {
         let mut command = bed.link.dut.netns.command(RXSTEER)?;
-        command.args(["advise", name, "--seconds=600"]);
+        command.args(["advise", name, mode, "--seconds=600"]);
         let child = command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = child.spawn()?;
-        // The control: it has attached a program.
-        until("a program is attached", || {
+        // The control: there is something to leave behind.
+        until("the device is watched", || {
             ensure!(child.try_wait()?.is_none(), "it has ended");
-            Ok(attached(&bed)?.map(drop))
+            Ok(is_watched(&bed)?.then_some(()))
         })?;
         kill(Pid::from_raw(child.id() as i32), signal)?;
         let output = child.wait_with_output()?;

@@ -57,10 +57,18 @@ impl Wakeup {
     /// # Errors
     /// The host does not allow it, or has a single CPU.
     pub fn new(effort: &Effort) -> Result<Self> {
-        use Mode::{Cpumap, KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs};
+        use Mode::{Cpumap, KernelRfs, KernelRps, None, Rxsteer, RxsteerRfs, RxsteerSoftirq};
         let conditions = effort.conditions(&[Napi::Thread], &[Gro::On]);
         let testbeds = Testbed::each(&conditions)?;
-        let modes = [None, KernelRps, KernelRfs, Cpumap, RxsteerRfs, Rxsteer];
+        let modes = [
+            None,
+            KernelRps,
+            KernelRfs,
+            Cpumap,
+            RxsteerRfs,
+            Rxsteer,
+            RxsteerSoftirq,
+        ];
         Ok(Self {
             ways: testbeds[0].masks().ways(&modes),
             conditions,
