@@ -22,12 +22,6 @@
 #define LOAD_SATURATED_BY (LOAD_WHOLE * 3 / 8)
 #define LOAD_RELAXED	  (LOAD_WHOLE * 5 / 8)
 
-/*
- * The same in softirq mode. Many of its devices receive on the CPU that sends (a veth, lo, tun):
- * the sender has most of that CPU, and the scheduler can't move it away from its packets.
- */
-#define LOAD_SATURATED_BY_SOFTIRQ (LOAD_WHOLE / 8)
-
 /* Fewest frames of a window from which the cost of a frame is computed. */
 #define LOAD_SAMPLE 32
 
@@ -120,12 +114,6 @@ static __always_inline bool load_may_leave(const struct rx_load *l, __u32 window
 	return l->saturated & 1 || (age - 1 < 32 && l->saturated >> (age - 1) & 1);
 }
 
-/* Share of a CPU's time that is a sign of saturation if polls take it. */
-static __always_inline __u32 load_saturated_by(const struct rx_queue *q)
-{
-	return q->ifindex ? LOAD_SATURATED_BY : LOAD_SATURATED_BY_SOFTIRQ;
-}
-
 /* Stores the time of other queues' polls: `poll_ns` and `over_idle_ns` are those of all polls that
  * the CPU ran in this window. */
 static __always_inline void load_others(struct rx_load *l, __u64 poll_ns, __u64 over_idle_ns)
@@ -183,7 +171,7 @@ static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tas
 	if (busy < l->poll_share)
 		busy = l->poll_share;
 	l->busy_share = busy < LOAD_WHOLE ? busy : LOAD_WHOLE;
-	signs = (busy >= LOAD_SATURATED) + (l->poll_share >= load_saturated_by(q)) + load_behind(l);
+	signs = (busy >= LOAD_SATURATED) + (l->poll_share >= LOAD_SATURATED_BY) + load_behind(l);
 	if (signs >= 2)
 		l->pressure = RX_SATURATED;
 	else if (busy_polled)

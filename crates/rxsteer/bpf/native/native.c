@@ -332,9 +332,9 @@ __u32 native_load_saturated(void)
 	return LOAD_SATURATED;
 }
 
-__u32 native_load_saturated_by(const struct rx_queue *q)
+__u32 native_load_saturated_by(void)
 {
-	return load_saturated_by(q);
+	return LOAD_SATURATED_BY;
 }
 
 /* ---- tables.h ----------------------------------------------------------- */

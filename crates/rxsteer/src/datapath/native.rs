@@ -77,7 +77,7 @@ unsafe extern "C" {
     fn native_load_share(part: u64, whole: u64) -> u32;
     fn native_load_busy(tasks: u32, irq: u32) -> u32;
     fn native_load_saturated() -> u32;
-    fn native_load_saturated_by(q: *const rx_queue) -> u32;
+    fn native_load_saturated_by() -> u32;
     fn native_rps_location_of(map: *const rps_map, hash: u32) -> u16;
     fn native_flow_slot(queue: u32, hash: u32, shift: u32) -> u32;
     fn native_flow_shared_slot(queue: u32, ifindex: u32, hash: u32, shift: u32) -> u32;
@@ -296,10 +296,10 @@ pub fn load_saturated() -> u32 {
     unsafe { native_load_saturated() }
 }
 
-/// Share of a CPU's time, of 1024, that is a sign of saturation if polls of this queue take it (load.h).
-pub fn load_saturated_by(q: &rx_queue) -> u32 {
-    // SAFETY: the callee only reads the queue.
-    unsafe { native_load_saturated_by(q) }
+/// Share of a CPU's time, of 1024, that is a sign of saturation if polls take it (load.h).
+pub fn load_saturated_by() -> u32 {
+    // SAFETY: no memory is involved.
+    unsafe { native_load_saturated_by() }
 }
 
 /// The RPS location of a flow (tables.h).

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::datapath::native;
 use crate::host::device::RxMode;
-use crate::types::{load_unit, rx_queue};
+use crate::types::load_unit;
 
 /// Rate below which there is no traffic to judge, packets/s.
 pub(super) const LITTLE_TRAFFIC: f64 = 10.0;
@@ -17,13 +17,8 @@ fn left() -> f64 {
     1.0 - share(native::load_saturated())
 }
 
-fn by_polls(mode: RxMode) -> f64 {
-    let queue = rx_queue {
-        // In softirq mode a queue is that of all devices.
-        ifindex: u32::from(mode != RxMode::Softirq),
-        ..rx_queue::default()
-    };
-    share(native::load_saturated_by(&queue))
+fn by_polls() -> f64 {
+    share(native::load_saturated_by())
 }
 
 /// A share of the data path, 0 to 1.
@@ -89,8 +84,8 @@ pub struct Poller {
 }
 
 impl Poller {
-    fn is_saturated(&self, mode: RxMode) -> bool {
-        self.idle <= left() && self.polls >= by_polls(mode)
+    fn is_saturated(&self) -> bool {
+        self.idle <= left() && self.polls >= by_polls()
     }
 }
 
@@ -224,7 +219,7 @@ impl Facts {
                 _ => Verdict::Room(*busiest),
             };
         }
-        let is_saturated = |p: &&Poller| p.is_saturated(self.mode);
+        let is_saturated = |p: &&Poller| p.is_saturated();
         let saturated: Vec<&Poller> = self.pollers.iter().filter(is_saturated).collect();
         if saturated.is_empty() {
             return match busiest.idle >= left() {

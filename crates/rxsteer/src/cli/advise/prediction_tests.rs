@@ -2,7 +2,7 @@
 //! Predictions for invented facts.
 
 use super::*;
-use crate::types::rx_pressure;
+use crate::types::{rx_pressure, rx_queue};
 
 /// CPU 0 polls and has no time left; three CPUs are idle; no flow stands out.
 fn saturated() -> Facts {
@@ -47,34 +47,25 @@ fn near(is: f64, should: f64) -> bool {
 #[test]
 fn a_cpu_is_saturated_where_the_policy_finds_it() {
     const WHOLE: u32 = load_unit::LOAD_WHOLE.0;
-    for mode in [RxMode::Native, RxMode::Softirq] {
-        let mut found = [0; 2];
-        for (polls, busy) in (0..=WHOLE).step_by(32).flat_map(|polls| {
-            let busy = (polls..=WHOLE).step_by(32);
-            busy.map(move |busy| (polls, busy))
-        }) {
-            let mut queue = rx_queue {
-                ifindex: u32::from(mode != RxMode::Softirq),
-                ..rx_queue::default()
-            };
-            queue.load.poll_ns = u64::from(polls) << 10;
-            native::load_window(&mut queue, u64::from(WHOLE) << 10, busy, 0);
-            let by_policy = queue.load.pressure == rx_pressure::RX_SATURATED.0 as u16;
-            let poller = Poller {
-                cpu: 0,
-                packets_per_second: 1.0,
-                polls: share(polls),
-                idle: 1.0 - share(busy),
-            };
-            assert_eq!(
-                poller.is_saturated(mode),
-                by_policy,
-                "{mode}: {polls} {busy}"
-            );
-            found[usize::from(by_policy)] += 1;
-        }
-        assert!(found.iter().all(|n| *n > 0), "{mode}: {found:?}");
+    let mut found = [0; 2];
+    for (polls, busy) in (0..=WHOLE).step_by(32).flat_map(|polls| {
+        let busy = (polls..=WHOLE).step_by(32);
+        busy.map(move |busy| (polls, busy))
+    }) {
+        let mut queue = rx_queue::default();
+        queue.load.poll_ns = u64::from(polls) << 10;
+        native::load_window(&mut queue, u64::from(WHOLE) << 10, busy, 0);
+        let by_policy = queue.load.pressure == rx_pressure::RX_SATURATED.0 as u16;
+        let poller = Poller {
+            cpu: 0,
+            packets_per_second: 1.0,
+            polls: share(polls),
+            idle: 1.0 - share(busy),
+        };
+        assert_eq!(poller.is_saturated(), by_policy, "{polls} {busy}");
+        found[usize::from(by_policy)] += 1;
     }
+    assert!(found.iter().all(|n| *n > 0), "{found:?}");
 }
 
 #[test]
