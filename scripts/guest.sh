@@ -18,7 +18,7 @@ shopt -s inherit_errexit
 
 # The test files that load BPF programs or make network namespaces.
 end_to_end=(verifier flow symmetric steer tc esp rfs nat sock_flow explain busy_poll poll napi advise doctor lifetime reload mode pin panic hotplug starved vanished
-    softirq softirq_devices skb_metadata vanished_skbs patterns loopback prepare device_gone drivers
+    softirq softirq_devices no_harm skb_metadata vanished_skbs patterns loopback prepare device_gone drivers
     unsteered idle rx_hash auto gaps fuzz_kernel fuzz_input backlog idle_backlogs client lab peer
     reorder overload bench servers control)
 # Attempts to boot again after the guest has died.

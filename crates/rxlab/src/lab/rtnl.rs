@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! One conversation with rtnetlink, from a thread that has no async runtime.
 
+use std::net::Ipv4Addr;
+
 use anyhow::{Context, Result};
 use nix::net::if_::if_nametoindex;
-use rtnetlink::{Handle, LinkUnspec, LinkVeth};
+use rtnetlink::{Handle, LinkUnspec, LinkVeth, RouteMessageBuilder, RouteNextHopBuilder};
 
 /// Runs `talk` with a connection to the calling thread's network namespace.
 pub(super) fn run<T>(talk: impl AsyncFnOnce(Handle) -> T) -> Result<T> {
@@ -79,4 +81,23 @@ pub fn veths(prefix: &str, count: u32) -> Result<()> {
         }
         Ok(())
     })?
+}
+
+/// Adds a route to a host by these devices of the calling thread's network namespace, of which the kernel
+/// takes one for each packet. Devices with ARP need a neighbour.
+///
+/// # Errors
+/// A device is missing or down, or the kernel has no such routes (CONFIG_IP_ROUTE_MULTIPATH).
+pub fn route(host: Ipv4Addr, devices: &[&str]) -> Result<()> {
+    let hop = |device: &&str| {
+        let hop = RouteNextHopBuilder::new_ipv4().interface(if_nametoindex(*device)?);
+        Ok(hop.build())
+    };
+    let hops = devices.iter().map(hop).collect::<Result<_>>()?;
+    let route = RouteMessageBuilder::<Ipv4Addr>::new()
+        .destination_prefix(host, 32)
+        .multipath(hops)
+        .build();
+    run(async |handle| handle.route().add(route).execute().await)?
+        .with_context(|| format!("no route to {host} by {devices:?}"))
 }

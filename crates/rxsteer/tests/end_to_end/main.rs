@@ -33,6 +33,7 @@ mod metrics;
 mod mode;
 mod napi;
 mod nat;
+mod no_harm;
 mod overhead;
 mod overload;
 mod panic;

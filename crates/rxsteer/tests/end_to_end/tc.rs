@@ -13,8 +13,8 @@ use rxlab::lab::netns::Netns;
 use rxlab::lab::witness::Witness;
 use rxsteer::host::tc::{self, Hook};
 
-/// `return TCX_NEXT;`
-fn program() -> Result<OwnedFd> {
+/// `return TCX_NEXT;`, after a call of this helper function for the packet.
+pub fn program(helper: Option<libbpf_sys::bpf_func_id>) -> Result<OwnedFd> {
     let instruction = |code: u32, imm: i32| libbpf_sys::bpf_insn {
         code: code as u8,
         imm,
@@ -22,7 +22,10 @@ fn program() -> Result<OwnedFd> {
     };
     let mov = libbpf_sys::BPF_ALU64 | libbpf_sys::BPF_MOV | libbpf_sys::BPF_K;
     let exit = libbpf_sys::BPF_JMP | libbpf_sys::BPF_EXIT;
-    let code = [instruction(mov, -1), instruction(exit, 0)];
+    let call = libbpf_sys::BPF_JMP | libbpf_sys::BPF_CALL;
+    let call = helper.map(|helper| instruction(call, helper as i32));
+    let next = [instruction(mov, -1), instruction(exit, 0)];
+    let code: Vec<_> = call.into_iter().chain(next).collect();
     // SAFETY: the strings end with a zero, and `code` has as many instructions as it says.
     let fd = unsafe {
         libbpf_sys::bpf_prog_load(
@@ -76,7 +79,7 @@ fn a_program_is_attached_beside_foreign_ones() -> Result<()> {
         &LinkConfig::default(),
     )?;
     let attach = || {
-        let program = program()?;
+        let program = program(None)?;
         let netns = &link.dut.netns;
         netns.run(|| tc::attach(program.as_fd(), link.dut.ifindex, Hook::Ingress))
     };
@@ -104,7 +107,7 @@ fn a_program_is_attached_beside_foreign_ones() -> Result<()> {
 #[test]
 fn an_unknown_device_is_an_error() -> Result<()> {
     in_lab!();
-    let error = tc::attach(program()?.as_fd(), u32::MAX >> 1, Hook::Ingress).unwrap_err();
+    let error = tc::attach(program(None)?.as_fd(), u32::MAX >> 1, Hook::Ingress).unwrap_err();
     assert!(format!("{error:#}").contains("device"), "{error:#}");
     Ok(())
 }

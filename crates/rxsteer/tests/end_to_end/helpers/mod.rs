@@ -11,3 +11,5 @@ pub mod terminal;
 pub mod threads;
 pub mod transfer;
 pub mod user;
+pub mod waiting;
+pub mod watch;
