@@ -19,6 +19,7 @@ pub mod link;
 pub mod migrator;
 pub mod netns;
 pub mod nic;
+pub mod option;
 pub mod ports;
 pub mod ppp;
 pub(crate) mod programs;

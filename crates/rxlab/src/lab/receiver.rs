@@ -13,6 +13,7 @@ use anyhow::{Context, Result, ensure};
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
 
+use super::filter::{choose_by, extension, instruction};
 use super::netns::{Netns, Thread};
 use super::thread_cpu_ns;
 
@@ -248,33 +249,11 @@ fn open(config: &ReceiverConfig) -> Result<OwnedFd> {
 /// # Errors
 /// The socket is in no group.
 pub fn choose_by_cpu(socket: &impl AsRawFd) -> Result<()> {
-    let instruction = |code, k| libc::sock_filter {
-        code: code as u16,
-        jt: 0,
-        jf: 0,
-        k,
-    };
-    let cpu = (libc::SKF_AD_OFF + libc::SKF_AD_CPU) as u32;
-    let mut code = [
-        instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, cpu),
+    let mut program = [
+        extension(libc::SKF_AD_CPU),
         instruction(libc::BPF_RET | libc::BPF_A, 0),
     ];
-    let program = libc::sock_fprog {
-        len: code.len() as u16,
-        filter: code.as_mut_ptr(),
-    };
-    // SAFETY: the kernel copies the program during the call.
-    let ret = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ATTACH_REUSEPORT_CBPF,
-            (&raw const program).cast(),
-            size_of_val(&program) as libc::socklen_t,
-        )
-    };
-    nix::errno::Errno::result(ret).context("sockets cannot be chosen by CPU")?;
-    Ok(())
+    choose_by(socket, &mut program).context("sockets cannot be chosen by CPU")
 }
 
 /// Receives until told to stop and the socket is empty.

@@ -7,7 +7,6 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use nix::errno::Errno;
 use nix::sys::socket::{setsockopt, sockopt};
 use socket2::{Domain, Socket, Type};
 
@@ -15,6 +14,7 @@ use rxsteer::host::polling::Polling;
 
 use super::frame::{TcpFlows, UdpFlows};
 use super::netns::Netns;
+use super::option;
 use super::receiver::IDLE;
 
 /// One unconnected UDP socket for all flows.
@@ -93,7 +93,7 @@ pub fn established(netns: &Netns, tcp: &TcpFlows, rcvbuf: usize) -> Result<Vec<O
     let establish = |flow| -> Result<OwnedFd> {
         let local = SocketAddr::new(tcp.flows.daddr, tcp.flows.dport);
         let socket = open(Type::STREAM, local, rcvbuf)?;
-        let set = |name, value: &[u32]| setsockopt_words(&socket, libc::IPPROTO_TCP, name, value);
+        let set = |name, value: &[u32]| option::set(&socket, libc::IPPROTO_TCP, name, value);
         // Under repair all sockets may share the port, and connect() sends no packet.
         set(libc::TCP_REPAIR, &[1]).context("no TCP_REPAIR here")?;
         bind_to(&socket, local)?;
@@ -137,7 +137,7 @@ pub fn busy_poll(socket: &OwnedFd, us: u32) -> Result<()> {
 /// When it is no socket.
 pub fn pace(socket: &impl AsRawFd, bytes_per_s: u32) -> Result<()> {
     let rate = libc::SO_MAX_PACING_RATE;
-    setsockopt_words(socket, libc::SOL_SOCKET, rate, &[bytes_per_s])
+    option::set(socket, libc::SOL_SOCKET, rate, &bytes_per_s)
 }
 
 // linux/tcp.h, and an enum in net/ipv4/tcp.c.
@@ -210,20 +210,4 @@ pub fn accepted(listener: &TcpListener, count: u32, timeout: Duration) -> Result
         }
     }
     Ok(streams)
-}
-
-/// Sets an option that consists of 32-bit words.
-fn setsockopt_words(fd: &impl AsRawFd, level: i32, name: libc::c_int, value: &[u32]) -> Result<()> {
-    // SAFETY: the kernel reads `value` during the call.
-    let ret = unsafe {
-        libc::setsockopt(
-            fd.as_raw_fd(),
-            level,
-            name,
-            value.as_ptr().cast(),
-            size_of_val(value) as libc::socklen_t,
-        )
-    };
-    Errno::result(ret).with_context(|| format!("socket option {level}/{name}"))?;
-    Ok(())
 }

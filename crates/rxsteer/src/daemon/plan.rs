@@ -25,7 +25,7 @@ use crate::host::topology::Topology;
 
 /// A device while it is steered.
 pub(super) struct Steered {
-    /// Its `rx_queues` are those of the tables: in softirq mode, a queue for each CPU id.
+    /// Its `rx_queues` is the number of queues in the tables: in softirq mode, one for each CPU id.
     pub(super) device: Device,
     pub(super) mode: RxMode,
     /// Index of its queue 0, over all devices. Those in softirq mode share their queues.

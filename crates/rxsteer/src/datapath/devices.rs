@@ -12,18 +12,21 @@ use crate::host::device::RxMode;
 use crate::host::progress;
 
 impl Datapath {
+    /// What devices in softirq mode share.
+    pub(super) fn hops(&self) -> Result<&Hops> {
+        let hops = self.hops.as_ref();
+        hops.context("softirq mode was not prepared")
+    }
+
     /// Adds a device in softirq mode, whose index is the next one. Attaches nothing to it.
     ///
     /// # Errors
     /// When the kernel refuses the program of such devices.
     pub fn add(&mut self, device: DeviceConfig) -> Result<()> {
-        let hops = self
-            .hops
-            .as_ref()
-            .context("softirq mode was not prepared")?;
+        let queue_base = self.hops()?.ways.queue_base;
         self.devices.push(Device {
             config: device,
-            queue_base: hops.ways.queue_base,
+            queue_base,
             attached: None,
             hashed: None,
             loaded: None,

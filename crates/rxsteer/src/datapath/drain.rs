@@ -6,7 +6,7 @@ use std::mem::offset_of;
 use std::ops::Range;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::backlogged::{Backlogged, Drain, grace_period};
 use super::bounds::Place;
@@ -101,11 +101,7 @@ impl Datapath {
 
     /// Whether the CPU of a softnet backlog has passed up all that entered; counts what has vanished.
     fn settled(&self, mut flushed: backlog_flushed) -> Result<bool> {
-        let hops = self
-            .hops
-            .as_ref()
-            .context("softirq mode was not prepared")?;
-        Ok(call::call(hops.settled(), &mut flushed)? == 1)
+        Ok(call::call(self.hops()?.settled(), &mut flushed)? == 1)
     }
 
     /// Lets slots of softirq mode that are mixed move again, whatever CPUs do (`polls_ended()` in

@@ -63,7 +63,7 @@ impl FlowEntries {
         self.enlarge()
     }
 
-    /// Who enlarges the table records its size: users with a /run of their own see no record of others, and
+    /// The user that enlarges the table records its size: users with a /run of their own see no record of others, and
     /// put nothing back that they have not changed.
     fn enlarge(&self) -> Result<()> {
         let now = read()?;
@@ -118,7 +118,7 @@ fn restore() -> Result<()> {
     let path = format!("{}/{BEFORE}", lock::FOLDER);
     let before = match fs::read_to_string(&path) {
         Ok(before) => before,
-        // Nobody has changed it.
+        // No user has changed it.
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(e) => return Err(e).context(path),
     };

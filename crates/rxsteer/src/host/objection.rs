@@ -61,21 +61,13 @@ impl Device {
                 .then(|| self.attached_xdp())
                 .flatten(),
             self.kernel_rps_on(mode),
-            (mode == RxMode::Softirq)
-                .then(|| self.hash_stays())
-                .flatten(),
-            (mode == RxMode::Softirq)
-                .then(|| self.hash_spreads())
-                .flatten(),
-            (mode == RxMode::Softirq).then(|| self.filters()).flatten(),
-            (mode == RxMode::Native)
-                .then(|| self.no_native_xdp())
-                .flatten(),
-            (mode == RxMode::Native).then(|| self.tun()).flatten(),
-            self.nameless_queues(mode),
-            self.down(),
         ]
         .into_iter()
+        .chain(match mode {
+            RxMode::Native => [self.no_native_xdp(), self.tun(), None],
+            RxMode::Softirq => [self.hash_stays(), self.hash_spreads(), self.filters()],
+        })
+        .chain([self.nameless_queues(mode), self.down()])
         .chain(self.losses(mode))
         .flatten()
         .collect()

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! Softirq mode answers the kernel's flow dissector, which others ask too. Whatever they decide by a packet's
-//! hash or headers, they decide as without rxsteer, and no question of theirs is in the account. The secret of the
-//! kernel's hashes stays the same until it boots, so the decisions can be compared.
+//! Softirq mode answers the kernel's flow dissector, which others ask too. What others decide by
+//! a packet's hash or headers is the same as without rxsteer, and none of their questions is in the account. The
+//! secret of the kernel's hashes stays the same until it boots, so the decisions can be compared.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,9 +16,11 @@ use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
 use rxlab::lab::bond::{add_port, bond};
 use rxlab::lab::bridge::bridge;
+use rxlab::lab::filter::{choose_by, extension, instruction};
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::link::{End, Link, LinkConfig};
 use rxlab::lab::netns::Netns;
+use rxlab::lab::option;
 use rxlab::lab::rtnl::{route, set_up};
 use rxlab::lab::sockets::{reuseport, server};
 use rxlab::lab::stacked::{Kind, Stacked};
@@ -299,7 +301,7 @@ fn packet_sockets_that_share_by_hash() -> Result<()> {
         let fanout = GROUP | libc::PACKET_FANOUT_HASH << 16;
         let socket = |_| {
             let socket = packets(dut, protocol, &[])?;
-            set(&socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &fanout)?;
+            option::set(&socket, libc::SOL_PACKET, libc::PACKET_FANOUT, &fanout)?;
             Ok(socket)
         };
         let watch = Watch::of((0..2).map(socket).collect::<Result<_>>()?);
@@ -332,17 +334,12 @@ fn sockets_that_share_a_port() -> Result<()> {
     router.goes_where_it_went(&[], &flows, &watch)?;
 
     let _asks = asks_for_hashes(dut)?;
-    let mut filters = [
+    let mut by_hash = [
         extension(libc::SKF_AD_RXHASH),
-        filter(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, 2),
-        filter(libc::BPF_RET | libc::BPF_A, 0),
+        instruction(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, 2),
+        instruction(libc::BPF_RET | libc::BPF_A, 0),
     ];
-    let by_hash = libc::sock_fprog {
-        len: filters.len() as u16,
-        filter: filters.as_mut_ptr().cast(),
-    };
-    let name = libc::SO_ATTACH_REUSEPORT_CBPF;
-    set(&watch.sockets[0], libc::SOL_SOCKET, name, &by_hash)?;
+    choose_by(&watch.sockets[0], &mut by_hash)?;
     router.goes_where_it_went(&[], &flows, &watch)
 }
 

@@ -6,10 +6,10 @@ use std::ffi::c_int;
 use std::io::{self, IoSliceMut};
 use std::mem::size_of_val;
 use std::net::{IpAddr, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::ptr;
+use std::os::fd::{AsFd, AsRawFd};
 
 use crate::helpers::process::Rxsteer;
+use crate::helpers::watch::packets;
 use anyhow::{Result, bail, ensure};
 use etherparse::PacketBuilder;
 use nix::errno::Errno;
@@ -18,12 +18,14 @@ use nix::sys::socket::sockopt::Timestamping;
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, TimestampingFlag, recvmsg, setsockopt};
 use nix::sys::time::TimeSpec;
 use rxlab::in_lab;
-use rxlab::lab::filter;
+use rxlab::lab::filter::clear_cb;
 use rxlab::lab::frame::{Frames, UdpFlows};
 use rxlab::lab::link::{End, LinkConfig};
+use rxlab::lab::option;
 use rxlab::lab::stamped::{self, Stamps};
 use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, until};
 use rxsteer::host::polling;
+use socket2::Socket;
 
 /// Few enough for a socket's default buffer: a frame takes some 4 kB.
 const NR_FRAMES: u64 = 20;
@@ -93,45 +95,15 @@ fn the_napi_id_is_kept() -> Result<()> {
 
 /// Sees the packets of a device, each time that the device has them. Its filter clears `skb->cb`, where
 /// what comes next finds no note on the packet.
-struct Capture(OwnedFd);
+struct Capture(Socket);
 
 impl Capture {
     fn on(end: &End) -> Result<Self> {
-        end.netns.run(|| {
-            let protocol = (libc::ETH_P_ALL as u16).to_be();
-            let kind = libc::SOCK_DGRAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
-            // SAFETY: no pointers; the descriptor is new, and nobody else's.
-            let socket = unsafe {
-                let fd = libc::socket(libc::AF_PACKET, kind, protocol.into());
-                OwnedFd::from_raw_fd(Errno::result(fd)?)
-            };
-            let on: c_int = 1;
-            // SAFETY: an all-zero address is valid; the kernel reads option and address.
-            unsafe {
-                let mut at: libc::sockaddr_ll = std::mem::zeroed();
-                at.sll_family = libc::AF_PACKET as u16;
-                at.sll_protocol = protocol;
-                at.sll_ifindex = end.ifindex as i32;
-                let len = size_of_val(&at) as libc::socklen_t;
-                Errno::result(libc::bind(
-                    socket.as_raw_fd(),
-                    ptr::from_ref(&at).cast(),
-                    len,
-                ))?;
-                let value = ptr::from_ref(&on).cast();
-                let (level, name) = (libc::SOL_PACKET, libc::PACKET_AUXDATA);
-                let len = size_of_val(&on) as libc::socklen_t;
-                Errno::result(libc::setsockopt(
-                    socket.as_raw_fd(),
-                    level,
-                    name,
-                    value,
-                    len,
-                ))?;
-            }
-            filter::attach(&socket)?;
-            Ok(Self(socket))
-        })
+        let socket = packets(end, libc::ETH_P_ALL, &[])?;
+        let on: c_int = 1;
+        option::set(&socket, libc::SOL_PACKET, libc::PACKET_AUXDATA, &on)?;
+        clear_cb(&socket)?;
+        Ok(Self(socket))
     }
 
     /// The VLAN id beside the next packet; `None` if none is left, `Some(None)` without a tag.

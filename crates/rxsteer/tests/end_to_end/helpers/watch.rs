@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
-use std::ptr;
 
 use anyhow::{Result, ensure};
 use libc::c_int;
 use nix::errno::Errno;
 use nix::sys::socket::{SockaddrStorage, recvfrom};
+use rxlab::lab::filter::{extension, instruction};
 use rxlab::lab::link::{End, Link};
 use rxlab::testing::testbed::until;
 use socket2::{Domain, Protocol, SockAddr, SockFilter, Socket, Type};
@@ -37,8 +37,8 @@ impl Watch {
             let filters = [
                 extension(libc::SKF_AD_QUEUE),
                 SockFilter::new(equal, 0, 1, queue),
-                filter(libc::BPF_RET | libc::BPF_K, u32::MAX),
-                filter(libc::BPF_RET | libc::BPF_K, 0),
+                instruction(libc::BPF_RET | libc::BPF_K, u32::MAX),
+                instruction(libc::BPF_RET | libc::BPF_K, 0),
             ];
             packets(end, libc::ETH_P_IP, &filters)
         };
@@ -94,16 +94,6 @@ impl Watch {
     }
 }
 
-pub fn filter(code: u32, k: u32) -> SockFilter {
-    SockFilter::new(code as u16, 0, 0, k)
-}
-
-/// Loads what is beside a packet.
-pub fn extension(offset: c_int) -> SockFilter {
-    let at = (libc::SKF_AD_OFF + offset) as u32;
-    filter(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, at)
-}
-
 /// A packet socket, whose packets begin with the IP header. `protocol`: `ETH_P_IP`, for IPv4 that the kernel
 /// receives, or `ETH_P_ALL`, for whatever the device has.
 pub fn packets(end: &End, protocol: c_int, filters: &[SockFilter]) -> Result<Socket> {
@@ -128,13 +118,4 @@ pub fn packets(end: &End, protocol: c_int, filters: &[SockFilter]) -> Result<Soc
         socket.set_nonblocking(true)?;
         Ok(socket)
     })
-}
-
-/// Sets a socket's option.
-pub fn set<T>(socket: &Socket, level: c_int, name: c_int, value: &T) -> Result<()> {
-    let len = size_of::<T>() as libc::socklen_t;
-    let value = ptr::from_ref(value).cast();
-    // SAFETY: the kernel reads `value` during the call.
-    Errno::result(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value, len) })?;
-    Ok(())
 }
