@@ -171,6 +171,14 @@ static __always_inline const struct sk_buff *dissected(struct __sk_buff *ctx)
 	return kern_read(kern, skb);
 }
 
+/* Whether the packet has been in an IPsec packet. */
+static __always_inline bool skb_is_decrypted(const struct sk_buff *skb)
+{
+	return bpf_core_enum_value_exists(enum skb_ext_id, SKB_EXT_SEC_PATH) &&
+	       kern_read(skb, active_extensions) &
+		       1 << bpf_core_enum_value(enum skb_ext_id, SKB_EXT_SEC_PATH);
+}
+
 /* Whether the packet has a route; what a tunnel with metadata hands up has none of this kind. */
 static __always_inline bool skb_is_routed(const struct sk_buff *skb)
 {
@@ -178,6 +186,31 @@ static __always_inline bool skb_is_routed(const struct sk_buff *skb)
 	struct dst_entry *dst = (void *)(refdst & ~1UL);
 
 	return dst && !(BPF_CORE_READ(dst, flags) & DST_METADATA);
+}
+
+/*
+ * Whether the device has just received the packet. Where it is sent by a device without a link
+ * header, it may have lost its route, and looks alike (fq_codel, WireGuard). The stack notes the
+ * device that has received a packet, and tunnels take the note away (skb_scrub_packet()). The
+ * sender's socket stays with a packet until the stack of its receiver has it; that of a received
+ * one belongs to another namespace, or is a tun device's own, of no family.
+ */
+static __always_inline bool skb_is_received(const struct sk_buff *skb, struct net_device *dev,
+					    __u32 ifindex)
+{
+	__u32 iif = kern_read(skb, skb_iif);
+	struct sock *sk;
+
+	/* Again, at tc ingress, or since IPsec has decrypted it. */
+	if (unlikely(iif == ifindex))
+		return skb_is_decrypted(skb);
+	if (likely(kern_read(dev, type) == ARPHRD_ETHER))
+		return true;
+	if (iif)
+		return false;
+	sk = kern_read(skb, sk);
+	return !sk || !BPF_CORE_READ(sk, __sk_common.skc_family) ||
+	       BPF_CORE_READ(sk, __sk_common.skc_net.net) != kern_read(dev, nd_net.net);
 }
 
 /*
@@ -200,7 +233,8 @@ static __always_inline __u32 dissected_on(const struct sk_buff *skb,
 	dev = kern_read(skb, dev);
 	*ifindex = kern_read(dev, ifindex);
 	kind = bpf_map_lookup_elem(&softirq_devices, ifindex);
-	if (!kind || (*kind != SOFTIRQ_LOOPBACK && skb_is_routed(skb)))
+	if (!kind || (*kind != SOFTIRQ_LOOPBACK && skb_is_routed(skb)) ||
+	    !skb_is_received(skb, dev, *ifindex))
 		return 0;
 	/* The initial namespace's dissector is asked about all. */
 	net = kern_read(dev, nd_net.net);

@@ -134,6 +134,8 @@ struct dst_entry {
 	unsigned short flags;
 };
 
+#define ARPHRD_ETHER 1 /* include/uapi/linux/if_arp.h, which BPF programs can't include */
+
 #define DST_METADATA 0x0080 /* include/net/dst.h: no route, but the outer header's facts */
 
 struct list_head {
@@ -142,15 +144,19 @@ struct list_head {
 
 struct net_device {
 	int ifindex;
+	unsigned short type; /* ARPHRD_* */
 	possible_net_t nd_net;
 	struct list_head napi_list;
 };
 
 struct sk_buff {
 	struct net_device *dev;
+	struct sock *sk;
 	unsigned int len;
 	__u32 hash;
+	int skb_iif;		   /* the device that has received it; 0: not yet */
 	unsigned long _skb_refdst; /* struct dst_entry *; bit 0: without a reference */
+	__u8 active_extensions;	   /* bits of enum skb_ext_id; only with CONFIG_SKB_EXTENSIONS */
 };
 
 struct nf_conntrack_zone {
@@ -165,6 +171,10 @@ struct nf_conn {
 
 struct qdisc_skb_cb {
 	unsigned char data[20]; /* cb[] of tc programs */
+};
+
+enum skb_ext_id {
+	SKB_EXT_SEC_PATH = 1, /* the value is the kernel's; only with CONFIG_XFRM */
 };
 
 enum skb_drop_reason {
@@ -220,6 +230,8 @@ struct napi_struct___before_6_15 {
 #define PF_KTHREAD 0x00200000
 
 /* include/net/dst.h: what a packet brings from its tunnel, not a route */
+#define ARPHRD_ETHER 1 /* include/uapi/linux/if_arp.h, which BPF programs can't include */
+
 #define DST_METADATA 0x0080
 
 /* include/linux/netfilter/nf_conntrack_common.h */

@@ -150,8 +150,8 @@ fn devices_hash_is_there(options: &Options) -> Result<()> {
         options.mode == Mode::Softirq || options.devices.iter().any(|name| is_pattern(name));
     ensure!(
         options.hash != Hash::Device || !softirq,
-        "--hash device needs native mode: softirq mode, also that of patterns, turns the device's hash off. \
-         Leave one of them"
+        "softirq mode, also that of patterns, turns the device's hash off: leave `--hash device`, or use `--mode \
+         native` and no pattern"
     );
     Ok(())
 }

@@ -61,7 +61,8 @@ impl Unsteered {
             if datapath.ask_again(index).unwrap_or(false) {
                 warn!(
                     device = %name,
-                    "rps_flow_cnt was not set for each queue of {name}, by which softirq mode steers: it is set again"
+                    "somebody has changed rps_flow_cnt of {name}, or rps_sock_flow_entries, by which softirq mode \
+                     steers, or {name} has a new queue: they are set again"
                 );
             }
             let counts = steered.mode == RxMode::Native || !std::mem::replace(&mut softirq, true);

@@ -54,13 +54,17 @@ impl FlowEntries {
         Ok(this)
     }
 
-    /// The same, if somebody has made the table smaller.
+    /// The same, if somebody has made the table smaller. Returns whether somebody has.
     ///
     /// # Errors
     /// As [`Self::hold`].
-    pub fn again(&self) -> Result<()> {
+    pub fn again(&self) -> Result<bool> {
+        if read()? >= self.least {
+            return Ok(false);
+        }
         let _change = lock::take(CHANGE, HOLDER)?;
-        self.enlarge()
+        self.enlarge()?;
+        Ok(true)
     }
 
     /// The user that enlarges the table records its size: users with a /run of their own see no record of others, and

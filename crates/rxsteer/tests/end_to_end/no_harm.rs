@@ -9,7 +9,7 @@ use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsFd;
 
 use crate::helpers::process::Rxsteer;
-use crate::helpers::waiting::Waiting;
+use crate::helpers::waiting::{Waiting, tc};
 use crate::helpers::watch::*;
 use crate::tc::program;
 use anyhow::{Result, ensure};
@@ -24,11 +24,12 @@ use rxlab::lab::option;
 use rxlab::lab::rtnl::{route, set_up};
 use rxlab::lab::sockets::{reuseport, server};
 use rxlab::lab::stacked::{Kind, Stacked};
+use rxlab::lab::tun::Tunnel;
 use rxlab::testing::app::{App, soon};
 use rxlab::testing::not_run;
-use rxlab::testing::testbed::{OTHER_CPU, Testbed, until};
+use rxlab::testing::testbed::{OTHER_CPU, POLLING_CPU, Testbed, until};
 use rxlab::{in_lab, test_name};
-use rxsteer::host::tc::{self, Hook, TcLink};
+use rxsteer::host::tc::{Hook, TcLink, attach};
 
 const FLOWS: u16 = 32;
 
@@ -120,24 +121,36 @@ impl Router {
         self.bed.send(Frames::Udp(flows.clone()), count)
     }
 
-    /// The class in which the next packet of each flow waits.
-    fn classes(&self, flows: &UdpFlows, waiting: &Waiting) -> Result<Places> {
-        let place = |flow| {
-            let flow = UdpFlows {
-                sport: flows.sport + flow,
+    /// Sends a packet of each flow once `place` has found where the one before went.
+    fn one_by_one(
+        &self,
+        flows: &UdpFlows,
+        mut place: impl FnMut() -> Result<Option<u32>>,
+    ) -> Result<Places> {
+        let sports = flows.sport..flows.sport + FLOWS;
+        let one = |sport| {
+            self.send(&UdpFlows {
+                sport,
                 nr_flows: 1,
                 ..flows.clone()
-            };
-            let before = waiting.in_classes()?;
-            self.send(&flow)?;
-            let class = until("the packet waits", || {
-                let mut now = waiting.in_classes()?.into_iter();
-                let more = now.find(|(class, packets)| before.get(class).unwrap_or(&0) < packets);
-                Ok(more.map(|(class, _)| class))
             })?;
-            Ok((flow.sport, class))
+            Ok((sport, until("the packet has come", &mut place)?))
         };
-        (0..FLOWS).map(place).collect()
+        sports.map(one).collect()
+    }
+
+    /// The class in which the next packet of each flow waits.
+    fn classes(&self, flows: &UdpFlows, waiting: &Waiting) -> Result<Places> {
+        let mut before = waiting.in_classes()?;
+        self.one_by_one(flows, || {
+            let now = waiting.in_classes()?;
+            let more = now
+                .iter()
+                .find(|(class, packets)| before.get(class).unwrap_or(&0) < *packets);
+            let class = more.map(|(&class, _)| class);
+            before = now;
+            Ok(class)
+        })
     }
 
     /// The flows go to the places that are watched.
@@ -288,6 +301,22 @@ fn source_ports_of_a_vxlan_behind_a_bridge() -> Result<()> {
 }
 
 #[test]
+fn transmit_queues_below_wireguard() -> Result<()> {
+    in_lab!();
+    let router = Router::new(1, QUEUES)?;
+    let out = &router.out[0];
+    let wireguard = Stacked::new(out, Kind::WireGuard);
+    let Some(wireguard) = there(test_name!(), wireguard) else {
+        return Ok(());
+    };
+    let watch = Watch::queues(&out.dut, QUEUES, SOURCE_PORT)?;
+    let flows = router.flows_to(wireguard.ipv4);
+    // The first packet waits for the handshake.
+    let round = || router.one_by_one(&flows, || watch.next());
+    goes_where_it_went(router.dut(), &[&wireguard.name], round)
+}
+
+#[test]
 fn packet_sockets_that_share_by_hash() -> Result<()> {
     in_lab!();
     let router = Router::new(0, 1)?;
@@ -313,8 +342,29 @@ fn packet_sockets_that_share_by_hash() -> Result<()> {
 /// Attaches a program that asks for each packet's hash where rxsteer has cleared it.
 fn asks_for_hashes(dut: &End) -> Result<TcLink> {
     let asks = program(Some(libbpf_sys::BPF_FUNC_get_hash_recalc))?;
-    let attach = || tc::attach(asks.as_fd(), dut.ifindex, Hook::Ingress);
-    dut.netns.run(attach)
+    dut.netns
+        .run(|| attach(asks.as_fd(), dut.ifindex, Hook::Ingress))
+}
+
+/// Sockets that share a port at the device under test.
+fn sharing(dut: &End, port: u16) -> Result<Watch> {
+    let socket = |_| {
+        let socket = reuseport((dut.ipv4, port).into())?;
+        socket.set_nonblocking(true)?;
+        Ok(socket.into())
+    };
+    let sockets = dut.netns.run(|| (0..2).map(socket).collect())?;
+    Ok(Watch::of(sockets))
+}
+
+/// Has the sockets share by the packets' hash.
+fn share_by_hash(watch: &Watch) -> Result<()> {
+    let mut by_hash = [
+        extension(libc::SKF_AD_RXHASH),
+        instruction(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, 2),
+        instruction(libc::BPF_RET | libc::BPF_A, 0),
+    ];
+    choose_by(&watch.sockets[0], &mut by_hash)
 }
 
 /// By the kernel's choice, and by a program that reads the hash, for which another one has asked.
@@ -324,22 +374,54 @@ fn sockets_that_share_a_port() -> Result<()> {
     let router = Router::new(0, 1)?;
     let dut = router.dut();
     let flows = router.flows_to(dut.ipv4);
-    let socket = |_| {
-        let socket = reuseport((dut.ipv4, flows.dport).into())?;
-        socket.set_nonblocking(true)?;
-        Ok(socket.into())
-    };
-    let sockets = dut.netns.run(|| (0..2).map(socket).collect())?;
-    let watch = Watch::of(sockets);
+    let watch = sharing(dut, flows.dport)?;
     router.goes_where_it_went(&[], &flows, &watch)?;
 
     let _asks = asks_for_hashes(dut)?;
-    let mut by_hash = [
-        extension(libc::SKF_AD_RXHASH),
-        instruction(libc::BPF_ALU | libc::BPF_MOD | libc::BPF_K, 2),
-        instruction(libc::BPF_RET | libc::BPF_A, 0),
+    share_by_hash(&watch)?;
+    router.goes_where_it_went(&[], &flows, &watch)
+}
+
+/// Packets begin with the network header at tc, too.
+#[test]
+fn sockets_that_share_a_port_of_a_tunnel() -> Result<()> {
+    in_lab!();
+    const PORT: u16 = 9;
+    let [tester, dut] = [Netns::new("tester")?, Netns::new("dut")?];
+    let tunnel = Tunnel::new(&tester, &dut, libc::IFF_TUN, POLLING_CPU)?;
+    let dut = dut.run(|| End::of_host(&tunnel.name))?;
+    let watch = sharing(&dut, PORT)?;
+    let socket = |port| Ok(UdpSocket::bind((tunnel.peer, port))?);
+    let sockets = || (1024..1024 + FLOWS).map(socket).collect();
+    let sockets: Vec<_> = tester.run(sockets)?;
+    let _asks = asks_for_hashes(&dut)?;
+    share_by_hash(&watch)?;
+    goes_where_it_went(&dut, &[], || {
+        for socket in &sockets {
+            socket.send_to(&[0; 64], (tunnel.ipv4, PORT))?;
+        }
+        watch.places(FLOWS)
+    })
+}
+
+/// A filter at tc ingress asks for the hash again.
+#[test]
+fn classes_by_hash_at_ingress() -> Result<()> {
+    in_lab!();
+    let router = Router::new(0, 1)?;
+    let dut = router.dut();
+    let commands = [
+        "qdisc add dev DEV ingress",
+        "filter add dev DEV parent ffff: protocol ip handle 1 flow hash keys rxhash divisor 4 baseclass 1:1",
     ];
-    choose_by(&watch.sockets[0], &mut by_hash)?;
+    let made = commands
+        .iter()
+        .try_for_each(|c| tc(&dut.netns, &dut.name, c).map(drop));
+    let Some(()) = there(test_name!(), made) else {
+        return Ok(());
+    };
+    let flows = router.flows_to(dut.ipv4);
+    let watch = sharing(dut, flows.dport)?;
     router.goes_where_it_went(&[], &flows, &watch)
 }
 
@@ -419,4 +501,15 @@ fn flows_of_fq_codel_at_a_tunnel() -> Result<()> {
     };
     let to = (gre.name.as_str(), gre.ipv4);
     wait_in_classes(&router, to, &[&gre.name], &[FQ_CODEL], test_name!())
+}
+
+/// The kernel drops packets' routes before the classes.
+#[test]
+fn flows_of_fq_codel_at_a_tun_device() -> Result<()> {
+    in_lab!();
+    let router = Router::new(1, 1)?;
+    let (dut, far) = (&router.dut().netns, &router.out[0].dut.netns);
+    let tunnel = Tunnel::new(far, dut, libc::IFF_TUN, POLLING_CPU)?;
+    let to = (tunnel.name.as_str(), tunnel.peer);
+    wait_in_classes(&router, to, &[&tunnel.name], &[FQ_CODEL], test_name!())
 }

@@ -132,7 +132,7 @@ fn in_softirq_mode_it_is_refused() -> Result<()> {
     let refused = account(&plain_link()?, Mode::Softirq, Hash::Device).unwrap_err();
     let refused = format!("{refused:#}");
     assert!(
-        refused.contains("--hash device needs native mode"),
+        refused.contains("softirq mode, also that of patterns, turns the device's hash off"),
         "{refused}"
     );
     Ok(())

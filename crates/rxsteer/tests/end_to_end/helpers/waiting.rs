@@ -16,6 +16,16 @@ const TC: Tool = Tool {
 /// Lets one byte pass in a second, and one packet before.
 const BUCKET: &str = "qdisc add dev DEV root handle 1: tbf rate 8bit burst 264 limit 9999";
 
+/// Runs tc with these arguments, in which DEV is the device.
+///
+/// # Errors
+/// There is no tc, or it fails.
+pub fn tc(netns: &Netns, device: &str, args: &str) -> Result<String> {
+    let args = args.replace("DEV", device);
+    let words: Vec<_> = args.split(' ').collect();
+    Ok(String::from_utf8(TC.run(netns, &words, "")?)?)
+}
+
 /// A device at which packets wait in 2:, which tc's commands make below 1:1.
 pub struct Waiting<'a> {
     netns: &'a Netns,
@@ -30,20 +40,14 @@ impl<'a> Waiting<'a> {
     pub fn new(netns: &'a Netns, device: &'a str, commands: &[&str]) -> Result<Self> {
         let waiting = Self { netns, device };
         let mut all = [BUCKET].iter().chain(commands);
-        all.try_for_each(|command| waiting.tc(command).map(drop))?;
+        all.try_for_each(|command| tc(netns, device, command).map(drop))?;
         Ok(waiting)
-    }
-
-    fn tc(&self, command: &str) -> Result<String> {
-        let command = command.replace("DEV", self.device);
-        let words: Vec<_> = command.split(' ').collect();
-        Ok(String::from_utf8(TC.run(self.netns, &words, "")?)?)
     }
 
     /// The packets that wait in each class of 2:.
     pub fn in_classes(&self) -> Result<BTreeMap<u32, u32>> {
         let (mut class, mut classes) = (None, BTreeMap::new());
-        for line in self.tc("-statistics class show dev DEV")?.lines() {
+        for line in tc(self.netns, self.device, "-statistics class show dev DEV")?.lines() {
             match line.split_whitespace().collect::<Vec<_>>()[..] {
                 ["class", _, id, ..] => class = id.strip_prefix("2:"),
                 ["backlog", _, packets, ..] => {

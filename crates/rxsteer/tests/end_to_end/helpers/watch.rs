@@ -20,6 +20,9 @@ pub type Places = BTreeMap<u16, u32>;
 pub const SOURCE_PORT: usize = 20;
 pub const DESTINATION_PORT: usize = 22;
 
+/// The flows' packets have this length at least; those of a handshake are shorter.
+const LENGTH: u32 = 200;
+
 /// Sockets that receive the flows' packets: UDP sockets, or packet sockets.
 pub struct Watch {
     pub sockets: Vec<Socket>,
@@ -33,10 +36,12 @@ impl Watch {
     /// By the transmit queue of the other end, in which the packets were sent.
     pub fn queues(end: &End, nr_queues: u32, port: usize) -> Result<Self> {
         let queue = |queue| {
-            let equal = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+            let jump = |to| (libc::BPF_JMP | to | libc::BPF_K) as u16;
             let filters = [
+                instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_LEN, 0),
+                SockFilter::new(jump(libc::BPF_JGE), 0, 3, LENGTH),
                 extension(libc::SKF_AD_QUEUE),
-                SockFilter::new(equal, 0, 1, queue),
+                SockFilter::new(jump(libc::BPF_JEQ), 0, 1, queue),
                 instruction(libc::BPF_RET | libc::BPF_K, u32::MAX),
                 instruction(libc::BPF_RET | libc::BPF_K, 0),
             ];
@@ -78,6 +83,16 @@ impl Watch {
             Ok((places.len() >= nr_flows.into()).then_some(()))
         })?;
         Ok(places)
+    }
+
+    /// The number of a socket to which a packet has come.
+    pub fn next(&self) -> Result<Option<u32>> {
+        for (number, socket) in (0..).zip(&self.sockets) {
+            if self.read(socket)?.is_some() {
+                return Ok(Some(number));
+            }
+        }
+        Ok(None)
     }
 
     /// The next packet's port, and place.
