@@ -47,7 +47,7 @@ static __always_inline bool rx_enqueue(const struct rx *rx, __u32 cpu)
 
 	if (!b)
 		return false;
-	if (likely(*(volatile __u64 *)&b->entry))
+	if (likely(*(volatile __u64 *)&b->way))
 		return true;
 	backlog_request(rx->queue, cpu);
 	return false;
@@ -199,18 +199,51 @@ static __always_inline bool skb_is_received(const struct sk_buff *skb, struct ne
 					    __u32 ifindex)
 {
 	__u32 iif = kern_read(skb, skb_iif);
-	struct sock *sk;
+	struct sock *sk = kern_read(skb, sk);
 
+	if (likely(!iif && !sk))
+		return true;
 	/* Again, at tc ingress, or since IPsec has decrypted it. */
 	if (unlikely(iif == ifindex))
 		return skb_is_decrypted(skb);
-	if (likely(kern_read(dev, type) == ARPHRD_ETHER))
+	if (kern_read(dev, type) == ARPHRD_ETHER)
 		return true;
-	if (iif)
+	return !iif && (!BPF_CORE_READ(sk, __sk_common.skc_family) ||
+			BPF_CORE_READ(sk, __sk_common.skc_net.net) != kern_read(dev, nd_net.net));
+}
+
+/* How often a device was taken out of softirq_devices. Counted by user space. */
+__u64 softirq_forgotten;
+
+/* The kind of a device (enum softirq_device); 0: it is not in softirq mode. Packets mostly come by
+ * the device of the last one: poll_cpu.device has its ifindex, its kind, and the count of
+ * softirq_forgotten before it was looked up. */
+static __always_inline __u32 softirq_device_of(struct poll_cpu *poll, __u32 ifindex)
+{
+	__u64 device = (*(volatile __u64 *)&softirq_forgotten << 2 & 0xffffffff) << 32 | ifindex;
+	__u32 *kind;
+
+	if (likely((poll->device & ~(3ULL << 32)) == device))
+		return poll->device >> 32 & 3;
+	kind = bpf_map_lookup_elem(&softirq_devices, &ifindex);
+	if (!kind)
+		return 0;
+	poll->device = device | (__u64)(*kind & 3) << 32;
+	return *kind & 3;
+}
+
+/* Whether the device is of the network namespace in which softirq mode runs: the initial
+ * namespace's dissector is asked about all. */
+static __always_inline bool dissected_here(struct poll_cpu *poll, struct net_device *dev)
+{
+	struct net *net = kern_read(dev, nd_net.net);
+
+	if (likely((__u64)net == poll->netns))
+		return true;
+	if (kern_read(net, net_cookie) != config.netns)
 		return false;
-	sk = kern_read(skb, sk);
-	return !sk || !BPF_CORE_READ(sk, __sk_common.skc_family) ||
-	       BPF_CORE_READ(sk, __sk_common.skc_net.net) != kern_read(dev, nd_net.net);
+	poll->netns = (__u64)net;
+	return true;
 }
 
 /*
@@ -223,22 +256,20 @@ static __always_inline bool skb_is_received(const struct sk_buff *skb, struct ne
 static __always_inline __u32 dissected_on(const struct sk_buff *skb,
 					  const struct bpf_flow_keys *keys, __u32 *ifindex)
 {
+	struct poll_cpu *poll = poll_of(bpf_get_smp_processor_id());
 	struct net_device *dev;
-	struct net *net;
-	__u32 *kind;
+	__u32 kind;
 
 	if (!skb || !(keys->flags & BPF_FLOW_DISSECTOR_F_STOP_AT_FLOW_LABEL) || keys->nhoff ||
-	    kern_read(skb, hash))
+	    !poll || kern_read(skb, hash))
 		return 0;
 	dev = kern_read(skb, dev);
 	*ifindex = kern_read(dev, ifindex);
-	kind = bpf_map_lookup_elem(&softirq_devices, ifindex);
-	if (!kind || (*kind != SOFTIRQ_LOOPBACK && skb_is_routed(skb)) ||
+	kind = softirq_device_of(poll, *ifindex);
+	if (!kind || (kind != SOFTIRQ_LOOPBACK && skb_is_routed(skb)) ||
 	    !skb_is_received(skb, dev, *ifindex))
 		return 0;
-	/* The initial namespace's dissector is asked about all. */
-	net = kern_read(dev, nd_net.net);
-	return kern_read(net, net_cookie) == config.netns ? *kind : 0;
+	return dissected_here(poll, dev) ? kind : 0;
 }
 
 static __always_inline int dissector_answer(struct bpf_flow_keys *keys, __be32 key)
@@ -312,7 +343,7 @@ int rxsteer_dissect(struct __sk_buff *ctx)
 	switch (hop_verdict(&rx, result, &key, &cpu)) {
 	case RX_REDIRECTED:
 		b = rx_backlog(&rx, cpu);
-		return dissector_answer(keys, b ? (__u32)b->entry : config.inline_key);
+		return dissector_answer(keys, b ? (__u32)b->way : config.inline_key);
 	case RX_DROP:
 		return dissector_answer(keys, config.drop_key);
 	default:
@@ -357,15 +388,14 @@ static __noinline int hop_renew(__u32 index)
 	return bpf_ringbuf_output(&backlog_requests, &request, sizeof(request), 0);
 }
 
-static __noinline int hop_arrived(struct __sk_buff *skb, __u32 index)
+static __noinline int hop_arrived(struct __sk_buff *skb, __u32 index, __u32 cpu)
 {
 	struct backlog *b = bpf_map_lookup_elem(&backlogs, &index);
 
 	bpf_set_hash_invalid(skb);
 	if (!b)
 		return TC_NEXT;
-	if (unlikely(index % config.nr_cpus != bpf_get_smp_processor_id()) &&
-	    !(b->closed & BACKLOG_DOWN)) {
+	if (unlikely(cpu != bpf_get_smp_processor_id()) && !(b->closed & BACKLOG_DOWN)) {
 		if (!(__sync_fetch_and_or(&b->closed, BACKLOG_MISDIRECTED) & BACKLOG_MISDIRECTED) &&
 		    hop_renew(index))
 			__sync_fetch_and_and(&b->closed, ~(__u64)BACKLOG_MISDIRECTED);
@@ -389,7 +419,7 @@ int rxsteer_arrive(struct __sk_buff *skb)
 	if (hash && hash != config.inline_hash) {
 		hop = hop_at(hash);
 		if (hop && likely(hop->hash == hash))
-			return hop_arrived(skb, hop->index);
+			return hop_arrived(skb, hop->index, hop->cpu);
 		rx_foreign();
 	}
 	/* Sockets keep a packet's hash, and their system calls write it into the kernel's table. */

@@ -249,7 +249,8 @@ struct backlog {
 	__u32 busy;
 	__u32 demand;
 	__u32 left; /* share of the CPU's time of flows that left it in that window */
-	__u64 pad_producer[2];
+	__u64 way;  /* softirq mode: hash and key of its way, by user space; 0: there is none yet */
+	__u64 pad_producer;
 
 	/* Written by the kthread, on any CPU. */
 	__u64 dequeued;	  /* dequeued from the ring */
@@ -257,7 +258,7 @@ struct backlog {
 	__u64 nr_unbuilt; /* dequeued, but no memory for the skb */
 	__u64 kthread;	  /* struct task_struct *; 0: no batch yet */
 	__u64 in_loop;	  /* a batch ran in TASK_RUNNING: the kthread's state is valid */
-	__u64 entry;	  /* struct bpf_cpu_map_entry *; softirq mode: the key of its hash, or 0 */
+	__u64 entry;	  /* struct bpf_cpu_map_entry * */
 	/* Proof "GRO old" (backlog_age_gro()). */
 	__u64 old_dequeued; /* `dequeued` when the proof began; 0: not begun */
 	__u64 old_jiffies;  /* the time then */
@@ -299,6 +300,8 @@ enum {
 struct hop_hash {
 	__u32 hash;  /* 0: none */
 	__u32 index; /* in `backlogs` */
+	__u32 cpu;
+	__u32 pad;
 };
 
 /* How the time that frames wait in a backlog is sampled (wait.h). */
@@ -466,6 +469,9 @@ struct poll_cpu {
 	 */
 	__u64 since;
 	__u64 softnet; /* struct softnet_data *, learnt from a poll of the softnet backlog */
+	/* The device of the last packet that the kernel has asked about (softirq_device_of()). */
+	__u64 device;
+	__u64 netns; /* struct net * of the devices in softirq mode, learnt; 0: not yet */
 };
 
 /* Mixings of slots, in softirq mode (rx_mix()). */

@@ -65,6 +65,8 @@ pub(super) struct Ways {
 pub(super) struct Hops {
     link: Option<OwnedFd>,
     program: DissectorSkel<'static>,
+    /// How many devices were forgotten.
+    forgotten: Mapped<u64>,
     pub(super) ways: Arc<Ways>,
     base: rx_config,
     _drops: Link,
@@ -129,12 +131,12 @@ impl Ways {
 
     /// Whether there is a way from the CPU of this queue to another.
     pub(super) fn exists(&self, queue: u32, cpu: u32) -> bool {
-        self.entry(queue, cpu) != 0
+        self.way(queue, cpu) != 0
     }
 
     /// Of the backlog: hash and key of its way; 0: none.
-    fn entry(&self, queue: u32, cpu: u32) -> u64 {
-        let offset = offset_of!(backlog, entry);
+    fn way(&self, queue: u32, cpu: u32) -> u64 {
+        let offset = offset_of!(backlog, way);
         self.counts.get_field(self.index(queue, cpu), offset)
     }
 
@@ -166,13 +168,15 @@ impl Ways {
         let hash = hop_hash {
             hash: key.hash,
             index,
+            cpu,
+            ..Default::default()
         };
         self.hashes
             .set(key.hash & (nr_hashes(self.nr_cpus) - 1), &hash);
         // Opens it.
-        let entry = u64::from(key.hash) << 32 | u64::from(key.address);
+        let opened = u64::from(key.hash) << 32 | u64::from(key.address);
         self.counts
-            .set_field(index, offset_of!(backlog, entry), entry);
+            .set_field(index, offset_of!(backlog, way), opened);
         Ok(())
     }
 
@@ -188,7 +192,7 @@ impl Ways {
         if let Some((_, entries)) = &*self.asked() {
             entries.again()?;
         }
-        self.anchors.renew((self.entry(queue, cpu) >> 32) as u32)?;
+        self.anchors.renew((self.way(queue, cpu) >> 32) as u32)?;
         self.set_misdirected(index, false);
         Ok(())
     }
@@ -202,13 +206,12 @@ impl Ways {
     /// Closes the way: only when all that was sent there has been passed up, and nothing more can be.
     pub(super) fn remove(&self, queue: u32, cpu: u32) {
         let index = self.index(queue, cpu);
-        let entry = self.entry(queue, cpu);
-        if entry == 0 {
+        let way = self.way(queue, cpu);
+        if way == 0 {
             return;
         }
-        self.counts
-            .set_field(index, offset_of!(backlog, entry), 0u64);
-        let hash = (entry >> 32) as u32;
+        self.counts.set_field(index, offset_of!(backlog, way), 0u64);
+        let hash = (way >> 32) as u32;
         self.anchors.remove(hash);
         let slot = hash & (nr_hashes(self.nr_cpus) - 1);
         self.hashes.set(slot, &hop_hash::default());
@@ -285,9 +288,11 @@ impl Hops {
         };
         let drops = common.progs.on_kfree_skb.attach_trace();
         let downs = common.progs.on_cpuhp_enter.attach_trace();
+        let program = load(trace, tables, config, nr_cpus, &base)?;
         Ok(Self {
             link: None,
-            program: load(trace, tables, config, nr_cpus, &base)?,
+            forgotten: Mapped::of(&program.maps.bss)?,
+            program,
             ways: Arc::new(ways),
             base,
             _drops: drops.context("attaching on_kfree_skb")?,
@@ -339,6 +344,7 @@ impl Hops {
     pub(super) fn forget(&self, trace: &TraceSkel<'_>, ifindex: u32) {
         // It may not be attached.
         let _ = trace.maps.softirq_devices.delete(&ifindex.to_ne_bytes());
+        self.forgotten.set(0, &(self.forgotten.get(0) + 1));
     }
 
     /// Steers a device of the calling thread's network namespace.
