@@ -333,10 +333,11 @@ int rxsteer_dissect(struct __sk_buff *ctx)
 
 	if (!kind || !rx_begin(&rx, ifindex, bpf_get_smp_processor_id()))
 		return BPF_FLOW_DISSECTOR_CONTINUE;
+	rx.len = kern_read(skb, len);
 	type = bpf_ntohs(keys->n_proto);
 	if (!flow_plain_network(data, data_end, type, config.flow_options, &key)) {
 		key = (struct flow_key){};
-		result = dissect_follow(ctx, &key, type, kern_read(skb, len));
+		result = dissect_follow(ctx, &key, type, rx.len);
 	}
 	if (unlikely(kind == SOFTIRQ_UNPOLLED))
 		hop_note_unpolled(skb, &rx);
@@ -418,9 +419,13 @@ int rxsteer_arrive(struct __sk_buff *skb)
 		return TC_ACT_SHOT;
 	if (hash && hash != config.inline_hash) {
 		hop = hop_at(hash);
-		if (hop && likely(hop->hash == hash))
+		if (hop && likely(hop->hash == hash)) {
+			poll_delivers(hop->queue);
 			return hop_arrived(skb, hop->index, hop->cpu);
+		}
 		rx_foreign();
+	} else if (hash) {
+		poll_delivers(config.queue_base + bpf_get_smp_processor_id());
 	}
 	/* Sockets keep a packet's hash, and their system calls write it into the kernel's table. */
 	bpf_set_hash_invalid(skb);

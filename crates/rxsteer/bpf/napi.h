@@ -17,6 +17,15 @@
 #include "maps.h"
 #include "types.h"
 
+/* This CPU passes up packets of this queue from now on. */
+static __always_inline void poll_delivers(__u32 queue)
+{
+	struct poll_cpu *poll = poll_of(bpf_get_smp_processor_id());
+
+	if (poll)
+		poll->delivers = queue + 1;
+}
+
 /* Called for each frame: the time from a poll's first frame on is the queue's. */
 static __always_inline void poll_begin(struct poll_cpu *poll, __u32 queue)
 {
@@ -26,8 +35,10 @@ static __always_inline void poll_begin(struct poll_cpu *poll, __u32 queue)
 		return;
 	task = (void *)bpf_get_current_task();
 	poll->start = bpf_ktime_get_ns();
+	poll->jiffies = bpf_jiffies64();
 	poll->over_idle = !BPF_CORE_READ(task, pid);
 	poll->queue = queue + 1;
+	poll->delivers = queue + 1;
 }
 
 static __always_inline void queue_polled(struct rx_queue *q, struct poll_cpu *poll, __u32 cpu,

@@ -103,6 +103,7 @@ int rxsteer(struct xdp_md *ctx)
 
 	if (!rx_begin(&rx, ctx->ingress_ifindex, ctx->rx_queue_index) || !rx_parse(&rx, ctx, &key))
 		return XDP_PASS;
+	rx.len = ctx->data_end - ctx->data;
 	return rx_hashed(&rx);
 }
 
@@ -130,6 +131,7 @@ int rxsteer_rx_hash(struct xdp_md *ctx)
 		rx.q->nr_rx_hash++;
 		rx.hash = rx.sock_hash = flow_hash(&key, &config.flow_secret);
 	}
+	rx.len = ctx->data_end - ctx->data;
 	return rx_hashed(&rx);
 }
 

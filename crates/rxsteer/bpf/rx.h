@@ -382,6 +382,31 @@ static __always_inline bool rx_in(struct rx *rx, __u32 ifindex, __u32 queue)
 	return true;
 }
 
+/*
+ * Whether the time that began with a packet should have ended long ago, in ticks. On a device
+ * without NAPI packets come in the calls of their senders, and no poll ends once all of them go to
+ * another CPU.
+ */
+static __always_inline bool poll_is_overdue(const struct poll_cpu *poll)
+{
+	return poll->start && bpf_jiffies64() - poll->jiffies >= 2;
+}
+
+/* Ends it, for the queue's windows: polls had none of that time. A global function, as
+ * policy_decide(). */
+__noinline int poll_end_overdue(__u32 queue, __u32 cpu)
+{
+	struct poll_cpu *poll = poll_of(cpu);
+	struct rx_queue *q = queue_of(queue);
+
+	if (!poll || !q)
+		return 0;
+	poll->start = bpf_ktime_get_ns();
+	queue_polled(q, poll, cpu, false, false);
+	poll->start = 0;
+	return 0;
+}
+
 /* Counts the packet; false if its device or queue is not this program's. */
 static __always_inline bool rx_begin(struct rx *rx, __u32 ifindex, __u32 queue)
 {
@@ -402,7 +427,10 @@ static __always_inline bool rx_begin(struct rx *rx, __u32 ifindex, __u32 queue)
 		rx->poll_cpu = poll_of(rx->cpu);
 	if (rx_shares_flows() && rx->poll_cpu)
 		poll_note_mixing(rx->poll_cpu);
-	if (timed && rx->poll_cpu)
+	if (timed && rx->poll_cpu) {
+		if (rx_shares_flows() && unlikely(poll_is_overdue(rx->poll_cpu)))
+			poll_end_overdue(rx->queue, rx->cpu);
 		poll_begin(rx->poll_cpu, rx->queue);
+	}
 	return true;
 }

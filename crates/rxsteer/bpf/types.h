@@ -165,13 +165,14 @@ enum rx_policy {
 /* The reason for a flow's wanted location. Zero: the tables alone. */
 enum rx_reason {
 	RX_TABLES = 0,
-	RX_ROOM,     /* INLINE: the polling CPU has room */
-	RX_NO_GAIN,  /* INLINE: no other CPU has room for the flow */
-	RX_CONSUMER, /* at its application's CPU: the application keeps up */
-	RX_SPREAD,   /* at a CPU of the rps_map, which has room */
-	RX_IDLE_CPU, /* at an idle CPU: the CPU by the tables is busy */
-	RX_STAY,     /* at the present location: no reason to leave, and a move has a cost */
-	RX_MERGED,   /* INLINE: GRO merges its segments there */
+	RX_ROOM,      /* INLINE: the polling CPU has room */
+	RX_NO_GAIN,   /* INLINE: no other CPU has room for the flow */
+	RX_CONSUMER,  /* at its application's CPU: the application keeps up */
+	RX_SPREAD,    /* at a CPU of the rps_map, which has room */
+	RX_IDLE_CPU,  /* at an idle CPU: the CPU by the tables is busy */
+	RX_STAY,      /* at the present location: no reason to leave, and a move has a cost */
+	RX_MERGED,    /* INLINE: GRO merges its segments there */
+	RX_UNHELPFUL, /* INLINE: it did not help when the queue's flows moved */
 	NR_RX_REASONS,
 };
 
@@ -301,7 +302,7 @@ struct hop_hash {
 	__u32 hash;  /* 0: none */
 	__u32 index; /* in `backlogs` */
 	__u32 cpu;
-	__u32 pad;
+	__u32 queue;
 };
 
 /* How the time that frames wait in a backlog is sampled (wait.h). */
@@ -388,7 +389,7 @@ enum load_unit {
 
 /* Whether the CPU that polls a queue has room. */
 enum rx_pressure {
-	RX_RELAXED = 0, /* for all of the queue's flows, or hops do not relieve it */
+	RX_RELAXED = 0, /* for all of the queue's flows, or it does not help that they move */
 	RX_FULL,	/* not for more flows */
 	RX_SATURATED,	/* hardly any time is left */
 	RX_POLLED,	/* an application polls for its own packets: it has no time for others */
@@ -419,10 +420,38 @@ struct rx_load {
 	__u16 busy_polled;     /* applications' share of the polls, of 1024; a decaying average */
 	__u32 nr_busy_polls;   /* of nr_polls, those of applications */
 	__u32 polled_for; /* 1 + window of the last packet for an application that polls; 0: none */
-	__u32 pad;
+	__u32 kept;	  /* windows for which it is relaxed since it does not help that flows move
+			     (trial.h) */
 	__u64 pad_end[2];
 };
 _Static_assert(sizeof(struct rx_load) == 128, "a pair of cache lines");
+
+/* Whether it helps that the queue's flows move (trial.h). Written by the queue's NAPI owner, but
+ * for nr_refused. */
+struct rx_trial {
+	__u64 bytes;	  /* of packets that were not dropped */
+	__u64 nr_refused; /* packets that a socket had no room for; by any CPU, atomically */
+	/* The present stretch: its beginning, in ns, and the counts then. */
+	__u64 since;
+	__u64 since_bytes;
+	__u64 since_received;
+	__u64 since_refused;
+	/* Bytes per 2^20 ns, of the last stretch in which flows moved or stayed, and summed over
+	 * those of the present question. */
+	__u64 moving;
+	__u64 staying;
+	__u64 sum_moving;
+	__u64 sum_staying;
+	__u64 loaded_at; /* ns: the end of the last window under load */
+	__u32 windows;	 /* of this stretch */
+	__u32 left;	 /* stretches until the next question */
+	__u32 pause;	 /* `left` after the last answer; 0: there is none yet */
+	__u16 stay;	 /* the last answer: flows stay INLINE */
+	__u16 asks; /* the number of this stretch in a question, from 1; odd: the opposite is tried
+		     */
+	__u64 pad[3];
+};
+_Static_assert(sizeof(struct rx_trial) == 128, "a pair of cache lines");
 
 /*
  * One receive queue. Written by its NAPI owner, except for the last group.
@@ -453,8 +482,9 @@ struct rx_queue {
 	__u16 policy;  /* bits of enum rx_policy; 0: RPS alone */
 
 	struct rx_load load;
+	struct rx_trial trial;
 };
-_Static_assert(sizeof(struct rx_queue) == 256, "two pairs of cache lines");
+_Static_assert(sizeof(struct rx_queue) == 384, "three pairs of cache lines");
 
 /* The present poll on a CPU, and counts of those that have ended there. */
 struct poll_cpu {
@@ -471,7 +501,9 @@ struct poll_cpu {
 	__u64 softnet; /* struct softnet_data *, learnt from a poll of the softnet backlog */
 	/* The device of the last packet that the kernel has asked about (softirq_device_of()). */
 	__u64 device;
-	__u64 netns; /* struct net * of the devices in softirq mode, learnt; 0: not yet */
+	__u64 netns;	/* struct net * of the devices in softirq mode, learnt; 0: not yet */
+	__u64 delivers; /* 1 + the queue whose packets this CPU passes up; 0: not known */
+	__u64 jiffies;	/* at `start` */
 };
 
 /* Mixings of slots, in softirq mode (rx_mix()). */

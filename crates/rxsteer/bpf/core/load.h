@@ -9,6 +9,7 @@
 
 #include <stdbool.h>
 
+#include "trial.h"
 #include "types.h"
 
 #define LOAD_WINDOW_NS (LOAD_WINDOW_MS * 1000000ULL)
@@ -102,6 +103,12 @@ static __always_inline bool load_behind(const struct rx_load *l)
 	return l->nr_exhausted && 2 * l->nr_exhausted >= l->nr_polls;
 }
 
+/* Why flows are INLINE while the CPU is relaxed (enum rx_reason). */
+static __always_inline __u8 load_relaxed_reason(const struct rx_load *l)
+{
+	return l->kept ? RX_UNHELPFUL : RX_ROOM;
+}
+
 /*
  * Whether a flow with packets in this window may leave: the CPU was saturated (or polled by an
  * application) then, or is so now. Flows may send in turns longer than a window: those that
@@ -180,6 +187,13 @@ static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tas
 		l->pressure = RX_RELAXED;
 	else
 		l->pressure = RX_FULL;
+	/* The flows return, as if there were room. */
+	if (q->policy & RX_ADAPT && trial_window(q, l->pressure, elsewhere, now)) {
+		l->pressure = RX_RELAXED;
+		l->kept++;
+	} else {
+		l->kept = 0;
+	}
 	l->saturated =
 		l->pressure == RX_RELAXED ? 0 : l->saturated << 1 | (l->pressure >= RX_SATURATED);
 	l->received = load_received(q);

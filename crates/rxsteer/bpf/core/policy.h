@@ -282,7 +282,7 @@ static __always_inline __u16 rx_adapt(const struct rx *rx, const struct rps_dev_
 	const struct rx_load *l = &rx->q->load;
 	__u16 cpu;
 
-	*reason = RX_ROOM;
+	*reason = load_relaxed_reason(l);
 	if (l->pressure == RX_RELAXED)
 		return RPS_INLINE;
 	*reason = RX_MERGED;
@@ -363,7 +363,7 @@ static __always_inline bool rx_stays_inline(const struct rx_load *l, struct rps_
 {
 	if (likely(l->pressure == RX_RELAXED)) {
 		flow->wanted = RPS_INLINE;
-		flow->reason = RX_ROOM;
+		flow->reason = load_relaxed_reason(l);
 		return true;
 	}
 	return flow->reason == RX_MERGED && flow->window == l->window && l->pressure != RX_POLLED;

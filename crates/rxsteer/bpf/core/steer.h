@@ -282,6 +282,7 @@ static __always_inline void rx_locate(const struct rx *rx, struct rps_dev_flow *
 		rx->q->nr_moves++;
 		flow->nr_moves++;
 	}
+	rx->q->trial.bytes += rx->len;
 	flow->last_qtail = last_qtail;
 	flow->location = location;
 	flow->queue = rx->queue;
@@ -411,6 +412,21 @@ static __always_inline bool rx_may_shed(const struct rx *rx, const struct rps_de
 	return !rx->unmixes;
 }
 
+/*
+ * Whether the flow returns since it does not help that it has moved. One that always has packets on
+ * their way, as TCP in bulk does, never could: after a window its packets are dropped until those
+ * have been passed up, but not once the flow has paused for a tick. A slot that is mixed waits for
+ * more than its own packets.
+ */
+static __always_inline bool rx_returns(const struct rx *rx, const struct rps_dev_flow *flow,
+				       __u32 wanted)
+{
+	const __u64 *mixed_at = rx_mixed_at(rx);
+
+	return wanted == RPS_INLINE && rx->q->load.kept > 1 && !(mixed_at && *mixed_at) &&
+	       rx_jiffies() - flow->last_seen <= 1;
+}
+
 /* Drops a frame of a flow that waits to leave `location`, if it may be dropped, or if that CPU goes
  * offline or its packets come elsewhere: the kernel would leave the frame on this one, ahead of
  * those that wait there. */
@@ -506,6 +522,7 @@ static __always_inline enum rx_verdict rx_steer(struct rx *rx, struct rps_dev_fl
 			left = true;
 		} else {
 			q->nr_held++;
+			shed_all |= rx_returns(rx, flow, wanted);
 			if (location != RPS_INLINE && rx_shed(rx, flow, location, closed, shed_all))
 				return RX_DROP;
 		}

@@ -95,9 +95,16 @@ pub enum Reason {
     Stay,
     /// INLINE: GRO merges its segments there.
     Merged,
+    /// INLINE: when the queue's flows moved, no more was delivered.
+    Unhelpful,
 }
 
 impl Reason {
+    /// Whether the queue's load alone decides, without a look at the tables.
+    pub(crate) fn is_by_pressure(self) -> bool {
+        matches!(self, Self::Room | Self::Unhelpful)
+    }
+
     /// Converts the data path's value; `None` if the tables alone decide.
     pub(crate) fn from_raw(raw: u8) -> Option<Self> {
         Some(match rx_reason(raw.into()) {
@@ -108,6 +115,7 @@ impl Reason {
             rx_reason::RX_IDLE_CPU => Self::IdleCpu,
             rx_reason::RX_STAY => Self::Stay,
             rx_reason::RX_MERGED => Self::Merged,
+            rx_reason::RX_UNHELPFUL => Self::Unhelpful,
             _ => return None,
         })
     }

@@ -81,6 +81,7 @@ pub(super) fn why(entry: &Entry) -> String {
         },
         (Reason::Stay, _) => "it is there".to_owned(),
         (Reason::Merged, _) => "GRO merges it".to_owned(),
+        (Reason::Unhelpful, _) => "moving did not help".to_owned(),
     }
 }
 

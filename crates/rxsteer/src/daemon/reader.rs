@@ -195,7 +195,7 @@ impl<'a> Reader<'a> {
         let (wanted, reason) = queue.wanted(flow, sock_flow, self.policy == Policy::OFF);
         // The tables are not read while there is room.
         let weighed =
-            Reason::from_raw(flow.reason).is_some_and(|r| r == reason && r != Reason::Room);
+            Reason::from_raw(flow.reason).is_some_and(|r| r == reason && !r.is_by_pressure());
         // Read after the flow, because time must not be earlier than the flow's last packet.
         let ticks = self.datapath.jiffies()?.wrapping_sub(flow.last_seen);
         Ok(Entry {

@@ -169,7 +169,7 @@ impl Ways {
             hash: key.hash,
             index,
             cpu,
-            ..Default::default()
+            queue,
         };
         self.hashes
             .set(key.hash & (nr_hashes(self.nr_cpus) - 1), &hash);

@@ -19,6 +19,8 @@ pub const WINDOW_MS: u64 = load_unit::LOAD_WINDOW_MS.0 as u64;
 pub enum Pressure {
     /// Room for all flows of the queue.
     Relaxed,
+    /// All flows of the queue stay: when they moved, no more was delivered.
+    Kept,
     /// No room for more flows.
     Full,
     /// Hardly any time is left.
@@ -29,12 +31,19 @@ pub enum Pressure {
 
 impl Pressure {
     /// All states.
-    pub const ALL: [Self; 4] = [Self::Relaxed, Self::Full, Self::Saturated, Self::Polled];
+    pub const ALL: [Self; 5] = [
+        Self::Relaxed,
+        Self::Kept,
+        Self::Full,
+        Self::Saturated,
+        Self::Polled,
+    ];
 
     /// As in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Relaxed => "relaxed",
+            Self::Kept => "kept",
             Self::Full => "full",
             Self::Saturated => "saturated",
             Self::Polled => "polled",
@@ -61,6 +70,7 @@ impl Load {
         let l = &q.load;
         let percent = |share: u16| (u32::from(share) * 100 + WHOLE / 2) / WHOLE;
         let pressure = match rx_pressure(l.pressure.into()) {
+            rx_pressure::RX_RELAXED if l.kept != 0 => Pressure::Kept,
             rx_pressure::RX_RELAXED => Pressure::Relaxed,
             rx_pressure::RX_FULL => Pressure::Full,
             rx_pressure::RX_POLLED => Pressure::Polled,

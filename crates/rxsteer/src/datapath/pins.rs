@@ -37,11 +37,12 @@ pub(super) const SOCKETS: &str = "sockets";
 pub(super) const SCHEDULER: &str = "scheduler";
 
 /// The programs on tracepoints that are attached as long as the data path exists.
-pub(super) const COUNTING: [&str; 4] = [
+pub(super) const COUNTING: [&str; 5] = [
     "on_cpumap_kthread",
     "on_cpumap_enqueue",
     "on_redirect_err",
     "on_napi_poll",
+    "on_udp_full",
 ];
 
 pub(super) const RECORD: &str = "record";

@@ -203,6 +203,10 @@ fn why(seen: &Seen) -> (bool, String) {
             "it did so at its last packet, and the load decides about its next ones".to_owned(),
         ),
         Reason::Room => decided(format!("{polling}, which polled the queue, had room")),
+        Reason::Unhelpful => decided(
+            "no more was delivered when the flows of its queue moved; that is tried again"
+                .to_owned(),
+        ),
         Reason::NoGain => decided(no_gain(entry)),
         Reason::Consumer => decided("its application was there, and that CPU had room".to_owned()),
         Reason::Spread => decided("that CPU of its queue had room".to_owned()),
@@ -262,6 +266,7 @@ fn pressure(seen: &Seen) -> Option<String> {
         Pressure::Relaxed => "has room for all flows of the queue",
         Pressure::Full => "has no room for more flows",
         Pressure::Saturated => "is saturated",
+        Pressure::Kept => "keeps all flows of the queue, since moving them did not help",
         Pressure::Polled => "runs an application that polls for its own packets",
     };
     Some(format!(

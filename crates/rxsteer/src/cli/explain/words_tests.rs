@@ -255,6 +255,12 @@ fn each_decision_has_its_reason() {
         ),
         (
             Inline,
+            Reason::Unhelpful,
+            None,
+            "no more was delivered when the flows of its queue moved; that is tried again.",
+        ),
+        (
+            Inline,
             Reason::NoGain,
             Some(3),
             "no other CPU could take it: CPU 3, its application's, and the CPUs of its queue had no \
@@ -315,13 +321,17 @@ fn each_decision_has_its_reason() {
         assert!(text.contains(why), "not {why:?} in\n{text}");
         said.insert(why);
     }
-    assert_eq!(said.len(), 11);
+    assert_eq!(said.len(), 12);
 }
 
 #[test]
 fn the_load_has_its_figures() {
     for (pressure, words) in [
         (Pressure::Relaxed, "has room for all flows of the queue"),
+        (
+            Pressure::Kept,
+            "keeps all flows of the queue, since moving them did not help",
+        ),
         (Pressure::Full, "has no room for more flows"),
         (Pressure::Saturated, "is saturated"),
         (

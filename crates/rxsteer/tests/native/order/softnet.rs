@@ -134,6 +134,34 @@ fn a_flow_alone_leaves_when_all_has_been_passed_up() {
     assert_eq!(path.packet(INLINE), rx_verdict::RX_REDIRECTED);
 }
 
+/// A flow with packets on their way at all times, as TCP in bulk, returns where moving did not help: its packets are
+/// dropped until those have been passed up.
+#[test]
+fn a_flow_that_never_pauses_returns_by_a_gap() {
+    let start = || {
+        let mut path = Path::new(true);
+        path.queue.load.kept = 2;
+        path
+    };
+    let mut path = start();
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_DROP);
+    path.pass_up();
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_PASS);
+    assert_eq!(path.backlogs[TARGET as usize].nr_shed, 1);
+    // It has paused: what comes then may be sent again.
+    let mut path = start();
+    path.facts.jiffies += 2;
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_REDIRECTED);
+    // Its slot is mixed.
+    let mut path = start();
+    path.facts.mixed_at = 1;
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_REDIRECTED);
+    // A control: before a window is over.
+    let mut path = start();
+    path.queue.load.kept = 1;
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_REDIRECTED);
+}
+
 /// A way remembers a few tails: a later one covers the packet too.
 #[test]
 fn a_flow_leaves_after_many_packets_of_others() {

@@ -9,6 +9,7 @@ mod merged;
 mod owner;
 mod polls;
 mod shared;
+mod trial;
 mod world;
 
 use crate::cases::{config, fixed};
