@@ -326,6 +326,7 @@ int rxsteer_dissect(struct __sk_buff *ctx)
 	void *data_end = (void *)(long)ctx->data_end;
 	__u32 ifindex = 0, cpu = 0, kind = dissected_on(skb, keys, &ifindex);
 	enum flow_result result = FLOW_KEYED;
+	enum rx_verdict verdict;
 	struct backlog *b;
 	struct flow_key key;
 	struct rx rx = {};
@@ -333,23 +334,23 @@ int rxsteer_dissect(struct __sk_buff *ctx)
 
 	if (!kind || !rx_begin(&rx, ifindex, bpf_get_smp_processor_id()))
 		return BPF_FLOW_DISSECTOR_CONTINUE;
-	rx.len = kern_read(skb, len);
 	type = bpf_ntohs(keys->n_proto);
 	if (!flow_plain_network(data, data_end, type, config.flow_options, &key)) {
 		key = (struct flow_key){};
-		result = dissect_follow(ctx, &key, type, rx.len);
+		result = dissect_follow(ctx, &key, type, kern_read(skb, len));
 	}
 	if (unlikely(kind == SOFTIRQ_UNPOLLED))
 		hop_note_unpolled(skb, &rx);
-	switch (hop_verdict(&rx, result, &key, &cpu)) {
-	case RX_REDIRECTED:
-		b = rx_backlog(&rx, cpu);
-		return dissector_answer(keys, b ? (__u32)b->way : config.inline_key);
-	case RX_DROP:
+	verdict = hop_verdict(&rx, result, &key, &cpu);
+	if (verdict == RX_DROP)
 		return dissector_answer(keys, config.drop_key);
-	default:
-		return dissector_answer(keys, config.inline_key);
+	rx.q->trial.bytes += kern_read(skb, len);
+	if (verdict == RX_REDIRECTED) {
+		b = rx_backlog(&rx, cpu);
+		if (b)
+			return dissector_answer(keys, b->way);
 	}
+	return dissector_answer(keys, config.inline_key);
 }
 
 /* ---- where packets are sent ---------------------------------------------------- */

@@ -52,13 +52,17 @@ static __always_inline int rx_act(enum rx_verdict verdict)
 	}
 }
 
-static __always_inline int rx_hashed(struct rx *rx)
+static __always_inline int rx_hashed(struct rx *rx, const struct xdp_md *ctx)
 {
 	struct rps_dev_flow *flow = rx_flow(rx);
+	enum rx_verdict verdict;
 
 	if (!flow)
 		return XDP_PASS;
-	return rx_act(config.dry_run ? rx_dry_run(rx, flow) : rx_steer(rx, flow));
+	verdict = config.dry_run ? rx_dry_run(rx, flow) : rx_steer(rx, flow);
+	if (verdict != RX_DROP)
+		rx->q->trial.bytes += ctx->data_end - ctx->data;
+	return rx_act(verdict);
 }
 
 /* Off the fast path. A global function: the verifier checks it once, and what follows for one
@@ -103,8 +107,7 @@ int rxsteer(struct xdp_md *ctx)
 
 	if (!rx_begin(&rx, ctx->ingress_ifindex, ctx->rx_queue_index) || !rx_parse(&rx, ctx, &key))
 		return XDP_PASS;
-	rx.len = ctx->data_end - ctx->data;
-	return rx_hashed(&rx);
+	return rx_hashed(&rx, ctx);
 }
 
 /*
@@ -131,8 +134,7 @@ int rxsteer_rx_hash(struct xdp_md *ctx)
 		rx.q->nr_rx_hash++;
 		rx.hash = rx.sock_hash = flow_hash(&key, &config.flow_secret);
 	}
-	rx.len = ctx->data_end - ctx->data;
-	return rx_hashed(&rx);
+	return rx_hashed(&rx, ctx);
 }
 
 char LICENSE[] SEC("license") = "Dual BSD/GPL";

@@ -20,7 +20,6 @@ struct rx {
 	__u32 sock_hash;	    /* by which its socket knows the flow */
 	__u32 slot;		    /* the flow's, in the dev_flow_tables */
 	__u32 cpu;		    /* the polling one */
-	__u32 len;		    /* in bytes */
 	__u16 epoch;		    /* the queue's, read once */
 	const struct flow_key *key; /* NULL: only the device's hash is known */
 	__u64 poll;		    /* rx_poll(); 0: not called yet for this packet */

@@ -282,7 +282,6 @@ static __always_inline void rx_locate(const struct rx *rx, struct rps_dev_flow *
 		rx->q->nr_moves++;
 		flow->nr_moves++;
 	}
-	rx->q->trial.bytes += rx->len;
 	flow->last_qtail = last_qtail;
 	flow->location = location;
 	flow->queue = rx->queue;

@@ -25,11 +25,11 @@ use rxsteer::host::caps;
 use rxsteer::host::xdp::Bound;
 use rxsteer::types::{flow_option, rx_config};
 
-/// A sixth of the kernel's limit (BPF_COMPLEXITY_LIMIT_INSNS): kernels prune differently,
+/// A quarter of the kernel's limit (BPF_COMPLEXITY_LIMIT_INSNS): kernels prune differently,
 /// and growth should show here long before a user's kernel refuses a program, and before it slows
-/// the start down. With clang 14 the largest program, softirq mode for lo with all tunnels, takes 158
-/// thousand on Linux 6.1, 135 on 6.18.
-const CEILING: u32 = 165_000;
+/// the start down. With clang 14 the largest program, softirq mode with tunnels, takes 242
+/// thousand on Linux 6.1, 153 on 6.18.
+const CEILING: u32 = 260_000;
 
 /// Instructions that the verifier processed for each program that was loaded.
 fn verified(object: &Object, what: &str) -> Result<Vec<u32>> {
