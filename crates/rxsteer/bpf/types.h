@@ -250,7 +250,7 @@ struct backlog {
 	__u32 busy;
 	__u32 demand;
 	__u32 left; /* share of the CPU's time of flows that left it in that window */
-	__u64 way;  /* softirq mode: hash and key of its way, by user space; 0: there is none yet */
+	__u64 way;  /* softirq mode: hash and key of its way, by user space; 0: not made yet */
 	__u64 pad_producer;
 
 	/* Written by the kthread, on any CPU. */
@@ -436,8 +436,8 @@ struct rx_trial {
 	__u64 since_bytes;
 	__u64 since_received;
 	__u64 since_refused;
-	/* Bytes per 2^20 ns, of the last stretch in which flows moved or stayed, and summed over
-	 * those of the present question. */
+	/* Bytes per 2^20 ns: of the last stretch in which flows moved or stayed, and the sums over
+	 * the stretches of the present question. */
 	__u64 moving;
 	__u64 staying;
 	__u64 sum_moving;
@@ -445,7 +445,7 @@ struct rx_trial {
 	__u64 loaded_at; /* ns: the end of the last window under load */
 	__u32 windows;	 /* of this stretch */
 	__u32 left;	 /* stretches until the next question */
-	__u32 pause;	 /* `left` after the last answer; 0: there is none yet */
+	__u32 pause;	 /* `left` after the last answer; 0: no question was answered */
 	__u16 stay;	 /* the last answer: flows stay INLINE */
 	__u16 asks; /* the number of this stretch in a question, from 1; odd: the opposite is tried
 		     */

@@ -50,8 +50,8 @@ static __always_inline void trial_mark(struct rx_queue *q, __u64 now)
 	t->since_refused = *(volatile __u64 *)&t->nr_refused;
 }
 
-/* Bytes per 2^20 ns that were delivered since then: those of packets that a socket had no room for
- * count as not delivered. */
+/* Bytes per 2^20 ns that were delivered since then. A packet that found a socket full was not
+ * delivered; its bytes are the average. */
 static __always_inline __u64 trial_rate(const struct rx_queue *q, __u64 now)
 {
 	const struct rx_trial *t = &q->trial;

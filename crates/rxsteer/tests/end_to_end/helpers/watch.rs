@@ -20,7 +20,7 @@ pub type Places = BTreeMap<u16, u32>;
 pub const SOURCE_PORT: usize = 20;
 pub const DESTINATION_PORT: usize = 22;
 
-/// The flows' packets have this length at least; those of a handshake are shorter.
+/// The flows' packets have this length at least; a handshake's packets are shorter.
 const LENGTH: u32 = 200;
 
 /// Sockets that receive the flows' packets: UDP sockets, or packet sockets.
