@@ -134,10 +134,6 @@ struct dst_entry {
 	unsigned short flags;
 };
 
-#define ARPHRD_ETHER 1 /* include/uapi/linux/if_arp.h, which BPF programs can't include */
-
-#define DST_METADATA 0x0080 /* include/net/dst.h: no route, but the outer header's facts */
-
 struct list_head {
 	struct list_head *next;
 };
@@ -230,9 +226,10 @@ struct napi_struct___before_6_15 {
 #define PF_KTHREAD 0x00200000
 
 /* include/net/dst.h: what a packet brings from its tunnel, not a route */
-#define ARPHRD_ETHER 1 /* include/uapi/linux/if_arp.h, which BPF programs can't include */
-
 #define DST_METADATA 0x0080
+
+/* include/uapi/linux/if_arp.h, which BPF programs can't include */
+#define ARPHRD_ETHER 1
 
 /* include/linux/netfilter/nf_conntrack_common.h */
 #define NFCT_INFOMASK	7UL

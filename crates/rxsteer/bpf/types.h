@@ -387,6 +387,8 @@ enum load_unit {
 	LOAD_WINDOW_MS = 10,
 };
 
+#define LOAD_WINDOW_NS (LOAD_WINDOW_MS * 1000000ULL)
+
 /* Whether the CPU that polls a queue has room. */
 enum rx_pressure {
 	RX_RELAXED = 0, /* for all of the queue's flows, or it does not help that they move */

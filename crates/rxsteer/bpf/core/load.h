@@ -12,8 +12,6 @@
 #include "trial.h"
 #include "types.h"
 
-#define LOAD_WINDOW_NS (LOAD_WINDOW_MS * 1000000ULL)
-
 /*
  * The polling CPU is saturated if two of three are so: it is idle for less than 1/8 of the time,
  * polls take 3/8 of the time, half of the polls use up their budget. It is relaxed if it would be

@@ -414,8 +414,8 @@ static __always_inline bool rx_may_shed(const struct rx *rx, const struct rps_de
 /*
  * Whether the flow returns since it does not help that it has moved. One that always has packets on
  * their way, as TCP in bulk does, never could: after a window its packets are dropped until those
- * have been passed up, but not once the flow has paused for a tick. A slot that is mixed waits for
- * more than its own packets.
+ * have been passed up, but not once the flow has paused for two ticks. A slot that is mixed waits
+ * for more than its own packets.
  */
 static __always_inline bool rx_returns(const struct rx *rx, const struct rps_dev_flow *flow,
 				       __u32 wanted)
@@ -521,8 +521,9 @@ static __always_inline enum rx_verdict rx_steer(struct rx *rx, struct rps_dev_fl
 			left = true;
 		} else {
 			q->nr_held++;
-			shed_all |= rx_returns(rx, flow, wanted);
-			if (location != RPS_INLINE && rx_shed(rx, flow, location, closed, shed_all))
+			if (location != RPS_INLINE &&
+			    rx_shed(rx, flow, location, closed,
+				    shed_all || rx_returns(rx, flow, wanted)))
 				return RX_DROP;
 		}
 	}

@@ -165,7 +165,7 @@ static __always_inline bool trial_window(struct rx_queue *q, enum rx_pressure pr
 		/* None has moved yet, or none can. */
 		t->staying = trial_rate(q, now);
 		t->windows = 0;
-		if (now - t->since >= TRIAL_WINDOWS * LOAD_WINDOW_MS * 1000000ULL)
+		if (now - t->since >= TRIAL_WINDOWS * LOAD_WINDOW_NS)
 			trial_mark(q, now);
 		return false;
 	}

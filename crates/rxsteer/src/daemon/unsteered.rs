@@ -48,6 +48,11 @@ impl Unsteered {
         let there = |steered: &Steered| self.absent.why(&steered.device.name).is_none();
         kernel_rps::look(devices.iter_mut().filter(|s| there(s)), self.on_kernel_rps)?;
         let present: Vec<_> = devices.iter().filter(|steered| there(steered)).collect();
+        if datapath.enlarge_table().unwrap_or(false) {
+            warn!(
+                "somebody has made rps_sock_flow_entries smaller than softirq mode needs: it is set again"
+            );
+        }
         let mut anew = false;
         // The first device in softirq mode counts for all of them.
         let mut softirq = false;
@@ -61,8 +66,7 @@ impl Unsteered {
             if datapath.ask_again(index).unwrap_or(false) {
                 warn!(
                     device = %name,
-                    "somebody has changed rps_flow_cnt of {name}, or rps_sock_flow_entries, by which softirq mode \
-                     steers, or {name} has a new queue: they are set again"
+                    "rps_flow_cnt was not set for each queue of {name}, by which softirq mode steers: it is set again"
                 );
             }
             let counts = steered.mode == RxMode::Native || !std::mem::replace(&mut softirq, true);

@@ -86,6 +86,16 @@ impl Datapath {
         }
     }
 
+    /// Makes the kernel's table of flows large enough again, in softirq mode. Returns whether it was not.
+    ///
+    /// # Errors
+    /// When the setting can't be written.
+    pub fn enlarge_table(&self) -> Result<bool> {
+        self.hops
+            .as_ref()
+            .map_or(Ok(false), |hops| hops.ways.enlarge_table())
+    }
+
     /// Whether the device's program is attached.
     pub fn is_attached(&self, device: usize) -> bool {
         self.devices[device].attached.is_some()

@@ -97,10 +97,21 @@ impl Ways {
         self.asked.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn with_asked<T>(&self, f: impl FnOnce(&mut Asked, &FlowEntries) -> Result<T>) -> Result<T> {
+    fn with_asked<T>(&self, f: impl FnOnce(&mut Asked) -> Result<T>) -> Result<T> {
         let mut asked = self.asked();
-        let (asked, entries) = asked.as_mut().context("softirq mode has ended")?;
-        f(asked, entries)
+        let (asked, _) = asked.as_mut().context("softirq mode has ended")?;
+        f(asked)
+    }
+
+    /// Makes the kernel's table large enough again, which is the host's. Returns whether it was not.
+    ///
+    /// # Errors
+    /// When the setting can't be written.
+    pub(super) fn enlarge_table(&self) -> Result<bool> {
+        match &*self.asked() {
+            Some((_, entries)) => entries.again(),
+            None => Ok(false),
+        }
     }
 
     /// The address of a CPU's `softnet_data`.
@@ -189,9 +200,7 @@ impl Ways {
         let index = self.index(queue, cpu);
         self.set_misdirected(index, true);
         grace_period(&self.cpumaps, self.cpumap.as_fd())?;
-        if let Some((_, entries)) = &*self.asked() {
-            entries.again()?;
-        }
+        self.enlarge_table()?;
         self.anchors.renew((self.way(queue, cpu) >> 32) as u32)?;
         self.set_misdirected(index, false);
         Ok(())
@@ -377,7 +386,7 @@ impl Hops {
         };
         let devices = &trace.maps.softirq_devices;
         devices.update(&ifindex.to_ne_bytes(), &kind.0.to_ne_bytes(), MapFlags::ANY)?;
-        self.ways.with_asked(|asked, _| {
+        self.ways.with_asked(|asked| {
             asked.without_hash(ifindex)?;
             asked.ask(ifindex)
         })?;
@@ -392,8 +401,7 @@ impl Hops {
     /// # Errors
     /// When the device is gone, or the setting can't be written.
     pub(super) fn ask_again(&self, ifindex: u32) -> Result<bool> {
-        self.ways
-            .with_asked(|asked, entries| Ok(entries.again()? | (asked.ask(ifindex)? > 0)))
+        Ok(self.ways.with_asked(|asked| asked.ask(ifindex))? > 0)
     }
 
     /// Ends the kernel's questions, and puts the settings back. The devices' programs are detached later:

@@ -59,14 +59,14 @@ impl Load {
         moves
     }
 
-    /// So many windows without load.
+    /// Ends so many windows without load.
     fn rests(&mut self, nr: usize) {
         for _ in 0..nr {
             self.window(0, 100);
         }
     }
 
-    /// So many windows under load; returns in how many flows moved.
+    /// Ends so many windows under load; returns in how many flows moved.
     fn windows(&mut self, nr: usize) -> usize {
         (0..nr).filter(|_| self.window(WHOLE, 100)).count()
     }
