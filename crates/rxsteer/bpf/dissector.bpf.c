@@ -326,13 +326,12 @@ int rxsteer_dissect(struct __sk_buff *ctx)
 	void *data_end = (void *)(long)ctx->data_end;
 	__u32 ifindex = 0, cpu = 0, kind = dissected_on(skb, keys, &ifindex);
 	enum flow_result result = FLOW_KEYED;
-	enum rx_verdict verdict;
 	struct backlog *b;
 	struct flow_key key;
 	struct rx rx = {};
 	__u16 type;
 
-	if (!kind || !rx_begin(&rx, ifindex, bpf_get_smp_processor_id()))
+	if (!kind || !rx_begin(&rx, ifindex, bpf_get_smp_processor_id(), kern_read(skb, len)))
 		return BPF_FLOW_DISSECTOR_CONTINUE;
 	type = bpf_ntohs(keys->n_proto);
 	if (!flow_plain_network(data, data_end, type, config.flow_options, &key)) {
@@ -341,16 +340,16 @@ int rxsteer_dissect(struct __sk_buff *ctx)
 	}
 	if (unlikely(kind == SOFTIRQ_UNPOLLED))
 		hop_note_unpolled(skb, &rx);
-	verdict = hop_verdict(&rx, result, &key, &cpu);
-	if (verdict == RX_DROP)
-		return dissector_answer(keys, config.drop_key);
-	rx.q->trial.bytes += kern_read(skb, len);
-	if (verdict == RX_REDIRECTED) {
+	switch (hop_verdict(&rx, result, &key, &cpu)) {
+	case RX_REDIRECTED:
 		b = rx_backlog(&rx, cpu);
-		if (b)
-			return dissector_answer(keys, b->way);
+		return dissector_answer(keys, b ? (__u32)b->way : config.inline_key);
+	case RX_DROP:
+		rx.q->trial.bytes -= kern_read(skb, len);
+		return dissector_answer(keys, config.drop_key);
+	default:
+		return dissector_answer(keys, config.inline_key);
 	}
-	return dissector_answer(keys, config.inline_key);
 }
 
 /* ---- where packets are sent ---------------------------------------------------- */

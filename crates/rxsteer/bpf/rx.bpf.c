@@ -52,6 +52,12 @@ static __always_inline int rx_act(enum rx_verdict verdict)
 	}
 }
 
+/* In bytes, of its first buffer. */
+static __always_inline __u32 rx_len(const struct xdp_md *ctx)
+{
+	return ctx->data_end - ctx->data;
+}
+
 static __always_inline int rx_hashed(struct rx *rx, const struct xdp_md *ctx)
 {
 	struct rps_dev_flow *flow = rx_flow(rx);
@@ -60,8 +66,8 @@ static __always_inline int rx_hashed(struct rx *rx, const struct xdp_md *ctx)
 	if (!flow)
 		return XDP_PASS;
 	verdict = config.dry_run ? rx_dry_run(rx, flow) : rx_steer(rx, flow);
-	if (verdict != RX_DROP)
-		rx->q->trial.bytes += ctx->data_end - ctx->data;
+	if (verdict == RX_DROP)
+		rx->q->trial.bytes -= rx_len(ctx);
 	return rx_act(verdict);
 }
 
@@ -105,7 +111,8 @@ int rxsteer(struct xdp_md *ctx)
 	struct flow_key key;
 	struct rx rx = {};
 
-	if (!rx_begin(&rx, ctx->ingress_ifindex, ctx->rx_queue_index) || !rx_parse(&rx, ctx, &key))
+	if (!rx_begin(&rx, ctx->ingress_ifindex, ctx->rx_queue_index, rx_len(ctx)) ||
+	    !rx_parse(&rx, ctx, &key))
 		return XDP_PASS;
 	return rx_hashed(&rx, ctx);
 }
@@ -125,7 +132,7 @@ int rxsteer_rx_hash(struct xdp_md *ctx)
 	struct flow_key key = {};
 	struct rx rx = {};
 
-	if (!rx_begin(&rx, ctx->ingress_ifindex, ctx->rx_queue_index))
+	if (!rx_begin(&rx, ctx->ingress_ifindex, ctx->rx_queue_index, rx_len(ctx)))
 		return XDP_PASS;
 	if (bpf_xdp_metadata_rx_hash(ctx, &key.ports, &type) || !(type & XDP_RSS_L4)) {
 		if (!rx_parse(&rx, ctx, &key))

@@ -407,8 +407,10 @@ __noinline int poll_end_overdue(__u32 queue, __u32 cpu)
 	return 0;
 }
 
-/* Counts the packet; false if its device or queue is not this program's. */
-static __always_inline bool rx_begin(struct rx *rx, __u32 ifindex, __u32 queue)
+/* Counts the packet, of this length in bytes; false if its device or queue is not this program's.
+ * Whoever drops it takes the bytes back: counted where that is known, they double what the verifier
+ * follows. */
+static __always_inline bool rx_begin(struct rx *rx, __u32 ifindex, __u32 queue, __u32 len)
 {
 	bool timed;
 
@@ -422,6 +424,7 @@ static __always_inline bool rx_begin(struct rx *rx, __u32 ifindex, __u32 queue)
 	if (!rx_in(rx, ifindex, queue))
 		return false;
 	rx->q->nr_received++;
+	rx->q->trial.bytes += len;
 	timed = config.flow_limit || (rx->q->policy & (RX_IDLE | RX_ADAPT));
 	if (rx_shares_flows() || timed)
 		rx->poll_cpu = poll_of(rx->cpu);
