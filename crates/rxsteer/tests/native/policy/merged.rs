@@ -4,7 +4,7 @@
 use super::world::*;
 use crate::cases::config;
 use proptest::prelude::*;
-use rxsteer::types::rx_reason;
+use rxsteer::types::{rx_reason, rx_trial};
 
 /// Flows, by the segments that they send in a poll.
 const SEGMENTS: [u32; 3] = [4, 1, 2];
@@ -94,7 +94,8 @@ fn both(segments: &[(usize, bool)]) -> Result<[World; 2], usize> {
     });
     for &(flow, begins) in segments {
         for world in &mut worlds {
-            // Each segment decides.
+            // Each segment decides. No trial begins, since a dry run has none.
+            world.q.trial = rx_trial::default();
             world.window(WHOLE, WHOLE);
             match begins {
                 true => world.frame(flow),
