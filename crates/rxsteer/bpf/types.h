@@ -451,7 +451,10 @@ struct rx_trial {
 	__u16 stay;	 /* the last answer: flows stay INLINE */
 	__u16 asks; /* the number of this stretch in a question, from 1; odd: the opposite is tried
 		     */
-	__u64 pad[3];
+	/* The last answer: when, in ns, 0: none; and the averages that it was given by. */
+	__u64 answered_at;
+	__u64 answer_moving;
+	__u64 answer_staying;
 };
 _Static_assert(sizeof(struct rx_trial) == 128, "a pair of cache lines");
 

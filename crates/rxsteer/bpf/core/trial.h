@@ -71,8 +71,9 @@ static __always_inline bool trial_exceeds(__u64 more, __u64 less, __u32 part)
 	return more > less + less / part;
 }
 
-/* A question is over. */
-static __always_inline void trial_answer(struct rx_trial *t, bool opposite)
+/* A question is over, in which the queue had these rates. */
+static __always_inline void trial_answer(struct rx_trial *t, bool opposite, __u64 moving,
+					 __u64 staying, __u64 now)
 {
 	if (opposite) {
 		t->stay = !t->stay;
@@ -85,13 +86,17 @@ static __always_inline void trial_answer(struct rx_trial *t, bool opposite)
 	t->left = t->pause;
 	t->asks = 0;
 	t->moving = t->staying = 0;
+	t->answered_at = now;
+	t->answer_moving = moving;
+	t->answer_staying = staying;
 }
 
 /* A stretch of a question is over, in which the queue had `rate`. */
-static __always_inline void trial_asked(struct rx_trial *t, __u64 rate)
+static __always_inline void trial_asked(struct rx_trial *t, __u64 rate, __u64 now)
 {
 	__u32 pairs = t->asks / 2;
 	__u64 as_before, opposite;
+	bool differs;
 
 	if (trial_stays(t))
 		t->sum_staying += rate;
@@ -101,20 +106,21 @@ static __always_inline void trial_asked(struct rx_trial *t, __u64 rate)
 		return;
 	as_before = t->stay ? t->sum_staying : t->sum_moving;
 	opposite = t->stay ? t->sum_moving : t->sum_staying;
-	if (trial_exceeds(as_before, opposite, TRIAL_CLEAR * pairs))
-		trial_answer(t, false);
-	else if (trial_exceeds(opposite, as_before, TRIAL_CLEAR * pairs))
-		trial_answer(t, true);
-	else if (pairs >= TRIAL_PAIRS)
-		trial_answer(t, trial_exceeds(opposite, as_before, TRIAL_DIFFERS));
+	differs = trial_exceeds(opposite, as_before, TRIAL_CLEAR * pairs);
+	if (pairs >= TRIAL_PAIRS)
+		differs = trial_exceeds(opposite, as_before, TRIAL_DIFFERS);
+	else if (!differs && !trial_exceeds(as_before, opposite, TRIAL_CLEAR * pairs))
+		return;
+	trial_answer(t, differs, t->sum_moving / pairs, t->sum_staying / pairs, now);
 }
 
 /* A stretch without a question is over: asks if it is time, or if the load is another one than in
  * the stretch before. The first question can wait if moving clearly delivers more, or less, than
  * the queue had before. */
-static __always_inline void trial_next(struct rx_trial *t, __u64 rate)
+static __always_inline void trial_next(struct rx_trial *t, __u64 rate, __u64 now)
 {
 	__u64 before = t->stay ? t->staying : t->moving;
+	__u64 staying = t->staying;
 
 	if (t->stay)
 		t->staying = rate;
@@ -124,10 +130,10 @@ static __always_inline void trial_next(struct rx_trial *t, __u64 rate)
 		t->left = 0;
 	if (t->left) {
 		t->left--;
-	} else if (!t->pause && rate >= t->staying + t->staying / TRIAL_CLEAR) {
-		t->left = t->pause = TRIAL_PAUSE;
-	} else if (!t->pause && trial_exceeds(t->staying, rate, TRIAL_CLEAR)) {
-		trial_answer(t, true);
+	} else if (!t->pause && rate >= staying + staying / TRIAL_CLEAR) {
+		trial_answer(t, false, rate, staying, now);
+	} else if (!t->pause && trial_exceeds(staying, rate, TRIAL_CLEAR)) {
+		trial_answer(t, true, rate, staying, now);
 	} else {
 		t->sum_moving = t->sum_staying = 0;
 		t->asks = 1;
@@ -144,7 +150,7 @@ static __always_inline void trial_rest(struct rx_queue *q, __u64 now, bool forge
 	if (forget || now - t->loaded_at > TRIAL_FORGET_NS) {
 		t->stay = 0;
 		t->left = t->pause = 0;
-		t->moving = t->staying = 0;
+		t->moving = t->staying = t->answered_at = 0;
 	}
 	trial_mark(q, now);
 }
@@ -175,9 +181,9 @@ static __always_inline bool trial_window(struct rx_queue *q, enum rx_pressure pr
 	if (t->windows < TRIAL_WINDOWS)
 		return trial_stays(t);
 	if (t->asks)
-		trial_asked(t, trial_rate(q, now));
+		trial_asked(t, trial_rate(q, now), now);
 	else
-		trial_next(t, trial_rate(q, now));
+		trial_next(t, trial_rate(q, now), now);
 	t->windows = 0;
 	trial_mark(q, now);
 	return trial_stays(t);

@@ -16,6 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::flows::Flows;
 use crate::datapath::load::Load;
+use crate::datapath::trial::Trial;
 use crate::datapath::waits::Waits;
 
 /// Frames meant for other CPUs, by outcome.
@@ -82,8 +83,14 @@ pub struct Queue {
     pub moves: u64,
     /// Frames of flows that wanted to move and had to wait.
     pub held: u64,
+    /// Packets that UDP sockets had no room for after they had been delivered to the network stack.
+    #[serde(default)]
+    pub socket_full: u64,
     /// Load of the queue; null if no policy uses it, and before the first packets.
     pub load: Option<Load>,
+    /// Whether it helps that flows move; null if the policy does not ask, and before its first answer.
+    #[serde(default)]
+    pub trial: Option<Trial>,
     /// Backlogs that have been used since attach.
     pub backlogs: Vec<Backlog>,
 }
@@ -106,6 +113,11 @@ impl Queue {
     /// Frames dropped in XDP for any cause.
     pub fn dropped(&self) -> u64 {
         self.sums.dropped + self.sums.shed + self.sums.limited
+    }
+
+    /// Frames that were redirected and did not reach the network stack.
+    pub fn lost(&self) -> u64 {
+        self.sums.lost + self.sums.vanished
     }
 
     /// The sum that doesn't add up, in words; `None` if both do.

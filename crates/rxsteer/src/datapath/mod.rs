@@ -32,6 +32,7 @@ pub mod rps_map;
 mod shared;
 mod sockets;
 pub mod tables;
+pub mod trial;
 mod value;
 mod visit;
 pub mod waits;

@@ -112,7 +112,8 @@ static DEVICE: LazyLock<[Metric<Device>; 1]> = LazyLock::new(|| {
 
 static QUEUE: LazyLock<Vec<Metric<Queue>>> = LazyLock::new(|| {
     let frames = counters!(Queue as "queue" in "frames":
-        received, inline, no_flow_truncated, no_flow_unknown, inline_ports, rx_hash, held);
+        received, inline, no_flow_truncated, no_flow_unknown, inline_ports, rx_hash, held,
+        socket_full);
     let moves = Metric::new("queue_moves", "moves", Value::Counter(|q: &Queue| q.moves));
     frames.into_iter().chain([moves]).collect()
 });

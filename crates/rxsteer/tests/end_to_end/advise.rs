@@ -144,7 +144,6 @@ impl Drop for Ended {
     }
 }
 
-/// Programs, kernel RPS and offloads are as before.
 /// Whether a program of native mode is attached, or the kernel asks about packets.
 fn is_watched(bed: &Testbed) -> Result<bool> {
     let dut = &bed.link.dut;
@@ -152,6 +151,7 @@ fn is_watched(bed: &Testbed) -> Result<bool> {
     Ok(attached(bed)?.is_some() || !device.kernel_rps.is_empty())
 }
 
+/// Programs and kernel RPS are as before.
 fn nothing_is_left(bed: &Testbed) -> Result<()> {
     until("the device is as before", || {
         Ok((!is_watched(bed)?).then_some(()))
@@ -245,6 +245,43 @@ fn a_flood_of_many_flows_is_worth_it() -> Result<()> {
     );
     ensure!(answer["pollers"][0]["cpu"] == POLLING_CPU, "{answer}");
     Ok(())
+}
+
+/// The device is steered in each second turn, in which packets move.
+#[test]
+fn a_trial_steers_in_turns() -> Result<()> {
+    in_lab!(alone: "it measures what is delivered");
+    let bed = link()?;
+    let name = &bed.link.dut.name;
+    let (text, success) = advise(&bed, &[name, "--trial=0.5"])?;
+    ensure!(!success && text.contains("nothing was received"), "{text}");
+    let wire = paced(&bed, Frames::Udp(UdpFlows::to(&bed.link.dut, 64)))?;
+    let mut trial = bed.link.dut.netns.command(RXSTEER)?;
+    trial.args(["advise", name, "--trial=2", "--json"]);
+    let mut trial = trial.stdout(Stdio::piped()).spawn()?;
+    let mut states = Vec::new();
+    while trial.try_wait()?.is_none() {
+        states.push(is_watched(&bed)?);
+        thread::sleep(Duration::from_millis(20));
+    }
+    states.dedup();
+    wire.stop()?;
+    let output = trial.wait_with_output()?;
+    ensure!(output.status.success(), "{output:?}");
+    let answer: Value = serde_json::from_slice(&output.stdout)?;
+    ensure!(
+        states.iter().filter(|&&steered| steered).count() == 4,
+        "{states:?}"
+    );
+    ensure!(
+        answer["ratios"].as_array().map(Vec::len) == Some(4),
+        "{answer}"
+    );
+    for turns in ["steered", "unsteered"] {
+        ensure!(answer[turns]["packets"].as_f64() > Some(1000.0), "{answer}");
+        ensure!(answer[turns]["bytes"].as_f64() > Some(0.0), "{answer}");
+    }
+    nothing_is_left(&bed)
 }
 
 #[test]

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
 //! `rxsteer advise`: whether steering would help this host, by how much, and with which command. It
-//! changes nothing.
+//! changes nothing, except by `--trial`.
 
 pub mod asked;
-mod dry_run;
 pub mod prediction;
+mod run;
+mod trial;
 pub mod tunnels;
 pub mod watch;
 pub mod words;
@@ -19,6 +20,7 @@ use clap::ValueEnum;
 
 use self::asked::{Asked, Stopped};
 use self::prediction::Facts;
+use self::trial::{Trial, trial};
 use self::tunnels::Kind;
 use self::watch::{Seen, watch};
 use self::words::Advice;
@@ -51,6 +53,11 @@ pub struct AdviseArgs {
     #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "10")]
     pub seconds: Duration,
 
+    /// Measure instead: steer for this time, and don't, in nine turns. Refused while rxsteer runs
+    #[arg(long, value_name = "SECONDS", value_parser = seconds,
+          conflicts_with_all = ["seconds", "no_attach"])]
+    pub trial: Option<Duration>,
+
     /// CPUs that may process packets, as for `rxsteer run`
     #[arg(long, value_name = "CPUS", default_value = "auto")]
     pub rps_cpus: RpsCpus,
@@ -77,15 +84,38 @@ impl AdviseArgs {
             false => Ok(()),
         };
         let asked = Asked {
-            time: self.seconds,
+            time: self.trial.unwrap_or(self.seconds),
             cpus: &self.rps_cpus,
             mode: self.mode,
             attach: !self.no_attach,
             pause: &pause,
         };
-        let advice = advise(&self.devices, &asked)?;
-        print_answer(self.json, &advice, words::render)?;
+        match self.trial {
+            Some(_) => {
+                let devices = unsteered(&self.devices, &asked)?;
+                print_answer(self.json, &trial(&devices, &asked)?, Trial::render)?;
+            }
+            None => print_answer(self.json, &advise(&self.devices, &asked)?, words::render)?,
+        }
         Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The devices named, or those of [`AdviseArgs::devices`]'s default, which no rxsteer steers.
+fn unsteered(names: &[String], asked: &Asked<'_>) -> Result<Vec<Device>> {
+    let devices = devices(names)?;
+    if let Ok(status) = client::status() {
+        bail!(
+            "rxsteer is running in this network namespace already (process {}): `rxsteer status` \
+             shows what it does; stop it to be told what it gains",
+            status.pid
+        );
+    }
+    match caps::missing().first() {
+        Some(missing) if asked.attach => {
+            bail!("{missing}; or watch without a dry run, by --no-attach")
+        }
+        _ => Ok(devices),
     }
 }
 
@@ -95,18 +125,7 @@ impl AdviseArgs {
 /// When a device does not exist, with a list of devices; when rxsteer runs in this network namespace
 /// already; [`Stopped`].
 pub fn advise(names: &[String], asked: &Asked<'_>) -> Result<Advice> {
-    let devices = devices(names)?;
-    if let Ok(status) = client::status() {
-        bail!(
-            "rxsteer is running in this network namespace already (process {}): `rxsteer status` \
-             shows what it does; stop it to be told what it gains",
-            status.pid
-        );
-    }
-    let missing = caps::missing();
-    if let Some(missing) = missing.first().filter(|_| asked.attach) {
-        bail!("{missing}; or watch without a dry run, by --no-attach");
-    }
+    let devices = unsteered(names, asked)?;
     let (watched, seen) = watch_as_steered(asked, &devices)?;
     let hidden = hidden(&seen);
     let inside = match hidden.is_empty() {

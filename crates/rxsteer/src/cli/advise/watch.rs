@@ -10,8 +10,8 @@ use procfs::process::Process;
 use serde::Serialize;
 
 use super::asked::{Asked, Stopped};
-use super::dry_run::DryRun;
 use super::prediction::{Facts, Helper, Poller};
+use super::run::Run;
 use super::tunnels::Kind;
 use crate::api::flows::{Flows, Reason};
 use crate::api::status::Status;
@@ -144,7 +144,7 @@ pub(super) fn watch(asked: &Asked<'_>, devices: &[Device], tunnels: &[Tunnel]) -
     let names: Vec<String> = fit.iter().map(|device| device.name.clone()).collect();
     let mut dry_run = None;
     if !names.is_empty() {
-        match DryRun::start(&names, asked, tunnels) {
+        match Run::start(&names, asked, tunnels, true) {
             Ok(started) => dry_run = Some(started),
             Err(e) if e.is::<Stopped>() => return Err(e),
             Err(e) => why.extend(names.iter().map(|name| (name.clone(), format!("{e:#}")))),
@@ -261,14 +261,17 @@ impl PollingThread {
     }
 }
 
+/// A counter of the device, by its file in /sys.
+pub(super) fn statistic(device: &Device, file: &str) -> Result<u64> {
+    let path = format!("/sys/class/net/{}/statistics/{file}", device.name);
+    let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+    Ok(text.trim().parse()?)
+}
+
 impl Reading {
     fn new(devices: &[Device]) -> Result<Self> {
         let counts = devices.iter().map(|device| {
-            let count = |file: &str| {
-                let path = format!("/sys/class/net/{}/statistics/{file}", device.name);
-                let text = fs::read_to_string(&path).with_context(|| path.clone())?;
-                anyhow::Ok(text.trim().parse::<u64>()?)
-            };
+            let count = |file| statistic(device, file);
             let dropped = count("rx_dropped")? + count("rx_missed_errors")?;
             anyhow::Ok([count("rx_packets")?, dropped])
         });

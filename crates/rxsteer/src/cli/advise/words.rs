@@ -31,7 +31,7 @@ pub struct Advice {
 }
 
 /// A number of packets.
-fn count(n: f64) -> String {
+pub(super) fn count(n: f64) -> String {
     match n {
         n if n < 9_999.5 => format!("{n:.0}"),
         n if n < 999_500.0 => format!("{:.0} k", n / 1e3),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! A dry run of `rxsteer run` in a thread of this process: programs decide and count, and move
-//! nothing. The kernel detaches them with this process at the latest.
+//! `rxsteer run` in a thread of this process. The kernel detaches its programs with this process at
+//! the latest.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::process;
@@ -25,27 +25,33 @@ const TIMEOUT: Duration = Duration::from_secs(90);
 const LOOK: Duration = Duration::from_millis(20);
 
 /// See the module's documentation. It ends on drop.
-pub(super) struct DryRun {
-    /// Closing it ends the dry run.
+pub(super) struct Run {
+    /// Closing it ends the run.
     stop: Option<OwnedFd>,
     thread: Option<JoinHandle<Result<()>>>,
 }
 
-impl DryRun {
-    /// Starts in the calling thread's network namespace, and returns once the programs count.
+impl Run {
+    /// Starts in the calling thread's network namespace, and returns once the programs count. In a
+    /// dry run they decide, and move nothing.
     ///
     /// # Errors
     /// As [`daemon::run`]; when the pause fails.
-    pub(super) fn start(devices: &[String], asked: &Asked<'_>, tunnels: &[Tunnel]) -> Result<Self> {
+    pub(super) fn start(
+        devices: &[String],
+        asked: &Asked<'_>,
+        tunnels: &[Tunnel],
+        dry_run: bool,
+    ) -> Result<Self> {
         let options = Options {
-            dry_run: true,
+            dry_run,
             mode: asked.mode,
             rps_cpus: asked.cpus.clone(),
             tunnels: tunnels.to_vec(),
             ..Options::new(devices.iter().cloned())
         };
         let (wait, stop) = nix::unistd::pipe2(OFlag::O_CLOEXEC)?;
-        let thread = std::thread::Builder::new().name("dry-run".to_owned());
+        let thread = std::thread::Builder::new().name("run".to_owned());
         let thread = thread.spawn(move || daemon::run(&options, &Told::to_stop(wait.as_fd())))?;
         let mut this = Self {
             stop: Some(stop),
@@ -55,10 +61,10 @@ impl DryRun {
         while !client::status().is_ok_and(|status| status.pid == process::id()) {
             if this.thread.as_ref().is_some_and(JoinHandle::is_finished) {
                 this.end()?;
-                bail!("the dry run has ended by itself");
+                bail!("the run has ended by itself");
             }
             if start.elapsed() > TIMEOUT {
-                bail!("the dry run has not started within {TIMEOUT:?}");
+                bail!("the run has not started within {TIMEOUT:?}");
             }
             (asked.pause)(LOOK)?;
         }
@@ -87,18 +93,18 @@ impl DryRun {
     /// Detaches everything.
     ///
     /// # Errors
-    /// Those of the dry run.
+    /// Those of the run.
     pub(super) fn end(&mut self) -> Result<()> {
         drop(self.stop.take());
         match self.thread.take().map(JoinHandle::join) {
             None => Ok(()),
             Some(Ok(ended)) => ended,
-            Some(Err(_)) => bail!("the dry run has panicked: this is a defect of rxsteer"),
+            Some(Err(_)) => bail!("the run has panicked: this is a defect of rxsteer"),
         }
     }
 }
 
-impl Drop for DryRun {
+impl Drop for Run {
     fn drop(&mut self) {
         if let Err(e) = self.end() {
             tracing::warn!("{e:#}");
