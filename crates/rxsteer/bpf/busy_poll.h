@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause) */
 /*
  * busy_poll.h: distinguishes polls by an application, for its own packets, from those by softirq or
- * a kernel thread.
+ * a kernel thread. struct busy_poll counts the former.
  */
 #pragma once
 
@@ -10,6 +10,17 @@
 #include <bpf/bpf_helpers.h>
 
 #include "kernel.h"
+
+/* A process's polls, and the wake-ups of its polling threads. */
+struct busy_poll {
+	__u64 nr_polls;
+	__u64 nr_found;	   /* of these, polls that found packets, for any socket */
+	__u64 nr_packets;  /* packets found */
+	__u64 ns;	   /* from the end of a wait's first poll to the end of its last poll */
+	__u64 nr_woken;	   /* wake-ups of threads that slept */
+	__u64 woken_ns;	   /* time from waking these threads until they ran */
+	__u64 shortest_ns; /* the shortest of these times; 0: none */
+};
 
 /*
  * Whether the poll that has just ended was an application's; for the tracepoint napi_poll. In the

@@ -345,7 +345,7 @@ int rxsteer_dissect(struct __sk_buff *ctx)
 		b = rx_backlog(&rx, cpu);
 		return dissector_answer(keys, b ? (__u32)b->way : config.inline_key);
 	case RX_DROP:
-		rx.q->trial.bytes -= kern_read(skb, len);
+		rx.q->load.bytes -= kern_read(skb, len);
 		return dissector_answer(keys, config.drop_key);
 	default:
 		return dissector_answer(keys, config.inline_key);
@@ -420,12 +420,12 @@ int rxsteer_arrive(struct __sk_buff *skb)
 	if (hash && hash != config.inline_hash) {
 		hop = hop_at(hash);
 		if (hop && likely(hop->hash == hash)) {
-			poll_delivers(hop->queue);
+			poll_delivers();
 			return hop_arrived(skb, hop->index, hop->cpu);
 		}
 		rx_foreign();
 	} else if (hash) {
-		poll_delivers(config.queue_base + bpf_get_smp_processor_id());
+		poll_delivers();
 	}
 	/* Sockets keep a packet's hash, and their system calls write it into the kernel's table. */
 	bpf_set_hash_invalid(skb);

@@ -17,13 +17,23 @@
 #include "maps.h"
 #include "types.h"
 
-/* This CPU passes up packets of this queue from now on. */
-static __always_inline void poll_delivers(__u32 queue)
+/* More queues and CPUs than a host has; the loops end with the last one. */
+#define TRIAL_QUEUES (1 << 16)
+
+static __always_inline struct rx_trial *trial_of_all(void)
+{
+	__u32 only = 0;
+
+	return bpf_map_lookup_elem(&trials, &only);
+}
+
+/* This CPU passes up a packet of a queue. */
+static __always_inline void poll_delivers(void)
 {
 	struct poll_cpu *poll = poll_of(bpf_get_smp_processor_id());
 
 	if (poll)
-		poll->delivers = queue + 1;
+		poll->delivers = true;
 }
 
 /* Called for each frame: the time from a poll's first frame on is the queue's. */
@@ -38,7 +48,43 @@ static __always_inline void poll_begin(struct poll_cpu *poll, __u32 queue)
 	poll->jiffies = bpf_jiffies64();
 	poll->over_idle = !BPF_CORE_READ(task, pid);
 	poll->queue = queue + 1;
-	poll->delivers = queue + 1;
+	poll->delivers = true;
+}
+
+static long trial_add_queue(__u32 queue, struct rx_delivered *sum)
+{
+	struct rx_queue *q = queue_of(queue);
+
+	if (!q)
+		return 1;
+	sum->bytes += *(volatile __u64 *)&q->load.bytes;
+	sum->nr_received += *(volatile __u64 *)&q->nr_received;
+	return 0;
+}
+
+static long trial_add_cpu(__u32 cpu, struct rx_delivered *sum)
+{
+	struct poll_cpu *poll = poll_of(cpu);
+
+	if (!poll)
+		return 1;
+	sum->nr_refused += *(volatile __u64 *)&poll->nr_refused;
+	return 0;
+}
+
+/* Ends the trial's window if it is over. A global function, as policy_decide(). */
+__noinline int trial_end_window(__u64 now)
+{
+	struct rx_delivered sum = {};
+	struct rx_trial *t = trial_of_all();
+
+	if (!t || !trial_is_over(t, now))
+		return 0;
+	bpf_loop(TRIAL_QUEUES, trial_add_queue, &sum, 0);
+	bpf_loop(TRIAL_QUEUES, trial_add_cpu, &sum, 0);
+	trial_window(t, &sum, now);
+	trial_unlock(t);
+	return 0;
 }
 
 static __always_inline void queue_polled(struct rx_queue *q, struct poll_cpu *poll, __u32 cpu,
@@ -56,7 +102,9 @@ static __always_inline void queue_polled(struct rx_queue *q, struct poll_cpu *po
 		load_others(l, poll->poll_ns - l->cpu_poll_ns,
 			    poll->over_idle_ns - l->cpu_over_idle_ns);
 	load_measure(q);
-	load_window(q, now, cpu_tasks(cpu), cpu_irq(cpu));
+	load_window(q, trial_of_all(), now, cpu_tasks(cpu), cpu_irq(cpu));
+	if (q->policy & RX_ADAPT)
+		trial_end_window(now);
 	l->cpu = cpu;
 	l->cpu_poll_ns = poll->poll_ns;
 	l->cpu_over_idle_ns = poll->over_idle_ns;
@@ -86,7 +134,7 @@ static __always_inline struct rx_queue *poll_end(struct poll_cpu *poll, __u32 cp
 	 * atomic is ordered only if its result is used. */
 	nr_polls = __sync_fetch_and_add(&poll->nr_polls, 1);
 	asm volatile("" : : "r"(nr_polls));
-	poll->since = poll->unpolled = 0;
+	poll->since = poll->unpolled = poll->delivers = 0;
 	if (poll->queue)
 		q = queue_of(poll->queue - 1);
 	if (q && poll->start)

@@ -67,7 +67,7 @@ static __always_inline int rx_hashed(struct rx *rx, const struct xdp_md *ctx)
 		return XDP_PASS;
 	verdict = config.dry_run ? rx_dry_run(rx, flow) : rx_steer(rx, flow);
 	if (verdict == RX_DROP)
-		rx->q->trial.bytes -= rx_len(ctx);
+		rx->q->load.bytes -= rx_len(ctx);
 	return rx_act(verdict);
 }
 

@@ -424,7 +424,7 @@ static __always_inline bool rx_begin(struct rx *rx, __u32 ifindex, __u32 queue, 
 	if (!rx_in(rx, ifindex, queue))
 		return false;
 	rx->q->nr_received++;
-	rx->q->trial.bytes += len;
+	rx->q->load.bytes += len;
 	timed = config.flow_limit || (rx->q->policy & (RX_IDLE | RX_ADAPT));
 	if (rx_shares_flows() || timed)
 		rx->poll_cpu = poll_of(rx->cpu);

@@ -35,7 +35,7 @@ int BPF_PROG(on_cpumap_kthread, int map_id, unsigned int processed, unsigned int
 	if (!b)
 		return 0;
 	b->nr_unbuilt += drops;
-	poll_delivers(index / config.nr_cpus);
+	poll_delivers();
 	if (unlikely(!b->in_loop))
 		b->in_loop = BPF_CORE_READ(task, __state) == TASK_RUNNING;
 	backlog_dequeue_timed(b, index, processed, backlog_gro_empty((void *)b->entry),
@@ -66,10 +66,9 @@ SEC("tp_btf/udp_fail_queue_rcv_skb")
 int BPF_PROG(on_udp_full)
 {
 	struct poll_cpu *poll = poll_of(bpf_get_smp_processor_id());
-	struct rx_queue *q = poll && poll->delivers ? queue_of(poll->delivers - 1) : NULL;
 
-	if (q)
-		__sync_fetch_and_add(&q->trial.nr_refused, 1);
+	if (poll && poll->delivers)
+		poll->nr_refused++;
 	return 0;
 }
 

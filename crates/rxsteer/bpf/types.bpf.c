@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: (GPL-2.0-only OR BSD-2-Clause)
 /*
- * types.bpf.c: never loaded. User space gets the types of types.h and native.h from the BTF of this
- * object only.
+ * types.bpf.c: never loaded. User space gets the types of types.h, busy_poll.h and native.h from
+ * the BTF of this object only.
  */
 #include "native/native.h"
+#include "busy_poll.h"
 #include "types.h"
 
 struct shared_types {
@@ -25,6 +26,8 @@ struct shared_types {
 	struct cpu cpu;
 	struct rx_config rx_config;
 	struct rx_mixings rx_mixings;
+	struct rx_trial rx_trial;
+	struct rx_delivered rx_delivered;
 	struct busy_poll busy_poll;
 	struct rx_facts rx_facts;
 	struct netns_known netns_known;

@@ -424,39 +424,10 @@ struct rx_load {
 	__u32 polled_for; /* 1 + window of the last packet for an application that polls; 0: none */
 	__u32 kept;	  /* windows for which it is relaxed since it does not help that flows move
 			     (trial.h) */
-	__u64 pad_end[2];
+	__u64 bytes;	  /* of packets that were not dropped */
+	__u64 pad_end;
 };
 _Static_assert(sizeof(struct rx_load) == 128, "a pair of cache lines");
-
-/* Whether it helps that the queue's flows move (trial.h). Written by the queue's NAPI owner, but
- * for nr_refused. */
-struct rx_trial {
-	__u64 bytes;	  /* of packets that were not dropped */
-	__u64 nr_refused; /* packets that a socket had no room for; by any CPU, atomically */
-	/* The present stretch: its beginning, in ns, and the counts then. */
-	__u64 since;
-	__u64 since_bytes;
-	__u64 since_received;
-	__u64 since_refused;
-	/* Bytes per 2^20 ns: of the last stretch in which flows moved or stayed, and the sums over
-	 * the stretches of the present question. */
-	__u64 moving;
-	__u64 staying;
-	__u64 sum_moving;
-	__u64 sum_staying;
-	__u64 loaded_at; /* ns: the end of the last window under load */
-	__u32 windows;	 /* of this stretch */
-	__u32 left;	 /* stretches until the next question */
-	__u32 pause;	 /* `left` after the last answer; 0: no question was answered */
-	__u16 stay;	 /* the last answer: flows stay INLINE */
-	__u16 asks; /* the number of this stretch in a question, from 1; odd: the opposite is tried
-		     */
-	/* The last answer: when, in ns, 0: none; and the averages that it was given by. */
-	__u64 answered_at;
-	__u64 answer_moving;
-	__u64 answer_staying;
-};
-_Static_assert(sizeof(struct rx_trial) == 128, "a pair of cache lines");
 
 /*
  * One receive queue. Written by its NAPI owner, except for the last group.
@@ -487,9 +458,46 @@ struct rx_queue {
 	__u16 policy;  /* bits of enum rx_policy; 0: RPS alone */
 
 	struct rx_load load;
-	struct rx_trial trial;
 };
-_Static_assert(sizeof(struct rx_queue) == 384, "three pairs of cache lines");
+_Static_assert(sizeof(struct rx_queue) == 256, "two pairs of cache lines");
+
+/* What all queues have delivered. */
+struct rx_delivered {
+	__u64 bytes; /* of packets that were not dropped */
+	__u64 nr_received;
+	__u64 nr_refused; /* packets that a UDP socket had no room for */
+};
+
+/*
+ * Whether it helps that flows move (trial.h). One for all queues: they share the CPUs, and packets
+ * of a flow may come to several of them. Any queue writes the times of the load; whoever has the
+ * lock writes the others.
+ */
+struct rx_trial {
+	__u64 loaded_at; /* ns: the end of the last window of a queue under load */
+	__u64 moved_at;	 /* ns: of one whose packets went to other CPUs */
+	__u32 lock;
+	__u32 windows; /* of this stretch */
+	__u32 left;    /* stretches until the next question */
+	__u32 pause;   /* `left` after the last answer; 0: no question was answered */
+	__u16 stay;    /* the last answer: flows stay INLINE */
+	__u16 asks; /* number of this stretch in a question, from 1; odd: the opposite is tried */
+	__s32 lead; /* pairs of the question that moving has won, less those it has lost */
+	__u64 window_start; /* ns */
+	/* The present stretch: its beginning, in ns, and the counts then. */
+	__u64 since;
+	struct rx_delivered before;
+	/* Bytes per 2^20 ns: of the last stretch in which flows moved or stayed, and the sums over
+	 * the stretches of the present question. */
+	__u64 moving;
+	__u64 staying;
+	__u64 sum_moving;
+	__u64 sum_staying;
+	/* The last answer: when, in ns, 0: none; and the averages that it was given by. */
+	__u64 answered_at;
+	__u64 answer_moving;
+	__u64 answer_staying;
+};
 
 /* The present poll on a CPU, and counts of those that have ended there. */
 struct poll_cpu {
@@ -506,10 +514,13 @@ struct poll_cpu {
 	__u64 softnet; /* struct softnet_data *, learnt from a poll of the softnet backlog */
 	/* The device of the last packet that the kernel has asked about (softirq_device_of()). */
 	__u64 device;
-	__u64 netns;	/* struct net * of the devices in softirq mode, learnt; 0: not yet */
-	__u64 delivers; /* 1 + the queue whose packets this CPU passes up; 0: not known */
-	__u64 jiffies;	/* at `start` */
+	__u64 netns;	  /* struct net * of the devices in softirq mode, learnt; 0: not yet */
+	__u64 delivers;	  /* this poll passes up packets of a queue */
+	__u64 nr_refused; /* of them, those that a UDP socket had no room for */
+	__u64 jiffies;	  /* at `start` */
+	__u64 pad[3];
 };
+_Static_assert(sizeof(struct poll_cpu) == 128, "a pair of cache lines: CPUs write their own");
 
 /* Mixings of slots, in softirq mode (rx_mix()). */
 struct rx_mixings {
@@ -581,19 +592,6 @@ struct rx_config {
 	__u32 drop_hash;
 	__u32 hop_mask; /* elements of `hop_hashes` - 1 */
 	__u64 netns;	/* the cookie of the devices' network namespace */
-};
-
-/* ---- busy polling (poll.bpf.c) -------------------------------------------- */
-
-/* A process's polls, and the wake-ups of its polling threads. */
-struct busy_poll {
-	__u64 nr_polls;
-	__u64 nr_found;	   /* of these, polls that found packets, for any socket */
-	__u64 nr_packets;  /* packets found */
-	__u64 ns;	   /* from the end of a wait's first poll to the end of its last poll */
-	__u64 nr_woken;	   /* wake-ups of threads that slept */
-	__u64 woken_ns;	   /* time from waking these threads until they ran */
-	__u64 shortest_ns; /* the shortest of these times; 0: none */
 };
 
 #pragma GCC diagnostic pop

@@ -161,7 +161,8 @@ static __always_inline void load_measure(struct rx_queue *q)
  * for interrupts; therefore polls that interrupted the idle task are counted here, and the larger
  * value is used. Only `irq` is missing in the time in which the scheduler tracks tasks.
  */
-static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tasks, __u32 irq)
+static __always_inline void load_window(struct rx_queue *q, struct rx_trial *t, __u64 now,
+					__u32 tasks, __u32 irq)
 {
 	struct rx_load *l = &q->load;
 	bool busy_polled = load_busy_polled(q);
@@ -169,6 +170,7 @@ static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tas
 	__u64 elapsed = now - l->window_start;
 	__u32 over_idle = load_share(l->over_idle_ns, elapsed);
 	__u32 busy = load_tasks(tasks, irq) + (irq > over_idle ? irq : over_idle);
+	bool kept = false;
 	__u32 signs;
 
 	l->poll_share = load_share(l->poll_ns + l->others_ns, elapsed);
@@ -185,13 +187,14 @@ static __always_inline void load_window(struct rx_queue *q, __u64 now, __u32 tas
 		l->pressure = RX_RELAXED;
 	else
 		l->pressure = RX_FULL;
-	/* The flows return, as if there were room. */
-	if (q->policy & RX_ADAPT && trial_window(q, l->pressure, elsewhere, now)) {
-		l->pressure = RX_RELAXED;
-		l->kept++;
-	} else {
-		l->kept = 0;
+	if (t && q->policy & RX_ADAPT && l->pressure != RX_POLLED) {
+		trial_note(t, l->pressure != RX_RELAXED, elsewhere, now);
+		kept = trial_stays(t);
 	}
+	/* The flows return, as if there were room. */
+	if (kept)
+		l->pressure = RX_RELAXED;
+	l->kept = kept ? l->kept + 1 : 0;
 	l->saturated =
 		l->pressure == RX_RELAXED ? 0 : l->saturated << 1 | (l->pressure >= RX_SATURATED);
 	l->received = load_received(q);

@@ -312,9 +312,21 @@ void native_load_measure(struct rx_queue *q)
 	load_measure(q);
 }
 
-void native_load_window(struct rx_queue *q, __u64 now, __u32 tasks, __u32 irq)
+/* As queue_polled() (napi.h), of the only queue. */
+void native_load_window(struct rx_queue *q, struct rx_trial *t, __u64 nr_refused, __u64 now,
+			__u32 tasks, __u32 irq)
 {
-	load_window(q, now, tasks, irq);
+	struct rx_delivered sum = {
+		.bytes = q->load.bytes,
+		.nr_received = q->nr_received,
+		.nr_refused = nr_refused,
+	};
+
+	load_window(q, t, now, tasks, irq);
+	if (!(q->policy & RX_ADAPT) || !trial_is_over(t, now))
+		return;
+	trial_window(t, &sum, now);
+	trial_unlock(t);
 }
 
 __u32 native_load_share(__u64 part, __u64 whole)

@@ -83,14 +83,8 @@ pub struct Queue {
     pub moves: u64,
     /// Frames of flows that wanted to move and had to wait.
     pub held: u64,
-    /// Packets that UDP sockets had no room for after they had been delivered to the network stack.
-    #[serde(default)]
-    pub socket_full: u64,
     /// Load of the queue; null if no policy uses it, and before the first packets.
     pub load: Option<Load>,
-    /// Whether it helps that flows move; null if the policy does not ask, and before its first answer.
-    #[serde(default)]
-    pub trial: Option<Trial>,
     /// Backlogs that have been used since attach.
     pub backlogs: Vec<Backlog>,
 }
@@ -214,6 +208,13 @@ pub struct Status {
     pub most_backlogs: usize,
     /// Backlogs that flows want and that may not exist: these flows stay INLINE.
     pub refused_backlogs: usize,
+    /// Packets that UDP sockets had no room for, of those that the network stack got from steered
+    /// devices.
+    #[serde(default)]
+    pub socket_full: u64,
+    /// Whether it helps that flows move; null if the policy does not ask, and before its first answer.
+    #[serde(default)]
+    pub trial: Option<Trial>,
     /// Steered devices.
     pub devices: Vec<Device>,
     /// Patterns of names: devices that match are steered when they come.

@@ -151,6 +151,12 @@ pub fn render(status: &Status) -> String {
             status.patterns.join(" or ")
         );
     }
+    if let Some(trial) = &status.trial {
+        let _ = writeln!(out, "{trial}");
+    }
+    if let Some(lost) = lost(status) {
+        let _ = writeln!(out, "{lost}");
+    }
     for device in &status.devices {
         if device.queues_of.is_some() && device.unsteered.is_empty() {
             continue;
@@ -172,9 +178,6 @@ pub fn render(status: &Status) -> String {
         if !device.queues.is_empty() {
             let _ = writeln!(out, "{}", queues(device).trim_fmt());
         }
-        if let Some(lost) = lost(&device.queues) {
-            let _ = writeln!(out, "{lost}");
-        }
         if device.foreign > 0 {
             let _ = writeln!(
                 out,
@@ -189,9 +192,6 @@ pub fn render(status: &Status) -> String {
             let _ = writeln!(out, "\n{}", loads(device).trim_fmt());
         }
         for q in &device.queues {
-            if let Some(trial) = &q.trial {
-                let _ = writeln!(out, "queue {}: {trial}", q.queue);
-            }
             for b in q.backlogs.iter().filter(|b| b.stalled) {
                 let _ = writeln!(
                     out,
@@ -228,10 +228,11 @@ pub fn render(status: &Status) -> String {
 }
 
 /// Packets that did not reach an application, by where they were lost; `None` if all did.
-fn lost(queues: &[Queue]) -> Option<String> {
-    let sum = |of: fn(&Queue) -> u64| queues.iter().map(of).sum::<u64>();
-    let [dropped, after, full] = [Queue::dropped, Queue::lost, |q: &Queue| q.socket_full].map(sum);
-    let received = sum(|q| q.received);
+fn lost(status: &Status) -> Option<String> {
+    let queues = || status.devices.iter().flat_map(|device| &device.queues);
+    let sum = |of: fn(&Queue) -> u64| queues().map(of).sum::<u64>();
+    let [received, dropped, after] = [|q: &Queue| q.received, Queue::dropped, Queue::lost].map(sum);
+    let full = status.socket_full;
     (dropped + after + full > 0).then(|| {
         format!(
             "lost: {} of {received} packets: {dropped} dropped by rxsteer, {after} on their way to \
@@ -408,6 +409,8 @@ mod tests {
                 shares_queues: false,
                 queues: vec![queue],
             }],
+            socket_full: 0,
+            trial: None,
             patterns: Vec::new(),
             dropped_flows,
         }
@@ -455,13 +458,6 @@ mod tests {
                 busy_percent: 97,
                 polls_percent: 61,
             }),
-            socket_full: 3,
-            trial: Some(Trial {
-                moving_bytes_per_second: 30_000_000,
-                inline_bytes_per_second: 20_000_000,
-                seconds_ago: 4,
-                helps: true,
-            }),
             backlogs: vec![Backlog {
                 cpu: 1,
                 stalled: true,
@@ -480,21 +476,29 @@ mod tests {
             total: 1,
             slots: 8192,
         };
+        let mut status = status(queue, Some(flows));
+        status.socket_full = 3;
+        status.trial = Some(Trial {
+            moving_bytes_per_second: 30_000_000,
+            inline_bytes_per_second: 20_000_000,
+            seconds_ago: 4,
+            helps: true,
+        });
         assert_eq!(
-            render(&status(queue, Some(flows))),
+            render(&status),
             "rxsteer 0.1.0 (process 7): policy adaptive, at most 1000 frames per backlog
+moving flows helps: 240 Mbit/s of packets delivered while they moved, 160 Mbit/s while inline (1.50 times, 4 s ago)
+lost: 10 of 97 packets: 7 dropped by rxsteer, 0 on their way to the other CPU, 3 at full UDP sockets
 
 eth0 (native mode)
  queue  CPUs  received  inline  redirected  dropped  shed  limited  no flow  moves  held
      0     1        97      50          40        0     0        7        0      0     0
-lost: 10 of 97 packets: 7 dropped by rxsteer, 0 on their way to the other CPU, 3 at full UDP sockets
 
  queue  to CPU  redirected  delivered  lost  vanished  queued  dropped  shed  limited  half <  99 % <
      0       1          40         40     0         0       0        0     0        7   16 us   33 ms
 
  queue  polled on       load  busy  in polls
      0      CPU 0  saturated  97 %      61 %
-queue 0: moving flows helps: 240 Mbit/s of packets delivered while they moved, 160 Mbit/s while inline (1.50 times, 4 s ago)
 queue 0: the backlog for CPU 1 is stalled: new flows go elsewhere (see the log)
 
  dropped most          device  queue  dropped  packets  is at

@@ -2,7 +2,6 @@
 //! The counters of the data path as terms of the two sums (`api::status`).
 
 use anyhow::Result;
-use nix::time::{ClockId, clock_gettime};
 
 use super::plan::Steered;
 use super::steering::Steering;
@@ -10,7 +9,6 @@ use crate::api::flows::{Most, Query};
 use crate::api::status::{Backlog, Device, NOT_STEERED, Queue, Status, Terms};
 use crate::datapath::Datapath;
 use crate::datapath::load::Load;
-use crate::datapath::trial::Trial;
 use crate::host::device::RxMode;
 use crate::types::{backlog, backlog_closed, flow_result};
 
@@ -69,11 +67,7 @@ impl Queue {
             rx_hash: q.nr_rx_hash,
             moves: q.nr_moves,
             held: q.nr_held,
-            socket_full: q.trial.nr_refused,
             load: Load::of(&q),
-            trial: clock_gettime(ClockId::CLOCK_MONOTONIC)
-                .ok()
-                .and_then(|now| Trial::of(&q, now.into())),
             backlogs,
         }
     }
@@ -176,6 +170,8 @@ impl Steering {
             nr_backlogs: numbers.exist,
             most_backlogs: numbers.most,
             refused_backlogs: numbers.refused,
+            socket_full: self.datapath.socket_full(),
+            trial: self.datapath.trial().filter(|_| self.policy.adapt),
             devices,
             patterns: self.patterns.texts().map(str::to_owned).collect(),
             dropped_flows: None,

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use libbpf_rs::skel::{OpenSkel, Skel};
 use libbpf_rs::{Link, MapCore, MapFlags, MapHandle, ProgramMut};
+use nix::time::{ClockId, clock_gettime};
 
 use super::backlogs::{self, Backlogs};
 use super::call;
@@ -32,6 +33,7 @@ use super::rps_map::RpsMap;
 use super::shared::{constants, lend_maps, set_constants};
 use super::sockets::Sockets;
 use super::tables::Tables;
+use super::trial::Trial;
 use super::waits::Waits;
 use crate::bpf::open;
 use crate::bpf::socket_skel::SocketSkelBuilder;
@@ -43,8 +45,8 @@ use crate::host::kthread;
 use crate::host::softnet;
 use crate::host::topology::Topology;
 use crate::types::{
-    self, backlog, backlog_wait, cpu, rx_config, rx_load, rx_mixings, rx_policy, rx_pressure,
-    rx_queue,
+    self, backlog, backlog_wait, cpu, poll_cpu, rx_config, rx_load, rx_mixings, rx_policy,
+    rx_pressure, rx_queue, rx_trial,
 };
 
 /// The first epoch; 0 is the epoch of unset slots.
@@ -67,6 +69,8 @@ pub struct Datapath {
     pub(super) rx_queues: Mapped<rx_queue>,
     foreign_frames: Mapped<u64>,
     pub(super) mixings: Mapped<rx_mixings>,
+    trials: Mapped<rx_trial>,
+    poll_cpus: Mapped<poll_cpu>,
     rps_maps: Mapped<types::rps_map>,
     pub(super) backlog_counts: Mapped<backlog>,
     backlog_waits: Mapped<backlog_wait>,
@@ -241,6 +245,8 @@ impl Datapath {
             backlog_waits: Mapped::of(&trace.maps.backlog_waits)?,
             foreign_frames: Mapped::of(&trace.maps.foreign_frames)?,
             mixings: Mapped::of(&trace.maps.mixings)?,
+            trials: Mapped::of(&trace.maps.trials)?,
+            poll_cpus: Mapped::of(&trace.maps.poll_cpus)?,
             rx_queues,
             rps_maps,
             trace,
@@ -389,6 +395,18 @@ impl Datapath {
     /// The queue's present counters.
     pub fn rx_queue(&self, queue: u32) -> rx_queue {
         self.rx_queues.get(queue)
+    }
+
+    /// The last answer to the question whether it helps that flows move.
+    pub fn trial(&self) -> Option<Trial> {
+        let now = clock_gettime(ClockId::CLOCK_MONOTONIC).ok()?;
+        Trial::of(&self.trials.get(0), now.into())
+    }
+
+    /// Packets of steered devices that UDP sockets had no room for.
+    pub fn socket_full(&self) -> u64 {
+        let cpus = 0..self.nr_cpus;
+        cpus.map(|cpu| self.poll_cpus.get(cpu).nr_refused).sum()
     }
 
     /// Frames that the program of the device with this first queue has passed because they came

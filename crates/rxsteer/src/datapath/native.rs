@@ -7,7 +7,7 @@ use super::config::InlinePorts;
 use crate::types::rx_facts;
 use crate::types::{
     backlog, backlog_wait, flow_key, flow_result, flow_secret, load_unit, rps_dev_flow, rps_map,
-    rx_queue, rx_verdict,
+    rx_queue, rx_trial, rx_verdict,
 };
 
 unsafe extern "C" {
@@ -73,7 +73,14 @@ unsafe extern "C" {
         busy: u32,
     ) -> bool;
     fn native_load_measure(q: *mut rx_queue);
-    fn native_load_window(q: *mut rx_queue, now: u64, tasks: u32, irq: u32);
+    fn native_load_window(
+        q: *mut rx_queue,
+        t: *mut rx_trial,
+        nr_refused: u64,
+        now: u64,
+        tasks: u32,
+        irq: u32,
+    );
     fn native_load_share(part: u64, whole: u64) -> u32;
     fn native_load_busy(tasks: u32, irq: u32) -> u32;
     fn native_load_saturated() -> u32;
@@ -263,14 +270,22 @@ pub fn load_measure(q: &mut rx_queue) {
     unsafe { native_load_measure(q) }
 }
 
-/// Ends the queue's window at `now`, in ns; shares as for [`load_busy`] (load.h).
+/// Ends the window of the queue at `now`, in ns, and that of the trial if it is over; shares as for
+/// [`load_busy`] (load.h). UDP sockets have refused `nr_refused` of the queue's packets so far.
 ///
 /// # Panics
 /// When a share is more than 1024.
-pub fn load_window(q: &mut rx_queue, now: u64, tasks: u32, irq: u32) {
+pub fn load_window(
+    q: &mut rx_queue,
+    trial: &mut rx_trial,
+    nr_refused: u64,
+    now: u64,
+    tasks: u32,
+    irq: u32,
+) {
     assert!(tasks.max(irq) <= load_unit::LOAD_WHOLE.0);
-    // SAFETY: the callee only writes the queue.
-    unsafe { native_load_window(q, now, tasks, irq) }
+    // SAFETY: the callee only writes the queue and the trial.
+    unsafe { native_load_window(q, trial, nr_refused, now, tasks, irq) }
 }
 
 /// A part as a share, of 1024 (load.h).

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT OR Apache-2.0
-//! The answer to a queue's question whether it helps that its flows move (`bpf/core/trial.h`).
+//! The answer to the question whether it helps that flows move (`bpf/core/trial.h`).
 
 use std::fmt;
 use std::time::Duration;
@@ -7,10 +7,9 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::load;
-use crate::types::rx_queue;
+use crate::types::rx_trial;
 
-/// What the queue delivered while its flows moved and while they stayed INLINE, by the last answer.
+/// What all queues delivered while their flows moved and while they stayed INLINE, by the last answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Trial {
     /// Bytes delivered per second while flows moved.
@@ -24,14 +23,13 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// `None` while the queue has no answer: it was never under load, or not for a second.
+    /// `None` while there is no answer: no queue was under load, or none has been for a second.
     /// `now` is the time since boot by the monotonic clock.
-    pub fn of(q: &rx_queue, now: Duration) -> Option<Self> {
+    pub fn of(t: &rx_trial, now: Duration) -> Option<Self> {
         /// The kernel side counts bytes per 2^20 ns.
         const SECOND: u128 = 1_000_000_000;
-        let t = &q.trial;
         let per_second = |rate: u64| ((u128::from(rate) * SECOND) >> 20) as u64;
-        let answered = load::decides(q) && t.answered_at != 0 && t.answer_staying != 0;
+        let answered = t.answered_at != 0 && t.answer_staying != 0;
         answered.then(|| Self {
             moving_bytes_per_second: per_second(t.answer_moving),
             inline_bytes_per_second: per_second(t.answer_staying),
@@ -72,21 +70,15 @@ fn bits(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::datapath::policy::Policy;
-    use crate::types::rx_trial;
 
     #[test]
     fn rates_are_per_second_and_answers_have_an_age() {
-        let mut q = rx_queue {
-            policy: Policy::ADAPTIVE.bits(),
-            trial: rx_trial {
-                answered_at: 5_000_000_000,
-                answer_moving: 1 << 20,
-                answer_staying: 1 << 19,
-                stay: 0,
-                ..rx_trial::default()
-            },
-            ..rx_queue::default()
+        let mut t = rx_trial {
+            answered_at: 5_000_000_000,
+            answer_moving: 1 << 20,
+            answer_staying: 1 << 19,
+            stay: 0,
+            ..rx_trial::default()
         };
         let now = Duration::from_secs(17);
         let trial = Trial {
@@ -95,15 +87,12 @@ mod tests {
             seconds_ago: 12,
             helps: true,
         };
-        assert_eq!(Trial::of(&q, now), Some(trial.clone()));
+        assert_eq!(Trial::of(&t, now), Some(trial.clone()));
         assert_eq!(
             trial.to_string(),
             "moving flows helps: 8.0 Gbit/s of packets delivered while they moved, 4.0 Gbit/s while inline (2.00 times, 12 s ago)"
         );
-        q.policy = Policy::RFS.bits();
-        assert_eq!(Trial::of(&q, now), None, "this policy asks nothing");
-        q.policy = Policy::ADAPTIVE.bits();
-        q.trial.answered_at = 0;
-        assert_eq!(Trial::of(&q, now), None, "no answer yet");
+        t.answered_at = 0;
+        assert_eq!(Trial::of(&t, now), None, "no answer yet");
     }
 }

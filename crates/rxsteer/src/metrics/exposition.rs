@@ -76,13 +76,18 @@ macro_rules! counters {
     };
 }
 
-static PROCESS: LazyLock<[Metric<Status>; 5]> = LazyLock::new(|| {
+static PROCESS: LazyLock<[Metric<Status>; 6]> = LazyLock::new(|| {
     [
         Metric::new("dry_run", "dry_run", Value::Gauge(|s| s.dry_run.into())),
         Metric::new(
             "backlog_limit_frames",
             "backlog_limit",
             Value::Gauge(|s| s.backlog_limit.into()),
+        ),
+        Metric::new(
+            "socket_full_packets",
+            "socket_full",
+            Value::Counter(|s| s.socket_full),
         ),
         Metric::new(
             "backlogs",
@@ -112,8 +117,7 @@ static DEVICE: LazyLock<[Metric<Device>; 1]> = LazyLock::new(|| {
 
 static QUEUE: LazyLock<Vec<Metric<Queue>>> = LazyLock::new(|| {
     let frames = counters!(Queue as "queue" in "frames":
-        received, inline, no_flow_truncated, no_flow_unknown, inline_ports, rx_hash, held,
-        socket_full);
+        received, inline, no_flow_truncated, no_flow_unknown, inline_ports, rx_hash, held);
     let moves = Metric::new("queue_moves", "moves", Value::Counter(|q: &Queue| q.moves));
     frames.into_iter().chain([moves]).collect()
 });

@@ -2,7 +2,7 @@
 //! Predictions for invented facts.
 
 use super::*;
-use crate::types::{rx_pressure, rx_queue};
+use crate::types::{rx_pressure, rx_queue, rx_trial};
 
 /// CPU 0 polls and has no time left; three CPUs are idle; no flow stands out.
 fn saturated() -> Facts {
@@ -54,7 +54,14 @@ fn a_cpu_is_saturated_where_the_policy_finds_it() {
     }) {
         let mut queue = rx_queue::default();
         queue.load.poll_ns = u64::from(polls) << 10;
-        native::load_window(&mut queue, u64::from(WHOLE) << 10, busy, 0);
+        native::load_window(
+            &mut queue,
+            &mut rx_trial::default(),
+            0,
+            u64::from(WHOLE) << 10,
+            busy,
+            0,
+        );
         let by_policy = queue.load.pressure == rx_pressure::RX_SATURATED.0 as u16;
         let poller = Poller {
             cpu: 0,

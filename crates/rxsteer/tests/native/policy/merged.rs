@@ -95,7 +95,7 @@ fn both(segments: &[(usize, bool)]) -> Result<[World; 2], usize> {
     for &(flow, begins) in segments {
         for world in &mut worlds {
             // Each segment decides. No trial begins, since a dry run has none.
-            world.q.trial = rx_trial::default();
+            world.trial = rx_trial::default();
             world.window(WHOLE, WHOLE);
             match begins {
                 true => world.frame(flow),

@@ -5,7 +5,7 @@ use super::world::*;
 use crate::cases::config;
 use proptest::prelude::*;
 use rxsteer::datapath::native;
-use rxsteer::types::{rx_queue, rx_reason};
+use rxsteer::types::{rx_queue, rx_reason, rx_trial};
 
 /// Flow 0's application polls and finds `busy_polls` of a window's polls; flow 1's application is
 /// on CPU 2. Returns location and reason of flow 1 after 50 windows.
@@ -136,7 +136,7 @@ proptest! {
             }
             let before = q.load;
             native::load_measure(&mut q);
-            native::load_window(&mut q, now, tasks, irq);
+            native::load_window(&mut q, &mut rx_trial::default(), 0, now, tasks, irq);
             let l = &q.load;
             prop_assert_eq!(l.window, before.window.wrapping_add(1));
             prop_assert!(l.poll_share <= l.busy_share);

@@ -7,10 +7,10 @@ use rxsteer::datapath::native;
 pub use rxsteer::datapath::rps_map::INLINE;
 use rxsteer::datapath::rps_map::SLOTS;
 use rxsteer::datapath::tables::cpu_mask;
-use rxsteer::types::rx_facts;
 use rxsteer::types::{
     backlog, cpu, rps_dev_flow, rps_map, rx_policy, rx_pressure, rx_queue, rx_reason, rx_verdict,
 };
+use rxsteer::types::{rx_facts, rx_trial};
 
 pub const FOLLOW: u16 = rx_policy::RX_FOLLOW.0 as u16;
 
@@ -59,6 +59,7 @@ pub const FLOW_LIMIT: u32 = 123;
 pub struct World {
     pub facts: rx_facts,
     pub q: rx_queue,
+    pub trial: rx_trial,
     pub backlogs: Vec<backlog>,
     pub map: Box<rps_map>,
     pub flows: Vec<rps_dev_flow>,
@@ -96,6 +97,7 @@ impl World {
                 polls_delivered: u64::MAX,
                 ..Default::default()
             },
+            trial: rx_trial::default(),
             backlogs: vec![backlog; NR_CPUS as usize],
             map: Box::new(rps_map {
                 location: [INLINE; SLOTS],
@@ -174,7 +176,7 @@ impl World {
         (self.q.load.nr_polls, self.q.load.nr_busy_polls) = (POLLS, self.busy_polls);
         self.q.load.nr_exhausted = POLLS - self.busy_polls;
         let ends = self.q.load.window;
-        native::load_window(&mut self.q, now, all, 0);
+        native::load_window(&mut self.q, &mut self.trial, 0, now, all, 0);
         match self.q.load.pressure {
             RELAXED => self.saturated.clear(),
             FULL => {}

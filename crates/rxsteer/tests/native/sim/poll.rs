@@ -2,7 +2,7 @@
 //! The NAPI poll: from a frame's arrival to the stack, or to a bulk queue.
 
 use rxsteer::datapath::native;
-use rxsteer::types::rx_verdict;
+use rxsteer::types::{rx_trial, rx_verdict};
 
 use super::gro::{Kind, Packet};
 use super::path::Path;
@@ -166,8 +166,11 @@ impl Path {
         let now = l.window_start + WINDOW_NS;
         l.poll_ns = u64::from(polls) * WINDOW_NS / 1024;
         // Trials may have any answer.
-        self.q.trial.stay = u16::from(all % 3 == 1);
-        native::load_window(&mut self.q, now, all, 0);
+        let mut trial = rx_trial {
+            stay: u16::from(all % 3 == 1),
+            ..rx_trial::default()
+        };
+        native::load_window(&mut self.q, &mut trial, 0, now, all, 0);
         self.pressures |= 1 << self.q.load.pressure;
     }
 }
