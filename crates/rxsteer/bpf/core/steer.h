@@ -414,16 +414,13 @@ static __always_inline bool rx_may_shed(const struct rx *rx, const struct rps_de
 /*
  * Whether the flow returns since it does not help that it has moved. One that always has packets on
  * their way, as TCP in bulk does, never could: after a window its packets are dropped until those
- * have been passed up, but not once the flow has paused for two ticks. A slot that is mixed waits
- * for more than its own packets.
+ * have been passed up, but not once the flow has paused for two ticks. Also while its slot is
+ * mixed: a CPU whose packets all go elsewhere polls nothing, and its polls seem to last.
  */
 static __always_inline bool rx_returns(const struct rx *rx, const struct rps_dev_flow *flow,
 				       __u32 wanted)
 {
-	const __u64 *mixed_at = rx_mixed_at(rx);
-
-	return wanted == RPS_INLINE && rx->q->load.kept > 1 && !(mixed_at && *mixed_at) &&
-	       rx_jiffies() - flow->last_seen <= 1;
+	return wanted == RPS_INLINE && rx->q->load.kept > 1 && rx_jiffies() - flow->last_seen <= 1;
 }
 
 /* Drops a frame of a flow that waits to leave `location`, if it may be dropped, or if that CPU goes

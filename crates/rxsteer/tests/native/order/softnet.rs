@@ -152,10 +152,13 @@ fn a_flow_that_never_pauses_returns_by_a_gap() {
     let mut path = start();
     path.facts.jiffies += 2;
     assert_eq!(path.packet(INLINE), rx_verdict::RX_REDIRECTED);
-    // Its slot is mixed.
+    // Its slot is mixed: one packet enters when all polls have ended, and the slot knows that one.
     let mut path = start();
     path.facts.mixed_at = 1;
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_DROP);
+    path.facts.polls_ended = 1;
     assert_eq!(path.packet(INLINE), rx_verdict::RX_REDIRECTED);
+    assert_eq!(path.packet(INLINE), rx_verdict::RX_DROP);
     // A control: before a window is over.
     let mut path = start();
     path.queue.load.kept = 1;
