@@ -179,7 +179,7 @@ static __always_inline void trial_rest(struct rx_trial *t, __u64 now)
 	t->moving = t->staying = t->answered_at = 0;
 }
 
-/* Whether a queue noted this in the last two windows: those of queues end at different times. */
+/* Whether a queue noted this in the last two windows: windows of queues end at different times. */
 static __always_inline bool trial_lately(__u64 noted_at, __u64 now)
 {
 	return noted_at && (__s64)(now - noted_at) < (__s64)(2 * LOAD_WINDOW_NS);

@@ -101,7 +101,10 @@ impl AdviseArgs {
     }
 }
 
-/// The devices named, or those of [`AdviseArgs::devices`]'s default, which no rxsteer steers.
+/// The named devices, or the default ones ([`AdviseArgs::devices`]).
+///
+/// # Errors
+/// When a device does not exist; while rxsteer runs in this network namespace; without its rights.
 fn unsteered(names: &[String], asked: &Asked<'_>) -> Result<Vec<Device>> {
     let devices = devices(names)?;
     if let Ok(status) = client::status() {
@@ -119,7 +122,7 @@ fn unsteered(names: &[String], asked: &Asked<'_>) -> Result<Vec<Device>> {
     }
 }
 
-/// Watches the devices named, or those of [`AdviseArgs::devices`]'s default, and predicts.
+/// Watches the named devices, or the default ones ([`AdviseArgs::devices`]), and predicts.
 ///
 /// # Errors
 /// When a device does not exist, with a list of devices; when rxsteer runs in this network namespace

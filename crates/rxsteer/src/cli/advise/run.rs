@@ -93,7 +93,7 @@ impl Run {
     /// Detaches everything.
     ///
     /// # Errors
-    /// Those of the run.
+    /// The error with which the run ended.
     pub(super) fn end(&mut self) -> Result<()> {
         drop(self.stop.take());
         match self.thread.take().map(JoinHandle::join) {

@@ -54,7 +54,7 @@ pub struct Trial {
     pub steered: Turn,
     /// Medians of those without.
     pub unsteered: Turn,
-    /// Bytes of each steered turn over those of its neighbours, sorted.
+    /// Bytes of each steered turn over the mean of the turns before and after it, sorted.
     pub ratios: Vec<f64>,
     /// Their median.
     pub ratio: f64,
