@@ -302,7 +302,7 @@ struct hop_hash {
 	__u32 hash;  /* 0: none */
 	__u32 index; /* in `backlogs` */
 	__u32 cpu;
-	__u32 queue;
+	__u32 pad;
 };
 
 /* How the time that frames wait in a backlog is sampled (wait.h). */

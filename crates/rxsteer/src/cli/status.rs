@@ -328,12 +328,19 @@ fn backlogs(device: &Device, dry_run: bool) -> Table {
 /// The upper bound of a share of the times, in a suitable unit.
 pub(super) fn below(waits: &Waits, us: Option<u64>) -> String {
     match us {
-        Some(us @ 0..1000) => format!("{us} us"),
-        Some(us @ 1000..10_000) => format!("{:.1} ms", us as f64 / 1e3),
-        Some(us @ 10_000..1_000_000) => format!("{:.0} ms", us as f64 / 1e3),
-        Some(us) => format!("{:.1} s", us as f64 / 1e6),
+        Some(us) => time(us),
         None if waits.samples() == 0 => "-".to_owned(),
         None => "longer".to_owned(),
+    }
+}
+
+/// A time in us, in a suitable unit.
+pub(super) fn time(us: u64) -> String {
+    match us {
+        0..1000 => format!("{us} us"),
+        1000..10_000 => format!("{:.1} ms", us as f64 / 1e3),
+        10_000..1_000_000 => format!("{:.0} ms", us as f64 / 1e3),
+        _ => format!("{:.1} s", us as f64 / 1e6),
     }
 }
 

@@ -180,7 +180,7 @@ impl Ways {
             hash: key.hash,
             index,
             cpu,
-            queue,
+            pad: 0,
         };
         self.hashes
             .set(key.hash & (nr_hashes(self.nr_cpus) - 1), &hash);

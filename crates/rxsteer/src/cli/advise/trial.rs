@@ -14,6 +14,7 @@ use super::run::Run;
 use super::watch::statistic;
 use super::words::count;
 use crate::api::status::{Queue, Status};
+use crate::cli::status::time;
 use crate::cli::table::table;
 use crate::host::cpu_times::{CpuTimes, busy_shares, cpu_times};
 use crate::host::device::Device;
@@ -160,17 +161,15 @@ impl Trial {
     /// Of turns that are steered each second time.
     fn of(turns: &[Turn], time: Duration) -> Result<Self> {
         let medians = |first: usize| {
-            let of = |value: fn(&Turn) -> f64| {
-                median(turns.iter().skip(first).step_by(2).map(value).collect())
-            };
-            let waits = turns.iter().skip(first).step_by(2);
+            let turns = || turns.iter().skip(first).step_by(2);
+            let of = |value: fn(&Turn) -> f64| median(turns().map(value).collect());
             Turn {
                 packets: of(|t| t.packets),
                 bytes: of(|t| t.bytes),
                 dropped: of(|t| t.dropped),
                 socket_full: of(|t| t.socket_full),
                 busy_cpus: of(|t| t.busy_cpus),
-                waits_below_us: waits.filter_map(|t| t.waits_below_us).max(),
+                waits_below_us: turns().filter_map(|t| t.waits_below_us).max(),
             }
         };
         let ratio = |three: &[Turn]| three[1].bytes / ((three[0].bytes + three[2].bytes) / 2.0);
@@ -207,8 +206,7 @@ impl Trial {
                 count(turn.dropped),
                 count(turn.socket_full),
                 format!("{:.2}", turn.busy_cpus),
-                turn.waits_below_us
-                    .map_or_else(|| "-".to_owned(), |us| format!("{us} us")),
+                turn.waits_below_us.map_or_else(|| "-".to_owned(), time),
             ]);
         }
         let [lowest, highest] =

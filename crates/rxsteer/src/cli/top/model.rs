@@ -159,7 +159,7 @@ fn row(device: &str, before: Option<&Queue>, now: &Queue, seconds: f64) -> Row {
             inline: rate(|q| q.inline),
             redirected: rate(|q| q.sums.redirected),
             dropped: rate(Queue::dropped),
-            lost: rate(|q| q.sums.lost + q.sums.vanished),
+            lost: rate(Queue::lost),
             moves: rate(|q| q.moves),
         },
         queued: now.sums.queued,
